@@ -1,0 +1,18 @@
+"""Rotary position embeddings: an auditable, exact reference in NumPy and CuPy."""
+
+from .backend import from_numpy, get, namespace, to_numpy
+from .phase import cos_sin
+from .theta import (
+    Axes,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Rope,
+    YaRN,
+    frequencies,
+    wavelengths,
+)
+
+__version__ = "0.1.0"

@@ -1,0 +1,94 @@
+"""The backend switch: NumPy on the CPU, CuPy on the GPU.
+
+A function on arrays starts with ``xp = namespace(x, …)`` and computes with ``xp``. `to_numpy` and
+`from_numpy` are the only two places where data crosses between host and device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray: CuPy has no types to name where it is not installed
+
+_INSTALL = 'pip install "pyrope-reference[cuda13]" (or [cuda12], to match the CUDA version of the driver)'
+
+
+def _library(array: object) -> str:
+    """The library an array belongs to, by its type alone, so that nothing is imported to find out."""
+    if isinstance(array, np.ndarray):
+        return "numpy"
+    kind = type(array)
+    root = kind.__module__.partition(".")[0]
+    if root == "cupy" and kind.__name__ == "ndarray":
+        return "cupy"
+    return f"{root}.{kind.__qualname__}" if root != "builtins" else kind.__qualname__
+
+
+def namespace(*arrays: Array, **named: Array) -> ModuleType:
+    """The module, ``numpy`` or ``cupy``, that all these arrays belong to; ``None`` is passed over.
+
+    >>> namespace(np.zeros(3), None).__name__
+    'numpy'
+
+    Arrays given by keyword are called by that name in the error about mixed libraries.
+    """
+    given = {f"argument {i}": array for i, array in enumerate(arrays, 1)} | named
+    sides = {name: _library(array) for name, array in given.items() if array is not None}
+    if not sides:
+        raise TypeError("namespace needs at least one array, none was given")
+    for name, library in sides.items():
+        if library not in ("numpy", "cupy"):
+            raise TypeError(
+                f"{name} must be a NumPy or CuPy array, was {library}: convert it first, with numpy.asarray or cupy.asarray"
+            )
+    if len(set(sides.values())) > 1:
+        told = ", ".join(f"{name} is a {library} array" for name, library in sides.items())
+        raise TypeError(f"arrays of different libraries: {told}; move one side with to_numpy or from_numpy")
+    return np if library == "numpy" else importlib.import_module("cupy")
+
+
+def get(name: str) -> ModuleType:
+    """The array module of this name; for "cupy" only if a device answers.
+
+    >>> get("numpy") is np
+    True
+    """
+    if name == "numpy":
+        return np
+    if name != "cupy":
+        raise ValueError(f'backend must be "numpy" or "cupy", was {name!r}')
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise ImportError(f'backend "cupy" needs CuPy, and it cannot be imported ({error}): {_INSTALL}') from error
+    try:
+        # CuPy imports without a driver, and a driver may be there without a working compiler:
+        # only a kernel that ran, and returned the right number, shows that the device can be used.
+        if cupy.cuda.runtime.getDeviceCount() < 1:
+            raise RuntimeError("no device")
+        total = int(cupy.arange(4).sum())
+    except Exception as error:
+        raise RuntimeError(
+            f'CuPy {cupy.__version__} is installed, but no CUDA device answers ({error}): '
+            'check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES, or use backend "numpy"'
+        ) from error
+    if total != 6:
+        raise RuntimeError(f"the CUDA device computes 0+1+2+3 = {total}: check driver and CuPy versions")
+    return cupy
+
+
+def to_numpy(array: Array) -> np.ndarray[Any, Any]:
+    """The same values as a NumPy array: itself, or copied from the device."""
+    return array if namespace(array=array) is np else array.get()
+
+
+def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
+    """The same values on a backend, given by its name or as the module that `namespace` returned."""
+    if _library(array) != "numpy":
+        raise TypeError(f"array must be a NumPy array, was {_library(array)}")
+    xp = get(backend) if isinstance(backend, str) else backend
+    return array if xp is np else xp.asarray(array)

@@ -1,0 +1,616 @@
+"""The definition of a rotary embedding, `Rope`, and its frequencies Θ, Eq. (15).
+
+Θ is computed in 60-digit decimal arithmetic and rounded once. A float parameter means its exact
+binary value. Each published rescaling of Θ is one small frozen dataclass that cites its source.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from functools import lru_cache
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from . import conventions
+
+LAYOUTS = ("interleaved", "half", "interleaved-to-half")
+PLACEMENTS = ("prefix", "suffix")
+TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563")
+DECIMAL = Context(prec=60)  # ten digits more than Θ is promised to
+
+# Below this a 128-bit phase no longer holds the 53 bits of a float64 sine; far below any frequency
+# in use (base 1e12 and factor 1000 give 1e-15). The upper limit only keeps absurd lists out.
+MIN_FREQUENCY, MAX_FREQUENCY = Decimal(2) ** -53, Decimal(2) ** 20
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, was {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, was {value}")
+    return int(value)
+
+
+def _real(name: str, value: Any, low: float, high: float = math.inf, *, open: bool = False) -> float:
+    """A finite number of [low, high], or of (low, high] if open."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, was {value!r}")
+    number = float(value)
+    if not (low < number if open else low <= number) or number > high or math.isinf(number):
+        rule = f"{'greater than' if open else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+        raise ValueError(f"{name} must be finite and {rule}, was {value!r}")
+    return number
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list of numbers, one for each pair, was {values!r}")
+    return tuple(_real(f"{name}[{i}]", value, 0, open=True) for i, value in enumerate(values))
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, was {value!r}")
+    return value
+
+
+class _Checked:
+    """Checks and normalises the fields of a frozen dataclass by their names; None stays where it is the default."""
+
+    _RULES: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
+        "factor": lambda name, value: _real(name, value, 1),
+        "original_length": lambda name, value: _integer(name, value, 2),
+        "length": lambda name, value: _integer(name, value, 1),
+        "attention_factor": lambda name, value: _real(name, value, 0, open=True),
+        "beta_fast": lambda name, value: _real(name, value, 0, open=True),
+        "beta_slow": lambda name, value: _real(name, value, 0, open=True),
+        "mscale": lambda name, value: _real(name, value, 0),
+        "mscale_all_dim": lambda name, value: _real(name, value, 0),
+        "truncate": _flag,
+        "short": _numbers,
+        "long": _numbers,
+        "low": lambda name, value: _real(name, value, 0, open=True),
+        "high": lambda name, value: _real(name, value, 0, open=True),
+        "fraction": lambda name, value: _real(name, value, 0, 1, open=True),
+    }
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # every heir is a dataclass
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                _set(self, field.name, self._RULES[field.name](field.name, value))
+
+
+def _set(instance: object, name: str, value: Any) -> None:
+    object.__setattr__(instance, name, value)  # the dataclass is frozen once it is made
+
+
+def _geometric(base: Decimal, r: int, denominator: int | None = None) -> list[Decimal]:
+    """w_i = base^(−2i/r), i = 0 … r/2−1; Eq. (15) counts i from 1."""
+    step = -2 * base.ln() / (denominator or r)
+    return [(i * step).exp() for i in range(r // 2)]  # Eq. (15)
+
+
+@dataclass(frozen=True)
+class Linear(_Checked):
+    """Position interpolation (Chen et al., arXiv 2306.15595): θ_i = w_i / factor."""
+
+    factor: float
+
+    def theta(self, base: Decimal, r: int) -> list[Decimal]:
+        return [w / Decimal(self.factor) for w in _geometric(base, r)]
+
+
+@dataclass(frozen=True)
+class DynamicNTK(_Checked):
+    """NTK-aware base that grows with the length (bloc97 and emozilla, 2023).
+
+    base' = base·(s·N/L − (s−1))^(r/(r−2)), with N the current length, at least L = ``original_length``
+    (``max_position_embeddings`` in a config). Θ is open until `Rope.at` sets ``length``.
+    """
+
+    factor: float
+    original_length: int
+    length: int | None = None
+
+    def theta(self, base: Decimal, r: int) -> list[Decimal]:
+        s, longest = Decimal(self.factor), Decimal(self.original_length)
+        n = max(Decimal(self.length or 0), longest)
+        stretch = s * n / longest - (s - 1)
+        return _geometric(base * (stretch.ln() * r / (r - 2)).exp(), r)
+
+
+@dataclass(frozen=True)
+class YaRN(_Checked):
+    """YaRN (Peng et al., arXiv 2309.00071): slow pairs interpolated, fast ones kept, a ramp between.
+
+    The attention factor is ``attention_factor``, or G(s, mscale)/G(s, mscale_all_dim) if both are given
+    and not 0, or G(s, 1), where G(s, k) = 0.1·k·ln s + 1. An ``mscale`` alone changes nothing, as in
+    transformers; vLLM, mlx-lm and TensorRT-LLM use it.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast must be greater than beta_slow, {self.beta_slow:g}, was {self.beta_fast:g}")
+
+    def theta(self, base: Decimal, r: int) -> list[Decimal]:
+        def pair_that_turns(times: float) -> Decimal:  # that often within the original length
+            return r * (Decimal(self.original_length) / (TWO_PI * Decimal(times))).ln() / (2 * base.ln())
+
+        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+        low, high = max(low, Decimal(0)), min(high, Decimal(r - 1))
+        if low == high:
+            high += Decimal("0.001")
+        s = Decimal(self.factor)
+        ramp = [min(max((i - low) / (high - low), Decimal(0)), Decimal(1)) for i in range(r // 2)]
+        return [w * ((1 - g) + g / s) for w, g in zip(_geometric(base, r), ramp, strict=True)]
+
+    def exact_attention_factor(self) -> Decimal:
+        def g(k: float) -> Decimal:
+            return Decimal(1) if self.factor <= 1 else Decimal("0.1") * Decimal(k) * Decimal(self.factor).ln() + 1
+
+        if self.attention_factor is not None:
+            return Decimal(self.attention_factor)
+        if self.mscale and self.mscale_all_dim:
+            return g(self.mscale) / g(self.mscale_all_dim)
+        return g(1.0)
+
+
+@dataclass(frozen=True)
+class LongRoPE(_Checked):
+    """LongRoPE (Ding et al., arXiv 2402.13753): θ_i = w_i / f_i, f = ``long`` if N > L₀ else ``short``.
+
+    The attention factor is ``attention_factor`` or √(1 + ln s / ln L₀), s = ``factor``, L₀ = ``original_length``.
+    Which list holds is open until `Rope.at` sets ``length``.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    factor: float
+    original_length: int
+    attention_factor: float | None = None
+    length: int | None = None
+
+    def theta(self, base: Decimal, r: int) -> list[Decimal]:
+        factors = self.long if (self.length or 0) > self.original_length else self.short
+        return [w / Decimal(f) for w, f in zip(_geometric(base, r), factors, strict=True)]
+
+    def exact_attention_factor(self) -> Decimal:
+        if self.attention_factor is not None:
+            return Decimal(self.attention_factor)
+        return (1 + Decimal(self.factor).ln() / Decimal(self.original_length).ln()).sqrt()
+
+
+@dataclass(frozen=True)
+class Llama3(_Checked):
+    """The rule of Llama 3.1 (Grattafiori et al., arXiv 2407.21783): by wavelength λ = 2π/w_i.
+
+    λ > L₀/low: w_i/s; λ < L₀/high: w_i; between them blended, with L₀ = ``original_length``.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high <= self.low:
+            raise ValueError(f"high must be greater than low, {self.low:g}, was {self.high:g}")
+
+    def theta(self, base: Decimal, r: int) -> list[Decimal]:
+        s, low, high = Decimal(self.factor), Decimal(self.low), Decimal(self.high)
+
+        def rescaled(w: Decimal) -> Decimal:
+            turns = self.original_length * w / TWO_PI  # L₀/λ
+            t = min(max((turns - low) / (high - low), Decimal(0)), Decimal(1))
+            return w * ((1 - t) / s + t)
+
+        return [rescaled(w) for w in _geometric(base, r)]
+
+
+@dataclass(frozen=True)
+class Proportional(_Checked):
+    """Gemma 4's partial rotation: pairs are d/2 apart, the exponent's denominator is d, only the
+    first ``fraction`` of the pairs turn: θ_i = base^(−2i/d)/s for i < ⌊fraction·d/2⌋, then 0."""
+
+    fraction: float
+    factor: float = 1.0
+
+    def theta(self, base: Decimal, r: int) -> list[Decimal]:
+        turning = int(self.fraction * r // 2)  # a count: in float64, as transformers does
+        rotated = [w / Decimal(self.factor) for w in _geometric(base, 2 * turning, r)]
+        return rotated + [Decimal(0)] * (r // 2 - turning)
+
+
+Scaling: TypeAlias = Linear | DynamicNTK | YaRN | LongRoPE | Llama3 | Proportional
+LENGTH_DEPENDENT = (DynamicNTK, LongRoPE)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Which axis of the positions turns each pair, and with which frequency of Θ.
+
+    | style | of | axis of pair i | frequency |
+    |---|---|---|---|
+    | "sections" | M-RoPE of Qwen2-VL | the section that i lies in | i |
+    | "interleaved" | M-RoPE of Qwen3-VL | i mod 3, while it lasts, then 0 | i |
+    | "axial" | 2-D, vision part of Qwen2-VL | 0 (rows), in the second half 1 | 2i, from 0 again in the second half |
+    | "pixtral" | 2-D, Pixtral | 0 (rows), in the second half 1 | 2i, in the second half 2i + 1 from 1 |
+    """
+
+    style: str
+    sections: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.style not in ("sections", "interleaved", "axial", "pixtral"):
+            raise ValueError(f'axes style must be "sections", "interleaved", "axial" or "pixtral", was {self.style!r}')
+        if isinstance(self.sections, str) or not isinstance(self.sections, Sequence):
+            raise TypeError(f"sections must be a list of integers, was {self.sections!r}")
+        _set(self, "sections", tuple(_integer(f"sections[{i}]", s, 0) for i, s in enumerate(self.sections)))
+        wanted = {"sections": "at least two", "interleaved": "three"}.get(self.style, "no")
+        count = len(self.sections)
+        if not {"sections": count >= 2, "interleaved": count == 3}.get(self.style, count == 0):
+            raise ValueError(f'axes style "{self.style}" takes {wanted} sections, was given {self.sections}')
+
+    @property
+    def count(self) -> int:
+        """How many axes the positions have."""
+        return len(self.sections) or 2
+
+    def assign(self, p: int) -> list[tuple[int, int]]:
+        """For each of p pairs the axis that turns it and the index of its frequency in Θ."""
+        if self.sections and sum(self.sections) != p:
+            raise ValueError(f"sections {self.sections} must add up to the number of pairs, {p}, but make {sum(self.sections)}")
+        if self.style == "sections":
+            return [(axis, i) for i, axis in enumerate(a for a, s in enumerate(self.sections) for _ in range(s))]
+        if self.style == "interleaved":
+            return [(i % 3 if i < 3 * self.sections[i % 3] else 0, i) for i in range(p)]
+        if p % 2:
+            raise ValueError(f'axes style "{self.style}" needs an even number of pairs, was {p}')
+        odd = 1 if self.style == "pixtral" else 0
+        return [(0, 2 * j) for j in range(p // 2)] + [(1, 2 * j + odd) for j in range(p // 2)]
+
+
+@dataclass(frozen=True, repr=False)
+class Rope:
+    """Everything that decides the rotation R(Θ, m) of one head: a value, and hashable.
+
+    >>> rope = Rope(head_dim=128, base=10000.0, layout="half", scaling=Linear(factor=4.0))
+    >>> rope
+    Rope(head_dim=128, base=10000.0, layout='half', scaling=Linear(factor=4.0))
+    >>> float(frequencies(rope)[0])
+    0.25
+
+    ``layout`` says which two features make a pair: "interleaved" (2i, 2i+1), "half" (i, i + r/2), or
+    "interleaved-to-half", which reads the first and writes the second. ``rotary_dim`` = r features are
+    rotated, the first ones or (``placement="suffix"``) the last ones. ``direction=-1`` turns backwards.
+    With ``axes`` positions have a first axis of their own, e.g. (time, row, column).
+    """
+
+    head_dim: int
+    base: float
+    layout: str
+    rotary_dim: int | None = None
+    placement: str = "prefix"
+    scaling: Scaling | None = None
+    axes: Axes | None = None
+    direction: int = 1
+
+    def __post_init__(self) -> None:
+        _set(self, "head_dim", _integer("head_dim", self.head_dim, 1))
+        if self.rotary_dim is None:
+            _set(self, "rotary_dim", self.head_dim)
+        _set(self, "rotary_dim", _integer("rotary_dim", self.rotary_dim, 1))
+        for name in ("head_dim", "rotary_dim"):
+            if getattr(self, name) % 2:
+                raise ValueError(f"{name} must be even, was {getattr(self, name)}: features turn in pairs")
+        if self.width > self.head_dim:
+            raise ValueError(f"rotary_dim must be at most head_dim, {self.head_dim}, was {self.rotary_dim}")
+        _set(self, "base", _real("base", self.base, 1, 1e12, open=True))
+        for name, choices in (("layout", LAYOUTS), ("placement", PLACEMENTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {getattr(self, name)!r}")
+        if isinstance(self.direction, bool) or self.direction not in (1, -1):
+            raise ValueError(f"direction must be 1 or -1, was {self.direction!r}")
+        self._check_scaling()
+        if self.axes is not None:
+            if not isinstance(self.axes, Axes):
+                raise TypeError(f'axes must be an Axes, such as Axes("sections", (16, 24, 24)), was {self.axes!r}')
+            self.axes.assign(self.pairs)
+
+    def _check_scaling(self) -> None:
+        if self.scaling is not None and not isinstance(self.scaling, Scaling):
+            raise TypeError(f"scaling must be None, Linear, DynamicNTK, YaRN, LongRoPE, Llama3 or Proportional, was {self.scaling!r}")
+        if isinstance(self.scaling, DynamicNTK) and self.width == 2:
+            raise ValueError("DynamicNTK needs a rotary width of at least 4, was 2: its exponent r/(r−2) divides by zero")
+        if isinstance(self.scaling, Proportional) and self.width != self.head_dim:
+            raise ValueError(
+                f"Proportional spans the whole head: leave rotary_dim out, was {self.rotary_dim} of {self.head_dim}; "
+                "its fraction says how much of it turns"
+            )
+        if isinstance(self.scaling, LongRoPE):
+            for name in ("short", "long"):
+                if (found := len(getattr(self.scaling, name))) != self.pairs:
+                    raise ValueError(f"LongRoPE's {name} list must have one factor for each of {self.pairs} pairs, has {found}")
+
+    def __repr__(self) -> str:
+        default = replace(self, rotary_dim=None, placement="prefix", scaling=None, axes=None, direction=1)
+        told = [f for f in fields(self) if f.name in ("head_dim", "base", "layout") or getattr(self, f.name) != getattr(default, f.name)]
+        return f"Rope({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+
+    @property
+    def width(self) -> int:
+        """r: how many features are rotated."""
+        assert self.rotary_dim is not None  # __post_init__ has filled it in
+        return self.rotary_dim
+
+    @property
+    def pairs(self) -> int:
+        """p = r/2."""
+        return self.width // 2
+
+    @property
+    def attention_factor(self) -> float:
+        """a: multiplies cos and sin, so that scores get a²; 1 but for YaRN and LongRoPE."""
+        if not isinstance(self.scaling, YaRN | LongRoPE):
+            return 1.0
+        with localcontext(DECIMAL):
+            return float(self.scaling.exact_attention_factor())
+
+    @property
+    def resolved(self) -> bool:
+        """Whether Θ is fixed: false for DynamicNTK and LongRoPE until `at` has set a length."""
+        return not isinstance(self.scaling, LENGTH_DEPENDENT) or self.scaling.length is not None
+
+    def at(self, length: int) -> Rope:
+        """The same rope with Θ fixed for sequences of this length.
+
+        >>> rope = Rope(64, 10000.0, "half", scaling=DynamicNTK(factor=2.0, original_length=2048))
+        >>> rope.at(4096).scaling
+        DynamicNTK(factor=2.0, original_length=2048, length=4096)
+        """
+        length = _integer("length", length, 1)
+        if not isinstance(self.scaling, LENGTH_DEPENDENT):
+            return self
+        return replace(self, scaling=replace(self.scaling, length=length))
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any] | str | os.PathLike[str], *, layout: str | None = None, layer_type: str | None = None
+    ) -> Rope:
+        """The rope of a Hugging Face config: a dict, or the path of a config.json or of its folder.
+
+        >>> Rope.from_config({"model_type": "llama", "head_dim": 64, "rope_theta": 500000.0})
+        Rope(head_dim=64, base=500000.0, layout='half')
+
+        A config does not say the layout; it comes from ``model_type`` by convention, or from ``layout``.
+        Models whose layers have different ropes need ``layer_type``.
+        """
+        return _from_config(cls, _read_config(config), layout, layer_type)
+
+
+def check_rope(rope: Any) -> Rope:
+    """The rope, if it is one whose Θ is fixed."""
+    if not isinstance(rope, Rope):
+        raise TypeError(f"rope must be a Rope, was {type(rope).__name__}")
+    if not rope.resolved:
+        raise ValueError(f"the frequencies of {rope.scaling} depend on the length: fix it first with rope.at(length)")
+    return rope
+
+
+@lru_cache(maxsize=256)
+def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
+    """Θ in 60-digit decimal, one for each pair, in the order of the pairs."""
+    check_rope(rope)
+    with localcontext(DECIMAL):
+        base = Decimal(rope.base)
+        theta = _geometric(base, rope.width) if rope.scaling is None else rope.scaling.theta(base, rope.width)
+    if rope.axes is not None:
+        theta = [theta[i] for _, i in rope.axes.assign(rope.pairs)]
+    for i, t in enumerate(theta):
+        if t and not MIN_FREQUENCY <= t <= MAX_FREQUENCY:
+            raise ValueError(f"frequency {i} is {t:.3e}, outside [2^-53, 2^20] where phases are exact: lower the factor or the base")
+    return tuple(theta)
+
+
+def frequencies(rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Θ, float64 (p,), each the float64 nearest to its true value.
+
+    >>> frequencies(Rope(8, 10000.0, "interleaved"))
+    array([1.   , 0.1  , 0.01 , 0.001])
+    """
+    return np.array([float(t) for t in exact_frequencies(rope)])
+
+
+def wavelengths(rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """2π/θ, float64 (p,): how many positions each pair takes for a turn; inf where it does not turn.
+
+    >>> wavelengths(Rope(4, 10000.0, "interleaved")).round(2)
+    array([  6.28, 628.32])
+    """
+    with localcontext(DECIMAL):
+        return np.array([float(TWO_PI / t) if t else math.inf for t in exact_frequencies(rope)])
+
+
+# Reading a Hugging Face config.
+
+_COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+_KEYS = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor", "alpha"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"},
+    "longrope": {"factor", "original_max_position_embeddings", "short_factor", "long_factor", "attention_factor"},
+    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+    "proportional": {"factor"},
+}
+
+
+def _read_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    if isinstance(config, str | os.PathLike):
+        path = os.path.join(config, "config.json") if os.path.isdir(config) else config
+        try:
+            with open(path, encoding="utf-8") as file:
+                config = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)} is not valid JSON: {error}") from error
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config must be a dict, or the path of a config.json with one, was {type(config).__name__}")
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) and _first(config, conventions.HIDDEN_KEYS) is None else config
+
+
+def _first(config: Mapping[str, Any], keys: Sequence[str], default: Any = None) -> Any:
+    return next((config[key] for key in keys if config.get(key) is not None), default)
+
+
+def _need(config: Mapping[str, Any], keys: Sequence[str], what: str) -> Any:
+    if (value := _first(config, keys)) is None:
+        raise ValueError(f"the config lacks {' or '.join(map(repr, keys))}, which {what} needs")
+    return value
+
+
+def _rope_parameters(config: Mapping[str, Any], convention: conventions.Convention | None, layer_type: str | None) -> dict[str, Any]:
+    """The rope dict of a config in its new flat form: with rope_type and rope_theta, without nulls."""
+    raw = _first(config, ("rope_parameters", "rope_scaling"), {})
+    if not isinstance(raw, Mapping):
+        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict, was {raw!r}")
+    if config.get("rope_scaling") not in (None, raw):
+        raise ValueError("the config has both rope_parameters and rope_scaling, and they differ: keep the one that holds")
+    base_keys: tuple[str, ...] = conventions.BASE_KEYS
+    base = convention.base if convention else None
+    layers = dict(raw) if any(isinstance(value, Mapping) for value in raw.values()) else {}
+    flat_layers = convention.layers if convention and not layers else {}
+    if (layers or flat_layers) and layer_type not in (layers or flat_layers):
+        raise ValueError(f"layer_type must be one of {', '.join(map(repr, layers or flat_layers))}: they have different ropes; was {layer_type!r}")
+    if layer_type is not None and not (layers or flat_layers or layer_type in (config.get("layer_types") or ())):
+        raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")
+    if layers:
+        raw = layers[layer_type]
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"layers of type {layer_type!r} have no rope in this config ({raw!r})")
+        if convention and layer_type in convention.layers:
+            base = convention.layers[layer_type].base
+    elif flat_layers and layer_type is not None:
+        layer = flat_layers[layer_type]
+        base, base_keys = layer.base, (layer.base_key,)
+        raw = raw if layer.scaled else {}
+    parameters = {key: value for key, value in raw.items() if value is not None}
+    parameters.setdefault("rope_theta", _first(config, base_keys, base))
+    if parameters["rope_theta"] is None:
+        raise ValueError("the config does not say rope_theta, and its model_type implies none: add it to the config")
+    fraction = _first(config, conventions.FRACTION_KEYS, convention.fraction if convention else 1.0)
+    parameters.setdefault("partial_rotary_factor", fraction)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    parameters["rope_type"] = conventions.ROPE_TYPE_ALIASES.get(kind, kind)
+    return parameters
+
+
+def _scaling(parameters: dict[str, Any], config: Mapping[str, Any]) -> Scaling | None:
+    kind = parameters["rope_type"]
+    if kind not in _KEYS:
+        raise ValueError(f"rope_type must be one of {', '.join(_KEYS)}, was {kind!r}")
+    if unknown := sorted(set(parameters) - _KEYS[kind] - _COMMON_KEYS):
+        raise ValueError(f"rope_type {kind!r} does not know {', '.join(unknown)}: remove what changes nothing, or mend the spelling")
+    get, what = parameters.get, f"rope_type {kind!r}"
+
+    def original_length() -> Any:  # Phi-3 has it at the top level, and that one wins
+        keys = ("original_max_position_embeddings",)
+        return _first(config, keys) or get(*keys) or _need(config, conventions.LENGTH_KEYS, what)
+
+    def factor() -> Any:
+        if get("factor") is not None:
+            return get("factor")
+        longest = _real("max_position_embeddings", _need(config, conventions.LENGTH_KEYS, what), 1)
+        return max(longest / _real("original_max_position_embeddings", original_length(), 1), 1.0)
+
+    if kind == "linear":
+        return Linear(_need(parameters, ("factor",), what))
+    if kind == "dynamic":
+        if "alpha" in parameters:  # HunYuan: only another base, see _from_config
+            return None
+        return DynamicNTK(_need(parameters, ("factor",), what), _need(config, conventions.LENGTH_KEYS, what))
+    if kind == "yarn":
+        betas = {"beta_fast": get("beta_fast") or 32.0, "beta_slow": get("beta_slow") or 1.0}
+        names = ("attention_factor", "mscale", "mscale_all_dim", "truncate")
+        return YaRN(factor(), original_length(), **betas, **{name: parameters[name] for name in names if name in parameters})
+    if kind == "longrope":
+        short, long = (_need(parameters, (key,), what) for key in ("short_factor", "long_factor"))
+        return LongRoPE(short, long, factor(), original_length(), get("attention_factor"))
+    if kind == "llama3":
+        values = (_need(parameters, (key,), what) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        return Llama3(*values, original_length())
+    if kind == "proportional":
+        return Proportional(parameters["partial_rotary_factor"], get("factor", 1.0))
+    return None
+
+
+def _from_config(cls: type[Rope], config: Mapping[str, Any], layout: str | None, layer_type: str | None) -> Rope:
+    model_type = config.get("model_type")
+    convention = conventions.MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
+    if layout is None and convention is None:
+        raise ValueError(f"a config does not say which features make a pair, and model_type {model_type!r} is not known here: pass layout=")
+    if config.get("alibi") is True:
+        raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
+    parameters = _rope_parameters(config, convention, layer_type)
+    base = _real("rope_theta", parameters["rope_theta"], 1, open=True)
+    head_dim, width, placement = _widths(config, convention, parameters)
+    if layout is None and convention is not None:
+        layout = "half" if config.get("rope_interleave") is False else convention.layout
+    scaling = _scaling(parameters, config)
+    if "alpha" in parameters and parameters["rope_type"] == "dynamic":
+        if width <= 2:
+            raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
+        base *= _real("alpha", parameters["alpha"], 0, open=True) ** (width / (width - 2))
+    style = (convention.axes if convention else None) or ("interleaved" if parameters.get("mrope_interleaved") else "sections")
+    sections = parameters.get("mrope_section")
+    if sections is None and convention is not None and convention.axes:
+        raise ValueError(f"model_type {model_type!r} has several position axes: the config must say mrope_section")
+    return cls(
+        head_dim=head_dim, base=base, layout=str(layout), rotary_dim=width, placement=placement, scaling=scaling,
+        axes=None if sections is None else Axes(style, sections), direction=convention.direction if convention else 1,
+    )  # fmt: skip
+
+
+def _widths(config: Mapping[str, Any], convention: conventions.Convention | None, parameters: dict[str, Any]) -> tuple[int, int, str]:
+    """Head size, rotary width, and where in the head it lies."""
+    if config.get("qk_rope_head_dim") is not None:  # multi-head latent attention: [nope | rope]
+        width = _integer("qk_rope_head_dim", config["qk_rope_head_dim"], 1)
+        return _integer("qk_nope_head_dim", _need(config, ("qk_nope_head_dim",), "qk_rope_head_dim"), 0) + width, width, "suffix"
+    head_dim = _first(config, ("head_dim",), convention.head_dim if convention else None)
+    if head_dim is None:
+        hidden = _integer("hidden_size", _need(config, conventions.HIDDEN_KEYS, "the head size"), 1)
+        heads = _integer("num_attention_heads", _need(config, conventions.HEADS_KEYS, "the head size"), 1)
+        if hidden % heads:
+            raise ValueError(f"hidden_size, {hidden}, must be a multiple of num_attention_heads, {heads}, or the config must say head_dim")
+        head_dim = hidden // heads
+    head_dim = _integer("head_dim", head_dim, 1)
+    fraction = _real("partial_rotary_factor", parameters["partial_rotary_factor"], 0, 1, open=True)
+    width = head_dim if parameters["rope_type"] == "proportional" else int(head_dim * fraction)
+    default = convention.rotary_dim if convention and "rotary_dim" not in config else None
+    explicit = _first(config, ("rotary_dim",), default)
+    if explicit is not None:
+        if width not in (head_dim, explicit):
+            raise ValueError(f"the config says rotary_dim {explicit} and a partial_rotary_factor that makes {width}: keep one")
+        width = _integer("rotary_dim", explicit, 1)
+    return head_dim, width, "prefix"
