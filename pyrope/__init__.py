@@ -2,6 +2,16 @@
 
 from .backend import from_numpy, get, namespace, to_numpy
 from .phase import cos_sin
+from .rotation import (
+    Tables,
+    decay,
+    permute_weights,
+    rotate,
+    rotate_complex,
+    rotation_matrix,
+    rotation_tables,
+    unrotate,
+)
 from .theta import (
     Axes,
     DynamicNTK,

@@ -36,6 +36,9 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
 
     Arrays given by keyword are called by that name in the error about mixed libraries.
     """
+    found = [type(array) for array in (*arrays, *named.values()) if array is not None]
+    if found and all(kind is np.ndarray for kind in found):  # the usual case, without a word
+        return np
     given = {f"argument {i}": array for i, array in enumerate(arrays, 1)} | named
     sides = {name: _library(array) for name, array in given.items() if array is not None}
     if not sides:

@@ -166,9 +166,9 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     >>> rope = Rope(4, 10000.0, "interleaved")
     >>> cos, sin = cos_sin(rope, [0, 1, 2**31])
     >>> sin.round(6)
-    array([[0.      , 0.      ],
-           [0.841471, 0.01    ],
-           [0.969606, 0.230908]])
+    array([[ 0.      ,  0.      ],
+           [ 0.841471,  0.01    ],
+           [-0.97131 ,  0.694186]])
 
     Each number is within 1 ulp of the true one in float64 (2.5 where an attention factor multiplies it)
     and rounded from that once in the other dtypes. A rope with axes takes positions (axes, …, n).

@@ -1,0 +1,334 @@
+"""The rotation R(Θ, m) of Eq. (15) applied to queries and keys, in its equal forms.
+
+`rotate` is the fast form, Eq. (34); `rotate_complex`, Eq. (12), and `rotation_matrix`, Eq. (15), are the
+same thing as one would write it on a blackboard. float16 and bfloat16 are widened to float32, rotated,
+and rounded once; float32 and float64 are computed in their own dtype.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .backend import Array, from_numpy, namespace
+from .phase import check_positions, cos_sin
+from .theta import LAYOUTS, PLACEMENTS, Rope, check_rope
+
+# Order in which a layout reads the two features of each pair, and in which it writes them.
+_READS = {"interleaved": "interleaved", "half": "half", "interleaved-to-half": "interleaved"}
+_WRITES = {"interleaved": "interleaved", "half": "half", "interleaved-to-half": "half"}
+_BLOCK = 2**17  # elements: what NumPy works on at a time where it needs more than one pass
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What `rotate` multiplies with, made once by `rotation_tables` and used for every head and layer."""
+
+    rope: Rope
+    positions: np.ndarray[Any, np.dtype[np.int64]]
+    cos: Array  # (…, n, p) complex, cos + i·sin; for layout "half" (…, n, r): cos, cos
+    sin: Array | None  # for layout "half" (…, n, r): −sin, sin
+
+
+def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
+    """The tables of `rotate` for these positions, for arrays of the dtype and backend of ``like``.
+
+    >>> rope, x = Rope(4, 10000.0, "half"), np.ones((2, 3, 4), np.float32)
+    >>> tables = rotation_tables(rope, [0, 1, 2], like=x)
+    >>> bool((rotate(x, [0, 1, 2], rope, tables=tables) == rotate(x, [0, 1, 2], rope)).all())
+    True
+    """
+    xp = namespace(like=like)
+    return _tables(rope, positions, _compute_dtype(like), xp)
+
+
+def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType, inverse: bool = False) -> Tables:
+    check_rope(rope)
+    m = check_positions(_on_host(positions), rope)
+    cos, sin = cos_sin(rope, m, dtype)
+    if inverse:  # Rᵀ/a²
+        cos, sin = cos / rope.attention_factor**2, -sin / rope.attention_factor**2
+    if rope.layout == "half":
+        first, second = np.concatenate((cos, cos), axis=-1), np.concatenate((-sin, sin), axis=-1)
+        return Tables(rope, m, from_numpy(first, xp), from_numpy(second, xp))
+    rotor = np.empty(cos.shape, np.result_type(dtype, np.complex64))
+    rotor.real, rotor.imag = cos, sin
+    return Tables(rope, m, from_numpy(rotor, xp), None)
+
+
+def _on_host(positions: Any) -> Any:
+    return positions.get() if type(positions).__module__.partition(".")[0] == "cupy" else positions
+
+
+_COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
+
+
+def _compute_dtype(x: Array) -> np.dtype[Any]:
+    """The dtype that x is rotated in."""
+    dtype = _COMPUTE.get(x.dtype) or (_COMPUTE[np.dtype("f4")] if x.dtype.name == "bfloat16" else None)
+    if dtype is None:
+        raise TypeError(f"x must be float16, bfloat16, float32 or float64, in native byte order, was {x.dtype!r}")
+    return dtype
+
+
+def _check_fit(x: Array, m: np.ndarray[Any, Any], rope: Rope) -> tuple[int, ...]:
+    """The shape of positions for one axis, if it fits x: none, or (…, n) with the first axes of x."""
+    shape = m.shape if rope.axes is None else m.shape[1:]
+    if x.ndim < 1 or x.shape[-1] != rope.head_dim:
+        raise ValueError(f"the last axis of x must be head_dim, {rope.head_dim}, x had shape {x.shape}")
+    leads = shape[:-1]
+    if shape and (
+        x.ndim < len(shape) + 1 or x.shape[-2] != shape[-1] or any(a not in (1, b) for a, b in zip(leads, x.shape, strict=False))
+    ):
+        raise ValueError(
+            f"positions of shape {shape} do not fit x of shape {x.shape}: they must be a scalar, (n,) = ({x.shape[-2] if x.ndim > 1 else '?'},), "
+            "or (…, n) with the first axes of x before n"
+        )
+    return shape
+
+
+def _aligned(table: Array, shape: tuple[int, ...], x: Array) -> Array:
+    """A table (…, n, w) as a view that has the axes of x (…, h, n, d), of length 1 where it does not vary."""
+    if not shape:
+        return table.reshape(*(1,) * (x.ndim - 1), -1)
+    return table.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), shape[-1], table.shape[-1])
+
+
+def _piece(table: Array, index: tuple[int | slice, ...]) -> Array:
+    """The part of an aligned table that belongs to x[index]."""
+    return table[tuple((0 if isinstance(i, int) else slice(None)) if n == 1 else i for i, n in zip(index, table.shape, strict=False))]
+
+
+def _pairs(x: Array, order: str) -> Array:
+    """x (…, 2p) as a view (…, p, 2): the two features of each pair side by side."""
+    if order == "interleaved":
+        return x.reshape(*x.shape[:-1], -1, 2)
+    return x.reshape(*x.shape[:-1], 2, -1).swapaxes(-1, -2)
+
+
+def _rotary(rope: Rope) -> slice:
+    """The features that are rotated."""
+    return slice(0, rope.width) if rope.placement == "prefix" else slice(rope.head_dim - rope.width, rope.head_dim)
+
+
+def _as_complex(x: Array) -> Array | None:
+    """x (…, 2p) as a complex view (…, p), or None where its memory does not allow it."""
+    dtype = np.result_type(x.dtype, np.complex64)
+    if isinstance(x, np.ndarray):
+        return x.view(dtype) if x.strides[-1] == x.itemsize else None
+    # A GPU reads complex numbers only at multiples of their size.
+    return x.view(dtype) if x.flags.c_contiguous and x.data.ptr % dtype.itemsize == 0 else None
+
+
+def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that cut an array into pieces of at most limit elements, or of one row."""
+    axis, inner = len(shape) - 1, shape[-1]
+    while axis > 0 and inner * shape[axis - 1] <= limit:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        yield ()
+        return
+    step = max(1, limit // max(inner, 1))
+    for index in itertools.product(*map(range, shape[: axis - 1])):
+        for start in range(0, shape[axis - 1], step):
+            yield (*index, slice(start, start + step))
+
+
+def rotate(x: Array, positions: Any, rope: Rope, *, tables: Tables | None = None, out: Array | None = None) -> Array:
+    """R(Θ, m)·x, Eq. (34): x (…, n, d) of any float dtype and backend -> the same.
+
+    >>> rope = Rope(head_dim=2, base=10000.0, layout="interleaved")
+    >>> rotate(np.array([[1.0, 0.0], [1.0, 0.0]]), [0, 1], rope).round(6)
+    array([[1.      , 0.      ],
+           [0.540302, 0.841471]])
+
+    ``positions`` are integers: a scalar, (n,), or (…, n) with the first axes of x, so (b, n) for x (b, h, n, d);
+    for a rope with axes (axes, …, n). They are host data; an array on the device is copied to the host.
+    ``tables`` from `rotation_tables` spare their computation; ``out`` takes the result, ``out=x`` rotates in place.
+    """
+    return _rotate(x, positions, rope, tables, out, inverse=False)
+
+
+def unrotate(y: Array, positions: Any, rope: Rope, *, out: Array | None = None) -> Array:
+    """The inverse of `rotate`: Rᵀ/a², y (…, n, d) -> the same.
+
+    >>> rope, x = Rope(64, 10000.0, "half"), np.ones((3, 64))
+    >>> bool(np.allclose(unrotate(rotate(x, [7, 8, 9], rope), [7, 8, 9], rope), x, rtol=1e-15))
+    True
+    """
+    return _rotate(y, positions, rope, None, out, inverse=True)
+
+
+def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None, inverse: bool) -> Array:
+    xp = namespace(x=x, out=out)
+    dtype = _compute_dtype(x)
+    if tables is None:
+        tables = _tables(rope, positions, dtype, xp, inverse)
+    else:
+        _check_tables(tables, positions, rope, dtype, x)
+    shape = _check_fit(x, tables.positions, rope)
+    if out is None:
+        out = xp.empty(x.shape, x.dtype)
+    elif out.shape != x.shape or out.dtype != x.dtype:
+        raise ValueError(f"out must have the shape and dtype of x, {x.shape} {x.dtype}, had {out.shape} {out.dtype}")
+    elif out is not x and xp.may_share_memory(out, x):
+        x = x.copy()  # they may overlap anyhow, and a piece must not be overwritten before it is read
+    turning = _rotary(rope)
+    if out is not x:
+        for still in (slice(0, turning.start), slice(turning.stop, rope.head_dim)):
+            out[..., still] = x[..., still]
+    orders = _READS[rope.layout], _WRITES[rope.layout]
+    read, write = reversed(orders) if inverse else orders
+    cos = _aligned(tables.cos, shape, x)
+    sin = None if tables.sin is None else _aligned(tables.sin, shape, x)
+    _turn(xp, x[..., turning], out[..., turning], cos, sin, read, write)
+    return out
+
+
+def _check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any], x: Array) -> None:
+    if not isinstance(tables, Tables):
+        raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
+    if tables.rope != rope:
+        raise ValueError(f"tables were made for {tables.rope}, not for {rope}")
+    if positions is not tables.positions and not np.array_equal(_on_host(positions), tables.positions):
+        raise ValueError("tables were made for other positions")
+    namespace(x=x, tables=tables.cos)
+    if tables.cos.real.dtype != dtype:
+        raise ValueError(f"tables were made for {tables.cos.real.dtype} arithmetic, x of dtype {x.dtype} needs {dtype}")
+
+
+def _turn(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array | None, read: str, write: str) -> None:
+    """R·x over the rotated features, into out: one pass where memory allows it, else three per block."""
+    dtype = cos.real.dtype
+    if sin is None and read == write and x.dtype == dtype:
+        source, target = _as_complex(x), _as_complex(out)
+        if source is not None and target is not None:
+            xp.multiply(source, cos, out=target)  # Eq. (12), pairs (2i, 2i+1)
+            return
+    # On the GPU every launch costs and there is no cache to keep to, so the block is the whole array.
+    limit = _BLOCK if xp is np else max(x.size, 1)
+    spare = xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
+    for index in _blocks(x.shape, limit):
+        a, b, c = x[index], out[index], _piece(cos, index)
+        if sin is not None:
+            product = spare[0, : a.size].reshape(a.shape)
+            if a.dtype != dtype:
+                widened = spare[1, : a.size].reshape(a.shape)
+                widened[...] = a
+                _turn_half(xp, widened, widened, c, _piece(sin, index), product)
+                b[...] = widened
+            else:
+                _turn_half(xp, a, b, c, _piece(sin, index), product)
+            continue
+        work = spare[0, : a.size].reshape(a.shape)
+        _pairs(work, "interleaved")[...] = _pairs(a, read)
+        z = work.view(c.dtype)
+        xp.multiply(z, c, out=z)  # Eq. (12)
+        _pairs(b, write)[...] = _pairs(work, "interleaved")
+
+
+def _turn_half(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array, spare: Array) -> None:
+    halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
+    swapped = x.reshape(halves)[..., ::-1, :]  # x̃ without its signs, which sin has
+    xp.multiply(swapped, sin.reshape(*sin.shape[:-1], 2, -1), out=spare.reshape(halves))
+    xp.multiply(x, cos, out=out)
+    xp.add(out, spare, out=out)  # Eq. (34), pairs (i, i + r/2)
+
+
+def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
+    """R(Θ, m)·x as a product of complex numbers, Eq. (12): the same as `rotate`, as a definition.
+
+    >>> rope, x = Rope(8, 10000.0, "half"), np.ones((1, 8))
+    >>> bool(np.allclose(rotate_complex(x, [5], rope), rotate(x, [5], rope)))
+    True
+    """
+    xp, dtype = namespace(x=x), _compute_dtype(x)
+    check_rope(rope)
+    m = check_positions(_on_host(positions), rope)
+    shape, turning = _check_fit(x, m, rope), _rotary(rope)
+    cos, sin = (_aligned(from_numpy(table, xp), shape, x) for table in cos_sin(rope, m, dtype))
+    pairs = _pairs(x[..., turning].astype(dtype), _READS[rope.layout])
+    z = pairs[..., 0] + 1j * pairs[..., 1]
+    z = z * (cos + 1j * sin)  # Eq. (12): (W x)·e^{imθ}
+    out = x.copy()
+    pairs = _pairs(out[..., turning], _WRITES[rope.layout])
+    pairs[..., 0], pairs[..., 1] = z.real, z.imag
+    return out
+
+
+def rotation_matrix(m: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """R(Θ, m), Eq. (15), as a float64 matrix (d, d) that multiplies columns: the definition, slow.
+
+    >>> rotation_matrix(1, Rope(4, 10000.0, "interleaved")).round(4)
+    array([[ 0.5403, -0.8415,  0.    ,  0.    ],
+           [ 0.8415,  0.5403,  0.    ,  0.    ],
+           [ 0.    ,  0.    ,  1.    , -0.01  ],
+           [ 0.    ,  0.    ,  0.01  ,  1.    ]])
+    """
+    cos, sin = cos_sin(rope, m)
+    if cos.ndim != 1:
+        raise ValueError(f"m must be one position, had shape {np.shape(m)}")
+    first = _rotary(rope).start
+    matrix = np.eye(rope.head_dim)  # Eq. (14): what is not rotated stays
+    for i in range(rope.pairs):
+        a, b = (first + f for f in _features(i, rope.pairs, _READS[rope.layout]))
+        row, row2 = (first + f for f in _features(i, rope.pairs, _WRITES[rope.layout]))
+        matrix[row, row] = matrix[row2, row2] = 0.0
+        matrix[row, a], matrix[row, b] = cos[i], -sin[i]  # Eq. (13), the block of pair i
+        matrix[row2, a], matrix[row2, b] = sin[i], cos[i]
+    return matrix
+
+
+def _features(i: int, p: int, order: str) -> tuple[int, int]:
+    """The two features of pair i of p."""
+    return (2 * i, 2 * i + 1) if order == "interleaved" else (i, i + p)
+
+
+def permute_weights(
+    w: Array, heads: int, from_layout: str, to_layout: str, rotary_dim: int | None = None, placement: str = "prefix"
+) -> Array:
+    """The rows of a query or key projection in the order that another layout reads: w (heads·d, …) -> a copy.
+
+    >>> permute_weights(np.arange(8), 2, "interleaved", "half")
+    array([0, 2, 1, 3, 4, 6, 5, 7])
+
+    For weights, biases, and (``heads=1``) the vectors of q/k norms. ``heads`` is the number of heads in w: for keys
+    that of the keys. Scores are then the same in either layout; from and to exchanged, it is its own inverse.
+    """
+    xp = namespace(w=w)
+    for name, value, choices in (
+        ("from_layout", from_layout, LAYOUTS), ("to_layout", to_layout, LAYOUTS), ("placement", placement, PLACEMENTS),
+    ):  # fmt: skip
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
+    if isinstance(heads, bool) or not isinstance(heads, int | np.integer):
+        raise TypeError(f"heads must be an integer, was {heads!r}")
+    if w.ndim < 1 or heads < 1 or w.shape[0] % heads or not w.shape[0]:
+        raise ValueError(f"the first axis of w must be a multiple of heads, {heads}, w had shape {w.shape}")
+    rope = Rope(w.shape[0] // heads, 10000.0, from_layout, rotary_dim, placement)  # checks the widths
+    start, order = _rotary(rope).start, np.arange(rope.head_dim)
+    for i in range(rope.pairs):
+        for old, new in zip(*(_features(i, rope.pairs, _READS[layout]) for layout in (from_layout, to_layout)), strict=True):
+            order[start + new] = start + old
+    split = w.reshape(heads, rope.head_dim, *w.shape[1:])
+    return xp.take(split, from_numpy(order, xp), axis=1).reshape(w.shape)
+
+
+def decay(distances: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The curve of Figure 2: (2/r)·Σ|S_j|, j = 1 … r/2, over relative distances m − n, float64, on the host.
+
+    >>> decay([0, 10, 100], Rope(128, 10000.0, "interleaved")).round(2)
+    array([32.5 , 17.95, 10.23])
+
+    With S_j = Σ_{k<j} e^{i(m−n)θ_k}, Abel summation, Eq. (36), bounds a score by it, Eq. (37): with h_i the product of
+    query and conjugate key of pair i and h_{r/2} = 0, |Σ h_i e^{i(m−n)θ_i}| ≤ max|h_{i+1} − h_i| · (r/2) · decay(m − n).
+    """
+    cos, sin = cos_sin(rope, distances)
+    scores = np.hypot(cos.cumsum(axis=-1), sin.cumsum(axis=-1)) / rope.attention_factor  # |S_j|, Eq. (36)
+    return np.asarray(scores.mean(axis=-1))  # Eq. (37), its second factor over r/2
