@@ -143,8 +143,8 @@ def _block(m: Int64, turn: _Limbs) -> tuple[Float64, Float64]:
     return cos, sin
 
 
-def check_positions(positions: Any, rope: Rope) -> Int64:
-    """Positions as int64, if they are integers of at most 2³¹ in size and fit the rope's axes."""
+def check_positions(positions: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
+    """Positions as an array, if they are integers of at most 2³¹ in size and fit the rope's axes."""
     if isinstance(positions, list | tuple | range) and len(positions) == 0:
         positions = np.zeros(0, np.int64)
     try:
@@ -157,7 +157,7 @@ def check_positions(positions: Any, rope: Rope) -> Int64:
         raise ValueError(f"positions must lie within ±2^31, were from {m.min()} to {m.max()}")
     if rope.axes is not None and (m.ndim == 0 or m.shape[0] != rope.axes.count):
         raise ValueError(f"positions must have a first axis of {rope.axes.count}, one row for each axis of the rope, had shape {m.shape}")
-    return m.astype(np.int64)
+    return m
 
 
 def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -178,17 +178,16 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     dtype = np.dtype(dtype)
     if dtype.name not in ("float64", "float32", "float16", "bfloat16"):
         raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, was {dtype}")
-    p = rope.pairs
-    if rope.axes is None:
-        shape, m = m.shape, m.reshape(-1, 1)
-    else:
-        shape, m = m.shape[1:], m.reshape(rope.axes.count, -1).T
-        m = m[:, [axis for axis, _ in rope.axes.assign(p)]]
-    cos, sin = np.empty((len(m), p), dtype), np.empty((len(m), p), dtype)
+    p, axes = rope.pairs, rope.axes
+    shape = m.shape if axes is None else m.shape[1:]
+    total, owner = math.prod(shape), [0] if axes is None else [axis for axis, _ in axes.assign(p)]
+    cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
     turn, factor, rows = _turns(rope), rope.attention_factor, max(1, _BLOCK // p)
-    for start in range(0, len(m), rows):
+    for start in range(0, total, rows):
         block = slice(start, start + rows)
-        c, s = _block(m[block], turn)
+        # Only a block is ever converted to int64 or spread over the pairs: positions may be as large as the result.
+        each = np.stack([axis.flat[block] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
+        c, s = _block(each[:, owner], turn)
         if factor != 1.0:
             c *= factor
             s *= factor

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, from_numpy, namespace
+from .backend import Array, from_numpy, namespace, to_numpy
 from .phase import check_positions, cos_sin
 from .theta import LAYOUTS, PLACEMENTS, Rope, check_rope
 
@@ -49,7 +49,7 @@ def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
 
 def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType, inverse: bool = False) -> Tables:
     check_rope(rope)
-    m = check_positions(_on_host(positions), rope)
+    m = np.array(check_positions(_on_host(positions), rope), np.int64)  # a copy, which nobody else can change
     cos, sin = cos_sin(rope, m, dtype)
     if inverse:  # Rᵀ/a²
         cos, sin = cos / rope.attention_factor**2, -sin / rope.attention_factor**2
@@ -62,7 +62,7 @@ def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType, in
 
 
 def _on_host(positions: Any) -> Any:
-    return positions.get() if type(positions).__module__.partition(".")[0] == "cupy" else positions
+    return to_numpy(positions) if type(positions).__module__.partition(".")[0] == "cupy" else positions
 
 
 _COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}

@@ -421,7 +421,6 @@ def check_rope(rope: Any) -> Rope:
 @lru_cache(maxsize=256)
 def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
     """Θ in 60-digit decimal, one for each pair, in the order of the pairs."""
-    check_rope(rope)
     with localcontext(DECIMAL):
         base = Decimal(rope.base)
         theta = _geometric(base, rope.width) if rope.scaling is None else rope.scaling.theta(base, rope.width)
@@ -439,7 +438,7 @@ def frequencies(rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     >>> frequencies(Rope(8, 10000.0, "interleaved"))
     array([1.   , 0.1  , 0.01 , 0.001])
     """
-    return np.array([float(t) for t in exact_frequencies(rope)])
+    return np.array([float(t) for t in exact_frequencies(check_rope(rope))])
 
 
 def wavelengths(rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -449,7 +448,7 @@ def wavelengths(rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     array([  6.28, 628.32])
     """
     with localcontext(DECIMAL):
-        return np.array([float(TWO_PI / t) if t else math.inf for t in exact_frequencies(rope)])
+        return np.array([float(TWO_PI / t) if t else math.inf for t in exact_frequencies(check_rope(rope))])
 
 
 # Reading a Hugging Face config.

@@ -1,0 +1,56 @@
+"""Hypothesis profiles and the one ``xp`` fixture: NumPy, the device double, and CuPy where a device answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import cupy_contract
+import numpy as np
+import pytest
+from device_double import DeviceDouble
+from hypothesis import HealthCheck, settings
+
+import pyrope
+
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("quick", max_examples=30, **_COMMON)
+settings.register_profile("ci", max_examples=150, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
+
+
+def _gpu() -> str:
+    """Why CuPy cannot be used here, or nothing."""
+    try:
+        pyrope.get("cupy")
+    except (ImportError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+NO_GPU = _gpu()
+BACKENDS = [
+    pytest.param("numpy"),
+    pytest.param("double", marks=pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)),
+    pytest.param("cupy", marks=pytest.mark.skipif(bool(NO_GPU), reason=f"not run on a GPU: {NO_GPU}")),
+]
+
+
+def pytest_report_header() -> str:
+    return "GPU: NOT TESTED, the device double stands in" if NO_GPU else "GPU: the suite runs on real CuPy too"
+
+
+@pytest.fixture(params=BACKENDS, scope="module")
+def xp(request: pytest.FixtureRequest):
+    """An array module; arrays reach it by ``pyrope.from_numpy(array, xp)`` and leave it by ``pyrope.to_numpy``."""
+    if request.param == "numpy":
+        yield np
+    elif request.param == "cupy":
+        yield pyrope.get("cupy")
+    else:
+        before = sys.modules.get("cupy")
+        sys.modules["cupy"] = double = DeviceDouble()
+        yield double
+        del sys.modules["cupy"]
+        if before is not None:
+            sys.modules["cupy"] = before

@@ -1,0 +1,73 @@
+"""What the installed CuPy wheel has: names and keywords, read without a GPU, and a checker for source code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from types import ModuleType
+
+try:
+    import cupy as real  # imports without a device; any use of one raises
+except ImportError:  # no wheel for this platform: the tests that need it say so
+    real = None
+
+REASON = "CuPy has no wheel for this platform: names and keywords cannot be checked"
+
+
+def keywords(function: object) -> set[str] | None:
+    """The parameter names of a CuPy function, method or ufunc; None if it takes any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return None
+        return {p.name for p in parameters}
+    except (TypeError, ValueError):  # compiled: the signature is the first line of the docstring
+        first = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
+        match = re.search(r"\((.*)\)", first)
+        if not match:
+            return set()
+        return {part.partition("=")[0].strip(" \\*/") for part in match.group(1).split(",")} - {""}
+
+
+def resolve(path: str, module: ModuleType | None = None) -> object:
+    """The object at a dotted path of CuPy; AttributeError if there is none."""
+    found: object = module or real
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _dotted(node: ast.AST) -> str | None:
+    """'linalg.norm' for the expression xp.linalg.norm, None if it does not begin with xp."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join(reversed(names)) if names and isinstance(node, ast.Name) and node.id == "xp" else None
+
+
+def violations(source: str) -> list[str]:
+    """What a piece of source uses of xp that CuPy does not have."""
+    tree, said = ast.parse(source), []
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner and (path := _dotted(node)):
+            try:
+                resolve(path)
+            except AttributeError:
+                said.append(f"line {node.lineno}: cupy has no {path}")
+        if isinstance(node, ast.Call) and (path := _dotted(node.func)):
+            try:
+                known = keywords(resolve(path))
+            except AttributeError:
+                continue
+            for keyword in node.keywords:
+                if keyword.arg is None or (known is not None and keyword.arg not in known):
+                    said.append(f"line {node.lineno}: cupy.{path} has no keyword {keyword.arg}")
+    return said
+
+
+def uses(source: str) -> set[str]:
+    """The names of xp that a piece of source uses."""
+    return {path for node in ast.walk(ast.parse(source)) if (path := _dotted(node))}

@@ -1,0 +1,169 @@
+"""A stand-in for CuPy on machines without a GPU: arrays over NumPy that refuse what CuPy refuses.
+
+Refused: implicit conversion to NumPy, mixing with NumPy arrays, names and keywords that the installed CuPy
+wheel does not have, views of another item size unless contiguous and aligned. Stricter than CuPy on purpose:
+NumPy scalars (a float64 one would widen float32), and uninitialised memory is NaN. `take` out of range wraps.
+"""
+
+from __future__ import annotations
+
+import numbers
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import cupy_contract
+import numpy as np
+
+_PLAIN = (str, bytes, type(None), type(Ellipsis), slice, bool, np.dtype, type)
+_POISON = {"empty", "empty_like"}
+
+
+def _unwrap(value: Any) -> Any:
+    """The NumPy value behind an operand, if CuPy would take it."""
+    if isinstance(value, ndarray):
+        return value._host
+    if isinstance(value, tuple | list):
+        return type(value)(_unwrap(item) for item in value)
+    if isinstance(value, np.ndarray | np.generic):
+        raise TypeError(f"Unsupported type {type(value)}: a NumPy value among device arrays")
+    if isinstance(value, _PLAIN) or isinstance(value, numbers.Number):
+        return value
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return ndarray(np.asarray(value))
+    if isinstance(value, tuple | list):
+        return type(value)(_wrap(item) for item in value)
+    return value
+
+
+def _check_keywords(name: str, function: Any, given: dict[str, Any]) -> None:
+    known = cupy_contract.keywords(function)
+    for keyword in given:
+        if known is not None and keyword not in known:
+            raise TypeError(f"cupy.{name} got an unexpected keyword argument {keyword!r}")
+
+
+class ndarray:  # noqa: N801, the name is what CuPy calls it
+    __array_ufunc__ = None  # NumPy must not compute with it
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, host: np.ndarray) -> None:
+        self._host = host
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
+
+    def get(self) -> np.ndarray:
+        return self._host.copy()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(cupy_contract.real.ndarray, name):
+            raise AttributeError(f"'cupy.ndarray' object has no attribute {name!r}")
+        value = getattr(self._host, name)
+        if not callable(value):
+            return _wrap(value)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            _check_keywords(f"ndarray.{name}", getattr(cupy_contract.real.ndarray, name), kwargs)
+            return _wrap(value(*map(_unwrap, args), **{key: _unwrap(item) for key, item in kwargs.items()}))
+
+        return method
+
+    shape = property(lambda self: self._host.shape)
+    strides = property(lambda self: self._host.strides)
+    flags = property(lambda self: self._host.flags)
+    data = property(lambda self: SimpleNamespace(ptr=self._host.__array_interface__["data"][0]))
+
+    def _part(name: str) -> property:  # type: ignore[misc]
+        def put(self: ndarray, value: Any) -> None:
+            getattr(self._host, name)[...] = _unwrap(value)
+
+        return property(lambda self: ndarray(getattr(self._host, name)), put)
+
+    real, imag = _part("real"), _part("imag")
+
+    def view(self, dtype: Any = None) -> ndarray:
+        dtype = np.dtype(dtype)
+        if dtype.itemsize != self._host.itemsize:
+            if not self._host.flags.c_contiguous:
+                raise ValueError("the array must be contiguous to change its item size")
+            if self.data.ptr % dtype.itemsize:
+                raise RuntimeError("misaligned address")
+        return ndarray(self._host.view(dtype))
+
+    def __getitem__(self, index: Any) -> ndarray:
+        if isinstance(index, list):
+            raise TypeError("index with device arrays, slices and integers")
+        return ndarray(np.asarray(self._host[_unwrap(index)]))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._host[_unwrap(index)] = _unwrap(value)
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __repr__(self) -> str:
+        return f"device {self._host!r}"
+
+
+def _operator(name: str) -> Any:
+    def apply(self: ndarray, *others: Any) -> Any:
+        try:
+            result = getattr(self._host, name)(*map(_unwrap, others))
+        except TypeError:
+            return NotImplemented
+        if result is NotImplemented:
+            return result
+        if name.startswith("__i") and name not in ("__int__", "__index__", "__invert__"):
+            return self  # in place
+        return result if name in ("__bool__", "__int__", "__float__", "__index__", "__complex__") else _wrap(result)
+
+    return apply
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+    for _prefix in ("", "r", "i"):
+        if hasattr(np.ndarray, f"__{_prefix}{_name}__"):
+            setattr(ndarray, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
+for _name in "neg pos abs invert lt le eq ne gt ge bool int float index complex".split():
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+ndarray.__module__ = "cupy"
+
+
+class DeviceDouble(ModuleType):
+    """The module itself; it takes the place of ``cupy`` while a test runs on it."""
+
+    __version__ = "double"
+    ndarray = ndarray
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 1))
+
+    def asarray(self, a: Any, dtype: Any = None) -> ndarray:
+        return a if isinstance(a, ndarray) else ndarray(np.array(a, dtype))  # the one way in, always a copy
+
+    def may_share_memory(self, a: Any, b: Any) -> bool:
+        return np.may_share_memory(_unwrap(a), _unwrap(b))
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(cupy_contract.real, name)  # AttributeError where CuPy has none
+        function = getattr(np, name)
+        if isinstance(real, type) or not callable(function):
+            return function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _check_keywords(name, real, kwargs)
+            out = kwargs.get("out")
+            host = {key: _unwrap(value) for key, value in kwargs.items()}
+            if name == "take":
+                host["mode"] = "wrap"
+            result = function(*map(_unwrap, args), **host)
+            if name in _POISON and np.asarray(result).dtype.kind in "fcV":
+                result.fill(np.nan)
+            return out if out is not None else _wrap(result)
+
+        return call

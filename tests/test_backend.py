@@ -1,0 +1,165 @@
+"""The switch, its errors, and the proof that contract and device double bite."""
+
+import builtins
+import sys
+from types import SimpleNamespace
+
+import cupy_contract
+import numpy as np
+import pytest
+from device_double import DeviceDouble
+
+import pyrope
+from pyrope import Rope, rotation
+
+needs_wheel = pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
+
+
+def test_namespace_is_the_library_of_the_arrays(xp):
+    x = pyrope.from_numpy(np.ones(3), xp)
+    assert pyrope.namespace(x, None, out=x) is xp
+
+
+def test_round_trip_keeps_values_and_dtype(xp):
+    host = np.arange(6, dtype=np.float32).reshape(2, 3)
+    back = pyrope.to_numpy(pyrope.from_numpy(host, xp))
+    assert isinstance(back, np.ndarray) and back.dtype == np.float32 and (back == host).all()
+
+
+@needs_wheel
+def test_mixed_libraries_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", double := DeviceDouble())
+    device = double.asarray(np.ones(3))
+    with pytest.raises(TypeError, match="q is a numpy array, k is a cupy array"):
+        pyrope.namespace(q=np.ones(3), k=device)
+    with pytest.raises(TypeError, match="argument 1 is a cupy array, argument 2 is a numpy array"):
+        pyrope.namespace(device, np.ones(3))
+    with pytest.raises(TypeError, match="x is a cupy array, out is a numpy array"):
+        pyrope.rotate(double.asarray(np.ones((1, 4))), [0], Rope(4, 10000.0, "half"), out=np.ones((1, 4)))
+
+
+@pytest.mark.parametrize("thing", [[1.0, 2.0], 3.0, np.float32(3), "text", memoryview(b"ab")])
+def test_what_is_no_array_is_refused_by_type(thing):
+    with pytest.raises(TypeError, match="must be a NumPy or CuPy array, was"):
+        pyrope.namespace(x=thing)
+    with pytest.raises(TypeError, match="must be a NumPy array"):
+        pyrope.from_numpy(thing, "numpy")
+
+
+def test_namespace_without_arrays():
+    with pytest.raises(TypeError, match="at least one array"):
+        pyrope.namespace(None)
+
+
+@pytest.mark.parametrize("name", ["torch", "", "NumPy", None])
+def test_unknown_backend(name):
+    with pytest.raises(ValueError, match='must be "numpy" or "cupy", was'):
+        pyrope.get(name)
+
+
+def test_cupy_missing_says_what_to_install(monkeypatch):
+    def no_cupy(name, *args, **kwargs):
+        if name.startswith("cupy"):
+            raise ModuleNotFoundError("No module named 'cupy'")
+        return genuine(name, *args, **kwargs)
+
+    genuine = builtins.__import__
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(pyrope.backend.importlib, "import_module", no_cupy)
+    with pytest.raises(ImportError, match=r"needs CuPy.*No module named 'cupy'.*pip install \"pyrope-reference\[cuda13\]\""):
+        pyrope.get("cupy")
+
+
+def _stub(count, total=6):
+    def devices():
+        if isinstance(count, Exception):
+            raise count
+        return count
+
+    runtime = SimpleNamespace(getDeviceCount=devices)
+    array = SimpleNamespace(sum=lambda: total)
+    return SimpleNamespace(__version__="14", cuda=SimpleNamespace(runtime=runtime), arange=lambda n: array)
+
+
+@pytest.mark.parametrize("count", [0, RuntimeError("cudaErrorInsufficientDriver")])
+def test_cupy_without_a_device_says_what_to_check(monkeypatch, count):
+    monkeypatch.setitem(sys.modules, "cupy", _stub(count))
+    with pytest.raises(RuntimeError, match="is installed, but no CUDA device answers .*nvidia-smi"):
+        pyrope.get("cupy")
+
+
+def test_a_device_that_computes_wrongly_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", _stub(1, total=0))
+    with pytest.raises(RuntimeError, match=r"0\+1\+2\+3 = 0"):
+        pyrope.get("cupy")
+
+
+def test_a_kernel_that_cannot_be_compiled_is_refused(monkeypatch):
+    stub = _stub(1)
+    stub.arange = lambda n: 1 / 0
+    monkeypatch.setitem(sys.modules, "cupy", stub)
+    with pytest.raises(RuntimeError, match="no CUDA device answers"):
+        pyrope.get("cupy")
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("with xp.errstate(all='ignore'): pass", "cupy has no errstate"),
+        ("xp.add(a, b, where=c)", "cupy.add has no keyword where"),
+        ("xp.empty(3, like=a)", "cupy.empty has no keyword like"),
+        ("xp.linalg.rotate(a)", "cupy has no linalg.rotate"),
+        ("xp.multiply(a, b, **more)", "no keyword None"),
+    ],
+)
+def test_contract_bites(source, said):
+    assert said in " ".join(cupy_contract.violations(source))
+
+
+@needs_wheel
+def test_contract_lets_pass_what_cupy_has():
+    assert cupy_contract.violations("xp.multiply(a, b, out=c); xp.linalg.norm(a, axis=0); xp.empty((3,), dtype=d)") == []
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    "sin",
+    [
+        pytest.param(lambda xp, x: xp.errstate(all="ignore"), id="a name that CuPy lacks"),
+        pytest.param(lambda xp, x: np.asarray(x), id="an implicit np.asarray"),
+        pytest.param(lambda xp, x: np.add(x, x), id="a NumPy function on a device array"),
+        pytest.param(lambda xp, x: x * np.ones(3), id="a NumPy array in an expression"),
+        pytest.param(lambda xp, x: np.ones(3) * x, id="a NumPy array before it"),
+        pytest.param(lambda xp, x: x * np.float64(2.0), id="a NumPy scalar, which would widen float32"),
+        pytest.param(lambda xp, x: xp.add(x, np.ones(3)), id="a NumPy array in a call"),
+        pytest.param(lambda xp, x: xp.add(x, x, where=x > 0), id="a keyword that CuPy lacks"),
+        pytest.param(lambda xp, x: x.sum(where=x > 0), id="a keyword that a method lacks"),
+        pytest.param(lambda xp, x: x.resize(4), id="a method that CuPy lacks"),
+        pytest.param(lambda xp, x: x.__setitem__(0, np.ones(1)), id="assigning a NumPy array"),
+        pytest.param(lambda xp, x: x[np.array([0, 1])], id="indexing with a NumPy array"),
+    ],
+)
+def test_device_double_bites(sin):
+    double = DeviceDouble()
+    with pytest.raises((TypeError, AttributeError)):
+        sin(double, double.asarray(np.ones(3, np.float32)))
+
+
+@needs_wheel
+def test_device_double_computes_and_keeps_dtypes():
+    xp = DeviceDouble()
+    x = xp.asarray(np.arange(4, dtype=np.float32))
+    assert (2.0 * x + x).dtype == np.float32 and xp.multiply(x, x).get().tolist() == [0, 1, 4, 9]
+    assert xp.take(x, xp.asarray(np.array([5]))).get().tolist() == [1]  # wraps without a word, as CuPy does
+    assert np.isnan(xp.empty(3, np.float32).get()).all()
+
+
+@needs_wheel
+def test_a_numpy_constant_in_the_core_fails_on_the_double(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", double := DeviceDouble())
+    x, rope = double.asarray(np.ones((1, 4), np.float32)), Rope(4, 10000.0, "half")
+    assert pyrope.to_numpy(pyrope.rotate(x, [0], rope)).tolist() == [[1, 1, 1, 1]]
+    monkeypatch.setattr(rotation, "from_numpy", lambda array, xp: array)  # tables stay on the host
+    with pytest.raises(TypeError, match="NumPy value among device arrays"):
+        pyrope.rotate(x, [0], rope)

@@ -1,0 +1,194 @@
+"""Hugging Face configs, in the old and the new spelling, become the ropes that they mean, or are refused."""
+
+import json
+
+import pytest
+
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, conventions
+from pyrope.theta import LAYOUTS
+
+LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 131072}
+LLAMA3_OLD = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {"factor": 32.0, "original_max_position_embeddings": 4096}
+SHORT, LONG = [1.0] * 32, [2.0] * 32
+
+
+def half(**more):
+    return Rope(64, more.pop("base", 10000.0), "half", **more)
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        pytest.param(LLAMA, half(), id="no word of rope: the base that the type implies"),
+        pytest.param(LLAMA | {"rope_theta": 500000.0, "rope_scaling": LLAMA3_OLD}, half(base=500000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)), id="llama3, old"),
+        pytest.param(LLAMA | {"rope_parameters": LLAMA3_OLD | {"rope_theta": 500000.0}}, half(base=500000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)), id="llama3, new"),
+        pytest.param(LLAMA | {"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}, half(base=9.0), id="the inner rope_theta wins"),
+        pytest.param(LLAMA | {"rope_scaling": None}, half(), id="null scaling"),
+        pytest.param(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}}, half(scaling=Linear(4.0)), id="type instead of rope_type"),
+        pytest.param(LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, half(scaling=DynamicNTK(2.0, 131072)), id="dynamic"),
+        pytest.param(LLAMA | {"rope_scaling": {"rope_type": "yarn", **YARN}}, half(scaling=YaRN(32.0, 4096)), id="yarn"),
+        pytest.param(
+            LLAMA | {"rope_scaling": {"rope_type": "yarn", **YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": None}},
+            half(scaling=YaRN(32.0, 4096, 16.0, 2.0, None, 1.0, 0.5, False)), id="yarn with all its keys",
+        ),
+        pytest.param(LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 4096}}, half(scaling=YaRN(32.0, 4096)), id="yarn, factor null"),
+        pytest.param(LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, half(scaling=YaRN(4.0, 131072)), id="yarn, no original length"),
+        pytest.param(
+            LLAMA | {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG}},
+            half(scaling=LongRoPE(SHORT, LONG, 32.0, 4096)), id="longrope by its alias, original length at the top",
+        ),
+        pytest.param(
+            LLAMA | {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 77}},
+            half(scaling=LongRoPE(SHORT, LONG, 32.0, 4096)), id="the top level's original length wins",
+        ),
+        pytest.param(
+            LLAMA | {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 4.0, "original_max_position_embeddings": 8192, "attention_factor": 1.5}},
+            half(scaling=LongRoPE(SHORT, LONG, 4.0, 8192, 1.5)), id="longrope with its own factors",
+        ),
+        pytest.param(LLAMA | {"head_dim": 512, "rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}, Rope(512, 1e6, "half", scaling=Proportional(0.25)), id="proportional"),
+        pytest.param(LLAMA | {"partial_rotary_factor": 0.5}, half(rotary_dim=32), id="partial, at the top"),
+        pytest.param(LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 5.0}}, half(base=5.0, rotary_dim=16), id="partial, inside"),
+        pytest.param(LLAMA | {"head_dim": 80}, Rope(80, 10000.0, "half"), id="head_dim that is not hidden size / heads"),
+        pytest.param({"model_type": "gpt_neox", "hidden_size": 512, "num_attention_heads": 8, "rotary_pct": 0.25, "rotary_emb_base": 20000}, Rope(64, 20000.0, "half", 16), id="GPT-NeoX"),
+        pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64}, Rope(256, 10000.0, "interleaved", 64), id="GPT-J"),
+        pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16}, Rope(256, 10000.0, "interleaved", 64), id="GPT-J, its default width"),
+        pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": None}, Rope(256, 10000.0, "interleaved"), id="GPT-J, whole head"),
+        pytest.param({"model_type": "roformer", "hidden_size": 768, "num_attention_heads": 12}, Rope(64, 10000.0, "interleaved"), id="RoFormer"),
+        pytest.param({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16}, Rope(256, 10000.0, "half"), id="Gemma's head is not hidden size / heads"),
+        pytest.param({"model_type": "glm4", "hidden_size": 4096, "num_attention_heads": 32}, Rope(128, 10000.0, "interleaved", 64), id="GLM-4"),
+        pytest.param({"model_type": "nanochat", "hidden_size": 256, "num_attention_heads": 4}, half(direction=-1), id="nanochat turns backwards"),
+        pytest.param(
+            {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 10000, "max_position_embeddings": 163840,
+             "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}},
+            Rope(192, 10000.0, "interleaved-to-half", 64, "suffix", YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)), id="DeepSeek-V3",
+        ),
+        pytest.param({"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_interleave": False}, Rope(192, 10000.0, "half", 64, "suffix"), id="DeepSeek-V3 with half pairs"),
+        pytest.param(
+            {"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+            Rope(128, 1e6, "half", axes=Axes("sections", (16, 24, 24))), id="Qwen2-VL",
+        ),
+        pytest.param(
+            {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "head_dim": 128, "rope_theta": 5e6, "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]}}},
+            Rope(128, 5e6, "half", axes=Axes("interleaved", (24, 20, 20))), id="Qwen3-VL, inside text_config",
+        ),
+        pytest.param(
+            {"model_type": "hunyuan_v1_dense", "head_dim": 128, "rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+            Rope(128, 10000.0 * 1000.0 ** (128 / 126), "half"), id="HunYuan's alpha is another base",
+        ),
+    ],
+)  # fmt: skip
+def test_configs(config, expected):
+    before = json.dumps(config)
+    assert Rope.from_config(config) == expected
+    assert json.dumps(config) == before
+
+
+GEMMA3 = {"model_type": "gemma3_text", "head_dim": 256}
+GEMMA3_NESTED = GEMMA3 | {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+}
+GEMMA3_FLAT = GEMMA3 | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+
+
+@pytest.mark.parametrize("config", [GEMMA3_NESTED, GEMMA3_FLAT], ids=["new", "old"])
+def test_layers_with_different_ropes(config):
+    assert Rope.from_config(config, layer_type="full_attention") == Rope(256, 1e6, "half", scaling=Linear(8.0))
+    assert Rope.from_config(config, layer_type="sliding_attention") == Rope(256, 10000.0, "half")
+    with pytest.raises(ValueError, match="layer_type must be one of 'full_attention', 'sliding_attention'.*was None"):
+        Rope.from_config(config)
+    with pytest.raises(ValueError, match="was 'chunked'"):
+        Rope.from_config(config, layer_type="chunked")
+
+
+def test_layer_types_that_share_one_rope():
+    config = LLAMA | {"layer_types": ["full_attention", "sliding_attention"]}
+    assert Rope.from_config(config, layer_type="sliding_attention") == half()
+    with pytest.raises(ValueError, match="knows no layer_type 'full_attention': leave it out"):
+        Rope.from_config(LLAMA, layer_type="full_attention")
+    with pytest.raises(ValueError, match="layers of type 'full_attention' have no rope"):
+        Rope.from_config(LLAMA | {"rope_parameters": {"full_attention": None, "other": {"rope_theta": 5.0}}}, layer_type="full_attention")
+
+
+def test_paths(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert Rope.from_config(path) == Rope.from_config(str(path)) == Rope.from_config(tmp_path) == half()
+    path.write_text("{")
+    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+        Rope.from_config(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+        Rope.from_config(path)
+    path.write_text("[" * 100000)
+    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+        Rope.from_config(path)
+    path.write_text("[]")
+    with pytest.raises(TypeError, match="config must be a dict"):
+        Rope.from_config(path)
+
+
+def test_the_layout_is_never_guessed():
+    unknown = {"model_type": "novel", "head_dim": 64, "rope_theta": 10000.0}
+    for config in (unknown, {"head_dim": 64, "rope_theta": 10000.0}, unknown | {"model_type": ["llama"]}):
+        with pytest.raises(ValueError, match="does not say which features make a pair.*pass layout="):
+            Rope.from_config(config)
+        assert Rope.from_config(config, layout="half") == half()
+    assert Rope.from_config(LLAMA, layout="interleaved").layout == "interleaved"
+
+
+@pytest.mark.parametrize(
+    "change, error, match",
+    [
+        ({"rope_scaling": {"rope_type": "ntk-by-parts"}}, ValueError, "rope_type must be one of default, linear, .* was 'ntk-by-parts'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' does not know fctor"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' does not know factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT}}, ValueError, "lacks 'long_factor'"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[:5]}}, ValueError, "long list must have one factor for each of 32"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, TypeError, "factor must be a number, was '4'"),
+        ({"rope_scaling": "linear"}, TypeError, "must be a dict, was 'linear'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}, ValueError, "both rope_parameters and rope_scaling, and they differ"),
+        ({"rope_theta": "10000"}, TypeError, "rope_theta must be a number"),
+        ({"rope_theta": 0.5}, ValueError, "rope_theta must be finite and greater than 1"),
+        ({"hidden_size": 255}, ValueError, "hidden_size, 255, must be a multiple of num_attention_heads, 4"),
+        ({"num_attention_heads": None}, ValueError, "lacks 'num_attention_heads' or 'n_head'"),
+        ({"num_attention_heads": 0}, ValueError, "num_attention_heads must be at least 1"),
+        ({"head_dim": 63}, ValueError, "head_dim must be even"),
+        ({"partial_rotary_factor": 1.5}, ValueError, "partial_rotary_factor must be .* at most 1, was 1.5"),
+        ({"partial_rotary_factor": 0.27}, ValueError, "rotary_dim must be even, was 17"),
+        ({"partial_rotary_factor": 0.5, "rotary_dim": 16}, ValueError, "rotary_dim 16 and a partial_rotary_factor that makes 32"),
+        ({"qk_rope_head_dim": 64}, ValueError, "lacks 'qk_nope_head_dim'"),
+        ({"alibi": True}, ValueError, "ALiBi instead of RoPE"),
+        ({"model_type": "qwen2_vl"}, ValueError, "several position axes: the config must say mrope_section"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, ValueError, "must add up to the number of pairs, 32"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": 32}}, TypeError, "sections must be a list of integers"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": 5.0}, "head_dim": 2}, ValueError, "alpha needs a rotary width of at least 4"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None}, ValueError, "lacks 'max_position_embeddings'"),
+    ],
+)  # fmt: skip
+def test_bad_configs(change, error, match):
+    with pytest.raises(error, match=match):
+        Rope.from_config(LLAMA | change)
+
+
+def test_a_base_that_nobody_says_is_asked_for():
+    with pytest.raises(ValueError, match="does not say rope_theta"):
+        Rope.from_config({"head_dim": 64}, layout="half")
+
+
+@pytest.mark.parametrize("model_type", conventions.MODEL_TYPES)
+def test_every_convention_makes_a_rope(model_type):
+    convention = conventions.MODEL_TYPES[model_type]
+    assert convention.layout in LAYOUTS
+    config = {"model_type": model_type, "head_dim": 64, "rope_parameters": {"mrope_section": [12, 10, 10]} if convention.axes else None}
+    for layer_type in convention.layers or [None]:
+        rope = Rope.from_config(config, layer_type=layer_type)
+        assert rope.base == (convention.layers[layer_type].base if layer_type else convention.base)
+        assert rope.rotary_dim == (convention.rotary_dim or 64 * convention.fraction)

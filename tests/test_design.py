@@ -1,0 +1,81 @@
+"""The shape of the project: who may import whom, and what the core may use of CuPy."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import cupy_contract
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
+ENGINE = {"backend", "conventions", "theta", "phase", "rotation"}
+# The import table of the design: what each module may import of pyrope. One direction, no way back.
+MAY_IMPORT = {
+    "__init__": ENGINE,
+    "backend": set(),
+    "conventions": set(),
+    "theta": {"conventions"},
+    "phase": {"theta"},
+    "rotation": {"backend", "theta", "phase"},
+    "cli": ENGINE | {"__init__"},
+    "__main__": {"cli"},
+}
+THIRD_PARTY = {"numpy"}
+
+
+def _imports(path: pathlib.Path) -> tuple[set[str], set[str]]:
+    """Modules of pyrope and of others that a file imports, anywhere in it."""
+    own, others = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            others |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                own |= {node.module.partition(".")[0]} if node.module else {alias.name for alias in node.names}
+            else:
+                others.add(node.module.partition(".")[0])
+    return own, others - set(sys.stdlib_module_names) - {"__future__"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_imports_follow_the_table(path):
+    own, others = _imports(path)
+    assert path.stem in MAY_IMPORT, f"{path.name} is not in the import table"
+    known = {module.stem for module in PACKAGE.glob("*.py")}
+    own = {name if name in known else "__init__" for name in own}
+    assert own <= MAY_IMPORT[path.stem], f"{path.stem} may not import {own - MAY_IMPORT[path.stem]}"
+    assert others <= THIRD_PARTY
+
+
+def test_modules_and_public_functions_never_share_a_name():
+    import pyrope
+
+    for path in PACKAGE.glob("[a-z]*.py"):
+        found = getattr(pyrope, path.stem, None)
+        assert found is None or type(found).__name__ == "module", path.stem
+
+
+def test_import_brings_nothing_heavy():
+    code = "import numpy, sys; before = set(sys.modules); import pyrope; print(*sorted(set(sys.modules) - before))"
+    new = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"cupy", "matplotlib", "torch", "safetensors", "tokenizers", "gguf", "ml_dtypes", "argparse"}
+    assert not heavy & {name.partition(".")[0] for name in new}
+
+
+@pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_core_uses_only_what_cupy_has(path):
+    assert cupy_contract.violations(path.read_text()) == []
+
+
+@pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
+def test_the_contract_sees_the_core():
+    assert {"multiply", "add", "empty", "take"} <= cupy_contract.uses((PACKAGE / "rotation.py").read_text())
+
+
+def test_data_crosses_between_host_and_device_in_one_file():
+    for path in PACKAGE.glob("*.py"):
+        if path.stem != "backend":
+            assert not {"asarray", "array"} & cupy_contract.uses(path.read_text()), path.name
+            assert ".get()" not in path.read_text(), f"{path.name}: use to_numpy"

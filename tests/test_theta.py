@@ -1,0 +1,217 @@
+"""Frequencies: exact to the last bit against mpmath, the definition's checks, and its edge cases."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import truth
+from hypothesis import given
+from strategies import ropes
+
+import pyrope
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+
+HALF = {"head_dim": 8, "base": 10000.0, "layout": "half"}
+
+
+@given(ropes())
+def test_frequencies_are_the_floats_nearest_to_the_truth(rope):
+    assert pyrope.frequencies(rope).tolist() == [float(t) for t in truth.theta(rope)]  # Eq. (15)
+
+
+@given(ropes())
+def test_attention_factor_is_the_float_nearest_to_the_truth(rope):
+    assert rope.attention_factor == float(truth.attention_factor(rope))
+
+
+@given(ropes())
+def test_wavelengths_are_the_floats_nearest_to_the_truth(rope):
+    expected = [float(2 * truth.MP.pi / t) if t else math.inf for t in truth.theta(rope)]
+    assert pyrope.wavelengths(rope).tolist() == expected
+
+
+@given(ropes())
+def test_a_rope_is_a_value(rope):
+    names = {name: getattr(pyrope, name) for name in dir(pyrope)}
+    assert eval(repr(rope), names) == rope
+    for twin in (copy.deepcopy(rope), pickle.loads(pickle.dumps(rope))):
+        assert twin == rope and hash(twin) == hash(rope)
+    with pytest.raises(AttributeError):
+        rope.base = 2.0
+
+
+def test_repr_names_only_what_is_not_the_default():
+    assert repr(Rope(**HALF)) == "Rope(head_dim=8, base=10000.0, layout='half')"
+    assert repr(Rope(**HALF, rotary_dim=4)) == "Rope(head_dim=8, base=10000.0, layout='half', rotary_dim=4)"
+    assert Rope(**HALF, rotary_dim=8) == Rope(**HALF)
+
+
+def test_numbers_of_any_kind_mean_the_same_rope():
+    assert Rope(np.int64(8), 10000, "half", scaling=Linear(4)) == Rope(8, np.float64(10000.0), "half", scaling=Linear(4.0))
+
+
+def test_dynamic_ntk_grows_only_past_its_original_length():
+    rope = Rope(**HALF, scaling=DynamicNTK(2.0, 100))
+    plain = pyrope.frequencies(Rope(**HALF)).tolist()
+    assert pyrope.frequencies(rope.at(1)).tolist() == pyrope.frequencies(rope.at(100)).tolist() == plain
+    grown = pyrope.frequencies(rope.at(101))
+    assert grown[0] == 1.0 and (grown[1:] < plain[1:]).all()
+    # The slowest pair is stretched by just s·N/L − (s − 1) = 3 at N = 2L.
+    assert pyrope.frequencies(rope.at(200))[-1] == pytest.approx(plain[-1] / 3, rel=1e-15)
+
+
+def test_longrope_takes_its_long_list_just_past_the_original_length():
+    rope = Rope(**HALF, scaling=LongRoPE([1, 1, 1, 1], [1, 2, 3, 4], factor=2.0, original_length=100))
+    plain = pyrope.frequencies(Rope(**HALF))
+    assert pyrope.frequencies(rope.at(100)).tolist() == plain.tolist()
+    assert pyrope.frequencies(rope.at(101)).tolist() == pytest.approx((plain / [1, 2, 3, 4]).tolist(), rel=1e-15)
+
+
+def test_at_fixes_the_length_and_leaves_other_ropes_alone():
+    rope = Rope(**HALF, scaling=DynamicNTK(2.0, 100))
+    assert not rope.resolved and rope.at(5).resolved and rope.at(5).at(7) == rope.at(7)
+    assert Rope(**HALF).at(5) is not None and Rope(**HALF).at(5) == Rope(**HALF)
+
+
+def test_yarn_whose_ramp_has_no_width():
+    # Both ends of the ramp fall on pair 0: it alone is kept, all others are interpolated.
+    yarn = YaRN(factor=4.0, original_length=6, beta_fast=32.0, beta_slow=1.0)
+    theta = pyrope.frequencies(Rope(**HALF, scaling=yarn))
+    assert theta.tolist() == [1.0, *(pyrope.frequencies(Rope(**HALF))[1:] / 4)]
+
+
+def test_yarn_ignores_an_mscale_alone_and_divides_two():
+    plain = 0.1 * math.log(40) + 1
+    factor = lambda **more: Rope(**HALF, scaling=YaRN(40.0, 4096, **more)).attention_factor  # noqa: E731
+    assert factor() == factor(mscale=0.5) == factor(mscale_all_dim=0.5) == pytest.approx(plain, rel=1e-15)
+    assert factor(mscale=1.0, mscale_all_dim=1.0) == 1.0
+    assert factor(mscale=0.0, mscale_all_dim=1.0) == factor()  # 0 counts as not given
+
+
+def test_attention_factor_of_a_factor_of_one_is_one():
+    assert Rope(**HALF, scaling=YaRN(1.0, 4096)).attention_factor == 1.0
+    assert Rope(**HALF, scaling=LongRoPE([1] * 4, [1] * 4, 1.0, 4096)).attention_factor == 1.0
+
+
+def test_proportional_keeps_the_whole_head_as_denominator():
+    theta = pyrope.frequencies(Rope(16, 10000.0, "half", scaling=Proportional(0.25)))
+    assert theta.tolist() == [1.0, float(10000 ** truth.MP.mpf(-0.125)), 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "axes, expected",
+    [
+        (Axes("sections", (1, 2, 1)), [(0, 0), (1, 1), (1, 2), (2, 3)]),
+        (Axes("interleaved", (2, 1, 1)), [(0, 0), (1, 1), (2, 2), (0, 3)]),
+        (Axes("axial"), [(0, 0), (0, 2), (1, 0), (1, 2)]),
+        (Axes("pixtral"), [(0, 0), (0, 2), (1, 1), (1, 3)]),
+    ],
+)
+def test_axes_assign_axis_and_frequency(axes, expected):
+    assert axes.assign(4) == expected
+    theta = pyrope.frequencies(Rope(**HALF))
+    assert pyrope.frequencies(Rope(**HALF, axes=axes)).tolist() == [theta[i] for _, i in expected]
+
+
+def bad(error, match, **fields):
+    return pytest.param(fields, error, match, id=match)
+
+
+@pytest.mark.parametrize(
+    "fields, error, match",
+    [
+        bad(ValueError, "head_dim must be even, was 7", head_dim=7),
+        bad(ValueError, "head_dim must be at least 1, was 0", head_dim=0),
+        bad(ValueError, "head_dim must be at least 1, was -8", head_dim=-8),
+        bad(TypeError, "head_dim must be an integer, was 8.0", head_dim=8.0),
+        bad(TypeError, "head_dim must be an integer, was True", head_dim=True),
+        bad(ValueError, "rotary_dim must be even, was 3", rotary_dim=3),
+        bad(ValueError, "rotary_dim must be at least 1, was 0", rotary_dim=0),
+        bad(ValueError, "rotary_dim must be at most head_dim, 8, was 10", rotary_dim=10),
+        bad(ValueError, "base must be finite and greater than 1 and at most 1e[+]12, was 1", base=1),
+        bad(ValueError, "base must be finite and greater than 1 and at most 1e[+]12, was 1000000000000.1", base=1e12 + 0.1),
+        bad(ValueError, "base must be .* was nan", base=math.nan),
+        bad(ValueError, "base must be .* was inf", base=math.inf),
+        bad(ValueError, "base must be .* was -10000.0", base=-10000.0),
+        bad(TypeError, "base must be a number, was '10000'", base="10000"),
+        bad(TypeError, "base must be a number, was None", base=None),
+        bad(ValueError, "layout must be one of 'interleaved', 'half', 'interleaved-to-half', was 'neox'", layout="neox"),
+        bad(ValueError, "layout must be one of .* was None", layout=None),
+        bad(ValueError, "placement must be one of 'prefix', 'suffix', was 'middle'", placement="middle"),
+        bad(ValueError, "direction must be 1 or -1, was 0", direction=0),
+        bad(ValueError, "direction must be 1 or -1, was True", direction=True),
+        bad(TypeError, "scaling must be None, Linear, .* was 'yarn'", scaling="yarn"),
+        bad(TypeError, "axes must be an Axes", axes=(0, 0, 1, 1)),
+        bad(ValueError, r"sections \(1, 1, 1\) must add up to the number of pairs, 4, but make 3", axes=Axes("sections", (1, 1, 1))),
+        bad(ValueError, r"sections \(1, 1, 1\) must add up", axes=Axes("interleaved", (1, 1, 1))),
+        bad(ValueError, "needs an even number of pairs, was 3", rotary_dim=6, axes=Axes("axial")),
+        bad(ValueError, "DynamicNTK needs a rotary width of at least 4", head_dim=2, scaling=DynamicNTK(2.0, 64)),
+        bad(ValueError, "Proportional spans the whole head", rotary_dim=4, scaling=Proportional(0.5)),
+        bad(ValueError, "short list must have one factor for each of 4 pairs, has 3", scaling=LongRoPE([1] * 3, [1] * 4, 1, 64)),
+        bad(ValueError, "long list must have one factor for each of 4 pairs, has 5", scaling=LongRoPE([1] * 4, [1] * 5, 1, 64)),
+    ],
+)
+def test_bad_ropes(fields, error, match):
+    with pytest.raises(error, match=match):
+        Rope(**(HALF | fields))
+
+
+@pytest.mark.parametrize(
+    "make, error, match",
+    [
+        (lambda: Linear(0.5), ValueError, "factor must be finite and at least 1, was 0.5"),
+        (lambda: Linear(math.inf), ValueError, "factor must be finite"),
+        (lambda: Linear(math.nan), ValueError, "factor must be finite and at least 1, was nan"),
+        (lambda: Linear("2"), TypeError, "factor must be a number, was '2'"),
+        (lambda: Linear(None), TypeError, "factor must be a number, was None"),
+        (lambda: DynamicNTK(2.0, 0), ValueError, "original_length must be at least 2, was 0"),
+        (lambda: DynamicNTK(2.0, 2048.0), TypeError, "original_length must be an integer"),
+        (lambda: DynamicNTK(2.0, 2048, 0), ValueError, "length must be at least 1, was 0"),
+        (lambda: YaRN(2.0, 2048, beta_fast=1.0, beta_slow=32.0), ValueError, "beta_fast must be greater than beta_slow, 32, was 1"),
+        (lambda: YaRN(2.0, 2048, beta_slow=0.0), ValueError, "beta_slow must be finite and greater than 0, was 0.0"),
+        (lambda: YaRN(2.0, 2048, beta_fast=None), TypeError, "beta_fast must be a number"),
+        (lambda: YaRN(2.0, 2048, attention_factor=0.0), ValueError, "attention_factor must be finite and greater than 0"),
+        (lambda: YaRN(2.0, 2048, mscale=-1.0), ValueError, "mscale must be finite and at least 0, was -1.0"),
+        (lambda: YaRN(2.0, 2048, truncate=1), TypeError, "truncate must be True or False, was 1"),
+        (lambda: LongRoPE("1234", [1] * 4, 1.0, 64), TypeError, "short must be a list of numbers"),
+        (lambda: LongRoPE([1, 0], [1, 1], 1.0, 64), ValueError, r"short\[1\] must be finite and greater than 0, was 0"),
+        (lambda: LongRoPE([1, 1], [1, math.nan], 1.0, 64), ValueError, r"long\[1\] must be finite"),
+        (lambda: LongRoPE([1], [1], 1.0, 1), ValueError, "original_length must be at least 2, was 1"),
+        (lambda: Llama3(8.0, 4.0, 1.0, 8192), ValueError, "high must be greater than low, 4, was 1"),
+        (lambda: Llama3(8.0, 0.0, 1.0, 8192), ValueError, "low must be finite and greater than 0"),
+        (lambda: Proportional(0.0), ValueError, "fraction must be finite and greater than 0 and at most 1, was 0.0"),
+        (lambda: Proportional(1.5), ValueError, "fraction must be .* at most 1, was 1.5"),
+        (lambda: Axes("spiral"), ValueError, 'axes style must be "sections"'),
+        (lambda: Axes("axial", (2, 2)), ValueError, 'axes style "axial" takes no sections'),
+        (lambda: Axes("sections", (4,)), ValueError, "takes at least two sections"),
+        (lambda: Axes("interleaved", (2, 2)), ValueError, "takes three sections"),
+        (lambda: Axes("sections", (5, -1)), ValueError, r"sections\[1\] must be at least 0, was -1"),
+        (lambda: Axes("sections", 4), TypeError, "sections must be a list of integers"),
+        (lambda: Rope(**HALF).at(0), ValueError, "length must be at least 1, was 0"),
+        (lambda: Rope(**HALF).at(8.0), TypeError, "length must be an integer"),
+    ],
+)
+def test_bad_scalings_axes_and_lengths(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+@pytest.mark.parametrize("scaling", [DynamicNTK(2.0, 64), LongRoPE([1] * 4, [2] * 4, 2.0, 64)])
+def test_an_unresolved_length_is_refused_everywhere(scaling):
+    rope, x = Rope(**HALF, scaling=scaling), np.ones((1, 8))
+    for call in (
+        lambda: pyrope.frequencies(rope), lambda: pyrope.wavelengths(rope), lambda: pyrope.cos_sin(rope, [0]),
+        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.unrotate(x, [0], rope), lambda: pyrope.rotate_complex(x, [0], rope),
+        lambda: pyrope.rotation_matrix(0, rope), lambda: pyrope.rotation_tables(rope, [0], x), lambda: pyrope.decay([0], rope),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"depend on the length: fix it first with rope.at\(length\)"):
+            call()
+
+
+def test_frequencies_beyond_the_reach_of_exact_phases_are_refused():
+    with pytest.raises(ValueError, match="frequency 3 is .* outside"):
+        pyrope.frequencies(Rope(8, 1e12, "half", scaling=Linear(1e9)))
+    with pytest.raises(TypeError, match="rope must be a Rope, was dict"):
+        pyrope.frequencies({"head_dim": 8})
