@@ -25,4 +25,29 @@ from .theta import (
     wavelengths,
 )
 
+__all__ = [
+    "Axes",
+    "DynamicNTK",
+    "Linear",
+    "Llama3",
+    "LongRoPE",
+    "Proportional",
+    "Rope",
+    "Tables",
+    "YaRN",
+    "cos_sin",
+    "decay",
+    "frequencies",
+    "from_numpy",
+    "get",
+    "namespace",
+    "permute_weights",
+    "rotate",
+    "rotate_complex",
+    "rotation_matrix",
+    "rotation_tables",
+    "to_numpy",
+    "unrotate",
+    "wavelengths",
+]
 __version__ = "0.1.0"

@@ -46,7 +46,8 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
     for name, library in sides.items():
         if library not in ("numpy", "cupy"):
             raise TypeError(
-                f"{name} must be a NumPy or CuPy array, was {library}: convert it first, with numpy.asarray or cupy.asarray"
+                f"{name} must be a NumPy or CuPy array, was {library}: convert it first, with numpy.asarray or "
+                "cupy.asarray"
             )
     if len(set(sides.values())) > 1:
         told = ", ".join(f"{name} is a {library} array" for name, library in sides.items())
@@ -76,7 +77,7 @@ def get(name: str) -> ModuleType:
         total = int(cupy.arange(4).sum())
     except Exception as error:
         raise RuntimeError(
-            f'CuPy {cupy.__version__} is installed, but no CUDA device answers ({error}): '
+            f"CuPy {cupy.__version__} is installed, but no CUDA device answers ({error}): "
             'check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES, or use backend "numpy"'
         ) from error
     if total != 6:
@@ -86,7 +87,8 @@ def get(name: str) -> ModuleType:
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """The same values as a NumPy array: itself, or copied from the device."""
-    return array if namespace(array=array) is np else array.get()
+    host: np.ndarray[Any, Any] = array if namespace(array=array) is np else array.get()
+    return host
 
 
 def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:

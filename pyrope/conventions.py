@@ -1,12 +1,18 @@
-"""What a Hugging Face ``model_type`` implies about RoPE and its config.json does not say, as data.
+"""Hugging Face configs: what a ``model_type`` implies about RoPE and a config.json does not say, as data, and
+how the old and the new spelling of the rest are read.
 
-Read from the model code of transformers 5.22.2 and checked against it. A type that is not listed
-here is not refused: `Rope.from_config` then asks for what the config leaves open.
+The data were read from the model code of transformers 5.22.2 and are checked against it. A type that is not
+listed is not refused: `read_config` then asks for what the config leaves open.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import checks
 
 
 class LayerRope(NamedTuple):
@@ -18,8 +24,8 @@ class LayerRope(NamedTuple):
 
 
 class Convention(NamedTuple):
-    layout: str
-    base: float = 10000.0  # if the config does not say
+    layout: str | None
+    base: float | None = 10000.0  # if the config does not say
     fraction: float = 1.0  # of the head that is rotated, if the config does not say
     head_dim: int | None = None  # if the config does not say; None: hidden size / heads
     rotary_dim: int | None = None  # if the config does not say; None: by the fraction
@@ -131,3 +137,173 @@ MODEL_TYPES: dict[str, Convention] = {
     "glm4_moe_lite": _DEEPSEEK,
     "youtu": _DEEPSEEK,
 }
+_UNKNOWN = Convention(None, base=None)
+
+# The keys of the rope dict that every rope type may have, and those of each: Hugging Face's name -> ours.
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+_FACTOR, _LENGTH = {"factor": "factor"}, {"original_max_position_embeddings": "original_length"}
+_SAME = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
+_KEYS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": _FACTOR,
+    "dynamic": _FACTOR | {"alpha": "alpha"},
+    "yarn": _FACTOR | _LENGTH | {key: key for key in _SAME},
+    "longrope": _FACTOR
+    | _LENGTH
+    | {"short_factor": "short", "long_factor": "long", "attention_factor": "attention_factor"},
+    "llama3": _FACTOR | _LENGTH | {"low_freq_factor": "low", "high_freq_factor": "high"},
+    "proportional": _FACTOR,
+}
+
+
+def read_config(
+    config: Mapping[str, Any] | str | os.PathLike[str], layout: str | None, layer_type: str | None
+) -> dict[str, Any]:
+    """The arguments of the `Rope` that a config means, with ``scaling`` as (rope type, arguments) and ``axes`` as
+    (style, sections) or None."""
+    config = _load(config)
+    model_type = config.get("model_type")
+    convention = MODEL_TYPES.get(model_type, _UNKNOWN) if isinstance(model_type, str) else _UNKNOWN
+    if layout is None:
+        layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
+    if layout is None:
+        raise ValueError(
+            f"a config does not say which features make a pair, and model_type {model_type!r} is not known here: "
+            "pass layout="
+        )
+    if config.get("alibi") is True:
+        raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
+    parameters = _rope_parameters(config, convention, layer_type)
+    base = checks.real("rope_theta", parameters["rope_theta"], 1, open=True)
+    head_dim, width, placement = _widths(config, convention, parameters)
+    kind, scaling = _scaling(config, parameters)
+    if (alpha := scaling.pop("alpha", None)) is not None:  # HunYuan: only another base
+        if width <= 2:
+            raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
+        base *= checks.real("alpha", alpha, 0, open=True) ** (width / (width - 2))
+        kind = "default"
+    axes, sections = convention.axes, parameters.get("mrope_section")
+    if axes and sections is None:
+        raise ValueError(f"model_type {model_type!r} has several position axes: the config must say mrope_section")
+    style = axes or ("interleaved" if parameters.get("mrope_interleaved") else "sections")
+    return {
+        "head_dim": head_dim,
+        "base": base,
+        "layout": layout,
+        "rotary_dim": width,
+        "placement": placement,
+        "scaling": (kind, scaling),
+        "axes": None if sections is None else (style, sections),
+        "direction": convention.direction,
+    }
+
+
+def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    if isinstance(config, str | os.PathLike):
+        path = os.path.join(config, "config.json") if os.path.isdir(config) else config
+        try:
+            with open(path, encoding="utf-8") as file:
+                config = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)} is not valid JSON: {error}") from error
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config must be a dict, or the path of a config.json with one, was {type(config).__name__}")
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) and _first(config, HIDDEN_KEYS) is None else config
+
+
+def _first(config: Mapping[str, Any], keys: Sequence[str], default: Any = None) -> Any:
+    """The value of the first of these keys that is there and not null."""
+    return next((config[key] for key in keys if config.get(key) is not None), default)
+
+
+def _need(config: Mapping[str, Any], keys: Sequence[str], what: str) -> Any:
+    if (value := _first(config, keys)) is None:
+        raise ValueError(f"the config lacks {' or '.join(map(repr, keys))}, which {what} needs")
+    return value
+
+
+def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_type: str | None) -> dict[str, Any]:
+    """The rope dict of a config in its new flat form: with rope_type, rope_theta and fraction, without nulls."""
+    raw = _first(config, ("rope_parameters", "rope_scaling"), {})
+    if not isinstance(raw, Mapping):
+        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict, was {raw!r}")
+    if config.get("rope_scaling") not in (None, raw):
+        raise ValueError("the config has both rope_parameters and rope_scaling, and they differ: keep one")
+    nested = any(isinstance(value, Mapping) for value in raw.values())
+    layers: Mapping[str, Any] = raw if nested else convention.layers
+    base = convention.base
+    base_keys: tuple[str, ...] = BASE_KEYS
+    if layers and layer_type not in layers:
+        told = ", ".join(map(repr, layers))
+        raise ValueError(f"layer_type must be one of {told}: they have different ropes; was {layer_type!r}")
+    if layer_type is not None and layer_type in convention.layers:
+        layer = convention.layers[layer_type]
+        base, base_keys = layer.base, (layer.base_key,)
+        raw = raw if nested or layer.scaled else {}
+    if nested:
+        raw = raw[str(layer_type)]
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"layers of type {layer_type!r} have no rope in this config ({raw!r})")
+    elif layer_type is not None and not layers and layer_type not in (config.get("layer_types") or ()):
+        raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")
+    parameters = {key: value for key, value in raw.items() if value is not None}
+    parameters.setdefault("rope_theta", _first(config, base_keys, base))
+    if parameters["rope_theta"] is None:
+        raise ValueError("the config does not say rope_theta, and its model_type implies none: add it to the config")
+    parameters.setdefault("partial_rotary_factor", _first(config, FRACTION_KEYS, convention.fraction))
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    parameters["rope_type"] = ROPE_TYPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    return parameters
+
+
+def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The rope type and its arguments by our names."""
+    kind = checks.choice("rope_type", parameters["rope_type"], tuple(_KEYS))
+    names, what = _KEYS[kind], f"rope_type {kind!r}"
+    if unknown := sorted(set(parameters) - set(names) - _COMMON):
+        raise ValueError(
+            f"{what} does not know {', '.join(unknown)}: remove what changes nothing, or mend the spelling"
+        )
+    arguments = {names[key]: value for key, value in parameters.items() if key in names}
+    if kind == "yarn":  # transformers takes 0 for "not given" here
+        arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
+    if kind == "dynamic" and "alpha" not in arguments:
+        arguments["original_length"] = _need(config, LENGTH_KEYS, what)
+    if "original_max_position_embeddings" in names:  # Phi-3 has it at the top level, and that one wins
+        own = arguments.get("original_length") or _need(config, LENGTH_KEYS, what)
+        arguments["original_length"] = _first(config, tuple(_LENGTH), own)
+    if kind in ("yarn", "longrope") and "factor" not in arguments:
+        longest = checks.integer("max_position_embeddings", _need(config, LENGTH_KEYS, what), 1)
+        original = checks.integer("original_max_position_embeddings", arguments["original_length"], 1)
+        arguments["factor"] = max(longest / original, 1.0)
+    if kind == "proportional":
+        arguments["fraction"] = parameters["partial_rotary_factor"]
+    required = {"linear": ("factor",), "dynamic": ("factor",), "longrope": ("short_factor", "long_factor")}
+    for key in required.get(kind, ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ()):
+        if names[key] not in arguments and "alpha" not in arguments:
+            raise ValueError(f"the config lacks {key!r}, which {what} needs")
+    return kind, arguments
+
+
+def _widths(config: Mapping[str, Any], convention: Convention, parameters: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Head size, rotary width, and where in the head it lies."""
+    if config.get("qk_rope_head_dim") is not None:  # multi-head latent attention: [nope | rope]
+        width = checks.integer("qk_rope_head_dim", config["qk_rope_head_dim"], 1)
+        still = checks.integer("qk_nope_head_dim", _need(config, ("qk_nope_head_dim",), "qk_rope_head_dim"), 0)
+        return still + width, width, "suffix"
+    head_dim = _first(config, ("head_dim",), convention.head_dim)
+    if head_dim is None:
+        hidden = checks.integer("hidden_size", _need(config, HIDDEN_KEYS, "the head size"), 1)
+        heads = checks.integer("num_attention_heads", _need(config, HEADS_KEYS, "the head size"), 1)
+        if hidden % heads:
+            raise ValueError(f"hidden_size, {hidden}, must be a multiple of num_attention_heads, {heads}")
+        head_dim = hidden // heads
+    head_dim = checks.integer("head_dim", head_dim, 1)
+    fraction = checks.real("partial_rotary_factor", parameters["partial_rotary_factor"], 0, 1, open=True)
+    # A width is computed in float64 and cut off, as transformers does.
+    width = head_dim if parameters["rope_type"] == "proportional" else int(head_dim * fraction)
+    explicit = _first(config, ("rotary_dim",), None if "rotary_dim" in config else convention.rotary_dim)
+    if explicit is not None and width not in (head_dim, explicit):
+        raise ValueError(f"the config says rotary_dim {explicit} and a partial_rotary_factor that makes {width}")
+    return head_dim, width if explicit is None else checks.integer("rotary_dim", explicit, 1), "prefix"

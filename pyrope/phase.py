@@ -156,7 +156,10 @@ def check_positions(positions: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.i
     if m.size and (int(m.max()) > MAX_POSITION or int(m.min()) < -MAX_POSITION):
         raise ValueError(f"positions must lie within ±2^31, were from {m.min()} to {m.max()}")
     if rope.axes is not None and (m.ndim == 0 or m.shape[0] != rope.axes.count):
-        raise ValueError(f"positions must have a first axis of {rope.axes.count}, one row for each axis of the rope, had shape {m.shape}")
+        raise ValueError(
+            f"positions must have a first axis of {rope.axes.count}, one row for each axis of the rope, had shape "
+            f"{m.shape}"
+        )
     return m
 
 
@@ -176,7 +179,7 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     check_rope(rope)
     m = check_positions(positions, rope)
     dtype = np.dtype(dtype)
-    if dtype.name not in ("float64", "float32", "float16", "bfloat16"):
+    if dtype.name not in ("float64", "float32", "float16", "bfloat16") or not dtype.isnative:
         raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, was {dtype}")
     p, axes = rope.pairs, rope.axes
     shape = m.shape if axes is None else m.shape[1:]

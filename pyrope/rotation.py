@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from . import checks
 from .backend import Array, from_numpy, namespace, to_numpy
 from .phase import check_positions, cos_sin
-from .theta import LAYOUTS, PLACEMENTS, Rope, check_rope
+from .theta import LAYOUTS, Rope, check_rope
 
 # Order in which a layout reads the two features of each pair, and in which it writes them.
 _READS = {"interleaved": "interleaved", "half": "half", "interleaved-to-half": "interleaved"}
@@ -78,16 +79,14 @@ def _compute_dtype(x: Array) -> np.dtype[Any]:
 
 def _check_fit(x: Array, m: np.ndarray[Any, Any], rope: Rope) -> tuple[int, ...]:
     """The shape of positions for one axis, if it fits x: none, or (…, n) with the first axes of x."""
-    shape = m.shape if rope.axes is None else m.shape[1:]
+    shape: tuple[int, ...] = m.shape if rope.axes is None else m.shape[1:]
     if x.ndim < 1 or x.shape[-1] != rope.head_dim:
         raise ValueError(f"the last axis of x must be head_dim, {rope.head_dim}, x had shape {x.shape}")
-    leads = shape[:-1]
-    if shape and (
-        x.ndim < len(shape) + 1 or x.shape[-2] != shape[-1] or any(a not in (1, b) for a, b in zip(leads, x.shape, strict=False))
-    ):
+    fits = x.ndim > len(shape) and all(a in (1, b) for a, b in zip(shape[:-1], x.shape, strict=False))
+    if shape and not (fits and shape[-1] == x.shape[-2]):
         raise ValueError(
-            f"positions of shape {shape} do not fit x of shape {x.shape}: they must be a scalar, (n,) = ({x.shape[-2] if x.ndim > 1 else '?'},), "
-            "or (…, n) with the first axes of x before n"
+            f"positions of shape {shape} do not fit x of shape {x.shape}: they must be a scalar, (n,), or (…, n) with "
+            "the first axes of x before n"
         )
     return shape
 
@@ -95,20 +94,26 @@ def _check_fit(x: Array, m: np.ndarray[Any, Any], rope: Rope) -> tuple[int, ...]
 def _aligned(table: Array, shape: tuple[int, ...], x: Array) -> Array:
     """A table (…, n, w) as a view that has the axes of x (…, h, n, d), of length 1 where it does not vary."""
     if not shape:
-        return table.reshape(*(1,) * (x.ndim - 1), -1)
+        return table.reshape(*(1,) * (x.ndim - 1), table.shape[-1])
     return table.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), shape[-1], table.shape[-1])
 
 
 def _piece(table: Array, index: tuple[int | slice, ...]) -> Array:
     """The part of an aligned table that belongs to x[index]."""
-    return table[tuple((0 if isinstance(i, int) else slice(None)) if n == 1 else i for i, n in zip(index, table.shape, strict=False))]
+    return table[
+        tuple(
+            (0 if isinstance(i, int) else slice(None)) if n == 1 else i
+            for i, n in zip(index, table.shape, strict=False)
+        )
+    ]
 
 
 def _pairs(x: Array, order: str) -> Array:
     """x (…, 2p) as a view (…, p, 2): the two features of each pair side by side."""
+    p = x.shape[-1] // 2
     if order == "interleaved":
-        return x.reshape(*x.shape[:-1], -1, 2)
-    return x.reshape(*x.shape[:-1], 2, -1).swapaxes(-1, -2)
+        return x.reshape(*x.shape[:-1], p, 2)
+    return x.reshape(*x.shape[:-1], 2, p).swapaxes(-1, -2)
 
 
 def _rotary(rope: Rope) -> slice:
@@ -177,6 +182,8 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
         out = xp.empty(x.shape, x.dtype)
     elif out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(f"out must have the shape and dtype of x, {x.shape} {x.dtype}, had {out.shape} {out.dtype}")
+    elif xp is np and not out.flags.writeable:
+        raise ValueError("out must be writable, was read-only")
     elif out is not x and xp.may_share_memory(out, x):
         x = x.copy()  # they may overlap anyhow, and a piece must not be overwritten before it is read
     turning = _rotary(rope)
@@ -196,7 +203,9 @@ def _check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[An
         raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
     if tables.rope != rope:
         raise ValueError(f"tables were made for {tables.rope}, not for {rope}")
-    if positions is not tables.positions and not np.array_equal(_on_host(positions), tables.positions):
+    if positions is not tables.positions and not np.array_equal(
+        check_positions(_on_host(positions), rope), tables.positions
+    ):
         raise ValueError("tables were made for other positions")
     namespace(x=x, tables=tables.cos)
     if tables.cos.real.dtype != dtype:
@@ -236,7 +245,7 @@ def _turn(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array | None, r
 def _turn_half(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array, spare: Array) -> None:
     halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
     swapped = x.reshape(halves)[..., ::-1, :]  # x̃ without its signs, which sin has
-    xp.multiply(swapped, sin.reshape(*sin.shape[:-1], 2, -1), out=spare.reshape(halves))
+    xp.multiply(swapped, sin.reshape(*sin.shape[:-1], *halves[-2:]), out=spare.reshape(halves))
     xp.multiply(x, cos, out=out)
     xp.add(out, spare, out=out)  # Eq. (34), pairs (i, i + r/2)
 
@@ -302,19 +311,17 @@ def permute_weights(
     that of the keys. Scores are then the same in either layout; from and to exchanged, it is its own inverse.
     """
     xp = namespace(w=w)
-    for name, value, choices in (
-        ("from_layout", from_layout, LAYOUTS), ("to_layout", to_layout, LAYOUTS), ("placement", placement, PLACEMENTS),
-    ):  # fmt: skip
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
-    if isinstance(heads, bool) or not isinstance(heads, int | np.integer):
-        raise TypeError(f"heads must be an integer, was {heads!r}")
-    if w.ndim < 1 or heads < 1 or w.shape[0] % heads or not w.shape[0]:
+    for name, layout in (("from_layout", from_layout), ("to_layout", to_layout)):
+        checks.choice(name, layout, LAYOUTS)
+    heads = checks.integer("heads", heads, 1)
+    if w.ndim < 1 or w.shape[0] % heads or not w.shape[0]:
         raise ValueError(f"the first axis of w must be a multiple of heads, {heads}, w had shape {w.shape}")
     rope = Rope(w.shape[0] // heads, 10000.0, from_layout, rotary_dim, placement)  # checks the widths
     start, order = _rotary(rope).start, np.arange(rope.head_dim)
     for i in range(rope.pairs):
-        for old, new in zip(*(_features(i, rope.pairs, _READS[layout]) for layout in (from_layout, to_layout)), strict=True):
+        for old, new in zip(
+            *(_features(i, rope.pairs, _READS[layout]) for layout in (from_layout, to_layout)), strict=True
+        ):
             order[start + new] = start + old
     split = w.reshape(heads, rope.head_dim, *w.shape[1:])
     return xp.take(split, from_numpy(order, xp), axis=1).reshape(w.shape)
@@ -326,8 +333,8 @@ def decay(distances: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     >>> decay([0, 10, 100], Rope(128, 10000.0, "interleaved")).round(2)
     array([32.5 , 17.95, 10.23])
 
-    With S_j = Σ_{k<j} e^{i(m−n)θ_k}, Abel summation, Eq. (36), bounds a score by it, Eq. (37): with h_i the product of
-    query and conjugate key of pair i and h_{r/2} = 0, |Σ h_i e^{i(m−n)θ_i}| ≤ max|h_{i+1} − h_i| · (r/2) · decay(m − n).
+    With S_j = Σ_{k<j} e^{i(m−n)θ_k}, Abel summation, Eq. (36), bounds a score by it, Eq. (37): with h_i the product
+    of query and conjugate key of pair i and h_{r/2} = 0, |Σ h_i e^{i(m−n)θ_i}| ≤ max|h_{i+1} − h_i| · (r/2) · decay(m − n).
     """
     cos, sin = cos_sin(rope, distances)
     scores = np.hypot(cos.cumsum(axis=-1), sin.cumsum(axis=-1)) / rope.attention_factor  # |S_j|, Eq. (36)

@@ -6,19 +6,17 @@ binary value. Each published rescaling of Θ is one small frozen dataclass that 
 
 from __future__ import annotations
 
-import json
 import math
-import numbers
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from . import conventions
+from . import checks, conventions
 
 LAYOUTS = ("interleaved", "half", "interleaved-to-half")
 PLACEMENTS = ("prefix", "suffix")
@@ -30,55 +28,20 @@ DECIMAL = Context(prec=60)  # ten digits more than Θ is promised to
 MIN_FREQUENCY, MAX_FREQUENCY = Decimal(2) ** -53, Decimal(2) ** 20
 
 
-def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, was {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, was {value}")
-    return int(value)
-
-
-def _real(name: str, value: Any, low: float, high: float = math.inf, *, open: bool = False) -> float:
-    """A finite number of [low, high], or of (low, high] if open."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, was {value!r}")
-    number = float(value)
-    if not (low < number if open else low <= number) or number > high or math.isinf(number):
-        rule = f"{'greater than' if open else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-        raise ValueError(f"{name} must be finite and {rule}, was {value!r}")
-    return number
-
-
-def _numbers(name: str, values: Any) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a list of numbers, one for each pair, was {values!r}")
-    return tuple(_real(f"{name}[{i}]", value, 0, open=True) for i, value in enumerate(values))
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, was {value!r}")
-    return value
-
-
 class _Checked:
     """Checks and normalises the fields of a frozen dataclass by their names; None stays where it is the default."""
 
     _RULES: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
-        "factor": lambda name, value: _real(name, value, 1),
-        "original_length": lambda name, value: _integer(name, value, 2),
-        "length": lambda name, value: _integer(name, value, 1),
-        "attention_factor": lambda name, value: _real(name, value, 0, open=True),
-        "beta_fast": lambda name, value: _real(name, value, 0, open=True),
-        "beta_slow": lambda name, value: _real(name, value, 0, open=True),
-        "mscale": lambda name, value: _real(name, value, 0),
-        "mscale_all_dim": lambda name, value: _real(name, value, 0),
-        "truncate": _flag,
-        "short": _numbers,
-        "long": _numbers,
-        "low": lambda name, value: _real(name, value, 0, open=True),
-        "high": lambda name, value: _real(name, value, 0, open=True),
-        "fraction": lambda name, value: _real(name, value, 0, 1, open=True),
+        **dict.fromkeys(
+            ("attention_factor", "beta_fast", "beta_slow", "low", "high"), partial(checks.real, low=0, open=True)
+        ),
+        **dict.fromkeys(("mscale", "mscale_all_dim"), partial(checks.real, low=0)),
+        **dict.fromkeys(("short", "long"), checks.reals),
+        "factor": partial(checks.real, low=1),
+        "fraction": partial(checks.real, low=0, high=1, open=True),
+        "original_length": partial(checks.integer, least=2),
+        "length": partial(checks.integer, least=1),
+        "truncate": checks.flag,
     }
 
     def __post_init__(self) -> None:
@@ -243,6 +206,14 @@ class Proportional(_Checked):
 
 
 Scaling: TypeAlias = Linear | DynamicNTK | YaRN | LongRoPE | Llama3 | Proportional
+SCALINGS: dict[str, type[Scaling]] = {
+    "linear": Linear,
+    "dynamic": DynamicNTK,
+    "yarn": YaRN,
+    "longrope": LongRoPE,
+    "llama3": Llama3,
+    "proportional": Proportional,
+}
 LENGTH_DEPENDENT = (DynamicNTK, LongRoPE)
 
 
@@ -262,11 +233,8 @@ class Axes:
     sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.style not in ("sections", "interleaved", "axial", "pixtral"):
-            raise ValueError(f'axes style must be "sections", "interleaved", "axial" or "pixtral", was {self.style!r}')
-        if isinstance(self.sections, str) or not isinstance(self.sections, Sequence):
-            raise TypeError(f"sections must be a list of integers, was {self.sections!r}")
-        _set(self, "sections", tuple(_integer(f"sections[{i}]", s, 0) for i, s in enumerate(self.sections)))
+        checks.choice("axes style", self.style, ("sections", "interleaved", "axial", "pixtral"))
+        _set(self, "sections", checks.integers("sections", self.sections, 0))
         wanted = {"sections": "at least two", "interleaved": "three"}.get(self.style, "no")
         count = len(self.sections)
         if not {"sections": count >= 2, "interleaved": count == 3}.get(self.style, count == 0):
@@ -280,7 +248,9 @@ class Axes:
     def assign(self, p: int) -> list[tuple[int, int]]:
         """For each of p pairs the axis that turns it and the index of its frequency in Θ."""
         if self.sections and sum(self.sections) != p:
-            raise ValueError(f"sections {self.sections} must add up to the number of pairs, {p}, but make {sum(self.sections)}")
+            raise ValueError(
+                f"sections {self.sections} must add up to the number of pairs, {p}, but make {sum(self.sections)}"
+            )
         if self.style == "sections":
             return [(axis, i) for i, axis in enumerate(a for a, s in enumerate(self.sections) for _ in range(s))]
         if self.style == "interleaved":
@@ -317,21 +287,19 @@ class Rope:
     direction: int = 1
 
     def __post_init__(self) -> None:
-        _set(self, "head_dim", _integer("head_dim", self.head_dim, 1))
+        _set(self, "head_dim", checks.integer("head_dim", self.head_dim, 1))
         if self.rotary_dim is None:
             _set(self, "rotary_dim", self.head_dim)
-        _set(self, "rotary_dim", _integer("rotary_dim", self.rotary_dim, 1))
+        _set(self, "rotary_dim", checks.integer("rotary_dim", self.rotary_dim, 1))
         for name in ("head_dim", "rotary_dim"):
             if getattr(self, name) % 2:
                 raise ValueError(f"{name} must be even, was {getattr(self, name)}: features turn in pairs")
         if self.width > self.head_dim:
             raise ValueError(f"rotary_dim must be at most head_dim, {self.head_dim}, was {self.rotary_dim}")
-        _set(self, "base", _real("base", self.base, 1, 1e12, open=True))
-        for name, choices in (("layout", LAYOUTS), ("placement", PLACEMENTS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {getattr(self, name)!r}")
-        if isinstance(self.direction, bool) or self.direction not in (1, -1):
-            raise ValueError(f"direction must be 1 or -1, was {self.direction!r}")
+        _set(self, "base", checks.real("base", self.base, 1, 1e12, open=True))
+        checks.choice("layout", self.layout, LAYOUTS)
+        checks.choice("placement", self.placement, PLACEMENTS)
+        checks.choice("direction", self.direction, (1, -1))
         self._check_scaling()
         if self.axes is not None:
             if not isinstance(self.axes, Axes):
@@ -340,9 +308,14 @@ class Rope:
 
     def _check_scaling(self) -> None:
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
-            raise TypeError(f"scaling must be None, Linear, DynamicNTK, YaRN, LongRoPE, Llama3 or Proportional, was {self.scaling!r}")
+            raise TypeError(
+                "scaling must be None, Linear, DynamicNTK, YaRN, LongRoPE, Llama3 or Proportional, was "
+                f"{self.scaling!r}"
+            )
         if isinstance(self.scaling, DynamicNTK) and self.width == 2:
-            raise ValueError("DynamicNTK needs a rotary width of at least 4, was 2: its exponent r/(r−2) divides by zero")
+            raise ValueError(
+                "DynamicNTK needs a rotary width of at least 4, was 2: its exponent r/(r−2) divides by zero"
+            )
         if isinstance(self.scaling, Proportional) and self.width != self.head_dim:
             raise ValueError(
                 f"Proportional spans the whole head: leave rotary_dim out, was {self.rotary_dim} of {self.head_dim}; "
@@ -351,11 +324,17 @@ class Rope:
         if isinstance(self.scaling, LongRoPE):
             for name in ("short", "long"):
                 if (found := len(getattr(self.scaling, name))) != self.pairs:
-                    raise ValueError(f"LongRoPE's {name} list must have one factor for each of {self.pairs} pairs, has {found}")
+                    raise ValueError(
+                        f"LongRoPE's {name} list must have one factor for each of {self.pairs} pairs, has {found}"
+                    )
 
     def __repr__(self) -> str:
         default = replace(self, rotary_dim=None, placement="prefix", scaling=None, axes=None, direction=1)
-        told = [f for f in fields(self) if f.name in ("head_dim", "base", "layout") or getattr(self, f.name) != getattr(default, f.name)]
+        told = [
+            f
+            for f in fields(self)
+            if f.name in ("head_dim", "base", "layout") or getattr(self, f.name) != getattr(default, f.name)
+        ]
         return f"Rope({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
     @property
@@ -389,14 +368,18 @@ class Rope:
         >>> rope.at(4096).scaling
         DynamicNTK(factor=2.0, original_length=2048, length=4096)
         """
-        length = _integer("length", length, 1)
+        length = checks.integer("length", length, 1)
         if not isinstance(self.scaling, LENGTH_DEPENDENT):
             return self
         return replace(self, scaling=replace(self.scaling, length=length))
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any] | str | os.PathLike[str], *, layout: str | None = None, layer_type: str | None = None
+        cls,
+        config: Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        layout: str | None = None,
+        layer_type: str | None = None,
     ) -> Rope:
         """The rope of a Hugging Face config: a dict, or the path of a config.json or of its folder.
 
@@ -406,7 +389,14 @@ class Rope:
         A config does not say the layout; it comes from ``model_type`` by convention, or from ``layout``.
         Models whose layers have different ropes need ``layer_type``.
         """
-        return _from_config(cls, _read_config(config), layout, layer_type)
+        read = conventions.read_config(config, layout, layer_type)
+        kind, parameters = read.pop("scaling")
+        sections = read.pop("axes")
+        return cls(
+            **read,
+            scaling=None if kind == "default" else SCALINGS[kind](**parameters),
+            axes=None if sections is None else Axes(*sections),
+        )
 
 
 def check_rope(rope: Any) -> Rope:
@@ -428,7 +418,9 @@ def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
         theta = [theta[i] for _, i in rope.axes.assign(rope.pairs)]
     for i, t in enumerate(theta):
         if t and not MIN_FREQUENCY <= t <= MAX_FREQUENCY:
-            raise ValueError(f"frequency {i} is {t:.3e}, outside [2^-53, 2^20] where phases are exact: lower the factor or the base")
+            raise ValueError(
+                f"frequency {i} is {t:.3e}, outside [2^-53, 2^20] where phases are exact: lower the factor or the base"
+            )
     return tuple(theta)
 
 
@@ -449,167 +441,3 @@ def wavelengths(rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     """
     with localcontext(DECIMAL):
         return np.array([float(TWO_PI / t) if t else math.inf for t in exact_frequencies(check_rope(rope))])
-
-
-# Reading a Hugging Face config.
-
-_COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
-_KEYS = {
-    "default": set(),
-    "linear": {"factor"},
-    "dynamic": {"factor", "alpha"},
-    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"},
-    "longrope": {"factor", "original_max_position_embeddings", "short_factor", "long_factor", "attention_factor"},
-    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
-    "proportional": {"factor"},
-}
-
-
-def _read_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    if isinstance(config, str | os.PathLike):
-        path = os.path.join(config, "config.json") if os.path.isdir(config) else config
-        try:
-            with open(path, encoding="utf-8") as file:
-                config = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)} is not valid JSON: {error}") from error
-    if not isinstance(config, Mapping):
-        raise TypeError(f"config must be a dict, or the path of a config.json with one, was {type(config).__name__}")
-    text = config.get("text_config")
-    return text if isinstance(text, Mapping) and _first(config, conventions.HIDDEN_KEYS) is None else config
-
-
-def _first(config: Mapping[str, Any], keys: Sequence[str], default: Any = None) -> Any:
-    return next((config[key] for key in keys if config.get(key) is not None), default)
-
-
-def _need(config: Mapping[str, Any], keys: Sequence[str], what: str) -> Any:
-    if (value := _first(config, keys)) is None:
-        raise ValueError(f"the config lacks {' or '.join(map(repr, keys))}, which {what} needs")
-    return value
-
-
-def _rope_parameters(config: Mapping[str, Any], convention: conventions.Convention | None, layer_type: str | None) -> dict[str, Any]:
-    """The rope dict of a config in its new flat form: with rope_type and rope_theta, without nulls."""
-    raw = _first(config, ("rope_parameters", "rope_scaling"), {})
-    if not isinstance(raw, Mapping):
-        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict, was {raw!r}")
-    if config.get("rope_scaling") not in (None, raw):
-        raise ValueError("the config has both rope_parameters and rope_scaling, and they differ: keep the one that holds")
-    base_keys: tuple[str, ...] = conventions.BASE_KEYS
-    base = convention.base if convention else None
-    layers = dict(raw) if any(isinstance(value, Mapping) for value in raw.values()) else {}
-    flat_layers = convention.layers if convention and not layers else {}
-    if (layers or flat_layers) and layer_type not in (layers or flat_layers):
-        raise ValueError(f"layer_type must be one of {', '.join(map(repr, layers or flat_layers))}: they have different ropes; was {layer_type!r}")
-    if layer_type is not None and not (layers or flat_layers or layer_type in (config.get("layer_types") or ())):
-        raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")
-    if layers:
-        raw = layers[layer_type]
-        if not isinstance(raw, Mapping):
-            raise ValueError(f"layers of type {layer_type!r} have no rope in this config ({raw!r})")
-        if convention and layer_type in convention.layers:
-            base = convention.layers[layer_type].base
-    elif flat_layers and layer_type is not None:
-        layer = flat_layers[layer_type]
-        base, base_keys = layer.base, (layer.base_key,)
-        raw = raw if layer.scaled else {}
-    parameters = {key: value for key, value in raw.items() if value is not None}
-    parameters.setdefault("rope_theta", _first(config, base_keys, base))
-    if parameters["rope_theta"] is None:
-        raise ValueError("the config does not say rope_theta, and its model_type implies none: add it to the config")
-    fraction = _first(config, conventions.FRACTION_KEYS, convention.fraction if convention else 1.0)
-    parameters.setdefault("partial_rotary_factor", fraction)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    parameters["rope_type"] = conventions.ROPE_TYPE_ALIASES.get(kind, kind)
-    return parameters
-
-
-def _scaling(parameters: dict[str, Any], config: Mapping[str, Any]) -> Scaling | None:
-    kind = parameters["rope_type"]
-    if kind not in _KEYS:
-        raise ValueError(f"rope_type must be one of {', '.join(_KEYS)}, was {kind!r}")
-    if unknown := sorted(set(parameters) - _KEYS[kind] - _COMMON_KEYS):
-        raise ValueError(f"rope_type {kind!r} does not know {', '.join(unknown)}: remove what changes nothing, or mend the spelling")
-    get, what = parameters.get, f"rope_type {kind!r}"
-
-    def original_length() -> Any:  # Phi-3 has it at the top level, and that one wins
-        keys = ("original_max_position_embeddings",)
-        return _first(config, keys) or get(*keys) or _need(config, conventions.LENGTH_KEYS, what)
-
-    def factor() -> Any:
-        if get("factor") is not None:
-            return get("factor")
-        longest = _real("max_position_embeddings", _need(config, conventions.LENGTH_KEYS, what), 1)
-        return max(longest / _real("original_max_position_embeddings", original_length(), 1), 1.0)
-
-    if kind == "linear":
-        return Linear(_need(parameters, ("factor",), what))
-    if kind == "dynamic":
-        if "alpha" in parameters:  # HunYuan: only another base, see _from_config
-            return None
-        return DynamicNTK(_need(parameters, ("factor",), what), _need(config, conventions.LENGTH_KEYS, what))
-    if kind == "yarn":
-        betas = {"beta_fast": get("beta_fast") or 32.0, "beta_slow": get("beta_slow") or 1.0}
-        names = ("attention_factor", "mscale", "mscale_all_dim", "truncate")
-        return YaRN(factor(), original_length(), **betas, **{name: parameters[name] for name in names if name in parameters})
-    if kind == "longrope":
-        short, long = (_need(parameters, (key,), what) for key in ("short_factor", "long_factor"))
-        return LongRoPE(short, long, factor(), original_length(), get("attention_factor"))
-    if kind == "llama3":
-        values = (_need(parameters, (key,), what) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-        return Llama3(*values, original_length())
-    if kind == "proportional":
-        return Proportional(parameters["partial_rotary_factor"], get("factor", 1.0))
-    return None
-
-
-def _from_config(cls: type[Rope], config: Mapping[str, Any], layout: str | None, layer_type: str | None) -> Rope:
-    model_type = config.get("model_type")
-    convention = conventions.MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
-    if layout is None and convention is None:
-        raise ValueError(f"a config does not say which features make a pair, and model_type {model_type!r} is not known here: pass layout=")
-    if config.get("alibi") is True:
-        raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
-    parameters = _rope_parameters(config, convention, layer_type)
-    base = _real("rope_theta", parameters["rope_theta"], 1, open=True)
-    head_dim, width, placement = _widths(config, convention, parameters)
-    if layout is None and convention is not None:
-        layout = "half" if config.get("rope_interleave") is False else convention.layout
-    scaling = _scaling(parameters, config)
-    if "alpha" in parameters and parameters["rope_type"] == "dynamic":
-        if width <= 2:
-            raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
-        base *= _real("alpha", parameters["alpha"], 0, open=True) ** (width / (width - 2))
-    style = (convention.axes if convention else None) or ("interleaved" if parameters.get("mrope_interleaved") else "sections")
-    sections = parameters.get("mrope_section")
-    if sections is None and convention is not None and convention.axes:
-        raise ValueError(f"model_type {model_type!r} has several position axes: the config must say mrope_section")
-    return cls(
-        head_dim=head_dim, base=base, layout=str(layout), rotary_dim=width, placement=placement, scaling=scaling,
-        axes=None if sections is None else Axes(style, sections), direction=convention.direction if convention else 1,
-    )  # fmt: skip
-
-
-def _widths(config: Mapping[str, Any], convention: conventions.Convention | None, parameters: dict[str, Any]) -> tuple[int, int, str]:
-    """Head size, rotary width, and where in the head it lies."""
-    if config.get("qk_rope_head_dim") is not None:  # multi-head latent attention: [nope | rope]
-        width = _integer("qk_rope_head_dim", config["qk_rope_head_dim"], 1)
-        return _integer("qk_nope_head_dim", _need(config, ("qk_nope_head_dim",), "qk_rope_head_dim"), 0) + width, width, "suffix"
-    head_dim = _first(config, ("head_dim",), convention.head_dim if convention else None)
-    if head_dim is None:
-        hidden = _integer("hidden_size", _need(config, conventions.HIDDEN_KEYS, "the head size"), 1)
-        heads = _integer("num_attention_heads", _need(config, conventions.HEADS_KEYS, "the head size"), 1)
-        if hidden % heads:
-            raise ValueError(f"hidden_size, {hidden}, must be a multiple of num_attention_heads, {heads}, or the config must say head_dim")
-        head_dim = hidden // heads
-    head_dim = _integer("head_dim", head_dim, 1)
-    fraction = _real("partial_rotary_factor", parameters["partial_rotary_factor"], 0, 1, open=True)
-    width = head_dim if parameters["rope_type"] == "proportional" else int(head_dim * fraction)
-    default = convention.rotary_dim if convention and "rotary_dim" not in config else None
-    explicit = _first(config, ("rotary_dim",), default)
-    if explicit is not None:
-        if width not in (head_dim, explicit):
-            raise ValueError(f"the config says rotary_dim {explicit} and a partial_rotary_factor that makes {width}: keep one")
-        width = _integer("rotary_dim", explicit, 1)
-    return head_dim, width, "prefix"

@@ -26,7 +26,7 @@ def _unwrap(value: Any) -> Any:
         return type(value)(_unwrap(item) for item in value)
     if isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"Unsupported type {type(value)}: a NumPy value among device arrays")
-    if isinstance(value, _PLAIN) or isinstance(value, numbers.Number):
+    if isinstance(value, (*_PLAIN, numbers.Number)):
         return value
     raise TypeError(f"Unsupported type {type(value)}")
 
@@ -124,11 +124,41 @@ def _operator(name: str) -> Any:
     return apply
 
 
-for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+):
     for _prefix in ("", "r", "i"):
         if hasattr(np.ndarray, f"__{_prefix}{_name}__"):
             setattr(ndarray, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
-for _name in "neg pos abs invert lt le eq ne gt ge bool int float index complex".split():
+for _name in (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "lt",
+    "le",
+    "eq",
+    "ne",
+    "gt",
+    "ge",
+    "bool",
+    "int",
+    "float",
+    "index",
+    "complex",
+):
     setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
 ndarray.__module__ = "cupy"
 

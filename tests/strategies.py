@@ -27,7 +27,9 @@ dtypes = st.sampled_from(sorted(DTYPES)).map(DTYPES.__getitem__)
 
 def positions(limit: int = 2**31) -> st.SearchStrategy[int]:
     """Single positions: small ones, any, and those at and around powers of two."""
-    powers = st.integers(0, limit.bit_length() - 1).flatmap(lambda k: st.sampled_from([2**k - 1, 2**k, min(2**k + 1, limit)]))
+    powers = st.integers(0, limit.bit_length() - 1).flatmap(
+        lambda k: st.sampled_from([2**k - 1, 2**k, min(2**k + 1, limit)])
+    )
     return st.one_of(st.integers(-8, 8), st.integers(-limit, limit), powers, powers.map(lambda m: -m))
 
 

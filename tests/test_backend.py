@@ -66,7 +66,9 @@ def test_cupy_missing_says_what_to_install(monkeypatch):
     genuine = builtins.__import__
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.setattr(pyrope.backend.importlib, "import_module", no_cupy)
-    with pytest.raises(ImportError, match=r"needs CuPy.*No module named 'cupy'.*pip install \"pyrope-reference\[cuda13\]\""):
+    with pytest.raises(
+        ImportError, match=r"needs CuPy.*No module named 'cupy'.*pip install \"pyrope-reference\[cuda13\]\""
+    ):
         pyrope.get("cupy")
 
 
@@ -119,7 +121,9 @@ def test_contract_bites(source, said):
 
 @needs_wheel
 def test_contract_lets_pass_what_cupy_has():
-    assert cupy_contract.violations("xp.multiply(a, b, out=c); xp.linalg.norm(a, axis=0); xp.empty((3,), dtype=d)") == []
+    assert (
+        cupy_contract.violations("xp.multiply(a, b, out=c); xp.linalg.norm(a, axis=0); xp.empty((3,), dtype=d)") == []
+    )
 
 
 @needs_wheel

@@ -93,7 +93,11 @@ GEMMA3_NESTED = GEMMA3 | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     }
 }
-GEMMA3_FLAT = GEMMA3 | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+GEMMA3_FLAT = GEMMA3 | {
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
 
 
 @pytest.mark.parametrize("config", [GEMMA3_NESTED, GEMMA3_FLAT], ids=["new", "old"])
@@ -112,7 +116,10 @@ def test_layer_types_that_share_one_rope():
     with pytest.raises(ValueError, match="knows no layer_type 'full_attention': leave it out"):
         Rope.from_config(LLAMA, layer_type="full_attention")
     with pytest.raises(ValueError, match="layers of type 'full_attention' have no rope"):
-        Rope.from_config(LLAMA | {"rope_parameters": {"full_attention": None, "other": {"rope_theta": 5.0}}}, layer_type="full_attention")
+        Rope.from_config(
+            LLAMA | {"rope_parameters": {"full_attention": None, "other": {"rope_theta": 5.0}}},
+            layer_type="full_attention",
+        )
 
 
 def test_paths(tmp_path):
@@ -145,7 +152,7 @@ def test_the_layout_is_never_guessed():
 @pytest.mark.parametrize(
     "change, error, match",
     [
-        ({"rope_scaling": {"rope_type": "ntk-by-parts"}}, ValueError, "rope_type must be one of default, linear, .* was 'ntk-by-parts'"),
+        ({"rope_scaling": {"rope_type": "ntk-by-parts"}}, ValueError, "rope_type must be one of 'default', 'linear', .* was 'ntk-by-parts'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' does not know fctor"),
         ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' does not know factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
@@ -187,7 +194,11 @@ def test_a_base_that_nobody_says_is_asked_for():
 def test_every_convention_makes_a_rope(model_type):
     convention = conventions.MODEL_TYPES[model_type]
     assert convention.layout in LAYOUTS
-    config = {"model_type": model_type, "head_dim": 64, "rope_parameters": {"mrope_section": [12, 10, 10]} if convention.axes else None}
+    config = {
+        "model_type": model_type,
+        "head_dim": 64,
+        "rope_parameters": {"mrope_section": [12, 10, 10]} if convention.axes else None,
+    }
     for layer_type in convention.layers or [None]:
         rope = Rope.from_config(config, layer_type=layer_type)
         assert rope.base == (convention.layers[layer_type].base if layer_type else convention.base)

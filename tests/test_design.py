@@ -9,15 +9,16 @@ import cupy_contract
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
-ENGINE = {"backend", "conventions", "theta", "phase", "rotation"}
+ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation"}
 # The import table of the design: what each module may import of pyrope. One direction, no way back.
 MAY_IMPORT = {
     "__init__": ENGINE,
+    "checks": set(),
     "backend": set(),
-    "conventions": set(),
-    "theta": {"conventions"},
+    "conventions": {"checks"},
+    "theta": {"checks", "conventions"},
     "phase": {"theta"},
-    "rotation": {"backend", "theta", "phase"},
+    "rotation": {"checks", "backend", "theta", "phase"},
     "cli": ENGINE | {"__init__"},
     "__main__": {"cli"},
 }

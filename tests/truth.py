@@ -109,7 +109,11 @@ def features(rope: Rope) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     start = 0 if rope.placement == "prefix" else rope.head_dim - r
     neighbours = [(start + 2 * i, start + 2 * i + 1) for i in range(p)]
     halves = [(start + i, start + i + p) for i in range(p)]
-    table = {"interleaved": (neighbours, neighbours), "half": (halves, halves), "interleaved-to-half": (neighbours, halves)}
+    table = {
+        "interleaved": (neighbours, neighbours),
+        "half": (halves, halves),
+        "interleaved-to-half": (neighbours, halves),
+    }
     return list(zip(*table[rope.layout], strict=True))
 
 

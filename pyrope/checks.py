@@ -1,0 +1,54 @@
+"""Checks of single arguments: each returns the value, normalised, or says the rule and what was given instead."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, was {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, was {value}")
+    return int(value)
+
+
+def real(name: str, value: Any, low: float, high: float = math.inf, *, open: bool = False) -> float:
+    """A finite number of [low, high], or of (low, high] if open."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, was {value!r}")
+    number = float(value)
+    if not (low < number if open else low <= number) or number > high or math.isinf(number):
+        rule = f"{'greater than' if open else 'at least'} {low:g}" + (
+            f" and at most {high:g}" if high < math.inf else ""
+        )
+        raise ValueError(f"{name} must be finite and {rule}, was {value!r}")
+    return number
+
+
+def reals(name: str, values: Any) -> tuple[float, ...]:
+    """A sequence of positive numbers."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list of numbers, was {values!r}")
+    return tuple(real(f"{name}[{i}]", value, 0, open=True) for i, value in enumerate(values))
+
+
+def integers(name: str, values: Any, least: int) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list of integers, was {values!r}")
+    return tuple(integer(f"{name}[{i}]", value, least) for i, value in enumerate(values))
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, was {value!r}")
+    return value
+
+
+def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    if isinstance(value, bool) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
+    return value
