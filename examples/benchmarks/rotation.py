@@ -1,0 +1,125 @@
+"""How fast pyrope rotates, as ratios to a memory copy and to torch, all in one run.
+
+    python examples/benchmarks/rotation.py
+
+Rotation: float32, 32 heads × 4096 positions × 128 features, tables ready, result into an array that is
+there already. Tables: 131,072 positions × 64 pairs against numpy.cos and numpy.sin of the naive angle.
+torch is optional; its rotation is the form of Hugging Face, eager and compiled, with two threads.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+
+import pyrope
+from pyrope import Rope
+
+HEADS, LENGTH, HEAD_DIM = 32, 4096, 128
+
+
+def best(function: Callable[[], object], rounds: int = 15) -> float:
+    """The shortest of several times, in seconds: what the machine can do when nobody else is at work."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def row(name: str, seconds: float, unit: float, of: str, limit: str = "") -> None:
+    print(f"{name:<38}{seconds * 1e3:9.2f} ms {seconds / unit:8.2f} x {of:<10}{limit}")
+
+
+def rotation() -> dict[str, float]:
+    x = np.random.default_rng(0).standard_normal((HEADS, LENGTH, HEAD_DIM)).astype(np.float32)
+    out, m = np.empty_like(x), np.arange(LENGTH)
+    copy = best(lambda: np.copyto(out, x))
+    row("numpy.copyto", copy, copy, "a copy")
+    seconds = {"copy": copy}
+    for layout, limit in (("interleaved", "limit 1.35"), ("half", "limit 3.20"), ("interleaved-to-half", "")):
+        rope = Rope(HEAD_DIM, 10000.0, layout)
+        tables = pyrope.rotation_tables(rope, m, like=x)
+        seconds[layout] = best(lambda r=rope, t=tables: pyrope.rotate(x, m, r, tables=t, out=out))
+        row(f"pyrope {layout}", seconds[layout], copy, "a copy", limit)
+    return seconds
+
+
+def naive(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """The form that most people write first."""
+    x1, x2 = x[..., ::2], x[..., 1::2]
+    return np.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1).reshape(x.shape)
+
+
+def plain_numpy(copy: float) -> None:
+    x = np.random.default_rng(0).standard_normal((HEADS, LENGTH, HEAD_DIM)).astype(np.float32)
+    tables = pyrope.cos_sin(Rope(HEAD_DIM, 10000.0, "interleaved"), np.arange(LENGTH), np.float32)
+    row("NumPy, naive interleaved", best(lambda: naive(x, *tables), 5), copy, "a copy")
+
+
+def peers(ours: dict[str, float]) -> None:
+    try:
+        import torch
+    except ImportError:
+        print("torch is not installed: its rows are left out")
+        return
+    torch.set_num_threads(2)
+    x = torch.randn(1, HEADS, LENGTH, HEAD_DIM)
+    angle = torch.arange(LENGTH)[:, None] * 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    wide = torch.cat((angle, angle), -1)
+
+    def half(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        swapped = torch.cat((-x[..., HEAD_DIM // 2 :], x[..., : HEAD_DIM // 2]), -1)
+        return x * cos + swapped * sin
+
+    def interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x1, x2 = x[..., ::2], x[..., 1::2]
+        return torch.stack((x1 * cos - x2 * sin, x1 * sin + x2 * cos), -1).flatten(-2)
+
+    for name, function, table in (("half", half, wide), ("interleaved", interleaved, angle)):
+        arguments = (x, table.cos(), table.sin())
+        row(
+            f"torch {name}, eager", best(lambda f=function, a=arguments: f(*a), 7), ours[name], "pyrope's", "> 1 wanted"
+        )
+        try:
+            compiled = torch.compile(function)
+            compiled(*arguments)
+        except Exception as error:  # no C++ compiler on this machine, for one
+            print(f"torch {name}: cannot be compiled here ({type(error).__name__})")
+            continue
+        row(
+            f"torch {name}, compiled", best(lambda f=compiled, a=arguments: f(*a)), ours[name], "pyrope's", "> 1 wanted"
+        )
+
+
+def tables() -> None:
+    n, rope = 131072, Rope(128, 10000.0, "half")
+    m, theta = np.arange(n), pyrope.frequencies(rope)
+
+    def plain() -> tuple[np.ndarray, np.ndarray]:
+        angle = m[:, None] * theta
+        return np.cos(angle), np.sin(angle)
+
+    unit = best(plain, 7)
+    row(f"numpy cos, sin of {n} x 64", unit, unit, "numpy")
+    row("pyrope.cos_sin of the same", best(lambda: pyrope.cos_sin(rope, m), 7), unit, "numpy", "limit 1.50")
+    tracemalloc.start()
+    result = pyrope.cos_sin(rope, m)
+    beyond = tracemalloc.get_traced_memory()[1] - sum(table.nbytes for table in result)
+    tracemalloc.stop()
+    print(f"memory of pyrope.cos_sin beyond its result: {beyond / 2**20:.1f} MB (limit 64)")
+
+
+def main() -> None:
+    seconds = rotation()
+    plain_numpy(seconds["copy"])
+    peers(seconds)
+    tables()
+
+
+if __name__ == "__main__":
+    main()

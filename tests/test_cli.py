@@ -1,0 +1,95 @@
+"""The command line: what it prints, its exit codes, and what it says about misuse."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import pyrope
+from pyrope.cli import main
+
+LLAMA3 = "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
+PLAIN = ["table", "--head-dim", "8", "--base", "10000", "--layout", "half"]
+
+
+def test_table(capsys):
+    assert main([*PLAIN, "--position", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Rope(head_dim=8, base=10000.0, layout='half')" and lines[1] == "attention factor 1"
+    assert lines[2].split() == ["pair", "theta", "wavelength", "cos", "sin"]
+    assert lines[4].split() == ["1", "0.1", "62.8318530718", "0.995004165278", "0.0998334166468"]
+    assert len(lines) == 7 and max(map(len, lines)) <= 80
+
+
+def test_table_as_json_with_scaling(capsys):
+    assert (
+        main(["table", "--head-dim", "128", "--base", "500000", "--layout", "half", "--scaling", LLAMA3, "--json"]) == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    rope = pyrope.Rope(128, 500000.0, "half", scaling=pyrope.Llama3(8.0, 1.0, 4.0, 8192))
+    assert told["rope"] == repr(rope) and told["theta"] == pyrope.frequencies(rope).tolist()
+
+
+def test_pairs_that_do_not_turn_have_no_wavelength(capsys):
+    assert main([*PLAIN, "--scaling", "Proportional(fraction=0.5)", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["wavelength"][2:] == [None, None]
+
+
+def test_table_of_a_config(capsys, tmp_path):
+    config = {
+        "model_type": "llama",
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rope_scaling": {"type": "dynamic", "factor": 2.0},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["table", "--config", str(tmp_path), "--length", "128"]) == 0
+    assert "DynamicNTK(factor=2.0, original_length=64, length=128)" in capsys.readouterr().out
+    assert main(["table", "--config", str(tmp_path)]) == 2
+    assert "rope.at(length)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["table"], "give --config, or --head-dim, --base, --layout"),
+        (["table", "--head-dim", "7", "--base", "10000", "--layout", "half"], "head_dim must be even, was 7"),
+        (["table", "--config", "no/such/config.json"], "No such file"),
+        (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "leave out --head-dim, --base"),
+        ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
+        ([*PLAIN, "--scaling", "Nonlinear(factor=4)"], "--scaling must be a call such as"),
+        ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
+        ([*PLAIN, "--scaling", "Linear(fctor=4)"], "unexpected keyword argument 'fctor'"),
+        ([*PLAIN, "--scaling", "Linear(factor=0.5)"], "factor must be finite and at least 1"),
+        ([*PLAIN, "--position", str(2**40)], "positions must lie within"),
+    ],
+)
+def test_misuse_exits_with_2(capsys, arguments, said):
+    assert main(arguments) == 2
+    caught = capsys.readouterr()
+    assert said in caught.err and caught.err.startswith("pyrope: error: ") and not caught.out
+
+
+@pytest.mark.parametrize("arguments", [[], ["tabel"], ["table", "--layout", "neox"], ["table", "--head-dim", "x"]])
+def test_wrong_words_exit_with_2(capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: pyrope" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pyrope", "table", "--head-dim", "8192", "--base", "1e4", "--layout", "half"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    run.stdout.read(1)
+    run.stdout.close()
+    assert run.stderr.read() == b"" and run.wait() == 0
+    run.stderr.close()
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["table", "--help"])
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,36 @@
+"""docs/paper.md and the README speak of what is there."""
+
+import doctest
+import pathlib
+import re
+
+import pyrope
+
+ROOT = pathlib.Path(__file__).parent.parent
+ROWS = re.findall(r"^\| \((\d+)\) \| .* \| `pyrope\.([\w.]+)` \| `([\w/.]+)::(\w+)` \|$", (ROOT / "docs/paper.md").read_text(), re.M)
+
+
+def test_every_equation_in_the_code_is_a_row():
+    code = "\n".join(path.read_text() for path in ROOT.glob("pyrope/**/*.py"))
+    used = set(re.findall(r"Eq\. \((\d+)\)", code))
+    assert used and used <= {number for number, *_ in ROWS}
+    assert not re.search(r"(?i)\b(equation|eqn\.?|eq) *\(?\d", code), 'always spelt "Eq. (n)"'
+
+
+def test_every_row_is_read_and_its_function_and_test_exist():
+    assert len(ROWS) == len(re.findall(r"^\| \(\d+\)", (ROOT / "docs/paper.md").read_text(), re.M))
+    assert [int(number) for number, *_ in ROWS] == sorted({int(number) for number, *_ in ROWS})
+    for number, function, file, test in ROWS:
+        assert callable(getattr(pyrope, function)), function
+        body = (ROOT / file).read_text().partition(f"def {test}(")[2]
+        assert body, f"Eq. ({number}): {file} has no {test}"
+
+
+def test_the_readme_is_true():
+    found, _ = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found == 0
+    text = (ROOT / "README.md").read_text()
+    for path in re.findall(r"^\| `(pyrope/[\w/]+\.py)`", text, re.M):
+        assert (ROOT / path).is_file(), path
+    listed = set(re.findall(r"^\| `pyrope/([\w/]+\.py)`", text, re.M))
+    assert listed == {path.name for path in ROOT.glob("pyrope/*.py")} - {"__init__.py", "__main__.py"}
