@@ -7,7 +7,9 @@ import re
 import pyrope
 
 ROOT = pathlib.Path(__file__).parent.parent
-ROWS = re.findall(r"^\| \((\d+)\) \| .* \| `pyrope\.([\w.]+)` \| `([\w/.]+)::(\w+)` \|$", (ROOT / "docs/paper.md").read_text(), re.M)
+ROWS = re.findall(
+    r"^\| \((\d+)\) \| .* \| `pyrope\.([\w.]+)` \| `([\w/.]+)::(\w+)` \|$", (ROOT / "docs/paper.md").read_text(), re.M
+)
 
 
 def test_every_equation_in_the_code_is_a_row():
@@ -27,7 +29,9 @@ def test_every_row_is_read_and_its_function_and_test_exist():
 
 
 def test_the_readme_is_true():
-    found, _ = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    found, _ = doctest.testfile(
+        str(ROOT / "README.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
     assert found == 0
     text = (ROOT / "README.md").read_text()
     for path in re.findall(r"^\| `(pyrope/[\w/]+\.py)`", text, re.M):

@@ -1,0 +1,22 @@
+"""Every example in a docstring is true."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import pyrope
+
+MODULES = [
+    found.name for found in pkgutil.walk_packages(pyrope.__path__, "pyrope.") if not found.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_there_are_examples():
+    assert sum(doctest.testmod(importlib.import_module(name)).attempted for name in MODULES) > 20
