@@ -19,9 +19,9 @@ _INSTALL = 'pip install "pyrope-reference[cuda13]" (or [cuda12], to match the CU
 
 def _library(array: object) -> str:
     """The library an array belongs to, by its type alone, so that nothing is imported to find out."""
-    if isinstance(array, np.ndarray):
-        return "numpy"
     kind = type(array)
+    if kind in (np.ndarray, np.memmap):  # masked arrays and matrices have rules of their own
+        return "numpy"
     root = kind.__module__.partition(".")[0]
     if root == "cupy" and kind.__name__ == "ndarray":
         return "cupy"

@@ -100,20 +100,16 @@ def _aligned(table: Array, shape: tuple[int, ...], x: Array) -> Array:
 
 def _piece(table: Array, index: tuple[int | slice, ...]) -> Array:
     """The part of an aligned table that belongs to x[index]."""
-    return table[
-        tuple(
-            (0 if isinstance(i, int) else slice(None)) if n == 1 else i
-            for i, n in zip(index, table.shape, strict=False)
-        )
-    ]
+    own = (
+        (0 if isinstance(i, int) else slice(None)) if n == 1 else i for i, n in zip(index, table.shape, strict=False)
+    )
+    return table[tuple(own)]
 
 
-def _pairs(x: Array, order: str) -> Array:
-    """x (…, 2p) as a view (…, p, 2): the two features of each pair side by side."""
+def _pairs(x: Array, order: str) -> tuple[Array, Array]:
+    """The first and the second features of all pairs of x (…, 2p), as views (…, p)."""
     p = x.shape[-1] // 2
-    if order == "interleaved":
-        return x.reshape(*x.shape[:-1], p, 2)
-    return x.reshape(*x.shape[:-1], 2, p).swapaxes(-1, -2)
+    return (x[..., ::2], x[..., 1::2]) if order == "interleaved" else (x[..., :p], x[..., p:])
 
 
 def _rotary(rope: Rope) -> slice:
@@ -235,11 +231,11 @@ def _turn(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array | None, r
             else:
                 _turn_half(xp, a, b, c, _piece(sin, index), product)
             continue
-        work = spare[0, : a.size].reshape(a.shape)
-        _pairs(work, "interleaved")[...] = _pairs(a, read)
-        z = work.view(c.dtype)
+        z = spare.reshape(-1)[: a.size].view(c.dtype).reshape(*a.shape[:-1], a.shape[-1] // 2)
+        z.real, z.imag = _pairs(a, read)
         xp.multiply(z, c, out=z)  # Eq. (12)
-        _pairs(b, write)[...] = _pairs(work, "interleaved")
+        first, second = _pairs(b, write)
+        first[...], second[...] = z.real, z.imag
 
 
 def _turn_half(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array, spare: Array) -> None:
@@ -262,12 +258,11 @@ def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
     m = check_positions(_on_host(positions), rope)
     shape, turning = _check_fit(x, m, rope), _rotary(rope)
     cos, sin = (_aligned(from_numpy(table, xp), shape, x) for table in cos_sin(rope, m, dtype))
-    pairs = _pairs(x[..., turning].astype(dtype), _READS[rope.layout])
-    z = pairs[..., 0] + 1j * pairs[..., 1]
-    z = z * (cos + 1j * sin)  # Eq. (12): (W x)·e^{imθ}
+    first, second = _pairs(x[..., turning].astype(dtype), _READS[rope.layout])
+    z = (first + 1j * second) * (cos + 1j * sin)  # Eq. (12): (W x)·e^{imθ}
     out = x.copy()
-    pairs = _pairs(out[..., turning], _WRITES[rope.layout])
-    pairs[..., 0], pairs[..., 1] = z.real, z.imag
+    first, second = _pairs(out[..., turning], _WRITES[rope.layout])
+    first[...], second[...] = z.real, z.imag
     return out
 
 

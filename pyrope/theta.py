@@ -340,8 +340,7 @@ class Rope:
     @property
     def width(self) -> int:
         """r: how many features are rotated."""
-        assert self.rotary_dim is not None  # __post_init__ has filled it in
-        return self.rotary_dim
+        return self.rotary_dim or self.head_dim
 
     @property
     def pairs(self) -> int:
@@ -351,10 +350,7 @@ class Rope:
     @property
     def attention_factor(self) -> float:
         """a: multiplies cos and sin, so that scores get a²; 1 but for YaRN and LongRoPE."""
-        if not isinstance(self.scaling, YaRN | LongRoPE):
-            return 1.0
-        with localcontext(DECIMAL):
-            return float(self.scaling.exact_attention_factor())
+        return _attention_factor(self.scaling) if isinstance(self.scaling, YaRN | LongRoPE) else 1.0
 
     @property
     def resolved(self) -> bool:
@@ -397,6 +393,12 @@ class Rope:
             scaling=None if kind == "default" else SCALINGS[kind](**parameters),
             axes=None if sections is None else Axes(*sections),
         )
+
+
+@lru_cache(maxsize=256)
+def _attention_factor(scaling: YaRN | LongRoPE) -> float:
+    with localcontext(DECIMAL):
+        return float(scaling.exact_attention_factor())
 
 
 def check_rope(rope: Any) -> Rope:

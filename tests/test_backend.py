@@ -38,7 +38,9 @@ def test_mixed_libraries_are_named(monkeypatch):
         pyrope.rotate(double.asarray(np.ones((1, 4))), [0], Rope(4, 10000.0, "half"), out=np.ones((1, 4)))
 
 
-@pytest.mark.parametrize("thing", [[1.0, 2.0], 3.0, np.float32(3), "text", memoryview(b"ab")])
+@pytest.mark.parametrize(
+    "thing", [[1.0, 2.0], 3.0, np.float32(3), "text", memoryview(b"ab"), np.ma.masked_array([1.0]), np.rec.array([1.0])]
+)
 def test_what_is_no_array_is_refused_by_type(thing):
     with pytest.raises(TypeError, match="must be a NumPy or CuPy array, was"):
         pyrope.namespace(x=thing)
