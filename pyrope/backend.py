@@ -95,5 +95,7 @@ def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
     """The same values on a backend, given by its name or as the module that `namespace` returned."""
     if _library(array) != "numpy":
         raise TypeError(f"array must be a NumPy array, was {_library(array)}")
+    if not isinstance(backend, str | ModuleType):
+        raise TypeError(f"backend must be a name or an array module, was {backend!r}")
     xp = get(backend) if isinstance(backend, str) else backend
     return array if xp is np else xp.asarray(array)

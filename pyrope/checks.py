@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 
 def integer(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -20,7 +22,10 @@ def real(name: str, value: Any, low: float, high: float = math.inf, *, open: boo
     """A finite number of [low, high], or of (low, high] if open."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, was {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (low < number if open else low <= number) or number > high or math.isinf(number):
         rule = f"{'greater than' if open else 'at least'} {low:g}" + (
             f" and at most {high:g}" if high < math.inf else ""
@@ -31,15 +36,18 @@ def real(name: str, value: Any, low: float, high: float = math.inf, *, open: boo
 
 def reals(name: str, values: Any) -> tuple[float, ...]:
     """A sequence of positive numbers."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a list of numbers, was {values!r}")
-    return tuple(real(f"{name}[{i}]", value, 0, open=True) for i, value in enumerate(values))
+    return tuple(real(f"{name}[{i}]", value, 0, open=True) for i, value in enumerate(_listed(name, values, "numbers")))
 
 
 def integers(name: str, values: Any, least: int) -> tuple[int, ...]:
+    return tuple(integer(f"{name}[{i}]", value, least) for i, value in enumerate(_listed(name, values, "integers")))
+
+
+def _listed(name: str, values: Any, what: str) -> Sequence[Any]:
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a list of integers, was {values!r}")
-    return tuple(integer(f"{name}[{i}]", value, least) for i, value in enumerate(values))
+        raise TypeError(f"{name} must be a list of {what}, was {values!r}")
+    return values
 
 
 def flag(name: str, value: Any) -> bool:
@@ -49,6 +57,6 @@ def flag(name: str, value: Any) -> bool:
 
 
 def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
-    if isinstance(value, bool) or value not in choices:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
     return value

@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser(
         "table",
         help="frequencies and wavelengths of a rope",
-        description="Frequencies Θ and wavelengths of a rope; with --position also cos and sin there.",
+        description="Frequencies and wavelengths of a rope; with --position also cos and sin there.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,11 +55,13 @@ def _scaling(text: str) -> Any:
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
             raise ValueError
         kind = classes[call.func.id]
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if None in arguments or len(arguments) < len(call.keywords):
+            raise ValueError
     except (ValueError, SyntaxError, KeyError, RecursionError):
         told = ", ".join(classes)
         raise ValueError(f'--scaling must be a call such as "Linear(factor=4.0)", of {told}; was {text!r}') from None
-    return kind(**arguments)
+    return kind(**{str(name): value for name, value in arguments.items()})
 
 
 def _rope(options: argparse.Namespace) -> Rope:
@@ -69,10 +71,14 @@ def _rope(options: argparse.Namespace) -> Rope:
             raise ValueError(f"--config says everything already: leave out {', '.join(given)}")
         rope = Rope.from_config(options.config, layout=options.layout, layer_type=options.layer_type)
     else:
+        if options.layer_type is not None:
+            raise ValueError("--layer-type goes with --config")
         if missing := [name for name in ("head_dim", "base", "layout") if getattr(options, name) is None]:
             raise ValueError(f"give --config, or {', '.join('--' + name.replace('_', '-') for name in missing)}")
         scaling = None if options.scaling is None else _scaling(options.scaling)
         rope = Rope(options.head_dim, options.base, options.layout, options.rotary_dim, scaling=scaling)
+    if options.length is None and not rope.resolved:
+        raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     return rope if options.length is None else rope.at(options.length)
 
 
@@ -100,10 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         _table(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, ArithmeticError, OSError) as error:
         print(f"pyrope: error: {error}", file=sys.stderr)
         return 2
     return 0

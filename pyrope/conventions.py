@@ -21,6 +21,8 @@ class LayerRope(NamedTuple):
     base: float  # if the config does not say
     base_key: str  # where the flat config says it
     scaled: bool  # whether rope_scaling applies to these layers
+    head_key: str = "head_dim"
+    head_dim: int | None = None  # if the config does not say it under head_key
 
 
 class Convention(NamedTuple):
@@ -32,6 +34,8 @@ class Convention(NamedTuple):
     direction: int = 1
     axes: str | None = None  # how mrope_section is meant
     layers: dict[str, LayerRope] = {}  # by layer type
+    alpha: bool = False  # whether "dynamic" with alpha means another base, with YaRN's keys beside it unused
+    explicit: bool = False  # its class scales Θ where a config says nothing, so that such a config is refused
 
 
 # Older and newer spellings of one and the same number, at the top level of a config.json.
@@ -52,6 +56,10 @@ _GEMMA3 = {
     "full_attention": LayerRope(1000000.0, "rope_theta", True),
     "sliding_attention": LayerRope(10000.0, "rope_local_base_freq", False),
 }
+_GEMMA4 = {
+    "full_attention": LayerRope(1000000.0, "rope_theta", True, "global_head_dim", 512),
+    "sliding_attention": LayerRope(10000.0, "rope_local_base_freq", False, "head_dim", 256),
+}
 _MODERNBERT = {
     "full_attention": LayerRope(160000.0, "global_rope_theta", True),
     "sliding_attention": LayerRope(10000.0, "local_rope_theta", True),
@@ -63,7 +71,7 @@ _OLMO3 = {
 
 MODEL_TYPES: dict[str, Convention] = {
     # Pairs (i, i + r/2).
-    "apertus": Convention("half", base=12000000.0),
+    "apertus": Convention("half", base=12000000.0, explicit=True),
     "arcee": _HALF,
     "bitnet": _HALF_500K,
     "csm": _HALF_500K,
@@ -77,16 +85,16 @@ MODEL_TYPES: dict[str, Convention] = {
     "gemma2": _GEMMA,
     "gemma3_text": Convention("half", head_dim=256, layers=_GEMMA3),
     "gemma3n_text": Convention("half", head_dim=256, layers=_GEMMA3),
+    "gemma4_text": Convention("half", layers=_GEMMA4, explicit=True),
     "glm4_moe": Convention("half", fraction=0.5),
     "gpt_neox": Convention("half", fraction=0.25),
     "gpt_neox_japanese": _HALF,
-    "gpt_oss": Convention("half", base=150000.0, head_dim=64),
+    "gpt_oss": Convention("half", base=150000.0, head_dim=64, explicit=True),
     "granite": _HALF,
     "granitemoe": _HALF,
-    "hunyuan_v1_dense": _HALF,
+    "hunyuan_v1_dense": Convention("half", alpha=True),
     "lfm2": _HALF_1M,
     "llama": _HALF,
-    "minimax": _HALF_1M,
     "minimax_m2": Convention("half", base=5000000.0, head_dim=128),
     "ministral": _HALF,
     "mistral": _HALF,
@@ -139,14 +147,24 @@ MODEL_TYPES: dict[str, Convention] = {
 }
 _UNKNOWN = Convention(None, base=None)
 
+# Keys by which some model types change their rope and which are read for no type, or for listed types only.
+_NOT_READ = ("rope_pct", "rotary_emb_fraction", "rotary_emb_interleaved", "use_dynamic_ntk")
+_NOT_READ_IF_UNKNOWN = ("global_head_dim", "kv_channels", "attention_head_dim", "rope_interleave")
+
 # The keys of the rope dict that every rope type may have, and those of each: Hugging Face's name -> ours.
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 _FACTOR, _LENGTH = {"factor": "factor"}, {"original_max_position_embeddings": "original_length"}
 _SAME = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
+_REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 _KEYS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": _FACTOR,
-    "dynamic": _FACTOR | {"alpha": "alpha"},
+    "dynamic": _FACTOR,
     "yarn": _FACTOR | _LENGTH | {key: key for key in _SAME},
     "longrope": _FACTOR
     | _LENGTH
@@ -162,6 +180,8 @@ def read_config(
     """The arguments of the `Rope` that a config means, with ``scaling`` as (rope type, arguments) and ``axes`` as
     (style, sections) or None."""
     config = _load(config)
+    if layer_type is not None and not isinstance(layer_type, str):
+        raise TypeError(f"layer_type must be a word, was {layer_type!r}")
     model_type = config.get("model_type")
     convention = MODEL_TYPES.get(model_type, _UNKNOWN) if isinstance(model_type, str) else _UNKNOWN
     if layout is None:
@@ -171,12 +191,11 @@ def read_config(
             f"a config does not say which features make a pair, and model_type {model_type!r} is not known here: "
             "pass layout="
         )
-    if config.get("alibi") is True:
-        raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
+    _refuse_other_ropes(config, convention)
     parameters = _rope_parameters(config, convention, layer_type)
     base = checks.real("rope_theta", parameters["rope_theta"], 1, open=True)
-    head_dim, width, placement = _widths(config, convention, parameters)
-    kind, scaling = _scaling(config, parameters)
+    head_dim, width, placement = _widths(config, convention, parameters, layer_type)
+    kind, scaling = _scaling(config, parameters, convention)
     if (alpha := scaling.pop("alpha", None)) is not None:  # HunYuan: only another base
         if width <= 2:
             raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
@@ -185,7 +204,10 @@ def read_config(
     axes, sections = convention.axes, parameters.get("mrope_section")
     if axes and sections is None:
         raise ValueError(f"model_type {model_type!r} has several position axes: the config must say mrope_section")
-    style = axes or ("interleaved" if parameters.get("mrope_interleaved") else "sections")
+    told = parameters.get("mrope_interleaved")
+    style = axes or ("interleaved" if told else "sections")
+    if told is not None and told is not (style == "interleaved"):
+        raise ValueError(f"model_type {model_type!r} has {style} axes, but the config says mrope_interleaved {told!r}")
     return {
         "head_dim": head_dim,
         "base": base,
@@ -196,6 +218,21 @@ def read_config(
         "axes": None if sections is None else (style, sections),
         "direction": convention.direction,
     }
+
+
+def _refuse_other_ropes(config: Mapping[str, Any], convention: Convention) -> None:
+    """What would change the rope and is not read must not be passed over."""
+    if config.get("alibi") is True:
+        raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
+    if (kind := config.get("position_embedding_type")) not in (None, "rope", "rotary"):
+        raise ValueError(f"this config uses no RoPE (position_embedding_type: {kind!r})")
+    for key in _NOT_READ + (_NOT_READ_IF_UNKNOWN if convention is _UNKNOWN else ()):
+        if config.get(key):
+            raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
+    if convention.explicit and _first(config, ("rope_parameters", "rope_scaling")) is None:
+        raise ValueError(
+            f"model_type {config['model_type']!r} scales its frequencies: the config must say rope_parameters"
+        )
 
 
 def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -215,6 +252,10 @@ def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, An
 def _first(config: Mapping[str, Any], keys: Sequence[str], default: Any = None) -> Any:
     """The value of the first of these keys that is there and not null."""
     return next((config[key] for key in keys if config.get(key) is not None), default)
+
+
+def _words(value: Any) -> list[str]:
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
 def _need(config: Mapping[str, Any], keys: Sequence[str], what: str) -> Any:
@@ -245,27 +286,35 @@ def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_ty
         raw = raw[str(layer_type)]
         if not isinstance(raw, Mapping):
             raise ValueError(f"layers of type {layer_type!r} have no rope in this config ({raw!r})")
-    elif layer_type is not None and not layers and layer_type not in (config.get("layer_types") or ()):
+    elif layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
         raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")
     parameters = {key: value for key, value in raw.items() if value is not None}
     parameters.setdefault("rope_theta", _first(config, base_keys, base))
     if parameters["rope_theta"] is None:
         raise ValueError("the config does not say rope_theta, and its model_type implies none: add it to the config")
     parameters.setdefault("partial_rotary_factor", _first(config, FRACTION_KEYS, convention.fraction))
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    parameters["rope_type"] = ROPE_TYPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    kinds = {str(parameters[key]) for key in ("rope_type", "type") if key in parameters} or {"default"}
+    kinds = {ROPE_TYPE_ALIASES.get(kind, kind) for kind in kinds}
+    if len(kinds) > 1:
+        raise ValueError(f"the config says rope_type {parameters['rope_type']!r} and type {parameters['type']!r}")
+    parameters["rope_type"] = kinds.pop()
     return parameters
 
 
-def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _scaling(
+    config: Mapping[str, Any], parameters: Mapping[str, Any], convention: Convention
+) -> tuple[str, dict[str, Any]]:
     """The rope type and its arguments by our names."""
     kind = checks.choice("rope_type", parameters["rope_type"], tuple(_KEYS))
     names, what = _KEYS[kind], f"rope_type {kind!r}"
-    if unknown := sorted(set(parameters) - set(names) - _COMMON):
+    if convention.alpha and kind == "dynamic":
+        unused = dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "")
+        names = names | {"alpha": "alpha"} | unused
+    if unknown := sorted(set(map(str, parameters)) - set(names) - _COMMON):
         raise ValueError(
-            f"{what} does not know {', '.join(unknown)}: remove what changes nothing, or mend the spelling"
+            f"{what} does not know {', '.join(unknown)}, and a key that may change the rope is not ignored"
         )
-    arguments = {names[key]: value for key, value in parameters.items() if key in names}
+    arguments = {names[key]: value for key, value in parameters.items() if names.get(key)}
     if kind == "yarn":  # transformers takes 0 for "not given" here
         arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
     if kind == "dynamic" and "alpha" not in arguments:
@@ -276,23 +325,27 @@ def _scaling(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[
     if kind in ("yarn", "longrope") and "factor" not in arguments:
         longest = checks.integer("max_position_embeddings", _need(config, LENGTH_KEYS, what), 1)
         original = checks.integer("original_max_position_embeddings", arguments["original_length"], 1)
-        arguments["factor"] = max(longest / original, 1.0)
+        # YaRN refuses a factor below 1; LongRoPE's only makes its attention factor, which is 1 there.
+        arguments["factor"] = longest / original if kind == "yarn" else max(longest / original, 1.0)
     if kind == "proportional":
         arguments["fraction"] = parameters["partial_rotary_factor"]
-    required = {"linear": ("factor",), "dynamic": ("factor",), "longrope": ("short_factor", "long_factor")}
-    for key in required.get(kind, ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ()):
-        if names[key] not in arguments and "alpha" not in arguments:
+    for key in () if "alpha" in arguments else _REQUIRED.get(kind, ()):
+        if names[key] not in arguments:
             raise ValueError(f"the config lacks {key!r}, which {what} needs")
     return kind, arguments
 
 
-def _widths(config: Mapping[str, Any], convention: Convention, parameters: Mapping[str, Any]) -> tuple[int, int, str]:
+def _widths(
+    config: Mapping[str, Any], convention: Convention, parameters: Mapping[str, Any], layer_type: str | None
+) -> tuple[int, int, str]:
     """Head size, rotary width, and where in the head it lies."""
     if config.get("qk_rope_head_dim") is not None:  # multi-head latent attention: [nope | rope]
         width = checks.integer("qk_rope_head_dim", config["qk_rope_head_dim"], 1)
         still = checks.integer("qk_nope_head_dim", _need(config, ("qk_nope_head_dim",), "qk_rope_head_dim"), 0)
         return still + width, width, "suffix"
-    head_dim = _first(config, ("head_dim",), convention.head_dim)
+    layer = convention.layers.get(layer_type) if layer_type else None
+    key, default = (layer.head_key, layer.head_dim) if layer else ("head_dim", None)
+    head_dim = _first(config, (key,), default or convention.head_dim)
     if head_dim is None:
         hidden = checks.integer("hidden_size", _need(config, HIDDEN_KEYS, "the head size"), 1)
         heads = checks.integer("num_attention_heads", _need(config, HEADS_KEYS, "the head size"), 1)

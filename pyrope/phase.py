@@ -7,9 +7,11 @@ of at most π/4 in two float64 numbers, and its sine and cosine are short Taylor
 integer arithmetic and IEEE additions and multiplications on the host: no library's sine, hence no
 difference between platforms or backends.
 
-Error: the angle is good to m·2⁻¹²⁸ of a turn, so relative to the distance of mθ from a multiple of
-π/2, which stays above 2⁻⁴⁰ or so, it is negligible; the sums and their final rounding stay below
-0.9 ulp in float64. An attention factor a ≠ 1 brings its own rounding and that of the product: 2.5 ulp.
+Error: θ/2π is off by at most 2⁻¹²⁹, so the angle by m·2⁻¹²⁹ of a turn. Where mθ comes so near to a multiple
+of π/2 that this would show (nearer than m·2⁻⁷¹ of a turn: about one entry in 10¹¹, or none, unless the
+base was chosen for it), the entry is computed anew from the 60-digit θ. Elsewhere the sums and their final
+rounding stay below 0.9 ulp in float64. An attention factor a ≠ 1 brings its own rounding and that of the
+product: 2.5 ulp.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class _Limbs(NamedTuple):
 @lru_cache(maxsize=256)
 def _turns(rope: Rope) -> _Limbs:
     with localcontext(DECIMAL):
-        exact = [int((t / TWO_PI % 1 * 2**128).to_integral_value()) for t in exact_frequencies(rope)]
+        exact = [int((t / TWO_PI * 2**128).to_integral_value()) for t in exact_frequencies(rope)]
     high = np.array([turn >> 64 & 2**64 - 1 for turn in exact], np.uint64)
     low = np.array([turn & 2**64 - 1 for turn in exact], np.uint64)
     return _Limbs(high, low, low >> np.uint64(32), low & np.uint64(2**32 - 1))
@@ -94,7 +96,7 @@ def _angle(rest: Int64, low: Uint64, spare: Float64) -> tuple[Float64, Float64]:
     return angle, error
 
 
-def _block(m: Int64, turn: _Limbs) -> tuple[Float64, Float64]:
+def _block(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[Float64, Float64]:
     """cos and sin for positions m of shape (rows, 1) or (rows, p)."""
     size = np.abs(m).view(np.uint64)
     # h = m·θ/2π mod 1 and an eighth, upper 64 bits; size ≤ 2³¹, so the sum for the carry cannot overflow.
@@ -110,6 +112,7 @@ def _block(m: Int64, turn: _Limbs) -> tuple[Float64, Float64]:
     spare = np.empty(h.shape)
     x, error = _angle(rest, size * turn.low, spare)
     z = np.multiply(x, x, out=spare)
+    near = _near_quarters(x, z, size)
     sin, cos = np.empty_like(z), np.empty_like(z)
     _taylor(z, _SIN, sin)
     _taylor(z, _COS, cos)
@@ -139,20 +142,47 @@ def _block(m: Int64, turn: _Limbs) -> tuple[Float64, Float64]:
     c ^= twice
     h &= _SIGN
     s ^= h
+    for row, i in near:
+        cos[row, i], sin[row, i] = _slowly(int(size[row, min(i, size.shape[1] - 1)]), theta[i])
     s ^= m.view(np.uint64) & _SIGN  # sin is odd in m
     return cos, sin
 
 
+def _near_quarters(x: Float64, z: Float64, size: Uint64) -> list[tuple[int, int]]:
+    """Where |x| is so small that the last bits of θ/2π matter: below (m·2⁻⁷ + 2¹²) units of 2⁻⁶⁴ turns; z = x²."""
+    largest = (float(size.max(initial=0)) * 2.0**-7 + 4096.0) * _UNIT
+    if z.min(initial=1.0) > largest * largest:  # one cheap pass, and nothing more for most blocks
+        return []
+    found = (np.abs(x) < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0)
+    return [(int(row), int(i)) for row, i in np.argwhere(found)]
+
+
+def _slowly(m: int, theta: Decimal) -> tuple[float, float]:
+    """cos(mθ) and sin(mθ) of one position m ≥ 0 very near to a multiple of a quarter turn, in decimal."""
+    with localcontext(DECIMAL) as context:
+        context.prec = 90
+        turns = m * theta / TWO_PI
+        quarter = int((4 * turns).to_integral_value())
+        x = (turns - Decimal(quarter) / 4) * TWO_PI
+        cos, sin = float(1 - x * x / 2), float(x - x * x * x / 6)  # |x| < 10⁻¹¹: the next terms are below 10⁻⁴⁴
+    return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quarter % 4]
+
+
 def check_positions(positions: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
     """Positions as an array, if they are integers of at most 2³¹ in size and fit the rope's axes."""
-    if isinstance(positions, list | tuple | range) and len(positions) == 0:
-        positions = np.zeros(0, np.int64)
     try:
-        m = np.asarray(positions)
+        # Not np.asarray(positions): it makes floats of [], objects of 10**20, and takes True for 1.
+        m = np.asarray(positions, None if isinstance(positions, np.ndarray | range) else object)
     except ValueError as error:
         raise ValueError(f"positions must be an array of integers: {error}") from error
-    if m.dtype.kind not in "iu":
-        raise TypeError(f"positions must be integers, were {m.dtype}")
+    if m.dtype == object:
+        for one in m.flat:
+            if isinstance(one, bool | np.bool) or not isinstance(one, int | np.integer):
+                raise TypeError(f"positions must be integers, were {type(one).__name__}")
+        if all(abs(int(one)) <= MAX_POSITION for one in m.flat):
+            m = m.astype(np.int64)
+    elif m.dtype.kind not in "iu" or isinstance(positions, np.ma.MaskedArray):
+        raise TypeError(f"positions must be integers, none of them masked, were {m.dtype}")
     if m.size and (int(m.max()) > MAX_POSITION or int(m.min()) < -MAX_POSITION):
         raise ValueError(f"positions must lie within ±2^31, were from {m.min()} to {m.max()}")
     if rope.axes is not None and (m.ndim == 0 or m.shape[0] != rope.axes.count):
@@ -178,19 +208,23 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     """
     check_rope(rope)
     m = check_positions(positions, rope)
-    dtype = np.dtype(dtype)
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype must be float64, float32, float16 or ml_dtypes.bfloat16: {error}") from error
     if dtype.name not in ("float64", "float32", "float16", "bfloat16") or not dtype.isnative:
         raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, was {dtype}")
     p, axes = rope.pairs, rope.axes
     shape = m.shape if axes is None else m.shape[1:]
     total, owner = math.prod(shape), [0] if axes is None else [axis for axis, _ in axes.assign(p)]
     cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
-    turn, factor, rows = _turns(rope), rope.attention_factor, max(1, _BLOCK // p)
+    theta, turn, factor = exact_frequencies(rope), _turns(rope), rope.attention_factor
+    rows = max(1, _BLOCK // p)
     for start in range(0, total, rows):
         block = slice(start, start + rows)
         # Only a block is ever converted to int64 or spread over the pairs: positions may be as large as the result.
         each = np.stack([axis.flat[block] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
-        c, s = _block(each[:, owner], turn)
+        c, s = _block(each[:, owner], turn, theta)
         if factor != 1.0:
             c *= factor
             s *= factor

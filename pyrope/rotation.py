@@ -32,8 +32,8 @@ class Tables:
 
     rope: Rope
     positions: np.ndarray[Any, np.dtype[np.int64]]
-    cos: Array  # (…, n, p) complex, cos + i·sin; for layout "half" (…, n, r): cos, cos
-    sin: Array | None  # for layout "half" (…, n, r): −sin, sin
+    straight: Array  # what a feature is multiplied with: cos + i·sin (…, n, p); for "half" cos, cos (…, n, r)
+    crossed: Array | None  # what its partner is multiplied with, for "half" alone: −sin, sin (…, n, r)
 
 
 def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
@@ -48,12 +48,11 @@ def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
     return _tables(rope, positions, _compute_dtype(like), xp)
 
 
-def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType, inverse: bool = False) -> Tables:
+def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType) -> Tables:
     check_rope(rope)
-    m = np.array(check_positions(_on_host(positions), rope), np.int64)  # a copy, which nobody else can change
+    m = np.array(check_positions(_on_host(positions), rope), np.int64)  # a copy, which nobody can change
+    m.flags.writeable = False
     cos, sin = cos_sin(rope, m, dtype)
-    if inverse:  # Rᵀ/a²
-        cos, sin = cos / rope.attention_factor**2, -sin / rope.attention_factor**2
     if rope.layout == "half":
         first, second = np.concatenate((cos, cos), axis=-1), np.concatenate((-sin, sin), axis=-1)
         return Tables(rope, m, from_numpy(first, xp), from_numpy(second, xp))
@@ -156,21 +155,21 @@ def rotate(x: Array, positions: Any, rope: Rope, *, tables: Tables | None = None
     return _rotate(x, positions, rope, tables, out, inverse=False)
 
 
-def unrotate(y: Array, positions: Any, rope: Rope, *, out: Array | None = None) -> Array:
-    """The inverse of `rotate`: Rᵀ/a², y (…, n, d) -> the same.
+def unrotate(y: Array, positions: Any, rope: Rope, *, tables: Tables | None = None, out: Array | None = None) -> Array:
+    """The inverse of `rotate`: Rᵀ/a², y (…, n, d) -> the same; it takes the same tables.
 
     >>> rope, x = Rope(64, 10000.0, "half"), np.ones((3, 64))
     >>> bool(np.allclose(unrotate(rotate(x, [7, 8, 9], rope), [7, 8, 9], rope), x, rtol=1e-15))
     True
     """
-    return _rotate(y, positions, rope, None, out, inverse=True)
+    return _rotate(y, positions, rope, tables, out, inverse=True)
 
 
 def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None, inverse: bool) -> Array:
     xp = namespace(x=x, out=out)
     dtype = _compute_dtype(x)
     if tables is None:
-        tables = _tables(rope, positions, dtype, xp, inverse)
+        tables = _tables(rope, positions, dtype, xp)
     else:
         _check_tables(tables, positions, rope, dtype, x)
     shape = _check_fit(x, tables.positions, rope)
@@ -188,9 +187,13 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
             out[..., still] = x[..., still]
     orders = _READS[rope.layout], _WRITES[rope.layout]
     read, write = reversed(orders) if inverse else orders
-    cos = _aligned(tables.cos, shape, x)
-    sin = None if tables.sin is None else _aligned(tables.sin, shape, x)
-    _turn(xp, x[..., turning], out[..., turning], cos, sin, read, write)
+    straight, crossed = tables.straight, tables.crossed
+    if inverse:  # Rᵀ/a²
+        a2 = rope.attention_factor**2
+        straight, crossed = straight.conj() / a2, None if crossed is None else -crossed / a2
+    straight = _aligned(straight, shape, x)
+    crossed = None if crossed is None else _aligned(crossed, shape, x)
+    _turn(xp, x[..., turning], out[..., turning], straight, crossed, read, write)
     return out
 
 
@@ -203,33 +206,35 @@ def _check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[An
         check_positions(_on_host(positions), rope), tables.positions
     ):
         raise ValueError("tables were made for other positions")
-    namespace(x=x, tables=tables.cos)
-    if tables.cos.real.dtype != dtype:
-        raise ValueError(f"tables were made for {tables.cos.real.dtype} arithmetic, x of dtype {x.dtype} needs {dtype}")
+    namespace(x=x, tables=tables.straight)
+    if tables.straight.real.dtype != dtype:
+        raise ValueError(
+            f"tables were made for {tables.straight.real.dtype} arithmetic, x of dtype {x.dtype} needs {dtype}"
+        )
 
 
-def _turn(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array | None, read: str, write: str) -> None:
+def _turn(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array | None, read: str, write: str) -> None:
     """R·x over the rotated features, into out: one pass where memory allows it, else three per block."""
-    dtype = cos.real.dtype
-    if sin is None and read == write and x.dtype == dtype:
+    dtype = straight.real.dtype
+    if crossed is None and read == write and x.dtype == dtype:
         source, target = _as_complex(x), _as_complex(out)
         if source is not None and target is not None:
-            xp.multiply(source, cos, out=target)  # Eq. (12), pairs (2i, 2i+1)
+            xp.multiply(source, straight, out=target)  # Eq. (12), pairs (2i, 2i+1)
             return
     # On the GPU every launch costs and there is no cache to keep to, so the block is the whole array.
     limit = _BLOCK if xp is np else max(x.size, 1)
     spare = xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
     for index in _blocks(x.shape, limit):
-        a, b, c = x[index], out[index], _piece(cos, index)
-        if sin is not None:
+        a, b, c = x[index], out[index], _piece(straight, index)
+        if crossed is not None:
             product = spare[0, : a.size].reshape(a.shape)
             if a.dtype != dtype:
                 widened = spare[1, : a.size].reshape(a.shape)
                 widened[...] = a
-                _turn_half(xp, widened, widened, c, _piece(sin, index), product)
+                _turn_half(xp, widened, widened, c, _piece(crossed, index), product)
                 b[...] = widened
             else:
-                _turn_half(xp, a, b, c, _piece(sin, index), product)
+                _turn_half(xp, a, b, c, _piece(crossed, index), product)
             continue
         z = spare.reshape(-1)[: a.size].view(c.dtype).reshape(*a.shape[:-1], a.shape[-1] // 2)
         z.real, z.imag = _pairs(a, read)
@@ -238,11 +243,11 @@ def _turn(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array | None, r
         first[...], second[...] = z.real, z.imag
 
 
-def _turn_half(xp: ModuleType, x: Array, out: Array, cos: Array, sin: Array, spare: Array) -> None:
+def _turn_half(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array, spare: Array) -> None:
     halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
-    swapped = x.reshape(halves)[..., ::-1, :]  # x̃ without its signs, which sin has
-    xp.multiply(swapped, sin.reshape(*sin.shape[:-1], *halves[-2:]), out=spare.reshape(halves))
-    xp.multiply(x, cos, out=out)
+    swapped = x.reshape(halves)[..., ::-1, :]  # x̃ without its signs, which crossed has
+    xp.multiply(swapped, crossed.reshape(*crossed.shape[:-1], *halves[-2:]), out=spare.reshape(halves))
+    xp.multiply(x, straight, out=out)
     xp.add(out, spare, out=out)  # Eq. (34), pairs (i, i + r/2)
 
 
@@ -260,7 +265,8 @@ def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
     cos, sin = (_aligned(from_numpy(table, xp), shape, x) for table in cos_sin(rope, m, dtype))
     first, second = _pairs(x[..., turning].astype(dtype), _READS[rope.layout])
     z = (first + 1j * second) * (cos + 1j * sin)  # Eq. (12): (W x)·e^{imθ}
-    out = x.copy()
+    out = xp.empty(x.shape, x.dtype)
+    out[...] = x
     first, second = _pairs(out[..., turning], _WRITES[rope.layout])
     first[...], second[...] = z.real, z.imag
     return out
@@ -275,7 +281,7 @@ def rotation_matrix(m: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]
            [ 0.    ,  0.    ,  1.    , -0.01  ],
            [ 0.    ,  0.    ,  0.01  ,  1.    ]])
     """
-    cos, sin = cos_sin(rope, m)
+    cos, sin = cos_sin(rope, _on_host(m))
     if cos.ndim != 1:
         raise ValueError(f"m must be one position, had shape {np.shape(m)}")
     first = _rotary(rope).start
@@ -332,6 +338,6 @@ def decay(distances: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     product of query and conjugate key of pair i, and h_{r/2} = 0,
     |Σ h_i e^{i(m−n)θ_i}| ≤ max|h_{i+1} − h_i| · (r/2) · decay(m − n).
     """
-    cos, sin = cos_sin(rope, distances)
+    cos, sin = cos_sin(rope, _on_host(distances))
     scores = np.hypot(cos.cumsum(axis=-1), sin.cumsum(axis=-1)) / rope.attention_factor  # |S_j|, Eq. (36)
     return np.asarray(scores.mean(axis=-1))  # Eq. (37), its second factor over r/2

@@ -10,7 +10,17 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from decimal import (
+    ROUND_CEILING,
+    ROUND_FLOOR,
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    InvalidOperation,
+    Overflow,
+    localcontext,
+)
 from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -21,22 +31,22 @@ from . import checks, conventions
 LAYOUTS = ("interleaved", "half", "interleaved-to-half")
 PLACEMENTS = ("prefix", "suffix")
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563")
-DECIMAL = Context(prec=60)  # ten digits more than Θ is promised to
+# Ten digits more than Θ is promised to; spelt out, since an application may have changed the defaults.
+DECIMAL = Context(60, ROUND_HALF_EVEN, Emin=-999999, Emax=999999, traps=[InvalidOperation, DivisionByZero, Overflow])
 
-# Below this a 128-bit phase no longer holds the 53 bits of a float64 sine; far below any frequency
-# in use (base 1e12 and factor 1000 give 1e-15). The upper limit only keeps absurd lists out.
-MIN_FREQUENCY, MAX_FREQUENCY = Decimal(2) ** -53, Decimal(2) ** 20
+# Below this a 128-bit phase no longer holds the 53 bits of a float64 sine; far below any frequency in
+# use (base 1e12 and factor 1000 give 1e-15). The upper limit only keeps absurd lists out.
+MIN_FREQUENCY, MAX_FREQUENCY = Decimal("1.1102230246251565e-16"), Decimal(2**20)  # 2⁻⁵³, 2²⁰
 
 
 class _Checked:
     """Checks and normalises the fields of a frozen dataclass by their names; None stays where it is the default."""
 
     _RULES: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
-        **dict.fromkeys(
-            ("attention_factor", "beta_fast", "beta_slow", "low", "high"), partial(checks.real, low=0, open=True)
-        ),
+        **dict.fromkeys(("beta_fast", "beta_slow", "low", "high"), partial(checks.real, low=0, open=True)),
         **dict.fromkeys(("mscale", "mscale_all_dim"), partial(checks.real, low=0)),
         **dict.fromkeys(("short", "long"), checks.reals),
+        "attention_factor": partial(checks.real, low=2**-20, high=2**20),
         "factor": partial(checks.real, low=1),
         "fraction": partial(checks.real, low=0, high=1, open=True),
         "original_length": partial(checks.integer, least=2),
@@ -86,7 +96,7 @@ class DynamicNTK(_Checked):
     def theta(self, base: Decimal, r: int) -> list[Decimal]:
         s, longest = Decimal(self.factor), Decimal(self.original_length)
         n = max(Decimal(self.length or 0), longest)
-        stretch = s * n / longest - (s - 1)
+        stretch = 1 + s * (n - longest) / longest  # s·N/L − (s−1), without its cancellation
         return _geometric(base * (stretch.ln() * r / (r - 2)).exp(), r)
 
 
@@ -96,7 +106,8 @@ class YaRN(_Checked):
 
     The attention factor is ``attention_factor``, or G(s, mscale)/G(s, mscale_all_dim) if both are given
     and not 0, or G(s, 1), where G(s, k) = 0.1·k·ln s + 1. An ``mscale`` alone changes nothing, as in
-    transformers; vLLM, mlx-lm and TensorRT-LLM use it.
+    transformers; vLLM, mlx-lm and TensorRT-LLM use it. Where the ramp falls outside the pairs, or runs backwards,
+    the formula is followed to the letter, as in transformers: all pairs kept, or all interpolated.
     """
 
     factor: float
@@ -273,7 +284,8 @@ class Rope:
 
     ``layout`` says which two features make a pair: "interleaved" (2i, 2i+1), "half" (i, i + r/2), or
     "interleaved-to-half", which reads the first and writes the second. ``rotary_dim`` = r features are
-    rotated, the first ones or (``placement="suffix"``) the last ones. ``direction=-1`` turns backwards.
+    rotated (None: all), the first ones or (``placement="suffix"``) the last ones; ``width`` is r as a number.
+    ``direction=-1`` turns backwards.
     With ``axes`` positions have a first axis of their own, e.g. (time, row, column).
     """
 
@@ -288,18 +300,18 @@ class Rope:
 
     def __post_init__(self) -> None:
         _set(self, "head_dim", checks.integer("head_dim", self.head_dim, 1))
-        if self.rotary_dim is None:
-            _set(self, "rotary_dim", self.head_dim)
-        _set(self, "rotary_dim", checks.integer("rotary_dim", self.rotary_dim, 1))
-        for name in ("head_dim", "rotary_dim"):
-            if getattr(self, name) % 2:
-                raise ValueError(f"{name} must be even, was {getattr(self, name)}: features turn in pairs")
+        if self.rotary_dim is not None:  # None is the whole head, and the whole head is None
+            width = checks.integer("rotary_dim", self.rotary_dim, 1)
+            _set(self, "rotary_dim", None if width == self.head_dim else width)
+        for name, size in (("head_dim", self.head_dim), ("rotary_dim", self.width)):
+            if size % 2:
+                raise ValueError(f"{name} must be even, was {size}: features turn in pairs")
         if self.width > self.head_dim:
-            raise ValueError(f"rotary_dim must be at most head_dim, {self.head_dim}, was {self.rotary_dim}")
+            raise ValueError(f"rotary_dim must be at most head_dim, {self.head_dim}, was {self.width}")
         _set(self, "base", checks.real("base", self.base, 1, 1e12, open=True))
         checks.choice("layout", self.layout, LAYOUTS)
         checks.choice("placement", self.placement, PLACEMENTS)
-        checks.choice("direction", self.direction, (1, -1))
+        _set(self, "direction", int(checks.choice("direction", self.direction, (1, -1))))
         self._check_scaling()
         if self.axes is not None:
             if not isinstance(self.axes, Axes):
@@ -318,9 +330,15 @@ class Rope:
             )
         if isinstance(self.scaling, Proportional) and self.width != self.head_dim:
             raise ValueError(
-                f"Proportional spans the whole head: leave rotary_dim out, was {self.rotary_dim} of {self.head_dim}; "
+                f"Proportional spans the whole head: leave rotary_dim out, was {self.width} of {self.head_dim}; "
                 "its fraction says how much of it turns"
             )
+        if isinstance(self.scaling, Proportional) and not int(self.scaling.fraction * self.head_dim // 2):
+            raise ValueError(
+                f"Proportional's fraction, {self.scaling.fraction:g}, lets no pair of {self.head_dim} features turn"
+            )
+        if not 2.0**-20 <= self.attention_factor <= 2.0**20:
+            raise ValueError(f"the attention factor must lie in [2^-20, 2^20], was {self.attention_factor:g}")
         if isinstance(self.scaling, LongRoPE):
             for name in ("short", "long"):
                 if (found := len(getattr(self.scaling, name))) != self.pairs:

@@ -49,10 +49,10 @@ def scalings(draw, pairs: int, whole: bool):
         low = draw(st.floats(0.25, 4.0))
         return Llama3(draw(factors), low, low + draw(st.floats(0.25, 8.0)), draw(lengths))
     if kind == "proportional":
-        return Proportional(draw(st.floats(0.01, 1.0)), draw(factors))
+        return Proportional(draw(st.floats(min(1.0, 1.001 / pairs), 1.0)), draw(factors))
     attention = draw(st.none() | st.floats(0.25, 4.0))
     if kind == "longrope":
-        listed = st.lists(st.floats(0.5, 80.0), min_size=pairs, max_size=pairs)
+        listed = st.lists(st.floats(0.05, 80.0), min_size=pairs, max_size=pairs)
         return LongRoPE(draw(listed), draw(listed), draw(factors), draw(lengths), attention, draw(lengths))
     mscales = draw(st.sampled_from([(None, None), (1.0, None), (0.707, 0.707), (1.0, 0.5), (0.0, 1.0)]))
     slow = draw(st.floats(0.5, 4.0))

@@ -47,7 +47,7 @@ def test_table_of_a_config(capsys, tmp_path):
     assert main(["table", "--config", str(tmp_path), "--length", "128"]) == 0
     assert "DynamicNTK(factor=2.0, original_length=64, length=128)" in capsys.readouterr().out
     assert main(["table", "--config", str(tmp_path)]) == 2
-    assert "rope.at(length)" in capsys.readouterr().err
+    assert "depend on the length: give --length" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,11 @@ def test_table_of_a_config(capsys, tmp_path):
         ([*PLAIN, "--scaling", "Nonlinear(factor=4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(fctor=4)"], "unexpected keyword argument 'fctor'"),
+        ([*PLAIN, "--scaling", "Linear(factor=2, factor=3)"], "--scaling must be a call such as"),
+        ([*PLAIN, "--scaling", "Linear(**{})"], "--scaling must be a call such as"),
+        ([*PLAIN, "--layer-type", "full_attention"], "--layer-type goes with --config"),
+        (["table", "--head-dim", "8", "--base", "1e400", "--layout", "half"], "base must be finite"),
+        ([*PLAIN, "--position", "9" * 30], "positions must lie within"),
         ([*PLAIN, "--scaling", "Linear(factor=0.5)"], "factor must be finite and at least 1"),
         ([*PLAIN, "--position", str(2**40)], "positions must lie within"),
     ],
@@ -87,6 +92,13 @@ def test_a_reader_that_stops_early_is_no_error():
     run.stdout.close()
     assert run.stderr.read() == b"" and run.wait() == 0
     run.stderr.close()
+
+
+def test_help_in_a_terminal_that_knows_only_ascii():
+    run = subprocess.run(
+        [sys.executable, "-m", "pyrope", "table", "--help"], env={"PYTHONIOENCODING": "ascii"}, capture_output=True
+    )
+    assert run.returncode == 0 and b"examples:" in run.stdout
 
 
 def test_help_has_examples(capsys):

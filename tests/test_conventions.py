@@ -147,6 +147,16 @@ def test_the_layout_is_never_guessed():
             Rope.from_config(config)
         assert Rope.from_config(config, layout="half") == half()
     assert Rope.from_config(LLAMA, layout="interleaved").layout == "interleaved"
+    for key in ("kv_channels", "global_head_dim", "attention_head_dim"):
+        with pytest.raises(ValueError, match=f"says {key}, which is not read here"):
+            Rope.from_config(unknown | {key: 128}, layout="half")
+
+
+def test_layer_types_of_the_wrong_kind():
+    with pytest.raises(TypeError, match="layer_type must be a word"):
+        Rope.from_config(LLAMA, layer_type=["full_attention"])
+    with pytest.raises(ValueError, match="knows no layer_type"):
+        Rope.from_config(LLAMA | {"layer_types": 5}, layer_type="full_attention")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +186,17 @@ def test_the_layout_is_never_guessed():
         ({"model_type": "qwen2_vl"}, ValueError, "several position axes: the config must say mrope_section"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, ValueError, "must add up to the number of pairs, 32"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": 32}}, TypeError, "sections must be a list of integers"),
-        ({"rope_scaling": {"type": "dynamic", "alpha": 5.0}, "head_dim": 2}, ValueError, "alpha needs a rotary width of at least 4"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}, ValueError, "does not know alpha"),
+        ({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, ValueError, "says rope_type 'linear' and type 'yarn'"),
+        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 262144}}, ValueError, "factor must be finite and at least 1, was 0.5"),
+        ({"rope_scaling": {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.2}}, ValueError, "does not know long_mscale, short_mscale"),
+        ({"rope_scaling": {1: 2, "a": 3}}, ValueError, "does not know 1, a"),
+        ({"rope_theta": 10**400}, ValueError, "rope_theta must be finite"),
+        ({"model_type": "qwen3_vl_text", "head_dim": 128, "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}}, ValueError, "has interleaved axes, but the config says mrope_interleaved False"),
+        ({"position_embedding_type": "nope"}, ValueError, "uses no RoPE .position_embedding_type: 'nope'"),
+        ({"use_dynamic_ntk": True}, ValueError, "says use_dynamic_ntk, which is not read here"),
+        ({"rotary_emb_fraction": 0.5}, ValueError, "says rotary_emb_fraction, which is not read here"),
+        ({"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 5.0}, "head_dim": 2}, ValueError, "alpha needs a rotary width of at least 4"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None}, ValueError, "lacks 'max_position_embeddings'"),
     ],
 )  # fmt: skip
@@ -194,12 +214,39 @@ def test_a_base_that_nobody_says_is_asked_for():
 def test_every_convention_makes_a_rope(model_type):
     convention = conventions.MODEL_TYPES[model_type]
     assert convention.layout in LAYOUTS
-    config = {
-        "model_type": model_type,
-        "head_dim": 64,
-        "rope_parameters": {"mrope_section": [12, 10, 10]} if convention.axes else None,
-    }
+    config = {"model_type": model_type, "head_dim": 64, "global_head_dim": 64, "rope_parameters": {"type": "default"}}
+    if convention.axes:
+        config["rope_parameters"]["mrope_section"] = [12, 10, 10]
     for layer_type in convention.layers or [None]:
         rope = Rope.from_config(config, layer_type=layer_type)
         assert rope.base == (convention.layers[layer_type].base if layer_type else convention.base)
-        assert rope.rotary_dim == (convention.rotary_dim or 64 * convention.fraction)
+        assert rope.width == (convention.rotary_dim or 64 * convention.fraction)
+    if convention.explicit:
+        with pytest.raises(ValueError, match="scales its frequencies: the config must say rope_parameters"):
+            Rope.from_config(config | {"rope_parameters": None}, layer_type=layer_type)
+
+
+def test_gemma4_has_larger_heads_in_its_global_layers():
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    config = {
+        "model_type": "gemma4_text",
+        "head_dim": 256,
+        "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}},
+    }
+    assert Rope.from_config(config, layer_type="full_attention") == Rope(512, 1e6, "half", scaling=Proportional(0.25))
+    assert Rope.from_config(config | {"global_head_dim": 64}, layer_type="full_attention").head_dim == 64
+    assert Rope.from_config(config, layer_type="sliding_attention") == Rope(256, 1e4, "half")
+
+
+def test_hunyuan_leaves_the_keys_of_yarn_beside_its_alpha_unused():
+    scaling = {
+        "type": "dynamic",
+        "alpha": 1000.0,
+        "factor": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    config = {"model_type": "hunyuan_v1_dense", "head_dim": 128, "rope_theta": 10000.0, "rope_scaling": scaling}
+    assert Rope.from_config(config) == Rope(128, 10000.0 * 1000.0 ** (128 / 126), "half")

@@ -1,8 +1,11 @@
 """Frequencies: exact to the last bit against mpmath, the definition's checks, and its edge cases."""
 
 import copy
+import dataclasses
 import math
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -46,6 +49,38 @@ def test_repr_names_only_what_is_not_the_default():
     assert repr(Rope(**HALF)) == "Rope(head_dim=8, base=10000.0, layout='half')"
     assert repr(Rope(**HALF, rotary_dim=4)) == "Rope(head_dim=8, base=10000.0, layout='half', rotary_dim=4)"
     assert Rope(**HALF, rotary_dim=8) == Rope(**HALF)
+
+
+def test_replacing_the_head_size_keeps_the_whole_head_turning():
+    assert dataclasses.replace(Rope(**HALF), head_dim=16) == Rope(16, 10000.0, "half")
+    assert dataclasses.replace(Rope(**HALF, rotary_dim=4), head_dim=16).width == 4
+
+
+def test_the_decimal_settings_of_an_application_do_not_matter():
+    code = (
+        "import decimal as d; d.DefaultContext.traps[d.FloatOperation] = True; d.DefaultContext.rounding = d.ROUND_UP; d.DefaultContext.prec = 3;"
+        "d.setcontext(d.DefaultContext.copy()); import pyrope; r = pyrope.Rope(128, 500000.0, 'half', scaling=pyrope.YaRN(4.0, 4096));"
+        "print(pyrope.frequencies(r).tolist(), r.attention_factor, pyrope.cos_sin(r, 2**31)[0].tolist())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rope = Rope(128, 500000.0, "half", scaling=YaRN(4.0, 4096))
+    told = (pyrope.frequencies(rope).tolist(), rope.attention_factor, pyrope.cos_sin(rope, 2**31)[0].tolist())
+    assert run.stdout.strip() == " ".join(map(str, told))
+
+
+def test_dynamic_ntk_at_its_original_length_changes_nothing_whatever_the_factor():
+    rope = Rope(**HALF, scaling=DynamicNTK(1e300, 64))
+    assert pyrope.frequencies(rope.at(64)).tolist() == pyrope.frequencies(Rope(**HALF)).tolist()
+
+
+def test_yarn_whose_ramp_runs_backwards_interpolates_everything():
+    rope = Rope(8, 1.5, "half", scaling=YaRN(4.0, 10**6))
+    np.testing.assert_allclose(pyrope.frequencies(rope), pyrope.frequencies(Rope(8, 1.5, "half")) / 4, rtol=1e-15)
+
+
+def test_lists_may_be_arrays():
+    assert LongRoPE(np.ones(4), np.arange(1.0, 5.0), 2.0, 64) == LongRoPE([1] * 4, [1, 2, 3, 4], 2.0, 64)
+    assert Axes("sections", np.array([1, 2, 1])) == Axes("sections", (1, 2, 1))
 
 
 def test_numbers_of_any_kind_mean_the_same_rope():
@@ -161,6 +196,15 @@ def bad(error, match, **fields):
         bad(ValueError, "needs an even number of pairs, was 3", rotary_dim=6, axes=Axes("axial")),
         bad(ValueError, "DynamicNTK needs a rotary width of at least 4", head_dim=2, scaling=DynamicNTK(2.0, 64)),
         bad(ValueError, "Proportional spans the whole head", rotary_dim=4, scaling=Proportional(0.5)),
+        bad(ValueError, "fraction, 0.1, lets no pair of 8 features turn", scaling=Proportional(0.1)),
+        bad(
+            ValueError,
+            r"attention factor must lie in \[2\^-20, 2\^20\], was inf",
+            scaling=YaRN(1e10, 64, mscale=1e308, mscale_all_dim=1e-308),
+        ),
+        bad(ValueError, "base must be finite", base=10**400),
+        bad(ValueError, "layout must be one of", layout=np.array(["half", "half"])),
+        bad(ValueError, "direction must be one of 1, -1, was -1.0", direction=-1.0),
         bad(
             ValueError,
             "short list must have one factor for each of 4 pairs, has 3",
@@ -199,7 +243,7 @@ def test_bad_ropes(fields, error, match):
         (
             lambda: YaRN(2.0, 2048, attention_factor=0.0),
             ValueError,
-            "attention_factor must be finite and greater than 0",
+            "attention_factor must be finite and at least 9.53674e-07 and at most 1.04858e[+]06, was 0.0",
         ),
         (lambda: YaRN(2.0, 2048, mscale=-1.0), ValueError, "mscale must be finite and at least 0, was -1.0"),
         (lambda: YaRN(2.0, 2048, truncate=1), TypeError, "truncate must be True or False, was 1"),

@@ -14,7 +14,7 @@ MP.dps = 80
 
 def theta(rope: Rope) -> list[mpf]:
     """Θ of a resolved rope, one for each pair."""
-    r, base, s = rope.rotary_dim, MP.mpf(rope.base), rope.scaling
+    r, base, s = rope.width, MP.mpf(rope.base), rope.scaling
     w = [MP.power(base, MP.mpf(-2 * i) / r) for i in range(r // 2)]
     if isinstance(s, Linear):
         w = [x / MP.mpf(s.factor) for x in w]
@@ -42,7 +42,7 @@ def theta(rope: Rope) -> list[mpf]:
 
 def axis(rope: Rope) -> list[int]:
     """The axis that turns each pair."""
-    p, sections = rope.rotary_dim // 2, rope.axes.sections
+    p, sections = rope.width // 2, rope.axes.sections
     if rope.axes.style == "sections":
         return sum(([j] * n for j, n in enumerate(sections)), [])
     if rope.axes.style == "interleaved":
@@ -93,7 +93,7 @@ def attention_factor(rope: Rope) -> mpf:
 
 def pair_positions(rope: Rope, m) -> list[int]:
     """The position that turns each pair: m is one integer, or one for each axis."""
-    return [int(m)] * (rope.rotary_dim // 2) if rope.axes is None else [int(m[a]) for a in axis(rope)]
+    return [int(m)] * (rope.width // 2) if rope.axes is None else [int(m[a]) for a in axis(rope)]
 
 
 def cos_sin(rope: Rope, m) -> tuple[list[mpf], list[mpf]]:
@@ -105,7 +105,7 @@ def cos_sin(rope: Rope, m) -> tuple[list[mpf], list[mpf]]:
 
 def features(rope: Rope) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """For each pair the two features it is read from and the two that it is written to."""
-    r, p = rope.rotary_dim, rope.rotary_dim // 2
+    r, p = rope.width, rope.width // 2
     start = 0 if rope.placement == "prefix" else rope.head_dim - r
     neighbours = [(start + 2 * i, start + 2 * i + 1) for i in range(p)]
     halves = [(start + i, start + i + p) for i in range(p)]
