@@ -31,9 +31,12 @@ class Convention(NamedTuple):
     fraction: float = 1.0  # of the head that is rotated, if the config does not say
     head_dim: int | None = None  # if the config does not say; None: hidden size / heads
     rotary_dim: int | None = None  # if the config does not say; None: by the fraction
+    latent: bool = False  # multi-head latent attention: a head is [nope | rope], and the config must say both sizes
+    original_length: int | None = None  # if the config does not say; None: max_position_embeddings
     direction: int = 1
     axes: str | None = None  # how mrope_section is meant
     layers: dict[str, LayerRope] = {}  # by layer type
+    still: str | None = None  # the type of layer that is not rotated where layers are of several types
     alpha: bool = False  # whether "dynamic" with alpha means another base, with YaRN's keys beside it unused
     explicit: bool = False  # its class scales Θ where a config says nothing, so that such a config is refused
 
@@ -51,7 +54,7 @@ _HALF_1M = Convention("half", base=1000000.0)
 _HALF_500K = Convention("half", base=500000.0)
 _GEMMA = Convention("half", head_dim=256)
 _INTERLEAVED = Convention("interleaved")
-_DEEPSEEK = Convention("interleaved-to-half")  # unless the config says "rope_interleave": false
+_DEEPSEEK = Convention("interleaved-to-half", latent=True)  # unless the config says "rope_interleave": false
 _GEMMA3 = {
     "full_attention": LayerRope(1000000.0, "rope_theta", True),
     "sliding_attention": LayerRope(10000.0, "rope_local_base_freq", False),
@@ -78,7 +81,7 @@ MODEL_TYPES: dict[str, Convention] = {
     "diffllama": _HALF,
     "doge": _HALF,
     "dots1": _HALF,
-    "exaone4": _HALF,
+    "exaone4": Convention("half", still="full_attention"),
     "falcon": _HALF,
     "flex_olmo": _HALF_500K,
     "gemma": _GEMMA,
@@ -109,7 +112,7 @@ MODEL_TYPES: dict[str, Convention] = {
     "olmoe": _HALF,
     "persimmon": Convention("half", fraction=0.5),
     "phi": Convention("half", fraction=0.5),
-    "phi3": _HALF,
+    "phi3": Convention("half", original_length=4096),
     "phimoe": _HALF_1M,
     "qwen2": _HALF,
     "qwen2_moe": _HALF,
@@ -130,15 +133,15 @@ MODEL_TYPES: dict[str, Convention] = {
     # Pairs (2i, 2i+1).
     "codegen": Convention("interleaved", rotary_dim=64),
     "cohere": Convention("interleaved", base=500000.0),
-    "cohere2": _INTERLEAVED,
-    "deepseek_v2": _INTERLEAVED,
+    "cohere2": Convention("interleaved", still="full_attention"),
+    "deepseek_v2": Convention("interleaved", latent=True),
     "ernie4_5": Convention("interleaved", base=500000.0, head_dim=128),
     "ernie4_5_moe": Convention("interleaved", base=500000.0),
     "glm": Convention("interleaved", fraction=0.5, head_dim=128),
     "glm4": Convention("interleaved", fraction=0.5, head_dim=128),
     "gptj": Convention("interleaved", rotary_dim=64),
     "helium": Convention("interleaved", base=100000.0, head_dim=128),
-    "llama4_text": Convention("interleaved", base=500000.0, head_dim=128),
+    "llama4_text": Convention("interleaved", base=500000.0, head_dim=128, still="full_attention"),
     "roformer": _INTERLEAVED,
     # Reads pairs (2i, 2i+1), writes (i, i + r/2).
     "deepseek_v3": _DEEPSEEK,
@@ -286,7 +289,9 @@ def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_ty
         raw = raw[str(layer_type)]
         if not isinstance(raw, Mapping):
             raise ValueError(f"layers of type {layer_type!r} have no rope in this config ({raw!r})")
-    elif layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
+    if layer_type is not None and layer_type == convention.still and len(set(_words(config.get("layer_types")))) > 1:
+        raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {config['model_type']!r}")
+    if layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
         raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")
     parameters = {key: value for key, value in raw.items() if value is not None}
     parameters.setdefault("rope_theta", _first(config, base_keys, base))
@@ -298,6 +303,9 @@ def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_ty
     if len(kinds) > 1:
         raise ValueError(f"the config says rope_type {parameters['rope_type']!r} and type {parameters['type']!r}")
     parameters["rope_type"] = kinds.pop()
+    if not nested and "original_max_position_embeddings" in _KEYS.get(parameters["rope_type"], {}):
+        # Phi-3 has it at the top level, and that one wins.
+        parameters |= {key: config[key] for key in _LENGTH if config.get(key) is not None}
     return parameters
 
 
@@ -319,9 +327,8 @@ def _scaling(
         arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
     if kind == "dynamic" and "alpha" not in arguments:
         arguments["original_length"] = _need(config, LENGTH_KEYS, what)
-    if "original_max_position_embeddings" in names:  # Phi-3 has it at the top level, and that one wins
-        own = arguments.get("original_length") or _need(config, LENGTH_KEYS, what)
-        arguments["original_length"] = _first(config, tuple(_LENGTH), own)
+    if "original_max_position_embeddings" in names and "original_length" not in arguments:
+        arguments["original_length"] = convention.original_length or _need(config, LENGTH_KEYS, what)
     if kind in ("yarn", "longrope") and "factor" not in arguments:
         longest = checks.integer("max_position_embeddings", _need(config, LENGTH_KEYS, what), 1)
         original = checks.integer("original_max_position_embeddings", arguments["original_length"], 1)
@@ -339,8 +346,8 @@ def _widths(
     config: Mapping[str, Any], convention: Convention, parameters: Mapping[str, Any], layer_type: str | None
 ) -> tuple[int, int, str]:
     """Head size, rotary width, and where in the head it lies."""
-    if config.get("qk_rope_head_dim") is not None:  # multi-head latent attention: [nope | rope]
-        width = checks.integer("qk_rope_head_dim", config["qk_rope_head_dim"], 1)
+    if convention.latent or config.get("qk_rope_head_dim") is not None:
+        width = checks.integer("qk_rope_head_dim", _need(config, ("qk_rope_head_dim",), "its model_type"), 1)
         still = checks.integer("qk_nope_head_dim", _need(config, ("qk_nope_head_dim",), "qk_rope_head_dim"), 0)
         return still + width, width, "suffix"
     layer = convention.layers.get(layer_type) if layer_type else None

@@ -215,6 +215,10 @@ def test_every_convention_makes_a_rope(model_type):
     convention = conventions.MODEL_TYPES[model_type]
     assert convention.layout in LAYOUTS
     config = {"model_type": model_type, "head_dim": 64, "global_head_dim": 64, "rope_parameters": {"type": "default"}}
+    if convention.latent:
+        with pytest.raises(ValueError, match="lacks 'qk_rope_head_dim', which its model_type needs"):
+            Rope.from_config(config)
+        config |= {"qk_rope_head_dim": 64, "qk_nope_head_dim": 64}
     if convention.axes:
         config["rope_parameters"]["mrope_section"] = [12, 10, 10]
     for layer_type in convention.layers or [None]:
@@ -236,6 +240,35 @@ def test_gemma4_has_larger_heads_in_its_global_layers():
     assert Rope.from_config(config, layer_type="full_attention") == Rope(512, 1e6, "half", scaling=Proportional(0.25))
     assert Rope.from_config(config | {"global_head_dim": 64}, layer_type="full_attention").head_dim == 64
     assert Rope.from_config(config, layer_type="sliding_attention") == Rope(256, 1e4, "half")
+
+
+def test_phi3_has_an_original_length_of_its_own():
+    scaling = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    config = {"model_type": "phi3", "head_dim": 64, "max_position_embeddings": 131072, "rope_scaling": scaling}
+    assert Rope.from_config(config).scaling == LongRoPE([1.0] * 32, [2.0] * 32, 32.0, 4096)
+
+
+def test_the_original_length_at_the_top_is_not_that_of_one_layer_type():
+    parameters = {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 8.0,
+            "original_max_position_embeddings": 1024,
+        }
+    }
+    config = {"model_type": "gemma3_text", "original_max_position_embeddings": 512, "rope_parameters": parameters}
+    assert Rope.from_config(config, layer_type="full_attention").scaling == YaRN(8.0, 1024)
+
+
+@pytest.mark.parametrize("model_type", ["cohere2", "exaone4", "llama4_text"])
+def test_layers_that_are_not_rotated_have_no_rope(model_type):
+    config = {"model_type": model_type, "head_dim": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    assert Rope.from_config(config, layer_type="sliding_attention").head_dim == 64
+    with pytest.raises(ValueError, match="layers of type 'full_attention' are not rotated in model_type"):
+        Rope.from_config(config, layer_type="full_attention")
+    alike = config | {"layer_types": ["full_attention"] * 2}
+    assert Rope.from_config(alike, layer_type="full_attention").head_dim == 64
 
 
 def test_hunyuan_leaves_the_keys_of_yarn_beside_its_alpha_unused():
