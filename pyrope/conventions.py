@@ -342,6 +342,21 @@ def _scaling(
     return kind, arguments
 
 
+def _own_head_dim(config: Mapping[str, Any], layer_type: str | None) -> Any:
+    """The head size that layers of one type have by per_layer_config, a dict of what is different by layer."""
+    layers = config.get("per_layer_config")
+    if not layers or not isinstance(layers, Mapping):
+        return None
+    own = {
+        str(i): layer["head_dim"] for i, layer in layers.items() if isinstance(layer, Mapping) and "head_dim" in layer
+    }
+    types = _words(config.get("layer_types")) if layer_type else [None] * len(own)
+    sizes = {own.get(str(i)) for i, kind in enumerate(types) if kind == layer_type}
+    if len(sizes) > 1 or (own and not layer_type):
+        raise ValueError(f"layers of type {layer_type!r} have heads of different sizes by per_layer_config")
+    return sizes.pop() if sizes else None
+
+
 def _widths(
     config: Mapping[str, Any], convention: Convention, parameters: Mapping[str, Any], layer_type: str | None
 ) -> tuple[int, int, str]:
@@ -352,7 +367,7 @@ def _widths(
         return still + width, width, "suffix"
     layer = convention.layers.get(layer_type) if layer_type else None
     key, default = (layer.head_key, layer.head_dim) if layer else ("head_dim", None)
-    head_dim = _first(config, (key,), default or convention.head_dim)
+    head_dim = _own_head_dim(config, layer_type) or _first(config, (key,), default or convention.head_dim)
     if head_dim is None:
         hidden = checks.integer("hidden_size", _need(config, HIDDEN_KEYS, "the head size"), 1)
         heads = checks.integer("num_attention_heads", _need(config, HEADS_KEYS, "the head size"), 1)

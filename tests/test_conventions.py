@@ -240,6 +240,17 @@ def test_gemma4_has_larger_heads_in_its_global_layers():
     assert Rope.from_config(config, layer_type="full_attention") == Rope(512, 1e6, "half", scaling=Proportional(0.25))
     assert Rope.from_config(config | {"global_head_dim": 64}, layer_type="full_attention").head_dim == 64
     assert Rope.from_config(config, layer_type="sliding_attention") == Rope(256, 1e4, "half")
+    saved = config | {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "per_layer_config": {"01": {"head_dim": 64}, "3": {"head_dim": 64}},
+    }
+    assert Rope.from_config(saved, layer_type="full_attention").head_dim == 64
+    assert Rope.from_config(saved, layer_type="sliding_attention").head_dim == 256
+    saved["per_layer_config"]["3"] = {"head_dim": 128}
+    with pytest.raises(ValueError, match="layers of type 'full_attention' have heads of different sizes"):
+        Rope.from_config(saved, layer_type="full_attention")
+    with pytest.raises(ValueError, match="layers of type None have heads of different sizes"):
+        Rope.from_config(LLAMA | {"per_layer_config": {"1": {"head_dim": 64}}})
 
 
 def test_phi3_has_an_original_length_of_its_own():
