@@ -347,11 +347,10 @@ def _own_head_dim(config: Mapping[str, Any], layer_type: str | None) -> Any:
     layers = config.get("per_layer_config")
     if not layers or not isinstance(layers, Mapping):
         return None
-    own = {
-        str(i): layer["head_dim"] for i, layer in layers.items() if isinstance(layer, Mapping) and "head_dim" in layer
-    }
+    told = {str(i).zfill(9): layer for i, layer in layers.items() if isinstance(layer, Mapping)}  # 5, "5" or "05"
+    own = {i: layer["head_dim"] for i, layer in told.items() if "head_dim" in layer}
     types = _words(config.get("layer_types")) if layer_type else [None] * len(own)
-    sizes = {own.get(str(i)) for i, kind in enumerate(types) if kind == layer_type}
+    sizes = {own.get(str(i).zfill(9)) for i, kind in enumerate(types) if kind == layer_type}
     if len(sizes) > 1 or (own and not layer_type):
         raise ValueError(f"layers of type {layer_type!r} have heads of different sizes by per_layer_config")
     return sizes.pop() if sizes else None
