@@ -17,7 +17,7 @@ import numpy as np
 from . import checks
 from .backend import Array, from_numpy, namespace, to_numpy
 
-_ROWS = 128  # queries in a block of the host, over all heads that share a key head
+_ROWS = 256  # queries in a block of the host, over all heads that share a key head
 _SMALL = 2**16  # scores: where a block of all heads has no more, calls cost more than arithmetic
 _DEVICE = 2**26  # scores in a block of the GPU: 256 MB
 _FAR = 2**62  # beyond any distance of two positions
@@ -79,7 +79,7 @@ def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Arr
         scores = case.softcap * xp.tanh(scores / case.softcap)
     if k.shape[-2]:
         _apply(xp, case.mask, scores)
-        _hide(xp, case, scores, from_numpy(case.q_at, xp), from_numpy(case.k_at, xp))
+        _hide(xp, case.reach, scores, case.q_at, case.k_at)
         scores = probabilities(scores)
     return (scores @ v).astype(q.dtype).reshape(*q.shape[:-1], v.shape[-1])  # Eq. (2)
 
@@ -92,11 +92,11 @@ def _apply(xp: ModuleType, mask: Array | None, scores: Array) -> None:
         scores += mask.astype(scores.dtype)  # not as it is: a float64 mask would make it a float64 sum
 
 
-def _hide(xp: ModuleType, case: _Case, scores: Array, q_at: Array, k_at: Array) -> None:
+def _hide(xp: ModuleType, reach: tuple[int, int] | None, scores: Array, q_at: Array, k_at: Array) -> None:
     """Scores (…, r, n, m) of keys out of reach become −inf, in place."""
-    if case.reach is not None:
-        away = q_at[..., :, None] - k_at[..., None, :]
-        xp.copyto(scores, -math.inf, where=(away < case.reach[0]) | (away > case.reach[1]))
+    if reach is not None:
+        away = from_numpy(q_at, xp)[..., :, None] - from_numpy(k_at, xp)[..., None, :]
+        xp.copyto(scores, -math.inf, where=(away < reach[0]) | (away > reach[1]))
 
 
 def attention(
@@ -169,7 +169,7 @@ def _attend(
         if case.mask is not None:
             _apply(xp, _piece(case.mask, (*index, keys)), part)
         for some in _runs(in_part[keys.start // tile : -(-keys.stop // tile)], tile, part.shape[-1]):
-            _hide(xp, case, part[..., some], q_at, k_at[..., keys][..., some])
+            _hide(xp, case.reach, part[..., some], q_at, k_at[..., keys][..., some])
     total = _exponentials(xp, scores)
     product = scores[..., columns[0]] @ v[..., runs[0], :]
     for keys, column in zip(runs[1:], columns[1:], strict=True):
