@@ -89,7 +89,8 @@ def _apply(xp: ModuleType, mask: Array | None, scores: Array) -> None:
     if mask is not None and mask.dtype == bool:
         xp.copyto(scores, -math.inf, where=~mask)
     elif mask is not None:
-        scores += mask.astype(scores.dtype, copy=False)  # as it is, a float64 mask would make it a float64 sum
+        # scores += mask is a float64 sum where the mask is float64, rounded afterwards: converted first, it is not.
+        xp.add(scores, mask.astype(scores.dtype, copy=False), out=scores)
 
 
 def _hide(xp: ModuleType, reach: tuple[int, int] | None, scores: Array, q_at: Array, k_at: Array) -> None:

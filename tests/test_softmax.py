@@ -392,7 +392,7 @@ def test_probabilities(xp, data):
 
 
 class _Spy:
-    """numpy, but it notes the dtypes of all that its functions return."""
+    """numpy, but it notes the dtypes of all that its functions take and return."""
 
     def __init__(self):
         self.seen = set()
@@ -404,8 +404,9 @@ class _Spy:
 
         def call(*args, **kwargs):
             result = found(*args, **kwargs)
-            if isinstance(result, np.ndarray | np.generic):
-                self.seen.add(result.dtype.name)
+            for value in (*args, *kwargs.values(), result):
+                if isinstance(value, np.ndarray | np.generic):
+                    self.seen.add(value.dtype.name)
             return result
 
         return call
