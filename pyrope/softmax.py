@@ -155,7 +155,7 @@ def _attend(
     if not width:
         return  # out is zeros
     # (q·k)·scale goes over all scores once more, and overflows sooner; q·scale goes over q.
-    queries = q.astype(case.dtype, order="C").reshape(*lead, r * rows, d)  # a copy: a group is one matrix
+    queries = q.astype(case.dtype).reshape(*lead, r * rows, d)  # a copy: a group is one matrix
     queries *= case.scale / (case.softcap or 1.0)
     scores = spare[: math.prod(lead) * r * rows * width].reshape(*lead, r * rows, width)
     by_head, columns, start = scores.reshape(*lead, r, rows, width), [], 0

@@ -320,6 +320,37 @@ def test_what_is_hidden_is_never_computed(monkeypatch, options, products):
     assert sum(counted) == products
 
 
+@pytest.mark.parametrize(
+    "options, masked",
+    [
+        ({}, 0),
+        ({"causal": True}, 8),  # the diagonal
+        ({"causal": True, "window": 16}, 14),  # … and the other end of the window, but for the first two
+        ({"causal": True, "q_positions": np.full(64, 7)}, 0),  # the first block whole, the others not at all
+        ({"window": 8, "k_positions": np.zeros(64, int), "q_positions": np.full(64, 7)}, 0),
+        ({"window": 8, "k_positions": np.zeros(64, int), "q_positions": np.arange(1, 65)}, 8),  # 1 … 8
+    ],
+)
+def test_only_the_edge_is_masked(monkeypatch, options, masked):
+    # Eight blocks of eight queries and of eight keys: counted in pairs of them that go through a mask.
+    counted, genuine = [], softmax._hide
+    monkeypatch.setattr(softmax, "_hide", lambda *a: counted.append(a[2].size / 64) or genuine(*a))
+    x = np.ones((1, 64, 4))
+    attention(x, x, x, block=8, **options)
+    assert sum(counted) == masked
+
+
+def test_blocks_of_the_device_fit_its_memory(monkeypatch):
+    spy, sizes, rng = _Spy(), [], np.random.default_rng(0)
+    q, k, v = (_rows(rng, 2, h, 20, 4) for h in (4, 2, 2))
+    whole = attention(q, k, v, causal=True)
+    spy.empty = lambda shape, dtype: sizes.append(shape) or np.empty(shape, dtype)
+    monkeypatch.setattr(softmax, "namespace", lambda **_: spy)
+    monkeypatch.setattr(softmax, "_DEVICE", 1000)
+    np.testing.assert_allclose(attention(q, k, v, causal=True), whole, rtol=0, atol=1e-14)
+    assert sizes == [2 * 4 * 6 * 20]  # six queries of each head: seven would be 1120 scores
+
+
 def test_fully_masked_rows_are_zeros(xp):
     rng = np.random.default_rng(0)
     q, k, v = (to_backend(_rows(rng, 2, 3, 4, dtype=np.float32), xp) for _ in "qkv")
