@@ -12,6 +12,7 @@ from .rotation import (
     rotation_tables,
     unrotate,
 )
+from .softmax import attention, attention_by_definition
 from .theta import (
     Axes,
     DynamicNTK,
@@ -35,6 +36,8 @@ __all__ = [
     "Rope",
     "Tables",
     "YaRN",
+    "attention",
+    "attention_by_definition",
     "cos_sin",
     "decay",
     "frequencies",

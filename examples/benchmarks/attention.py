@@ -1,0 +1,104 @@
+"""How fast pyrope attends, as ratios to torch and to bare matrix products, all in one run.
+
+    python examples/benchmarks/attention.py
+
+Softmax: causal, float32, 8 heads × 4096 positions × 64 features, and memory at 32,768 positions. "bare matrix
+products" are q·kᵀ and weights·v of the same blocks and nothing else. torch is optional; it runs with two threads.
+Times are the shortest of several rounds, taken in turns. NumPy's OpenBLAS waits for all its threads in every
+product: where other programs keep the cores busy, OPENBLAS_NUM_THREADS=1 is faster, and the ratios mean more.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+
+import pyrope
+
+HEADS, LENGTH, HEAD_DIM, ROWS = 8, 4096, 64, 256
+
+
+def in_turns(functions: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
+    """The shortest time of each, in seconds: taken in turns, so that a busy moment hits all of them."""
+    seconds = dict.fromkeys(functions, float("inf"))
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
+
+
+def row(name: str, value: str, ratio: str = "", limit: str = "") -> None:
+    print(f"{name:<36}{value:>12}{ratio:>14}   {limit}")
+
+
+def inputs(n: int, heads: int = HEADS) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((heads, n, HEAD_DIM), dtype=np.float32) for _ in "qkv"]
+
+
+def products(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    """The matrix products of causal attention by blocks, without the softmax between them."""
+    spare = np.empty(ROWS * LENGTH, np.float32)
+    for head in range(HEADS):
+        for start in range(0, LENGTH, ROWS):
+            stop = start + ROWS
+            scores = spare[: ROWS * stop].reshape(ROWS, stop)
+            np.matmul(q[head, start:stop], k[head, :stop].T, out=scores)
+            np.matmul(scores, v[head, :stop])
+
+
+def torch_forms(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Callable[[], object]]:
+    """torch's fused attention, and the one that is written first; nothing if torch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        print("torch is not installed: its rows are left out")
+        return {}
+    torch.set_num_threads(2)
+    a, b, c = (torch.from_numpy(x)[None] for x in (q, k, v))
+    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+
+    def eager() -> torch.Tensor:
+        scores = (a @ b.transpose(-1, -2)) * HEAD_DIM**-0.5
+        return scores.masked_fill(future, float("-inf")).softmax(-1) @ c
+
+    fused = torch.nn.functional.scaled_dot_product_attention
+    return {"torch SDPA": lambda: fused(a, b, c, is_causal=True), "torch eager": eager}
+
+
+def softmax_speed() -> None:
+    arrays = inputs(LENGTH)
+    forms: dict[str, Callable[[], object]] = {
+        "pyrope.attention": lambda: pyrope.attention(*arrays, causal=True),
+        "bare matrix products": lambda: products(*arrays),
+        **torch_forms(*arrays),
+    }
+    limits = {"torch SDPA": "limit 2.80", "torch eager": "limit 0.33"}
+    seconds = in_turns(forms)
+    for name, time_taken in seconds.items():
+        ratio = f"{seconds['pyrope.attention'] / time_taken:.2f}"
+        row(name, f"{time_taken * 1e3:.0f} ms", ratio, limits.get(name, ""))
+
+
+def softmax_memory(n: int = 32768) -> None:
+    arrays = inputs(n)
+    tracemalloc.start()
+    out = pyrope.attention(*arrays, causal=True)
+    beyond = tracemalloc.get_traced_memory()[1] - out.nbytes
+    tracemalloc.stop()
+    row(f"beyond in- and outputs, {n} positions", f"{beyond / 1e6:.0f} MB", "", "limit 300 MB")
+
+
+def main() -> None:
+    row(f"causal softmax, {HEADS} x {LENGTH} x {HEAD_DIM}", "time", "pyrope / it")
+    softmax_speed()
+    softmax_memory()
+
+
+if __name__ == "__main__":
+    main()
