@@ -91,11 +91,27 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return host
 
 
+def on_host(value: Any) -> Any:
+    """An array on the device as a NumPy array; anything else as it is."""
+    return to_numpy(value) if _library(value) == "cupy" else value
+
+
+_COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
+
+
+def compute_dtype(name: str, x: Array) -> np.dtype[Any]:
+    """The dtype that x is computed in: its own, or float32 for float16 and bfloat16."""
+    dtype = _COMPUTE.get(x.dtype) or (_COMPUTE[np.dtype("f4")] if x.dtype.name == "bfloat16" else None)
+    if dtype is None:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, in native byte order, was {x.dtype!r}")
+    return dtype
+
+
 def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
     """The same values on a backend, given by its name or as the module that `namespace` returned."""
     if _library(array) != "numpy":
         raise TypeError(f"array must be a NumPy array, was {_library(array)}")
-    if not isinstance(backend, str | ModuleType):
+    if not isinstance(backend, str) and not hasattr(backend, "asarray"):
         raise TypeError(f"backend must be a name or an array module, was {backend!r}")
     xp = get(backend) if isinstance(backend, str) else backend
     return array if xp is np else xp.asarray(array)

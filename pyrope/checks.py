@@ -60,3 +60,23 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
     return value
+
+
+MAX_POSITION = 2**31
+
+
+def positions(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
+    """Integers of at most 2³¹ in size, of any shape, as an array on the host."""
+    # Not np.asarray(value): it makes floats of [], objects of 10**20, and takes True for 1.
+    m = np.asarray(value, None if isinstance(value, np.ndarray) or (isinstance(value, range) and value) else object)
+    if m.dtype == object:
+        for one in m.flat:
+            if isinstance(one, bool | np.bool) or not isinstance(one, int | np.integer):
+                raise TypeError(f"{name} must be integers, were {type(one).__name__}")
+        if all(abs(int(one)) <= MAX_POSITION for one in m.flat):
+            m = m.astype(np.int64)
+    elif m.dtype.kind not in "iu" or isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be integers, none of them masked, were {m.dtype}")
+    if m.size and (int(m.max()) > MAX_POSITION or int(m.min()) < -MAX_POSITION):
+        raise ValueError(f"{name} must lie within ±2^31, were from {m.min()} to {m.max()}")
+    return m

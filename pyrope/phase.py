@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from . import checks
 from .theta import DECIMAL, TWO_PI, Rope, check_rope, exact_frequencies
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-MAX_POSITION = 2**31
 _BLOCK = 16384  # elements worked on at a time: large beside the cost of a call, small beside the caches
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
@@ -168,23 +168,9 @@ def _slowly(m: int, theta: Decimal) -> tuple[float, float]:
     return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quarter % 4]
 
 
-def check_positions(positions: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
+def check_positions(value: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
     """Positions as an array, if they are integers of at most 2³¹ in size and fit the rope's axes."""
-    try:
-        # Not np.asarray(positions): it makes floats of [], objects of 10**20, and takes True for 1.
-        m = np.asarray(positions, None if isinstance(positions, np.ndarray | range) else object)
-    except ValueError as error:
-        raise ValueError(f"positions must be an array of integers: {error}") from error
-    if m.dtype == object:
-        for one in m.flat:
-            if isinstance(one, bool | np.bool) or not isinstance(one, int | np.integer):
-                raise TypeError(f"positions must be integers, were {type(one).__name__}")
-        if all(abs(int(one)) <= MAX_POSITION for one in m.flat):
-            m = m.astype(np.int64)
-    elif m.dtype.kind not in "iu" or isinstance(positions, np.ma.MaskedArray):
-        raise TypeError(f"positions must be integers, none of them masked, were {m.dtype}")
-    if m.size and (int(m.max()) > MAX_POSITION or int(m.min()) < -MAX_POSITION):
-        raise ValueError(f"positions must lie within ±2^31, were from {m.min()} to {m.max()}")
+    m = checks.positions("positions", value)
     if rope.axes is not None and (m.ndim == 0 or m.shape[0] != rope.axes.count):
         raise ValueError(
             f"positions must have a first axis of {rope.axes.count}, one row for each axis of the rope, had shape "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .backend import Array, from_numpy, namespace, to_numpy
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 from .phase import check_positions, cos_sin
 from .theta import LAYOUTS, Rope, check_rope
 
@@ -35,6 +35,11 @@ class Tables:
     straight: Array  # what a feature is multiplied with: cos + i·sin (…, n, p); for "half" cos, cos (…, n, r)
     crossed: Array | None  # what its partner is multiplied with, for "half" alone: −sin, sin (…, n, r)
 
+    def part(self, rows: slice) -> Tables:
+        """The tables of some of the positions."""
+        crossed = None if self.crossed is None else self.crossed[..., rows, :]
+        return Tables(self.rope, self.positions[..., rows], self.straight[..., rows, :], crossed)
+
 
 def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
     """The tables of `rotate` for these positions, for arrays of the dtype and backend of ``like``.
@@ -45,12 +50,12 @@ def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
     True
     """
     xp = namespace(like=like)
-    return _tables(rope, positions, _compute_dtype(like), xp)
+    return _tables(rope, positions, compute_dtype("like", like), xp)
 
 
 def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType) -> Tables:
     check_rope(rope)
-    m = np.array(check_positions(_on_host(positions), rope), np.int64)  # a copy, which nobody can change
+    m = np.array(check_positions(on_host(positions), rope), np.int64)  # a copy, which nobody can change
     m.flags.writeable = False
     cos, sin = cos_sin(rope, m, dtype)
     if rope.layout == "half":
@@ -59,21 +64,6 @@ def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType) ->
     rotor = np.empty(cos.shape, np.result_type(dtype, np.complex64))
     rotor.real, rotor.imag = cos, sin
     return Tables(rope, m, from_numpy(rotor, xp), None)
-
-
-def _on_host(positions: Any) -> Any:
-    return to_numpy(positions) if type(positions).__module__.partition(".")[0] == "cupy" else positions
-
-
-_COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
-
-
-def _compute_dtype(x: Array) -> np.dtype[Any]:
-    """The dtype that x is rotated in."""
-    dtype = _COMPUTE.get(x.dtype) or (_COMPUTE[np.dtype("f4")] if x.dtype.name == "bfloat16" else None)
-    if dtype is None:
-        raise TypeError(f"x must be float16, bfloat16, float32 or float64, in native byte order, was {x.dtype!r}")
-    return dtype
 
 
 def _check_fit(x: Array, m: np.ndarray[Any, Any], rope: Rope) -> tuple[int, ...]:
@@ -167,7 +157,7 @@ def unrotate(y: Array, positions: Any, rope: Rope, *, tables: Tables | None = No
 
 def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None, inverse: bool) -> Array:
     xp = namespace(x=x, out=out)
-    dtype = _compute_dtype(x)
+    dtype = compute_dtype("x", x)
     if tables is None:
         tables = _tables(rope, positions, dtype, xp)
     else:
@@ -203,7 +193,7 @@ def _check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[An
     if tables.rope != rope:
         raise ValueError(f"tables were made for {tables.rope}, not for {rope}")
     if positions is not tables.positions and not np.array_equal(
-        check_positions(_on_host(positions), rope), tables.positions
+        check_positions(on_host(positions), rope), tables.positions
     ):
         raise ValueError("tables were made for other positions")
     namespace(x=x, tables=tables.straight)
@@ -219,6 +209,7 @@ def _turn(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array 
     if crossed is None and read == write and x.dtype == dtype:
         source, target = _as_complex(x), _as_complex(out)
         if source is not None and target is not None:
+            # NumPy's vector code fuses the products, its scalar code does not: last bits depend on the array's length.
             xp.multiply(source, straight, out=target)  # Eq. (12), pairs (2i, 2i+1)
             return
     # On the GPU every launch costs and there is no cache to keep to, so the block is the whole array.
@@ -258,9 +249,9 @@ def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
     >>> bool(np.allclose(rotate_complex(x, [5], rope), rotate(x, [5], rope)))
     True
     """
-    xp, dtype = namespace(x=x), _compute_dtype(x)
+    xp, dtype = namespace(x=x), compute_dtype("x", x)
     check_rope(rope)
-    m = check_positions(_on_host(positions), rope)
+    m = check_positions(on_host(positions), rope)
     shape, turning = _check_fit(x, m, rope), _rotary(rope)
     cos, sin = (_aligned(from_numpy(table, xp), shape, x) for table in cos_sin(rope, m, dtype))
     first, second = _pairs(x[..., turning].astype(dtype), _READS[rope.layout])
@@ -281,7 +272,7 @@ def rotation_matrix(m: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]
            [ 0.    ,  0.    ,  1.    , -0.01  ],
            [ 0.    ,  0.    ,  0.01  ,  1.    ]])
     """
-    cos, sin = cos_sin(rope, _on_host(m))
+    cos, sin = cos_sin(rope, on_host(m))
     if cos.ndim != 1:
         raise ValueError(f"m must be one position, had shape {np.shape(m)}")
     first = _rotary(rope).start
@@ -338,6 +329,6 @@ def decay(distances: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     product of query and conjugate key of pair i, and h_{r/2} = 0,
     |Σ h_i e^{i(m−n)θ_i}| ≤ max|h_{i+1} − h_i| · (r/2) · decay(m − n).
     """
-    cos, sin = cos_sin(rope, _on_host(distances))
+    cos, sin = cos_sin(rope, on_host(distances))
     scores = np.hypot(cos.cumsum(axis=-1), sin.cumsum(axis=-1)) / rope.attention_factor  # |S_j|, Eq. (36)
     return np.asarray(scores.mean(axis=-1))  # Eq. (37), its second factor over r/2

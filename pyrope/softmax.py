@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .backend import Array, from_numpy, namespace, to_numpy
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 
 _ROWS = 256  # queries in a block of the host, over all heads that share a key head
 _SMALL = 2**16  # scores: where a block of all heads has no more, calls cost more than arithmetic
 _DEVICE = 2**26  # scores in a block of the GPU: 256 MB
 _FAR = 2**62  # beyond any distance of two positions
-_LIMIT = 2**31  # of positions, as everywhere
-_COMPUTE = {"float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64}
 
 
 @dataclass(frozen=True)
@@ -209,10 +207,7 @@ def _checked(
 ) -> _Case:  # fmt: skip
     """The arguments of `attention`, if they are what its docstring says."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype.name not in _COMPUTE or not x.dtype.isnative:
-            raise TypeError(
-                f"{name} must be float16, bfloat16, float32 or float64, in native byte order, was {x.dtype!r}"
-            )
+        dtype = compute_dtype(name, x)
         if x.dtype != q.dtype:
             raise TypeError(f"q, k and v must have one dtype, {name} was {x.dtype} and q {q.dtype}: convert one")
         if x.ndim < 3 or 0 in x.shape[-3::2][: 2 if name != "v" else 1]:
@@ -228,7 +223,6 @@ def _checked(
         raise ValueError(f"the {g} key heads must divide the {h} query heads: head i reads key head i·g//h")
     window = _FAR if window is None else checks.integer("window", window, 1)
     lowest = 0 if checks.flag("causal", causal) else 1 - window
-    dtype = np.dtype(_COMPUTE[q.dtype.name])
     k_at = _at("k_positions", range(m) if k_positions is None else k_positions, batch, m)
     if q_positions is None and k_positions is not None and n > m:
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
@@ -249,13 +243,7 @@ def _operand(x: Array, dtype: np.dtype[Any]) -> Array:
 
 def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[Any, Any]:
     """Positions on the host, as int64 (…, 1, 1, length)."""
-    if isinstance(positions, list | tuple | range) and not len(positions):
-        positions = np.zeros(0, np.int64)
-    at = to_numpy(positions) if type(positions).__module__.partition(".")[0] == "cupy" else np.asarray(positions)
-    if at.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, were {at.dtype}")
-    if at.size and (int(at.max()) > _LIMIT or int(at.min()) < -_LIMIT):
-        raise ValueError(f"{name} must lie within ±2^31, were from {at.min()} to {at.max()}")
+    at = checks.positions(name, on_host(positions))
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
         raise ValueError(
@@ -267,8 +255,8 @@ def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[
 
 def _checked_mask(mask: Array, shape: tuple[int, ...], g: int) -> Array:
     """A mask that broadcasts to shape (…, h, n, m), as (…, g, r, n, m) with axes of length 1."""
-    if mask.dtype != bool and mask.dtype.name not in _COMPUTE:
-        raise TypeError(f"mask must be bool, where True is seen, or float, which is added, was {mask.dtype!r}")
+    if mask.dtype != bool:
+        compute_dtype("mask must be bool, where True is seen; one that is added", mask)
     full = (*(1,) * (len(shape) - mask.ndim), *mask.shape)
     if len(full) != len(shape) or any(a not in (1, b) for a, b in zip(full, shape, strict=True)):
         raise ValueError(f"mask must be broadcastable to (…, h, n, m), {shape}, had shape {mask.shape}")

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "backend": set(),
     "conventions": {"checks"},
     "theta": {"checks", "conventions"},
-    "phase": {"theta"},
+    "phase": {"checks", "theta"},
     "rotation": {"checks", "backend", "theta", "phase"},
     "softmax": {"checks", "backend"},
     "cli": ENGINE | {"__init__"},

@@ -14,7 +14,7 @@ from strategies import DTYPES, dtypes, position_arrays, positions, ropes
 
 import pyrope
 from pyrope import Axes, Linear, Rope, YaRN
-from pyrope.phase import MAX_POSITION
+from pyrope.checks import MAX_POSITION
 
 BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 LEAST = {"float64": -1074, "float32": -149, "float16": -24, "bfloat16": -133}  # exponents of the smallest subnormals
@@ -218,4 +218,5 @@ def test_bad_dtypes(dtype):
 def test_no_positions_make_empty_tables():
     for dtype in DTYPES.values():
         assert pyrope.cos_sin(Rope(8, 10000.0, "half"), [], dtype)[0].shape == (0, 4)
+        assert pyrope.cos_sin(Rope(8, 10000.0, "half"), range(0), dtype)[0].shape == (0, 4)
         assert pyrope.cos_sin(Rope(8, 10000.0, "half"), [[], []], dtype)[0].shape == (2, 0, 4)
