@@ -1,6 +1,7 @@
 """Rotary position embeddings: an auditable, exact reference in NumPy and CuPy."""
 
 from .backend import from_numpy, get, namespace, to_numpy
+from .linear import LinearState, attention_weights, linear_attention, linear_state, linear_step
 from .phase import cos_sin
 from .rotation import (
     Tables,
@@ -29,17 +30,22 @@ __all__ = [
     "Axes",
     "DynamicNTK",
     "Linear",
+    "LinearState",
     "Llama3",
     "LongRoPE",
     "Proportional",
     "Rope",
     "Tables",
     "YaRN",
+    "attention_weights",
     "cos_sin",
     "decay",
     "frequencies",
     "from_numpy",
     "get",
+    "linear_attention",
+    "linear_state",
+    "linear_step",
     "namespace",
     "permute_weights",
     "rotate",

@@ -9,7 +9,7 @@ import cupy_contract
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
-ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation"}
+ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation", "linear", "encodings"}
 # The import table of the design: what each module may import of pyrope. One direction, no way back.
 MAY_IMPORT = {
     "__init__": ENGINE,
@@ -19,6 +19,8 @@ MAY_IMPORT = {
     "theta": {"checks", "conventions"},
     "phase": {"theta"},
     "rotation": {"checks", "backend", "theta", "phase"},
+    "linear": {"checks", "backend", "theta", "rotation"},
+    "encodings": {"checks", "backend"},
     "cli": ENGINE | {"__init__"},
     "__main__": {"cli"},
 }
