@@ -1,5 +1,6 @@
 """Rotary position embeddings: an auditable, exact reference in NumPy and CuPy."""
 
+from . import encodings
 from .backend import from_numpy, get, namespace, to_numpy
 from .linear import LinearState, attention_weights, linear_attention, linear_state, linear_step
 from .phase import cos_sin
@@ -40,6 +41,7 @@ __all__ = [
     "attention_weights",
     "cos_sin",
     "decay",
+    "encodings",
     "frequencies",
     "from_numpy",
     "get",

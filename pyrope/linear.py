@@ -115,10 +115,8 @@ class _Plan:
             bad = np.argwhere(to_numpy(~(good | empty))).tolist()
             if bad:
                 where, value = (*bad[0][:-1], start + bad[0][-1]), float(denominator[tuple(bad[0])])
-                raise ValueError(
-                    f"denominators must be finite and {self.denominators}, {len(bad)} of {good.size} were not, the "
-                    f'first at {where}: {value:g}; use a positive feature map, or denominators="nonzero"'
-                )
+                told = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
+                raise ValueError(f"denominators must be finite and {self.denominators}, {told}; see feature_map")
             denominator = denominator + empty
         return numerator / denominator[..., None]
 
@@ -139,7 +137,8 @@ def _plan(causal: bool, positions: Any, rope: Any, feature_map: Any, denominator
     if (positions is None) != (rope is None):
         raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
     if rope is not None:
-        positions = np.asarray(positions if isinstance(positions, list | tuple | range) else to_numpy(positions))
+        listed = isinstance(positions, list | tuple | range)
+        positions = np.asarray(positions, None if len(positions) else int) if listed else to_numpy(positions)
         if {x.shape[-2:-1] for x in arrays.values()} != {positions.shape[-1:]}:
             raise ValueError(f"positions must be (…, n), one for each token, had shape {positions.shape}: {told}")
         if isinstance(check_rope(rope).scaling, YaRN | LongRoPE):
@@ -229,7 +228,7 @@ def linear_attention(
     >>> linear_attention(x, x, x, range(3), Rope(2, 10000.0, "half"), causal=True)[0, :, 0].round(3)
     array([1.   , 0.77 , 0.375])
 
-    ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays. Causal is by order of tokens.
+    ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays. Causal is by token order.
     Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
     row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing.
     """
