@@ -516,7 +516,7 @@ SHAPES = r"q \(…, h, n, d\), k \(…, g, m, d\), v \(…, g, m, e\) need h a m
         (A, A, A, {"rope": HALF8, "positions": np.full(4, np.nan)}, TypeError, "positions must be integers, were float64"),
         (A, A, A, {"rope": HALF8, "positions": [0.0, 1.0, 2.0, 3.0]}, TypeError, "positions must be integers, were float64"),
         (A, A, A, {"rope": HALF8, "positions": [0, 1, 2, 2**40]}, ValueError, r"positions must lie within ±2\^31"),
-        (A, A, A, {"rope": HALF8, "positions": np.zeros((3, 4), int)}, ValueError, r"positions of shape \(3, 4\) do not fit"),
+        (A, A, A, {"rope": HALF8, "positions": np.zeros((3, 4), int)}, ValueError, r"positions of shape \(3, \d\) do not fit"),
         (A, A, A, {"rope": Rope(6, 10000.0, "half"), "positions": range(4)}, ValueError, "the last axis of x must be head_dim, 6"),
         (A, A, A, {"rope": "half", "positions": range(4)}, TypeError, "rope must be a Rope, was str"),
         (A, A, A, {"rope": Rope(8, 10000.0, "half", scaling=DynamicNTK(2.0, 64)), "positions": range(4)}, ValueError, "fix it first with rope.at"),
