@@ -1,6 +1,8 @@
 """Rotary position embeddings: an auditable, exact reference in NumPy and CuPy."""
 
+from . import encodings
 from .backend import from_numpy, get, namespace, to_numpy
+from .linear import LinearState, attention_weights, linear_attention, linear_state, linear_step
 from .phase import cos_sin
 from .rotation import (
     Tables,
@@ -30,6 +32,7 @@ __all__ = [
     "Axes",
     "DynamicNTK",
     "Linear",
+    "LinearState",
     "Llama3",
     "LongRoPE",
     "Proportional",
@@ -38,11 +41,16 @@ __all__ = [
     "YaRN",
     "attention",
     "attention_by_definition",
+    "attention_weights",
     "cos_sin",
     "decay",
+    "encodings",
     "frequencies",
     "from_numpy",
     "get",
+    "linear_attention",
+    "linear_state",
+    "linear_step",
     "namespace",
     "permute_weights",
     "rotate",

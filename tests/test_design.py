@@ -9,7 +9,7 @@ import cupy_contract
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
-ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation", "softmax"}
+ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation", "encodings", "softmax", "linear"}
 # The import table of the design: what each module may import of pyrope. One direction, no way back.
 MAY_IMPORT = {
     "__init__": ENGINE,
@@ -19,7 +19,9 @@ MAY_IMPORT = {
     "theta": {"checks", "conventions"},
     "phase": {"checks", "theta"},
     "rotation": {"checks", "backend", "theta", "phase"},
+    "encodings": {"checks", "backend"},
     "softmax": {"checks", "backend"},
+    "linear": {"checks", "backend", "theta", "rotation"},
     "cli": ENGINE | {"__init__"},
     "__main__": {"cli"},
 }

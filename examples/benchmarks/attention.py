@@ -2,8 +2,9 @@
 
     python examples/benchmarks/attention.py
 
-Softmax: causal, float32, 8 heads × 4096 positions × 64 features, and memory at 32,768 positions. "bare matrix
-products" are q·kᵀ and weights·v of the same blocks and nothing else. torch is optional; it runs with two threads.
+Softmax: causal, float32, 8 heads × 4096 positions × 64 features, and memory at 32,768 positions. Linear: causal,
+Eq. (19), the same heads, from 2,048 to 262,144 positions, and decoding token by token. "bare matrix products" are
+those of the same blocks or chunks and nothing else. torch is optional; it runs with two threads.
 Times are the shortest of several rounds, taken in turns. NumPy's OpenBLAS waits for all its threads in every
 product: where other programs keep the cores busy, OPENBLAS_NUM_THREADS=1 is faster, and the ratios mean more.
 """
@@ -17,6 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 import pyrope
+from pyrope import Rope
+from pyrope.linear import CHUNK
 
 HEADS, LENGTH, HEAD_DIM, ROWS = 8, 4096, 64, 256
 
@@ -94,10 +97,72 @@ def softmax_memory(n: int = 32768) -> None:
     row(f"beyond in- and outputs, {n} positions", f"{beyond / 1e6:.0f} MB", "", "limit 300 MB")
 
 
+def chunk_products(n: int) -> Callable[[], None]:
+    """The matrix products of chunked linear attention, and nothing else."""
+    q, k, v = inputs(CHUNK)
+    lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
+    scores = np.empty((HEADS, CHUNK, CHUNK), np.float32)
+    out, state = np.empty_like(q), np.zeros((HEADS, HEAD_DIM, HEAD_DIM), np.float32)
+
+    def run() -> None:
+        for _ in range(n // CHUNK):
+            np.matmul(q, k.swapaxes(-1, -2), out=scores)
+            np.matmul(scores, v, out=out)
+            np.matmul(q, state, out=out)
+            np.matmul(lower, k, out=out)
+            np.matmul(k.swapaxes(-1, -2), v, out=state)
+
+    return run
+
+
+def linear_speed() -> None:
+    rope, flat = Rope(HEAD_DIM, 10000.0, "half"), 0.0
+    for n in (2048, 4096, 32768, 262144):
+        arrays, m = inputs(n), np.arange(n)
+        forms = {
+            "linear": lambda a=arrays, m=m: pyrope.linear_attention(*a, m, rope, causal=True),
+            "products": chunk_products(n),
+        }
+        if n <= 4096:
+            forms["softmax"] = lambda a=arrays: pyrope.attention(*a, causal=True)
+        seconds = in_turns(forms, rounds=max(3, min(9, 2**17 // n)))
+        each = seconds["linear"] / n
+        flat = each if n == 4096 else flat
+        told = f"{each / flat:.2f} x that at 4096, limit 1.15" if n > 4096 else ""
+        if "softmax" in seconds:
+            told = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} x it"
+        row(
+            f"linear, {n} positions, per token",
+            f"{each * 1e6:.2f} µs",
+            f"{seconds['linear'] / seconds['products']:.2f}",
+            told,
+        )
+
+
+def decoding() -> None:
+    rope, (x, *_) = Rope(HEAD_DIM, 10000.0, "half"), inputs(1)
+    for before in (16, 4096, 262144):
+        past = np.repeat(x, before, axis=-2)
+        state = pyrope.linear_state(past, past, np.arange(before), rope)
+
+        def step(state: object = state, before: int = before) -> object:
+            return pyrope.linear_step(x, x, x, [before], rope, state=state)
+
+        seconds = in_turns({"step": step}, rounds=500)["step"]
+        tracemalloc.start()
+        step()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        row(f"linear, one token after {before}", f"{seconds * 1e6:.0f} µs", "", f"{peak} bytes at most")
+
+
 def main() -> None:
     row(f"causal softmax, {HEADS} x {LENGTH} x {HEAD_DIM}", "time", "pyrope / it")
     softmax_speed()
     softmax_memory()
+    row("causal linear attention", "time", "to products", "limit 2.50")
+    linear_speed()
+    decoding()
 
 
 if __name__ == "__main__":

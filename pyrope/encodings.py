@@ -1,0 +1,176 @@
+"""What RoPE is compared with: sinusoidal, Eq. (4), learned, Shaw's, T5's and ALiBi's positions, in a few lines each.
+
+What depends on positions alone is computed on the host, in float64 or as integers; what reads a table of the model
+belongs to the table's backend. Positions are integers, (n,); distances are those of the key from the query, j − i.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import checks
+from .backend import Array, from_numpy, namespace, to_numpy
+
+Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _integers(name: str, values: Any) -> Int64:
+    listed = isinstance(values, int | list | tuple | range | np.integer)
+    array = np.asarray(values if listed else to_numpy(values))
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} must be integers, were {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _distances(q_positions: Any, k_positions: Any) -> Int64:
+    """j − i: (n,) and (m,) -> (n, m)."""
+    i, j = _integers("q_positions", q_positions), _integers("k_positions", k_positions)
+    if i.ndim != 1 or j.ndim != 1:
+        raise ValueError(f"positions must be (n,), had shapes {i.shape} and {j.shape}")
+    return np.asarray(j - i[:, None])
+
+
+def _rows(table: Array, rows: Int64, what: str) -> Array:
+    """table[rows]: (N, …) and (…) -> (…, …)."""
+    xp = namespace(table=table)
+    if table.ndim != 2:
+        raise ValueError(f"table must have two axes, had shape {table.shape}")
+    # On a GPU an index out of range wraps around without a word, so all are looked at here, on the host.
+    if rows.size and not 0 <= rows.min() <= rows.max() < table.shape[0]:
+        raise ValueError(f"{what} must lie in 0 … {table.shape[0] - 1}, were from {rows.min()} to {rows.max()}")
+    return xp.take(table, from_numpy(rows, xp), axis=0)
+
+
+def _angles(m: Int64, d: int, base: float) -> Float64:
+    if checks.integer("d", d, 2) % 2:
+        raise ValueError(f"d must be even, was {d}: sines and cosines come in pairs")
+    return np.asarray(m[..., None] * checks.real("base", base, 1, open=True) ** (-2 * np.arange(d // 2) / d))
+
+
+def sinusoidal(positions: Any, d: int, base: float = 10000.0) -> Float64:
+    """Eq. (4): p(m)_2t = sin(m·base^(−2t/d)), p(m)_2t+1 = cos(…); (…, n) -> (…, n, d).
+
+    >>> sinusoidal([0, 1], 4).round(4)
+    array([[0.    , 1.    , 0.    , 1.    ],
+           [0.8415, 0.5403, 0.01  , 1.    ]])
+    """
+    angles = _angles(_integers("positions", positions), d, base)
+    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*angles.shape[:-1], d)  # Eq. (4)
+
+
+def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
+    """T(Δ), (d, d), with p(m + Δ) = T(Δ)·p(m) for every m: the same rotation that RoPE applies to the features.
+
+    >>> bool(np.allclose(sinusoidal_shift(5, 8) @ sinusoidal([3], 8)[0], sinusoidal([8], 8)[0]))
+    True
+    """
+    angles, matrix = _angles(_integers("distance", distance), d, base), np.zeros((d, d))
+    for t, angle in enumerate(angles):
+        pair = slice(2 * t, 2 * t + 2)
+        matrix[pair, pair] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+    return matrix
+
+
+def sinusoidal_decay(distances: Any, d: int, base: float = 10000.0) -> Float64:
+    """p(m)ᵀp(m + Δ)·2/d: a function of Δ alone, 1 at Δ = 0, and falling, with ripples, as Δ grows.
+
+    >>> sinusoidal_decay([0, 1, 100], 64).round(3)
+    array([1.   , 0.966, 0.559])
+    """
+    return np.asarray(np.cos(_angles(_integers("distances", distances), d, base)).mean(axis=-1))
+
+
+def learned(positions: Any, table: Array) -> Array:
+    """A row of the table for each position: (…), (N, e) -> (…, e). There are no more than N positions.
+
+    >>> learned([0, 2, 2], np.eye(3))[:, 2]
+    array([0., 1., 1.])
+    """
+    return _rows(table, _integers("positions", positions), "positions")
+
+
+def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
+    """Clipped relative embeddings (Shaw et al., arXiv 1803.02155): a_ij, (n, m, d), from a table (2k + 1, d).
+
+    a_ij is row k + clip(j − i, −k, k). Scores are q_iᵀ(k_j + a_ij), outputs Σ α_ij (v_j + a_ij), each with its table:
+    `shaw_scores` and `shaw_values` are what they add to a plain attention.
+    """
+    if len(table) % 2 == 0:
+        raise ValueError(f"table must have 2k + 1 rows, for distances −k … k, had {len(table)}")
+    k = len(table) // 2
+    return _rows(table, k + np.clip(_distances(q_positions, k_positions), -k, k), "rows")
+
+
+def shaw_scores(q: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
+    """q_iᵀa_ij: q (…, n, d) -> (…, n, m)."""
+    xp = namespace(q=q, table=table)
+    return xp.einsum("...nd,nmd->...nm", q, shaw_embeddings(q_positions, k_positions, table))
+
+
+def shaw_values(weights: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
+    """Σ_j α_ij a_ij: weights (…, n, m) -> (…, n, d)."""
+    xp = namespace(weights=weights, table=table)
+    return xp.einsum("...nm,nmd->...nd", weights, shaw_embeddings(q_positions, k_positions, table))
+
+
+def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance: int = 128) -> Int64:
+    """The bucket of each distance j − i (Raffel et al., arXiv 1910.10683).
+
+    >>> t5_buckets([0, -1, -7, -8, -16, -200, 1, 200], causal=False)
+    array([ 0,  1,  7,  8, 10, 15, 17, 31])
+
+    Half of the buckets hold one distance each, the others grow with its logarithm up to ``max_distance``, the last
+    holds all beyond. Not causal, the two directions have half of the buckets each; causal, keys ahead share bucket 0.
+    """
+    distance = _integers("distances", distances)
+    ahead = np.zeros_like(distance)
+    if not checks.flag("causal", causal):
+        if checks.integer("buckets", buckets, 4) % 2:
+            raise ValueError(f"buckets must be even where there are two directions, was {buckets}")
+        buckets //= 2
+        ahead = np.where(distance > 0, buckets, 0)
+        distance = -abs(distance)
+    exact = checks.integer("buckets", buckets, 2) // 2
+    checks.integer("max_distance", max_distance, exact + 1)
+    # Where the logarithm is an integer its rounding decides: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99….
+    # Here x^w·e^j ≥ max^j·e^w, with e = exact, w = buckets − e, is what bucket e + j needs, in integers.
+    w, wide, starts = buckets - exact, range(exact, max_distance + 1), []
+    for j in range(1, w):
+        starts.append(next(x for x in wide if x**w * exact**j >= max_distance**j * exact**w))
+    size = np.maximum(-distance, 0)
+    large = exact + np.searchsorted(np.array(starts, np.int64), size, side="right")
+    return np.asarray(ahead + np.where(size < exact, size, large))
+
+
+def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:
+    """What T5 adds to the scores: its table (buckets, h) -> (h, n, m)."""
+    rows = t5_buckets(
+        _distances(q_positions, k_positions), causal=causal, buckets=len(table), max_distance=max_distance
+    )
+    return _rows(table, rows, "buckets").transpose(2, 0, 1)
+
+
+def alibi_slopes(h: int) -> Float64:
+    """2^(−8i/h), i = 1 … h (Press et al., arXiv 2108.12409).
+
+    >>> alibi_slopes(4)
+    array([0.25      , 0.0625    , 0.015625  , 0.00390625])
+
+    Where h is not a power of two, the rule of the authors' code (ofirpress/attention_with_linear_biases): the slopes
+    of the power of two below, then every other one of the power of two above, from its first.
+    """
+    below = 1 << checks.integer("h", h, 1).bit_length() - 1
+    exponents = [-8 * i / below for i in range(1, below + 1)] + [-4 * i / below for i in range(1, 2 * (h - below), 2)]
+    return np.exp2(exponents)
+
+
+def alibi_bias(h: int, q_positions: Any, k_positions: Any) -> Float64:
+    """What ALiBi adds to the scores, −slope·|j − i|: (h, n, m).
+
+    >>> alibi_bias(1, [2], [0, 1, 2])
+    array([[[-0.0078125 , -0.00390625, -0.        ]]])
+    """
+    return -alibi_slopes(h)[:, None, None] * abs(_distances(q_positions, k_positions))

@@ -1,0 +1,247 @@
+"""Linear attention with rotary positions, Eq. (17) to Eq. (19), in four equal forms.
+
+With a feature map φ the similarity of query and key is φ(q)ᵀφ(k), and two sums over the keys, S = ΣR(m)φ(k)vᵀ and
+z = Σφ(k), serve every query. Eq. (19) rotates the numerator only: the denominator stays positive where φ is, but
+weights may be negative and need not add up to one. The rotation leaves out the rope's attention factor, which would
+scale the outputs by a². The forms: "quadratic", the definition, all weights at once; "parallel", not causal, S and z
+first; "chunked", causal, matrix products in a chunk, S and z between chunks; "recurrent", chunks of one token.
+
+float16 and bfloat16 are computed in float32 and rounded once, float32 and float64 in their own dtype. Keys are summed
+by chunks: over 262,144 positions a float32 output is within 3e-6 of the largest in its row, token by token 3e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import checks
+from .backend import Array, compute_dtype, namespace, on_host, to_numpy
+from .rotation import Tables, rotate, rotation_tables
+from .theta import LongRoPE, Rope, YaRN, check_rope
+
+FeatureMap: TypeAlias = str | Callable[[Array], Array]
+FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
+CHUNK = 128  # tokens: longer chunks multiply more, shorter ones multiply less efficiently
+
+
+FEATURE_MAPS: dict[str, Callable[[ModuleType, Array], Array]] = {
+    # x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236); eˣ above 0 is thrown away, and could overflow.
+    "elu+1": lambda xp, x: xp.exp(xp.minimum(x, 0)) + xp.maximum(x, 0),
+    "relu": lambda xp, x: xp.maximum(x, 0),
+    "relu2": lambda xp, x: xp.square(xp.maximum(x, 0)),
+    "exp": lambda xp, x: xp.exp(x),
+    "identity": lambda xp, x: x,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LinearState:
+    """What is remembered of the keys and values so far, of constant size; the states of two parts add up: a + b."""
+
+    numerator: Array  # (…, g, d, e): S, with e the width of the values
+    denominator: Array  # (…, g, d): z
+    count: int  # of tokens
+    rope: Rope | None
+    feature_map: FeatureMap
+
+    def __add__(self, other: LinearState) -> LinearState:
+        self._check(other)
+        sums = self.numerator + other.numerator, self.denominator + other.denominator
+        return LinearState(*sums, self.count + other.count, self.rope, self.feature_map)
+
+    def _check(self, other: Any) -> None:
+        if not isinstance(other, LinearState):
+            raise TypeError(f"state must be a LinearState, was {type(other).__name__}")
+        namespace(here=self.numerator, state=other.numerator)
+        own, found = ((x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype) for x in (self, other))
+        if own != found:
+            raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {found}, not {own}")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all forms share, checked by `_plan`."""
+
+    xp: ModuleType
+    dtype: np.dtype[Any]  # that is computed in
+    rope: Rope | None  # without its attention factor
+    positions: Any  # (…, n), on the host
+    feature_map: FeatureMap
+    denominators: str
+
+    def features(self, x: Array, tables: Tables | None = None) -> tuple[Array, Array]:
+        """φ(x) and R(m)φ(x): x (…, n, d) -> two of them."""
+        x = x.astype(self.dtype, copy=False)
+        phi = FEATURE_MAPS[self.feature_map](self.xp, x) if isinstance(self.feature_map, str) else self.feature_map(x)
+        namespace(x=x, **{"what feature_map returns": phi})
+        if (phi.shape[:-1], phi.dtype) != (x.shape[:-1], x.dtype):
+            raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, it made {phi.dtype} {phi.shape}")
+        return phi, phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
+
+    def pieces(self, chunk: int, *arrays: Array) -> Iterator[tuple[slice, list[tuple[Array, Array]]]]:
+        """Chunk by chunk the slice of n, and φ(x) and R(m)φ(x) of each array (…, n, d)."""
+        n, part, stretch = arrays[0].shape[-2], None, chunk * max(1, 2048 // chunk)  # tables are made in long stretches
+        for start in range(0, n, chunk):
+            if self.rope is not None:
+                if start % stretch == 0:
+                    tables = rotation_tables(self.rope, self.positions[..., start : start + stretch], arrays[0])
+                cut = slice(start % stretch, start % stretch + chunk)
+                part = tables.part(cut)
+            piece = slice(start, min(start + chunk, n))
+            yield piece, [self.features(x[..., piece, :], part) for x in arrays]
+
+    def sums(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """S (…, g, d, e) and z (…, g, d) of these keys and values."""
+        shape = (*k.shape[:-2], self.features(k[..., :0, :])[0].shape[-1])
+        s, z = self.xp.zeros((*shape, v.shape[-1]), self.dtype), self.xp.zeros(shape, self.dtype)
+        for piece, [(phi_k, turned_k)] in self.pieces(CHUNK, k):
+            s += turned_k.swapaxes(-1, -2) @ v[..., piece, :].astype(self.dtype, copy=False)
+            z += phi_k.sum(axis=-2)
+        return s, z
+
+    def divide(self, numerator: Array, denominator: Array, shape: tuple[int, ...], start: int = 0) -> Array:
+        """numerator (…, e) over denominator (…), both grouped -> (*shape, e), and 0/0 is 0; shape (…, h, n)."""
+        numerator, denominator = numerator.reshape(*shape, numerator.shape[-1]), denominator.reshape(shape)
+        good = (denominator > 0 if self.denominators == "positive" else denominator != 0) & (abs(denominator) < np.inf)
+        if not bool(good.all()):
+            empty = (denominator == 0) & (numerator == 0).all(axis=-1)
+            bad = np.argwhere(to_numpy(~(good | empty))).tolist()
+            if bad:
+                where, value = (*bad[0][:-1], start + bad[0][-1]), float(denominator[tuple(bad[0])])
+                told = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
+                raise ValueError(f"denominators must be finite and {self.denominators}, {told}; see feature_map")
+            denominator = denominator + empty
+        return numerator / denominator[..., None]
+
+
+def _plan(causal: bool, positions: Any, rope: Any, feature_map: Any, denominators: str, **arrays: Array) -> _Plan:
+    xp, told = namespace(**arrays), ", ".join(f"{name} had shape {x.shape} {x.dtype!r}" for name, x in arrays.items())
+    q, k, v = (arrays[name if name in arrays else "k"] for name in "qkv")
+    (h, *_), (g, *_) = ((1, *x.shape)[-3:] for x in (q, k))
+    fits = q.ndim == k.ndim == v.ndim >= 2 and q.shape[:-3] == k.shape[:-3] and k.shape[:-1] == v.shape[:-1]
+    fits = fits and q.shape[-1] == k.shape[-1] and (h % g == 0 if g else h == 0)
+    if not fits or (checks.flag("causal", causal) and q.shape[-2] != k.shape[-2]):
+        raise ValueError(f"q (…, h, n, d), k (…, g, m, d), v (…, g, m, e) need h a multiple of g, causal n = m: {told}")
+    dtypes = {compute_dtype(name, x) for name, x in arrays.items()}
+    if len({x.dtype for x in arrays.values()}) > 1:
+        raise TypeError(f"q, k and v must have one dtype: {told}")
+    if not callable(feature_map):
+        checks.choice("feature_map", feature_map, tuple(FEATURE_MAPS))
+    checks.choice("denominators", denominators, ("positive", "nonzero"))
+    if (positions is None) != (rope is None):
+        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
+    if rope is not None:
+        positions = checks.positions("positions", on_host(positions))
+        if {x.shape[-2:-1] for x in arrays.values()} != {positions.shape[-1:]}:
+            raise ValueError(f"positions must be (…, n), one for each token, had shape {positions.shape}: {told}")
+        if isinstance(check_rope(rope).scaling, YaRN | LongRoPE):
+            rope = replace(rope, scaling=replace(rope.scaling, attention_factor=1.0))
+    return _Plan(xp, dtypes.pop(), rope, positions, feature_map, denominators)
+
+
+def _grouped(x: Array, k: Array) -> Array:
+    """A view of x (…, h, n, d) as (…, g, h/g, n, d): head i reads head i·g//h of k."""
+    heads = (k.shape[-3], x.shape[-3] // max(k.shape[-3], 1)) if k.ndim > 2 else (1,)
+    return x.reshape(*x.shape[:-3], *heads, *x.shape[-2:])
+
+
+def linear_state(
+    k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
+) -> LinearState:
+    """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
+    plan = _plan(False, positions, rope, feature_map, "positive", k=k, v=v)
+    return LinearState(*plan.sums(k, v), k.shape[-2], rope, feature_map)
+
+
+def linear_step(
+    q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
+    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
+) -> tuple[Array, LinearState]:  # fmt: skip
+    """Causal `linear_attention` to these tokens and those of the state, and the state to go on from; any n, also 1.
+
+    >>> q = k = v = np.ones((2, 5, 4))
+    >>> first, state = linear_step(q[:, :3], k[:, :3], v[:, :3])
+    >>> last, state = linear_step(q[:, 3:], k[:, 3:], v[:, 3:], state=state)
+    >>> last.shape, state.count
+    ((2, 2, 4), 5)
+    """
+    chunk = checks.integer("chunk", chunk, 1)
+    plan = _plan(True, positions, rope, feature_map, denominators, q=q, k=k, v=v)
+    s, z = plan.sums(k[..., :0, :], v)
+    if state is not None:
+        LinearState(s, z, 0, rope, feature_map)._check(state)
+        s, z = s + state.numerator, z + state.denominator
+    xp, out = plan.xp, plan.xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lower = xp.tril(xp.ones((min(chunk, q.shape[-2]),) * 2, plan.dtype))
+    for piece, [(phi_q, turned_q), (phi_k, turned_k)] in plan.pieces(chunk, q, k):
+        c, values = piece.stop - piece.start, v[..., piece, :].astype(plan.dtype, copy=False)
+        turned_q, turned_k = _grouped(turned_q, k), turned_k.swapaxes(-1, -2)
+        scores = turned_q @ turned_k[..., None, :, :]
+        scores *= lower[:c, :c]
+        numerator = scores @ values[..., None, :, :]  # Eq. (19), numerator: the keys of this chunk,
+        numerator += turned_q @ s[..., None, :, :]  # and all before it
+        sums = lower[:c, :c] @ phi_k + z[..., None, :]
+        denominator = xp.einsum("...nd,...nd->...n", _grouped(phi_q, k), sums[..., None, :, :])  # Eq. (19), not rotated
+        out[..., piece, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], piece.start)
+        s += turned_k @ values
+        z = sums[..., -1, :].copy()
+    return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
+
+
+def attention_weights(
+    q: Array, k: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive",
+) -> tuple[Array, Array]:  # fmt: skip
+    """What each query weighs the values with, (…, h, n, n), and its sum over the keys, (…, h, n): without a rope 1.
+
+    >>> weights, sums = attention_weights(*np.ones((2, 3, 2)), range(3), Rope(2, 10000.0, "half"), causal=True)
+    >>> sums.round(3)
+    array([1.   , 0.77 , 0.375])
+    """
+    weights = _weights(_plan(causal, positions, rope, feature_map, denominators, q=q, k=k), q, k, causal)
+    return weights.astype(q.dtype), weights.sum(axis=-1).astype(q.dtype)
+
+
+def _weights(plan: _Plan, q: Array, k: Array, causal: bool) -> Array:
+    tables = None if plan.rope is None else rotation_tables(plan.rope, plan.positions, q)
+    pairs = zip(plan.features(q, tables), plan.features(k, tables), strict=True)
+    similar, turned = (_grouped(x, k) @ y.swapaxes(-1, -2)[..., None, :, :] for x, y in pairs)  # Eq. (17): sim(q, k)
+    if causal:
+        similar, turned = plan.xp.tril(similar), plan.xp.tril(turned)
+    return plan.divide(turned, similar.sum(axis=-1), q.shape[:-1])  # Eq. (19), without rope Eq. (18)
+
+
+def linear_attention(
+    q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
+    feature_map: FeatureMap = "elu+1", form: str | None = None, chunk: int = CHUNK, denominators: str = "positive",
+) -> Array:  # fmt: skip
+    """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, e) -> (…, h, n, e).
+
+    >>> x = np.ones((1, 3, 2))
+    >>> linear_attention(x, x, x, range(3), Rope(2, 10000.0, "half"), causal=True)[0, :, 0].round(3)
+    array([1.   , 0.77 , 0.375])
+
+    ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays. Causal is by token order.
+    Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
+    row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing.
+    """
+    form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
+    chunk = 1 if form == "recurrent" else checks.integer("chunk", chunk, 1)
+    if form in ("chunked", "recurrent"):
+        return linear_step(q, k, v, positions, rope, feature_map=feature_map, chunk=chunk, denominators=denominators)[0]
+    plan = _plan(causal, positions, rope, feature_map, denominators, q=q, k=k, v=v)
+    out = plan.xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    if form == "quadratic":
+        weights, values = _grouped(_weights(plan, q, k, causal), k), v.astype(plan.dtype, copy=False)
+        return (weights @ values[..., None, :, :]).reshape(out.shape).astype(q.dtype)  # Eq. (17)
+    s, z = plan.sums(k, v)  # Eq. (18): the same for every query
+    for piece, [(phi_q, turned_q)] in plan.pieces(chunk, q):
+        numerator = _grouped(turned_q, k) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)
+        denominator = _grouped(phi_q, k) @ z[..., None, :, None]
+        out[..., piece, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], piece.start)
+    return out

@@ -1,0 +1,245 @@
+"""The other encodings against their published formulas, and what they can and cannot do for linear attention."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import to_backend
+
+import pyrope
+from pyrope import Rope, encodings
+
+positions = st.lists(st.integers(-(10**6), 10**6), max_size=5)
+widths = st.integers(1, 6).map(lambda t: 2 * t)
+bases = st.sampled_from([10000.0, 100.0, 500000.0])
+
+
+@given(positions, widths, bases)
+def test_sinusoidal_is_equation_4(m, d, base):
+    got = encodings.sinusoidal(m, d, base)
+    assert got.shape == (len(m), d) and got.dtype == np.float64
+    for row, at in zip(got, m, strict=True):
+        for t in range(d // 2):
+            angle = at / mpmath.mpf(base) ** (mpmath.mpf(2 * t) / d)  # Eq. (4)
+            # float64 angles: off by a few roundings of their size.
+            allowed = 1e-15 + 6 * 2.0**-53 * float(abs(angle))
+            assert abs(row[2 * t] - float(mpmath.sin(angle))) <= allowed
+            assert abs(row[2 * t + 1] - float(mpmath.cos(angle))) <= allowed
+
+
+@given(st.integers(-1000, 1000), st.integers(-1000, 1000), widths, bases)
+def test_sinusoidal_shift_moves_every_position(m, delta, d, base):
+    shift = encodings.sinusoidal_shift(delta, d, base)
+    moved = encodings.sinusoidal([m + delta], d, base)[0]
+    np.testing.assert_allclose(shift @ encodings.sinusoidal([m], d, base)[0], moved, atol=1e-12)
+    np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation,
+    # and that of RoPE, backwards: (sin, cos) turns the other way round than (cos, sin).
+    rope = Rope(d, base, "interleaved", direction=-1)
+    np.testing.assert_allclose(shift, pyrope.rotation_matrix(delta, rope), atol=1e-12)
+
+
+@given(st.integers(-1000, 1000), st.integers(-1000, 1000), widths, bases)
+def test_sinusoidal_decay_is_the_inner_product(m, delta, d, base):
+    p, q = encodings.sinusoidal([m, m + delta], d, base)
+    np.testing.assert_allclose(encodings.sinusoidal_decay(delta, d, base), p @ q * 2 / d, atol=1e-12)
+
+
+def test_sinusoidal_inner_products_fall_with_the_distance():
+    curve = encodings.sinusoidal_decay(np.arange(257), 128)
+    assert curve[0] == 1 and curve.argmax() == 0
+    assert (np.diff(curve[1:].reshape(8, 32).mean(axis=-1)) < 0).all()
+    np.testing.assert_array_equal(
+        curve, encodings.sinusoidal_decay(-np.arange(257), 128)
+    )  # it does not know which is first
+
+
+@given(st.lists(st.integers(0, 6), max_size=5))
+def test_learned_is_a_row_of_the_table(xp, rows):
+    table = np.arange(21.0).reshape(7, 3)
+    for ids in (rows, np.array(rows, int), pyrope.from_numpy(np.array(rows, int), xp)):
+        got = encodings.learned(ids, to_backend(table, xp))
+        assert pyrope.namespace(got) is xp
+        assert pyrope.to_numpy(got).tolist() == [table[i].tolist() for i in rows]
+
+
+@given(positions, positions, st.integers(0, 3), st.integers(0, 2**32 - 1))
+def test_shaw_is_its_formula(xp, i, j, clip, seed):
+    rng, d = np.random.default_rng(seed), 4
+    table, q, weights = rng.standard_normal((2 * clip + 1, d)), rng.standard_normal((2, len(i), d)), rng.standard_normal((2, len(i), len(j)))  # fmt: skip
+    device = to_backend(table, xp)
+    scores = pyrope.to_numpy(encodings.shaw_scores(to_backend(q, xp), i, j, device))
+    values = pyrope.to_numpy(encodings.shaw_values(to_backend(weights, xp), i, j, device))
+    assert scores.shape == (2, len(i), len(j)) and values.shape == (2, len(i), d)
+    for head in range(2):
+        for a in range(len(i)):
+            rows = [table[max(-clip, min(clip, at - i[a])) + clip] for at in j]
+            np.testing.assert_allclose(scores[head, a], [q[head, a] @ row for row in rows], atol=1e-13)
+            total = sum((w * row for w, row in zip(weights[head, a], rows, strict=True)), np.zeros(d))
+            np.testing.assert_allclose(values[head, a], total, atol=1e-13)
+
+
+def bucket(distance: int, causal: bool, buckets: int, max_distance: int) -> int:
+    """The rule of the T5 paper's code, for one distance, with logarithms of 50 digits."""
+    first = 0
+    if causal:
+        size = max(-distance, 0)
+    else:
+        buckets //= 2
+        first, size = (buckets if distance > 0 else 0), abs(distance)
+    exact = buckets // 2
+    if size < exact:
+        return first + size
+    with mpmath.workdps(50):
+        grown = mpmath.log(mpmath.mpf(size) / exact) / mpmath.log(mpmath.mpf(max_distance) / exact) * (buckets - exact)
+        return first + min(exact + int(mpmath.floor(grown + mpmath.mpf(10) ** -40)), buckets - 1)
+
+
+@given(st.integers(2, 24), st.integers(1, 400), st.booleans(), st.lists(st.integers(-1000, 1000), max_size=20))
+def test_t5_buckets_are_the_published_rule(half, more, causal, distances):
+    buckets, max_distance = 2 * half, half + more
+    got = encodings.t5_buckets(distances, causal=causal, buckets=buckets, max_distance=max_distance)
+    assert got.dtype == np.int64
+    assert got.tolist() == [bucket(x, causal, buckets, max_distance) for x in distances]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_t5_buckets_of_the_model_everywhere(causal):
+    distances = np.arange(-300, 301)
+    got = encodings.t5_buckets(distances, causal=causal)
+    assert got.tolist() == [bucket(int(x), causal, 32, 128) for x in distances]
+    assert set(got.tolist()) == set(range(32)) - (set() if causal else {16})  # distance +0 is not ahead
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_t5_bias_is_the_table_at_the_buckets(xp, causal):
+    table = np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
+    i, j = [0, 5, 200], [0, 1, 4, 90]
+    bias = pyrope.to_numpy(encodings.t5_bias(to_backend(table, xp), i, j, causal=causal))
+    assert bias.shape == (3, 3, 4) and bias.dtype == np.float32
+    for head, a, b in np.ndindex(3, 3, 4):
+        assert bias[head, a, b] == table[bucket(j[b] - i[a], causal, 32, 128), head]
+
+
+def test_alibi_slopes_are_published():
+    assert encodings.alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    for k in range(6):
+        h = 2**k
+        np.testing.assert_allclose(encodings.alibi_slopes(h), [2 ** (-8 * i / h) for i in range(1, h + 1)], rtol=1e-15)
+
+
+@given(st.integers(1, 200))
+def test_alibi_slopes_of_any_number_of_heads(h):
+    def slopes(n: int) -> list[float]:  # the rule of the authors' code, by recursion
+        if n & (n - 1) == 0:
+            return [2.0 ** (-8 * i / n) for i in range(1, n + 1)]
+        below = 2 ** int(math.log2(n))
+        return slopes(below) + slopes(2 * below)[::2][: n - below]
+
+    got = encodings.alibi_slopes(h)
+    assert got.shape == (h,)
+    np.testing.assert_allclose(got, slopes(h), rtol=1e-14)
+
+
+@given(positions, positions, st.integers(1, 5))
+def test_alibi_bias(i, j, h):
+    bias, slopes = encodings.alibi_bias(h, i, j), encodings.alibi_slopes(h)
+    assert bias.shape == (h, len(i), len(j))
+    for head, a, b in np.ndindex(bias.shape):
+        assert bias[head, a, b] == -slopes[head] * abs(i[a] - j[b])
+
+
+# What encodings are for, and which of them linear attention can have.
+
+
+@given(st.permutations(range(6)))
+def test_without_an_encoding_attention_is_permutation_equivariant(xp, order):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 6, 8))
+
+    def softmax(x):
+        scores = np.exp(x[0] @ x[1].swapaxes(-1, -2) / 8**0.5)
+        return scores @ x[2] / scores.sum(axis=-1, keepdims=True)
+
+    def linear(x, *where, causal=False):
+        return pyrope.to_numpy(pyrope.linear_attention(*(to_backend(y, xp) for y in x), *where, causal=causal))
+
+    moved = [x[:, list(order)] for x in (q, k, v)]
+    for attention in (softmax, linear):  # tokens in another order: the same outputs in that order
+        np.testing.assert_allclose(attention(moved), attention((q, k, v))[:, list(order)], atol=1e-13)
+    if list(order) != sorted(order):  # with positions, or causal, the order says something
+        rope = Rope(8, 10000.0, "half")
+        for more in ({"causal": False, "where": (range(6), rope)}, {"causal": True, "where": ()}):
+            where = more.pop("where")
+            plain = linear((q, k, v), *where, **more)[:, list(order)]
+            assert abs(linear(moved, *where, **more) - plain).max() > 1e-3
+
+
+def rank(matrix: np.ndarray) -> int:
+    return int(np.linalg.matrix_rank(matrix, tol=1e-9 * np.linalg.norm(matrix, 2)))
+
+
+def test_a_bias_cannot_be_factored_but_a_rotation_can():
+    # Linear attention needs sim(i, j) = a_iᵀb_j with a fixed number of features. A bias multiplies sim by exp(B_ij):
+    # for T5's the rank of that matrix grows with the length up to where its buckets end, and keeps growing with them.
+    table = np.random.default_rng(0).standard_normal((32, 1))
+    biased, turned = [], []
+    q, k = np.random.default_rng(1).standard_normal((2, 128, 8))
+    rope = Rope(8, 10000.0, "half")
+    for n in (16, 32, 64, 128):
+        bias = encodings.t5_bias(table, range(n), range(n), causal=False)[0]
+        biased.append(rank(np.exp(bias)))
+        a, b = (pyrope.rotate(np.exp(x[:n]), range(n), rope) for x in (q, k))
+        turned.append(rank(a @ b.T))
+    assert biased == sorted(set(biased)) and biased[-1] > 100
+    assert turned == [8, 8, 8, 8]  # the features of a head, whatever the length
+
+
+def test_alibi_can_be_factored_on_one_side_of_the_diagonal_only():
+    # exp(−s(i − j)) = exp(−si)·exp(sj) has rank 1, which is what a causal decay is; |i − j| does not split.
+    m = np.arange(32)
+    assert rank(np.exp(-0.25 * (m[:, None] - m))) == 1
+    assert rank(np.exp(encodings.alibi_bias(4, m, m)[0])) == 32
+
+
+@pytest.mark.parametrize(
+    "call, error, match",
+    [
+        (lambda: encodings.sinusoidal([0], 3), ValueError, "d must be even, was 3"),
+        (lambda: encodings.sinusoidal([0], 0), ValueError, "d must be at least 2, was 0"),
+        (lambda: encodings.sinusoidal([0.5], 4), TypeError, "positions must be integers, were float64"),
+        (lambda: encodings.sinusoidal([0], 4, 1.0), ValueError, "base must be finite and greater than 1, was 1.0"),
+        (lambda: encodings.sinusoidal("0", 4), TypeError, "must be a NumPy or CuPy array, was str"),
+        (lambda: encodings.sinusoidal_shift(np.array([1.5]), 4), TypeError, "distance must be integers, were float64"),
+        (lambda: encodings.sinusoidal_decay([np.nan], 4), TypeError, "distances must be integers, were float64"),
+        (lambda: encodings.learned([0, 3], np.eye(3)), ValueError, "positions must lie in 0 … 2, were from 0 to 3"),
+        (lambda: encodings.learned([-1], np.eye(3)), ValueError, "positions must lie in 0 … 2, were from -1 to -1"),
+        (lambda: encodings.learned([0], np.ones(3)), ValueError, r"table must have two axes, had shape \(3,\)"),
+        (lambda: encodings.learned([0.0], np.eye(3)), TypeError, "positions must be integers, were float64"),
+        (lambda: encodings.learned([0], [[1.0]]), TypeError, "table must be a NumPy or CuPy array, was list"),
+        (lambda: encodings.shaw_embeddings([0], [0], np.ones((4, 2))), ValueError, "table must have 2k \\+ 1 rows, .* had 4"),
+        (lambda: encodings.shaw_embeddings([[0]], [0], np.ones((3, 2))), ValueError, r"positions must be \(n,\), had shapes \(1, 1\) and \(1,\)"),
+        (lambda: encodings.t5_buckets([0], causal=1), TypeError, "causal must be True or False, was 1"),
+        (lambda: encodings.t5_buckets([0], causal=False, buckets=7), ValueError, "buckets must be even .* was 7"),
+        (lambda: encodings.t5_buckets([0], causal=False, buckets=2), ValueError, "buckets must be at least 4, was 2"),
+        (lambda: encodings.t5_buckets([0], causal=True, buckets=1), ValueError, "buckets must be at least 2, was 1"),
+        (lambda: encodings.t5_buckets([0], causal=True, max_distance=16), ValueError, "max_distance must be at least 17, was 16"),
+        (lambda: encodings.t5_buckets([0.0], causal=True), TypeError, "distances must be integers"),
+        (lambda: encodings.t5_bias(np.ones((32, 2)), [0], 0, causal=True), ValueError, r"positions must be \(n,\)"),
+        (lambda: encodings.alibi_slopes(0), ValueError, "h must be at least 1, was 0"),
+        (lambda: encodings.alibi_bias(2, [0.5], [0]), TypeError, "q_positions must be integers, were float64"),
+        (lambda: encodings.alibi_bias(2, [0], [0.5]), TypeError, "k_positions must be integers, were float64"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_empty_positions_work():
+    assert encodings.sinusoidal([], 4).shape == (0, 4)
+    assert encodings.learned([], np.eye(3)).shape == (0, 3)
+    assert encodings.t5_buckets([], causal=True).shape == (0,)
+    assert encodings.alibi_bias(2, [], [0, 1]).shape == (2, 0, 2)
+    assert encodings.shaw_embeddings([0], [], np.ones((3, 2))).shape == (1, 0, 2)
