@@ -11,18 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, from_numpy, namespace, to_numpy
+from .backend import Array, from_numpy, namespace, on_host
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _integers(name: str, values: Any) -> Int64:
-    listed = isinstance(values, int | list | tuple | range | np.integer)
-    array = np.asarray(values if listed else to_numpy(values))
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"{name} must be integers, were {array.dtype}")
-    return array.astype(np.int64)
+    return checks.positions(name, on_host(values)).astype(np.int64)
 
 
 def _distances(q_positions: Any, k_positions: Any) -> Int64:

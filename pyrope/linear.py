@@ -228,7 +228,8 @@ def linear_attention(
 
     ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays. Causal is by token order.
     Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
-    row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing.
+    row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing. Values
+    must be finite: within a chunk also those to come are multiplied, by 0.
     """
     form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
     chunk = 1 if form == "recurrent" else checks.integer("chunk", chunk, 1)

@@ -111,7 +111,8 @@ def attention(
             [0., 1., 0.],
             [0., 0., 1.]]])
 
-    Query head i reads key head i·g//h. A row that sees nothing is zeros.
+    Query head i reads key head i·g//h. A row that sees nothing is zeros. Values must be finite: also a hidden one is
+    multiplied, by 0.
     ``causal``: a query sees the keys with q_position − k_position ≥ 0; ``window``: those with a distance below
     it, on both sides if not causal. Positions are integers, (n,) or (…, n) with the first batch axes of q. Keys
     default to 0 … m−1, queries to the last n of the keys' (so n < m continues a cache). They decide only this.
