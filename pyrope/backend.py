@@ -96,6 +96,19 @@ def on_host(value: Any) -> Any:
     return to_numpy(value) if _library(value) == "cupy" else value
 
 
+def result_array(xp: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], out: Array | None) -> Array:
+    """A new array for a result, or ``out`` if it is given and fits."""
+    if out is None:
+        return xp.empty(shape, dtype)
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"out must have the shape and dtype of the result, {shape} {dtype}, had {out.shape} {out.dtype}"
+        )
+    if xp is np and not out.flags.writeable:
+        raise ValueError("out must be writable, was read-only")
+    return out
+
+
 _COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
 
 

@@ -36,7 +36,7 @@ class Convention(NamedTuple):
     direction: int = 1
     axes: str | None = None  # how mrope_section is meant
     layers: dict[str, LayerRope] = {}  # by layer type
-    still: str | None = None  # the type of layer that is not rotated where layers are of several types
+    still: str | None = None  # the type of layer that is not rotated, unless sliding_window is null
     alpha: bool = False  # whether "dynamic" with alpha means another base, with YaRN's keys beside it unused
     explicit: bool = False  # its class scales Θ where a config says nothing, so that such a config is refused
 
@@ -289,7 +289,7 @@ def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_ty
         raw = raw[str(layer_type)]
         if not isinstance(raw, Mapping):
             raise ValueError(f"layers of type {layer_type!r} have no rope in this config ({raw!r})")
-    if layer_type is not None and layer_type == convention.still and len(set(_words(config.get("layer_types")))) > 1:
+    if layer_type is not None and layer_type == convention.still and config.get("sliding_window", 0) is not None:
         raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {config['model_type']!r}")
     if layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
         raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")

@@ -20,18 +20,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, namespace, on_host, to_numpy
+from .backend import Array, compute_dtype, namespace, on_host, result_array, to_numpy
 from .rotation import Tables, rotate, rotation_tables
 from .theta import LongRoPE, Rope, YaRN, check_rope
 
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
-CHUNK = 128  # tokens: longer chunks multiply more, shorter ones multiply less efficiently
+CHUNK = 192  # tokens: longer chunks multiply more, shorter ones spend more on calls
 
 
 FEATURE_MAPS: dict[str, Callable[[ModuleType, Array], Array]] = {
     # x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236); eˣ above 0 is thrown away, and could overflow.
-    "elu+1": lambda xp, x: xp.exp(xp.minimum(x, 0)) + xp.maximum(x, 0),
+    "elu+1": lambda xp, x: xp.add(e := xp.minimum(x, 0), xp.maximum(x, 0), out=xp.exp(e, out=e)),
     "relu": lambda xp, x: xp.maximum(x, 0),
     "relu2": lambda xp, x: xp.square(xp.maximum(x, 0)),
     "exp": lambda xp, x: xp.exp(x),
@@ -74,18 +74,22 @@ class _Plan:
     feature_map: FeatureMap
     denominators: str
 
-    def features(self, x: Array, tables: Tables | None = None) -> tuple[Array, Array]:
-        """φ(x) and R(m)φ(x): x (…, n, d) -> two of them."""
+    def features(self, x: Array, tables: Tables | None = None, spare: Array | None = None) -> tuple[Array, Array]:
+        """φ(x) and R(m)φ(x), the latter into a spare array where that fits: x (…, n, d) -> two of them."""
         x = x.astype(self.dtype, copy=False)
         phi = FEATURE_MAPS[self.feature_map](self.xp, x) if isinstance(self.feature_map, str) else self.feature_map(x)
         namespace(x=x, **{"what feature_map returns": phi})
         if (phi.shape[:-1], phi.dtype) != (x.shape[:-1], x.dtype):
             raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, it made {phi.dtype} {phi.shape}")
-        return phi, phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
+        if tables is None:
+            return phi, phi
+        out = spare if spare is not None and spare.shape == phi.shape else None
+        return phi, rotate(phi, tables.positions, tables.rope, tables=tables, out=out)
 
     def pieces(self, chunk: int, *arrays: Array) -> Iterator[tuple[slice, list[tuple[Array, Array]]]]:
-        """Chunk by chunk the slice of n, and φ(x) and R(m)φ(x) of each array (…, n, d)."""
-        n, part, stretch = arrays[0].shape[-2], None, chunk * max(1, 2048 // chunk)  # tables are made in long stretches
+        """Chunk by chunk the slice of n, and φ(x) and R(m)φ(x) of each array (…, n, d), valid until the next chunk."""
+        spares: list[Array | None] = [None] * len(arrays)
+        n, part, stretch = arrays[0].shape[-2], None, chunk * max(1, 4096 // chunk)  # tables are made in long stretches
         for start in range(0, n, chunk):
             if self.rope is not None:
                 if start % stretch == 0:
@@ -93,7 +97,9 @@ class _Plan:
                 cut = slice(start % stretch, start % stretch + chunk)
                 part = tables.part(cut)
             piece = slice(start, min(start + chunk, n))
-            yield piece, [self.features(x[..., piece, :], part) for x in arrays]
+            made = [self.features(x[..., piece, :], part, spare) for x, spare in zip(arrays, spares, strict=True)]
+            spares = [None if part is None else turned for _, turned in made]
+            yield piece, made
 
     def sums(self, k: Array, v: Array) -> tuple[Array, Array]:
         """S (…, g, d, e) and z (…, g, d) of these keys and values."""
@@ -104,8 +110,15 @@ class _Plan:
             z += phi_k.sum(axis=-2)
         return s, z
 
+    def result(self, q: Array, k: Array, v: Array, out: Array | None) -> Array:
+        """Where the outputs (…, h, n, e) go."""
+        namespace(q=q, out=out)
+        if out is not None and any(self.xp.may_share_memory(out, x) for x in (q, k, v)):
+            raise ValueError("out must not share memory with q, k or v, which are read until the end")
+        return result_array(self.xp, (*q.shape[:-1], v.shape[-1]), q.dtype, out)
+
     def divide(self, numerator: Array, denominator: Array, shape: tuple[int, ...], start: int = 0) -> Array:
-        """numerator (…, e) over denominator (…), both grouped -> (*shape, e), and 0/0 is 0; shape (…, h, n)."""
+        """numerator (…, e) over denominator (…), both grouped, in place -> (*shape, e); 0/0 is 0; shape (…, h, n)."""
         numerator, denominator = numerator.reshape(*shape, numerator.shape[-1]), denominator.reshape(shape)
         good = (denominator > 0 if self.denominators == "positive" else denominator != 0) & (abs(denominator) < np.inf)
         if not bool(good.all()):
@@ -116,7 +129,8 @@ class _Plan:
                 told = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
                 raise ValueError(f"denominators must be finite and {self.denominators}, {told}; see feature_map")
             denominator = denominator + empty
-        return numerator / denominator[..., None]
+        numerator /= denominator[..., None]
+        return numerator
 
 
 def _plan(causal: bool, positions: Any, rope: Any, feature_map: Any, denominators: str, **arrays: Array) -> _Plan:
@@ -160,7 +174,7 @@ def linear_state(
 
 def linear_step(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
-    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
+    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive", out: Array | None = None,
 ) -> tuple[Array, LinearState]:  # fmt: skip
     """Causal `linear_attention` to these tokens and those of the state, and the state to go on from; any n, also 1.
 
@@ -176,19 +190,28 @@ def linear_step(
     if state is not None:
         LinearState(s, z, 0, rope, feature_map)._check(state)
         s, z = s + state.numerator, z + state.denominator
-    xp, out = plan.xp, plan.xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    xp, out, spare = plan.xp, plan.result(q, k, v, out), dict[str, Array]()
+
+    def product(name: str, a: Array, b: Array) -> Array:
+        # a @ b makes a new array for each chunk, whose fresh pages cost as much as the product; used again they do not.
+        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        if name not in spare or spare[name].shape != shape:
+            spare[name] = xp.empty(shape, plan.dtype)
+        return xp.matmul(a, b, out=spare[name])
+
     lower = xp.tril(xp.ones((min(chunk, q.shape[-2]),) * 2, plan.dtype))
     for piece, [(phi_q, turned_q), (phi_k, turned_k)] in plan.pieces(chunk, q, k):
         c, values = piece.stop - piece.start, v[..., piece, :].astype(plan.dtype, copy=False)
         turned_q, turned_k = _grouped(turned_q, k), turned_k.swapaxes(-1, -2)
-        scores = turned_q @ turned_k[..., None, :, :]
+        scores = product("scores", turned_q, turned_k[..., None, :, :])
         scores *= lower[:c, :c]
-        numerator = scores @ values[..., None, :, :]  # Eq. (19), numerator: the keys of this chunk,
-        numerator += turned_q @ s[..., None, :, :]  # and all before it
-        sums = lower[:c, :c] @ phi_k + z[..., None, :]
+        numerator = product("numerator", scores, values[..., None, :, :])  # Eq. (19): the keys of this chunk,
+        numerator += product("before", turned_q, s[..., None, :, :])  # and all before it
+        sums = product("sums", lower[:c, :c], phi_k)
+        sums += z[..., None, :]
         denominator = xp.einsum("...nd,...nd->...n", _grouped(phi_q, k), sums[..., None, :, :])  # Eq. (19), not rotated
         out[..., piece, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], piece.start)
-        s += turned_k @ values
+        s += product("state", turned_k, values)
         z = sums[..., -1, :].copy()
     return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
 
@@ -219,6 +242,7 @@ def _weights(plan: _Plan, q: Array, k: Array, causal: bool) -> Array:
 def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", form: str | None = None, chunk: int = CHUNK, denominators: str = "positive",
+    out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, e) -> (…, h, n, e).
 
@@ -234,12 +258,14 @@ def linear_attention(
     form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
     chunk = 1 if form == "recurrent" else checks.integer("chunk", chunk, 1)
     if form in ("chunked", "recurrent"):
-        return linear_step(q, k, v, positions, rope, feature_map=feature_map, chunk=chunk, denominators=denominators)[0]
+        options: dict[str, Any] = {"feature_map": feature_map, "chunk": chunk, "denominators": denominators, "out": out}
+        return linear_step(q, k, v, positions, rope, **options)[0]
     plan = _plan(causal, positions, rope, feature_map, denominators, q=q, k=k, v=v)
-    out = plan.xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    out = plan.result(q, k, v, out)
     if form == "quadratic":
         weights, values = _grouped(_weights(plan, q, k, causal), k), v.astype(plan.dtype, copy=False)
-        return (weights @ values[..., None, :, :]).reshape(out.shape).astype(q.dtype)  # Eq. (17)
+        out[...] = (weights @ values[..., None, :, :]).reshape(out.shape)  # Eq. (17)
+        return out
     s, z = plan.sums(k, v)  # Eq. (18): the same for every query
     for piece, [(phi_q, turned_q)] in plan.pieces(chunk, q):
         numerator = _grouped(turned_q, k) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)

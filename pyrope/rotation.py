@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host, result_array
 from .phase import check_positions, cos_sin
 from .theta import LAYOUTS, Rope, check_rope
 
@@ -163,13 +163,8 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     else:
         _check_tables(tables, positions, rope, dtype, x)
     shape = _check_fit(x, tables.positions, rope)
-    if out is None:
-        out = xp.empty(x.shape, x.dtype)
-    elif out.shape != x.shape or out.dtype != x.dtype:
-        raise ValueError(f"out must have the shape and dtype of x, {x.shape} {x.dtype}, had {out.shape} {out.dtype}")
-    elif xp is np and not out.flags.writeable:
-        raise ValueError("out must be writable, was read-only")
-    elif out is not x and xp.may_share_memory(out, x):
+    out = result_array(xp, x.shape, x.dtype, out)
+    if out is not x and xp.may_share_memory(out, x):
         x = x.copy()  # they may overlap anyhow, and a piece must not be overwritten before it is read
     turning = _rotary(rope)
     if out is not x:

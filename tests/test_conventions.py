@@ -278,8 +278,7 @@ def test_layers_that_are_not_rotated_have_no_rope(model_type):
     assert Rope.from_config(config, layer_type="sliding_attention").head_dim == 64
     with pytest.raises(ValueError, match="layers of type 'full_attention' are not rotated in model_type"):
         Rope.from_config(config, layer_type="full_attention")
-    alike = config | {"layer_types": ["full_attention"] * 2}
-    assert Rope.from_config(alike, layer_type="full_attention").head_dim == 64
+    assert Rope.from_config(config | {"sliding_window": None}, layer_type="full_attention").head_dim == 64
 
 
 def test_hunyuan_leaves_the_keys_of_yarn_beside_its_alpha_unused():

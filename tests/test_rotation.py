@@ -409,8 +409,8 @@ def test_bad_arrays(x, m, error, match):
 @pytest.mark.parametrize(
     "more, error, match",
     [
-        ({"out": np.ones((4, 8), np.float32)}, ValueError, "out must have the shape and dtype of x"),
-        ({"out": np.ones((3, 8))}, ValueError, "out must have the shape and dtype of x"),
+        ({"out": np.ones((4, 8), np.float32)}, ValueError, "out must have the shape and dtype of the result"),
+        ({"out": np.ones((3, 8))}, ValueError, "out must have the shape and dtype of the result"),
         ({"out": [[0.0] * 8] * 4}, TypeError, "out must be a NumPy or CuPy array, was list"),
         ({"tables": pyrope.cos_sin(HALF8, range(4))}, TypeError, "tables must come from rotation_tables, were tuple"),
         (

@@ -119,8 +119,9 @@ def linear_speed() -> None:
     rope, flat = Rope(HEAD_DIM, 10000.0, "half"), 0.0
     for n in (2048, 4096, 32768, 262144):
         arrays, m = inputs(n), np.arange(n)
+        out = np.empty_like(arrays[0])
         forms = {
-            "linear": lambda a=arrays, m=m: pyrope.linear_attention(*a, m, rope, causal=True),
+            "linear": lambda a=arrays, m=m, out=out: pyrope.linear_attention(*a, m, rope, causal=True, out=out),
             "products": chunk_products(n),
         }
         if n <= 4096:

@@ -278,10 +278,9 @@ def test_original_length_of_a_layer_type() -> None:
     same_theta(theta["full_attention"], Rope.from_config(config, layer_type="full_attention"))
 
 
-# Fails: a config that transformers 5.22.2 has saved says global_head_dim as a per_layer_config, which is passed over.
 @pytest.mark.parametrize("saved", [False, True])
 def test_gemma4(saved: bool) -> None:
-    """Gemma 4: full layers have heads and pairs of their own, only some of which turn; as written, and as saved."""
+    """Gemma 4: full layers have larger heads, in which some pairs turn; `per_layer_config` says so once it is saved."""
     config = flat("gemma4_text", head_dim=64, global_head_dim=128, num_hidden_layers=4)
     config |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
     proportional = {"rope_type": "proportional", "rope_theta": 2e6, "partial_rotary_factor": 0.5}
@@ -535,3 +534,18 @@ def test_whole_model(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rope_interleave_false(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`"rope_interleave": false` in a config means halves instead."""
     compare_whole_model(model_type, *tiny_model(model_type, monkeypatch, rope_interleave=False), layout="half")
+
+
+# Fails: from_config refuses a type of layer that is not rotated only where there are layers of other types too.
+@pytest.mark.parametrize(
+    ("model_type", "told"),
+    [("cohere2", {"layer_types": ["full_attention"] * 4}), ("llama4_text", {"no_rope_layers": [0] * 4})],
+)
+def test_model_without_rotated_layers(model_type: str, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of nothing but layers that are not rotated has no rope."""
+    config, model = tiny_model(model_type, monkeypatch, **told)
+    assert set(config["layer_types"]) == {"full_attention"}
+    rotated, still = (queries_and_keys(model, m * POSITIONS) for m in (1, 0))
+    assert all(np.array_equal(q, q0) for (_, q, _), (_, q0, _) in zip(rotated, still, strict=True))
+    with pytest.raises(ValueError, match="not rotated"):
+        Rope.from_config(config, layer_type="full_attention")
