@@ -92,7 +92,7 @@ def cases(draw, with_rope=None, dtype=dtypes, most=6, maps=tuple(PHI)):
     return q, k, v, m, rope, name
 
 
-def close(got, exact, allowed) -> None:
+def assert_close(got, exact, allowed) -> None:
     got = pyrope.to_numpy(got).astype(np.float64)
     assert got.shape == exact.shape
     worst = np.max(abs(got - exact) - allowed, initial=-1)
@@ -107,7 +107,7 @@ def test_every_form_is_the_definition(xp, case, causal, chunk):
     for form in (None, *linear.FORMS[causal]):
         out = pyrope.linear_attention(*device, m, rope, causal=causal, feature_map=name, form=form, chunk=chunk)
         assert out.dtype == q.dtype and pyrope.namespace(out) is xp
-        close(out, exact, allowed)
+        assert_close(out, exact, allowed)
     assert all((pyrope.to_numpy(x) == y).all() for x, y in zip(device, before, strict=True))
 
 
@@ -129,7 +129,7 @@ def test_any_sequence_of_pieces_is_the_whole(xp, case, data):
             assert (pyrope.to_numpy(state.denominator) == held[1]).all()
         state = after
         outs.append(pyrope.to_numpy(out))
-    close(np.concatenate(outs, axis=-2), *expected(q, k, v, m, rope, causal=True, phi=PHI[name]))
+    assert_close(np.concatenate(outs, axis=-2), *expected(q, k, v, m, rope, causal=True, phi=PHI[name]))
     assert state.count == n and state.rope == rope and state.feature_map == name
     # The states of two halves add up to that of the whole; so does that of keys alone.
     cut = data.draw(st.integers(0, n))
@@ -157,7 +157,7 @@ def test_only_distances_matter(xp, case, data, causal):
         pyrope.linear_attention(*device, at, rope, causal=causal, feature_map=name)
         for at in (m, m.astype(np.int64) + shift)
     )
-    close(there, pyrope.to_numpy(here), expected(q, k, v, m, rope, causal=causal, phi=PHI[name])[1] * 2 + 1e-13)
+    assert_close(there, pyrope.to_numpy(here), expected(q, k, v, m, rope, causal=causal, phi=PHI[name])[1] * 2 + 1e-13)
 
 
 def test_rotating_before_the_map_makes_positions_matter():
@@ -214,7 +214,7 @@ def test_weights_are_what_the_values_are_weighed_with(xp, case, causal):
         groups = 1 if q.ndim < 3 else q.shape[-3] // k.shape[-3]
         values = v if q.ndim < 3 else np.repeat(v, groups, axis=-3)
         exact, allowed = expected(q, k, v, at, r, causal=causal, phi=PHI[name])
-        close(host @ values, exact, allowed)
+        assert_close(host @ values, exact, allowed)
         size = abs(host).sum(axis=-1) + 1
         assert (abs(host.sum(axis=-1) - pyrope.to_numpy(sums)) <= 16 * UNIT[q.dtype.name] * size).all()
         if causal:
@@ -442,7 +442,7 @@ def test_numbers_of_queries_and_of_keys_may_differ_without_causality(causal, for
             pyrope.linear_attention(q, k, v, causal=True, form=form)
     else:
         out = pyrope.linear_attention(q, k, v, causal=False, form=form)
-        close(out, *expected(q, k, v, None, None, causal=False, phi=PHI["elu+1"]))
+        assert_close(out, *expected(q, k, v, None, None, causal=False, phi=PHI["elu+1"]))
         with pytest.raises(ValueError, match="positions must be"):
             pyrope.linear_attention(q, k, v, range(3), HALF8, causal=False, form=form)
 
@@ -498,7 +498,7 @@ def test_positions_on_the_device_and_of_several_axes(xp):
     q = to_backend(X, xp)
     outs = [pyrope.linear_attention(q, q, q, at, rope, causal=True) for at in (m, m.tolist(), pyrope.from_numpy(m, xp))]
     for out in outs:
-        close(out, *expected(X, X, X, m, rope, causal=True, phi=PHI["elu+1"]))
+        assert_close(out, *expected(X, X, X, m, rope, causal=True, phi=PHI["elu+1"]))
 
 
 A = np.ones((2, 4, 8))

@@ -73,7 +73,7 @@ def test_unrotate_undoes_rotate(xp, case):
     assert y.dtype == x.dtype
     tables = pyrope.rotation_tables(rope, m, like=device)
     again = pyrope.unrotate(pyrope.rotate(device, m, rope, tables=tables), m, rope, tables=tables)
-    _same_but_for_rounding(pyrope.to_numpy(again), pyrope.to_numpy(y), x)
+    assert_same_but_for_rounding(pyrope.to_numpy(again), pyrope.to_numpy(y), x)
     # Two rotations, each with its rounding, which the second spreads over both features of a pair.
     scale = np.hypot(*np.abs(_pair_ends(x.astype(np.float64), rope))) if x.size else np.zeros(())
     unit = UNIT[x.dtype.name] + 8 * COMPUTE_UNIT[x.dtype.name]
@@ -233,10 +233,10 @@ def test_tables_out_and_in_place_change_nothing(xp, case):
     own[...] = device
     assert pyrope.rotate(own, m, rope, tables=tables, out=own) is own
     for got in (with_tables, out, own):
-        _same_but_for_rounding(pyrope.to_numpy(got), plain, x)
+        assert_same_but_for_rounding(pyrope.to_numpy(got), plain, x)
 
 
-def _same_but_for_rounding(got, wanted, x):
+def assert_same_but_for_rounding(got, wanted, x):
     """NumPy's complex product rounds once less in its vector code than in its scalar code, and which of them an
     element meets depends on the length of the array: so the last bits do."""
     name = x.dtype.name
@@ -275,7 +275,7 @@ def test_in_blocks_as_in_one_piece(data):
     before = rotation._BLOCK
     try:
         rotation._BLOCK = data.draw(st.integers(1, 64))
-        _same_but_for_rounding(pyrope.rotate(x, m, rope), whole, x)
+        assert_same_but_for_rounding(pyrope.rotate(x, m, rope), whole, x)
     finally:
         rotation._BLOCK = before
 
@@ -295,7 +295,7 @@ def test_one_position_and_its_array_are_the_same(data, m):
     x = data.draw(arrays((rope.head_dim,), data.draw(dtypes)))
     y = pyrope.rotate(x, m, rope)
     assert y.shape == x.shape
-    _same_but_for_rounding(y, pyrope.rotate(x[None], [m], rope)[0], x)
+    assert_same_but_for_rounding(y, pyrope.rotate(x[None], [m], rope)[0], x)
 
 
 def test_positions_on_the_device_and_tables_once_for_all_layers(xp):

@@ -93,7 +93,7 @@ def their_head_dim(model_type: str, config: Any, layer_type: str | None = None) 
 TINY = np.finfo(np.float64).tiny  # pairs that do not turn have θ = 0 on both sides
 
 
-def same_theta(theirs: Any, rope: Rope) -> None:
+def assert_same_theta(theirs: Any, rope: Rope) -> None:
     """Width and frequencies, and with them base and scaling; 2 more roundings where Θ was read from a table."""
     rope = rope if rope.axes is None else dataclasses.replace(rope, axes=None)
     assert 2 * len(theirs) == rope.width
@@ -125,7 +125,7 @@ def test_default_config(model_type: str) -> None:
     assert (not kinds <= {"default"}) == (model_type in SCALED)
     for layer_type, theirs in theta.items():
         rope = Rope.from_config(whole.to_dict(), layer_type=layer_type)
-        same_theta(theirs, rope)
+        assert_same_theta(theirs, rope)
         assert rope.head_dim == their_head_dim(model_type, config, layer_type)
 
 
@@ -148,7 +148,7 @@ def test_bare_config(model_type: str) -> None:
     for layer_type, theta in their_theta(model_type, theirs).items():
         rope = Rope.from_config({"model_type": model_type} | config, layer_type=layer_type)
         assert rope.base == (told if layer_type is None else told[layer_type])["rope_theta"]
-        same_theta(theta, rope)
+        assert_same_theta(theta, rope)
         theirs.num_key_value_heads = 16
         if model_type in ("hunyuan_v1_dense", "ministral"):  # their attention wants it said
             theirs.head_dim = 48
@@ -221,7 +221,7 @@ def test_old_spellings(name: str) -> None:
     theta = their_theta(config["model_type"], their_config(config["model_type"], config))
     assert (None not in theta) == (config["model_type"] in PER_LAYER)
     for layer_type, theirs in theta.items():
-        same_theta(theirs, Rope.from_config(config, layer_type=layer_type))
+        assert_same_theta(theirs, Rope.from_config(config, layer_type=layer_type))
 
 
 @pytest.mark.parametrize("model_type", [name for name in PER_LAYER if name != "gemma4_text"])
@@ -236,7 +236,7 @@ def test_ropes_by_layer_type(model_type: str) -> None:
     theta = their_theta(model_type, their_config(model_type, config))
     assert set(theta) == set(parameters)
     for layer_type, theirs in theta.items():
-        same_theta(theirs, Rope.from_config(config, layer_type=layer_type))
+        assert_same_theta(theirs, Rope.from_config(config, layer_type=layer_type))
 
 
 @pytest.mark.parametrize(("kind", "inside"), [("longrope", None), ("longrope", 1024), ("su", 1024)])
@@ -253,7 +253,7 @@ def test_phi3_longrope(kind: str, inside: int | None) -> None:
     rope, embedding = Rope.from_config(config), class_of("phi3", "RotaryEmbedding")(their_config("phi3", config))
     for length in (511, 512, 513, 1024, 1025):
         embedding(torch.zeros(1), torch.tensor([[length - 1]]))
-        same_theta(embedding.inv_freq.numpy(), rope.at(length))
+        assert_same_theta(embedding.inv_freq.numpy(), rope.at(length))
     assert rope.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-15)
 
 
@@ -265,7 +265,7 @@ def test_phi3_without_an_original_length() -> None:
     rope = Rope.from_config(config)
     for length in (4096, 4097):
         embedding(torch.zeros(1), torch.tensor([[length - 1]]))
-        same_theta(embedding.inv_freq.numpy(), rope.at(length))
+        assert_same_theta(embedding.inv_freq.numpy(), rope.at(length))
     assert rope.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-15)
 
 
@@ -275,7 +275,7 @@ def test_original_length_of_a_layer_type() -> None:
     parameters = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     config = flat("gemma3_text", head_dim=64, original_max_position_embeddings=512, rope_parameters=parameters)
     theta = their_theta("gemma3_text", their_config("gemma3_text", config))
-    same_theta(theta["full_attention"], Rope.from_config(config, layer_type="full_attention"))
+    assert_same_theta(theta["full_attention"], Rope.from_config(config, layer_type="full_attention"))
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -290,7 +290,7 @@ def test_gemma4(saved: bool) -> None:
     for layer_type, theta in their_theta("gemma4_text", theirs).items():
         rope = Rope.from_config(theirs.to_dict() if saved else config, layer_type=layer_type)
         assert rope.head_dim == their_head_dim("gemma4_text", theirs, layer_type)
-        same_theta(theta, rope)
+        assert_same_theta(theta, rope)
 
 
 def test_known_differences() -> None:
@@ -301,8 +301,8 @@ def test_known_differences() -> None:
     """
     config = flat("olmo3", rope_theta=2000000.0)
     theta = their_theta("olmo3", their_config("olmo3", config))
-    same_theta(theta["full_attention"], Rope.from_config(config, layer_type="full_attention"))
-    same_theta(theta["sliding_attention"], Rope(64, 500000.0, "half"))
+    assert_same_theta(theta["full_attention"], Rope.from_config(config, layer_type="full_attention"))
+    assert_same_theta(theta["sliding_attention"], Rope(64, 500000.0, "half"))
     assert Rope.from_config(config, layer_type="sliding_attention").base == 2000000.0
 
     yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 1024}
@@ -313,7 +313,7 @@ def test_known_differences() -> None:
     config = flat("gemma3_text", head_dim=64, rope_parameters=parameters)
     theta = their_theta("gemma3_text", their_config("gemma3_text", config))
     ours = Rope.from_config(config, layer_type="full_attention")
-    same_theta(theta["full_attention"], Rope(64, 1e6, "half", scaling=YaRN(8.0, 1024)))
+    assert_same_theta(theta["full_attention"], Rope(64, 1e6, "half", scaling=YaRN(8.0, 1024)))
     assert ours.scaling == YaRN(8.0, 1024, truncate=False)
 
 
@@ -484,7 +484,9 @@ def queries_and_keys(model: Any, positions: Any) -> list[tuple[int, Any, Any]]:
     return [*CAUGHT]
 
 
-def compare_whole_model(model_type: str, config: dict[str, Any], model: Any, layout: str | None = None) -> set[Any]:
+def assert_whole_model_agrees(
+    model_type: str, config: dict[str, Any], model: Any, layout: str | None = None
+) -> set[Any]:
     """Every query and key of a model against `pyrope.rotate` by the rope of its layer; returns the layer types met.
 
     R(0) = a·I but for the order of features, so the same tokens, all at position 0, say what was rotated. RoFormer
@@ -526,17 +528,16 @@ def compare_whole_model(model_type: str, config: dict[str, Any], model: Any, lay
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_whole_model(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries and keys of a tiny model, on their way to attention, are those of `Rope.from_config` of its config."""
-    met = compare_whole_model(model_type, *tiny_model(model_type, monkeypatch))
+    met = assert_whole_model_agrees(model_type, *tiny_model(model_type, monkeypatch))
     assert met >= {"full_attention", "sliding_attention"} or model_type not in PER_LAYER
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe_lite", "youtu"])
 def test_rope_interleave_false(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`"rope_interleave": false` in a config means halves instead."""
-    compare_whole_model(model_type, *tiny_model(model_type, monkeypatch, rope_interleave=False), layout="half")
+    assert_whole_model_agrees(model_type, *tiny_model(model_type, monkeypatch, rope_interleave=False), layout="half")
 
 
-# Fails: from_config refuses a type of layer that is not rotated only where there are layers of other types too.
 @pytest.mark.parametrize(
     ("model_type", "told"),
     [("cohere2", {"layer_types": ["full_attention"] * 4}), ("llama4_text", {"no_rope_layers": [0] * 4})],

@@ -64,7 +64,7 @@ def doubled(rope: Rope, positions: Any) -> Tables:
     return Tables(*(torch.tensor(np.concatenate((t, t), -1))[None] for t in pyrope.cos_sin(rope, positions)))
 
 
-def agree_in_float32(theirs: Any, x: Any, positions: Any, rope: Rope) -> None:
+def assert_agrees_in_float32(theirs: Any, x: Any, positions: Any, rope: Rope) -> None:
     """A float32 result against the exact one, and pyrope's own float32 result against that too."""
     exact = pyrope.rotate(x.astype(np.float64), positions, rope)
     theirs = theirs.numpy()
@@ -78,7 +78,7 @@ def agree_in_float32(theirs: Any, x: Any, positions: Any, rope: Rope) -> None:
     assert (np.abs(ours - exact) <= rounding(x, positions, rope, U32, exact)).all()
 
 
-def agree_in_float64(theirs: Any, x: Any, positions: Any, rope: Rope) -> None:
+def assert_agrees_in_float64(theirs: Any, x: Any, positions: Any, rope: Rope) -> None:
     theirs = theirs.numpy()
     assert theirs.dtype == np.float64
     assert np.abs(theirs - pyrope.rotate(x.astype(np.float64), positions, rope)).max() < 1e-12
@@ -216,7 +216,7 @@ def test_float32(name: str) -> None:
     """Their float32 tables and function, at positions up to 4096, within the derived bound of the exact rotation."""
     peer = PEERS[name]
     x = vectors(peer.rope)
-    agree_in_float32(peer.turn(torch.tensor(x), peer.tables(torch.float32)), x, POSITIONS, peer.rope)
+    assert_agrees_in_float32(peer.turn(torch.tensor(x), peer.tables(torch.float32)), x, POSITIONS, peer.rope)
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -224,7 +224,7 @@ def test_float64_tables(name: str) -> None:
     """Their function with exact float64 tables in place of theirs agrees to 1e-12."""
     peer = PEERS[name]
     x = vectors(peer.rope)
-    agree_in_float64(peer.turn(torch.tensor(x, dtype=torch.float64), peer.exact()), x, POSITIONS, peer.rope)
+    assert_agrees_in_float64(peer.turn(torch.tensor(x, dtype=torch.float64), peer.exact()), x, POSITIONS, peer.rope)
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -291,9 +291,9 @@ def test_mrope(name: str) -> None:
     tables = getattr(module, embedding)(config)(torch.zeros(1), torch.tensor(GRID)[:, None])
     q, k = module.apply_rotary_pos_emb(torch.tensor(x), 2 * torch.tensor(x), *tables)
     assert torch.equal(k, 2 * q)
-    agree_in_float32(q, x, GRID, rope)
+    assert_agrees_in_float32(q, x, GRID, rope)
     wide = torch.tensor(x, dtype=torch.float64)
-    agree_in_float64(module.apply_rotary_pos_emb(wide, wide, *doubled(rope, GRID))[0], x, GRID, rope)
+    assert_agrees_in_float64(module.apply_rotary_pos_emb(wide, wide, *doubled(rope, GRID))[0], x, GRID, rope)
 
 
 ROWS_AND_COLUMNS = np.array([(row, column) for row in (0, 1, 7, 63) for column in (0, 2, 5, 31, 100)]).T
@@ -308,7 +308,7 @@ def test_axial() -> None:
     tables = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(seen, torch.tensor(ROWS_AND_COLUMNS.T))
     q, k = modeling_qwen2_vl.apply_rotary_pos_emb_vision(seen, 2 * seen, *tables)
     assert torch.equal(k, 2 * q)
-    agree_in_float32(q.transpose(0, 1)[None], x, ROWS_AND_COLUMNS, rope)
+    assert_agrees_in_float32(q.transpose(0, 1)[None], x, ROWS_AND_COLUMNS, rope)
 
 
 def test_pixtral() -> None:
@@ -319,7 +319,7 @@ def test_pixtral() -> None:
     tables = modeling_pixtral.PixtralVisionRotaryEmbedding(config)(torch.zeros(1), torch.tensor(ROWS_AND_COLUMNS.T))
     q, k = modeling_pixtral.apply_rotary_pos_emb(torch.tensor(x), 2 * torch.tensor(x), *tables, unsqueeze_dim=0)
     assert torch.equal(k, 2 * q)
-    agree_in_float32(q, x, ROWS_AND_COLUMNS, rope)
+    assert_agrees_in_float32(q, x, ROWS_AND_COLUMNS, rope)
     wide, exact = torch.tensor(x, dtype=torch.float64), doubled(rope, ROWS_AND_COLUMNS)
     q, _ = modeling_pixtral.apply_rotary_pos_emb(wide, wide, exact.cos[0], exact.sin[0], unsqueeze_dim=0)
-    agree_in_float64(q, x, ROWS_AND_COLUMNS, rope)
+    assert_agrees_in_float64(q, x, ROWS_AND_COLUMNS, rope)

@@ -128,7 +128,7 @@ def theirs(kind: str, config: dict[str, Any], length: int | None = None) -> tupl
     return theta.numpy(), factor
 
 
-def compare(theta: Any, factor: float, rope: Rope, **known: bool) -> None:
+def assert_same(theta: Any, factor: float, rope: Rope, **known: bool) -> None:
     """Their float32 Θ and attention factor against a resolved rope, within what float32 allows."""
     ours = pyrope.frequencies(rope)
     assert theta.dtype == np.float32
@@ -145,7 +145,7 @@ def test_theta(kind: str, data: Any) -> None:
     config = data.draw(configs(kind))
     rope = Rope.from_config({"model_type": "llama"} | config)
     assert rope.resolved
-    compare(*theirs(kind, config), rope)
+    assert_same(*theirs(kind, config), rope)
 
 
 @settings(deadline=None, max_examples=60)
@@ -156,8 +156,8 @@ def test_dynamic(config: dict[str, Any], longer: float) -> None:
     assert not rope.resolved
     for length in {1, longest - 1, longest, longest + 1, int(longest * longer)}:
         fixed = rope.at(length)
-        compare(*theirs("dynamic", config, length), fixed)
-        compare(*theirs("dynamic", config, torch.tensor(length)), fixed, tensor_length=True)
+        assert_same(*theirs("dynamic", config, length), fixed)
+        assert_same(*theirs("dynamic", config, torch.tensor(length)), fixed, tensor_length=True)
     assert np.array_equal(pyrope.frequencies(rope.at(1)), pyrope.frequencies(rope.at(longest)))
 
 
@@ -171,7 +171,7 @@ def test_dynamic_in_a_forward_pass(config: dict[str, Any]) -> None:
     embedding = LlamaRotaryEmbedding(LlamaConfig(**copy.deepcopy(config)))
     for length in (longest - 1, longest, longest + 1, 3 * longest):
         embedding(torch.zeros(1), torch.tensor([[0, length - 1]]))
-        compare(embedding.inv_freq.numpy(), embedding.attention_scaling, rope.at(length), tensor_length=True)
+        assert_same(embedding.inv_freq.numpy(), embedding.attention_scaling, rope.at(length), tensor_length=True)
 
 
 @settings(deadline=None, max_examples=60)
@@ -184,7 +184,7 @@ def test_longrope(config: dict[str, Any]) -> None:
     original = original or config["max_position_embeddings"]
     assert not rope.resolved
     for length in {1, original, original + 1, config["max_position_embeddings"]}:
-        compare(*theirs("longrope", config, length), rope.at(length))
+        assert_same(*theirs("longrope", config, length), rope.at(length))
 
 
 _DEEPSEEK = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
@@ -219,7 +219,7 @@ def test_published_configs(name: str) -> None:
     head_dim, length, base, parameters = PUBLISHED[name]
     config = {"head_dim": head_dim, "max_position_embeddings": length, "rope_theta": base, "rope_scaling": parameters}
     kind = parameters.get("rope_type", parameters.get("type"))
-    compare(*theirs(kind, config), Rope.from_config({"model_type": "llama"} | config))
+    assert_same(*theirs(kind, config), Rope.from_config({"model_type": "llama"} | config))
 
 
 @pytest.mark.parametrize("truncate", [True, False])
@@ -229,7 +229,7 @@ def test_yarn_where_the_ramp_has_no_place(original: int, base: float, truncate: 
     parameters = {"rope_type": "yarn", "rope_theta": base, "factor": 4.0, "truncate": truncate}
     parameters["original_max_position_embeddings"] = original
     config = {"head_dim": 16, "max_position_embeddings": 4 * original, "rope_parameters": parameters}
-    compare(*theirs("yarn", config), Rope.from_config({"model_type": "llama"} | config))
+    assert_same(*theirs("yarn", config), Rope.from_config({"model_type": "llama"} | config))
 
 
 @pytest.mark.parametrize("mscale", [0.707, None])
@@ -289,4 +289,4 @@ def test_hunyuan_alpha(alpha: float, head_dim: int, base: float, old: bool, unus
     embedding = HunYuanDenseV1RotaryEmbedding(HunYuanDenseV1Config(**copy.deepcopy(config)))
     for length in (1, 64, 65, 1000):
         embedding(torch.zeros(1), torch.tensor([[length - 1]]))
-        compare(embedding.inv_freq.numpy(), embedding.attention_scaling, rope.at(length))
+        assert_same(embedding.inv_freq.numpy(), embedding.attention_scaling, rope.at(length))
