@@ -7,6 +7,8 @@ A function on arrays starts with ``xp = namespace(x, …)`` and computes with ``
 from __future__ import annotations
 
 import importlib
+import itertools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -89,6 +91,21 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """The same values as a NumPy array: itself, or copied from the device."""
     host: np.ndarray[Any, Any] = array if namespace(array=array) is np else array.get()
     return host
+
+
+def blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that cut an array into pieces of at most limit elements, or of one row."""
+    axis, inner = len(shape) - 1, shape[-1]
+    while axis > 0 and inner * shape[axis - 1] <= limit:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        yield ()
+        return
+    step = max(1, limit // max(inner, 1))
+    for index in itertools.product(*map(range, shape[: axis - 1])):
+        for start in range(0, shape[axis - 1], step):
+            yield (*index, slice(start, start + step))
 
 
 def on_host(value: Any) -> Any:

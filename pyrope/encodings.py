@@ -6,12 +6,14 @@ belongs to the table's backend. Positions are integers, (n,); distances are thos
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import checks
-from .backend import Array, from_numpy, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -63,7 +65,10 @@ def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
     >>> bool(np.allclose(sinusoidal_shift(5, 8) @ sinusoidal([3], 8)[0], sinusoidal([8], 8)[0]))
     True
     """
-    angles, matrix = _angles(_integers("distance", distance), d, base), np.zeros((d, d))
+    distances, matrix = _integers("distance", distance), np.zeros((d, d))
+    if distances.ndim:
+        raise ValueError(f"distance must be one integer, had shape {distances.shape}")
+    angles = _angles(distances, d, base)
     for t, angle in enumerate(angles):
         pair = slice(2 * t, 2 * t + 2)
         matrix[pair, pair] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
@@ -94,22 +99,31 @@ def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
     a_ij is row k + clip(j − i, −k, k). Scores are q_iᵀ(k_j + a_ij), outputs Σ α_ij (v_j + a_ij), each with its table:
     `shaw_scores` and `shaw_values` are what they add to a plain attention.
     """
-    if len(table) % 2 == 0:
-        raise ValueError(f"table must have 2k + 1 rows, for distances −k … k, had {len(table)}")
-    k = len(table) // 2
+    namespace(table=table)
+    if table.ndim != 2 or table.shape[0] % 2 == 0:
+        raise ValueError(f"table must be (2k + 1, d), a row for each distance −k … k, had shape {table.shape}")
+    k = table.shape[0] // 2
     return _rows(table, k + np.clip(_distances(q_positions, k_positions), -k, k), "rows")
 
 
 def shaw_scores(q: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
     """q_iᵀa_ij: q (…, n, d) -> (…, n, m)."""
-    xp = namespace(q=q, table=table)
-    return xp.einsum("...nd,nmd->...nm", q, shaw_embeddings(q_positions, k_positions, table))
+    return _shaw("...nd,nmd->...nm", "q", q, shaw_embeddings(q_positions, k_positions, table), (0, 2))
 
 
 def shaw_values(weights: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
     """Σ_j α_ij a_ij: weights (…, n, m) -> (…, n, d)."""
-    xp = namespace(weights=weights, table=table)
-    return xp.einsum("...nm,nmd->...nd", weights, shaw_embeddings(q_positions, k_positions, table))
+    return _shaw("...nm,nmd->...nd", "weights", weights, shaw_embeddings(q_positions, k_positions, table), (0, 1))
+
+
+def _shaw(rule: str, name: str, x: Array, embeddings: Array, axes: tuple[int, int]) -> Array:
+    xp, dtype = namespace(**{name: x, "table": embeddings}), compute_dtype(name, x)
+    wanted = tuple(embeddings.shape[axis] for axis in axes)
+    if x.shape[-2:] != wanted or x.dtype != embeddings.dtype:
+        raise ValueError(
+            f"{name} must end in {wanted} and have the table's dtype, {embeddings.dtype}, had {x.shape} {x.dtype}"
+        )
+    return xp.einsum(rule, x.astype(dtype), embeddings.astype(dtype)).astype(x.dtype)
 
 
 def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance: int = 128) -> Int64:
@@ -131,21 +145,33 @@ def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance:
         distance = -abs(distance)
     exact = checks.integer("buckets", buckets, 2) // 2
     checks.integer("max_distance", max_distance, exact + 1)
-    # Where the logarithm is an integer its rounding decides: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99….
-    # Here x^w·e^j ≥ max^j·e^w, with e = exact, w = buckets − e, is what bucket e + j needs, in integers.
-    w, wide, starts = buckets - exact, range(exact, max_distance + 1), []
-    for j in range(1, w):
-        starts.append(next(x for x in wide if x**w * exact**j >= max_distance**j * exact**w))
+    starts = _t5_starts(exact, buckets - exact, max_distance)
     size = np.maximum(-distance, 0)
     large = exact + np.searchsorted(np.array(starts, np.int64), size, side="right")
     return np.asarray(ahead + np.where(size < exact, size, large))
 
 
+@lru_cache(maxsize=64)
+def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
+    """The least distances of the buckets exact + 1 … exact + w − 1."""
+
+    # Where the logarithm is an integer its rounding decides: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99….
+    # Here x^w·e^j ≥ max^j·e^w, with e = exact, is what bucket e + j needs, in integers.
+    def start(j: int) -> int:
+        wide = range(exact, max_distance + 1)
+        return wide[bisect_left(wide, max_distance**j * exact**w, key=lambda x: x**w * exact**j)]
+
+    return tuple(start(j) for j in range(1, w))
+
+
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:
     """What T5 adds to the scores: its table (buckets, h) -> (h, n, m)."""
-    rows = t5_buckets(
-        _distances(q_positions, k_positions), causal=causal, buckets=len(table), max_distance=max_distance
-    )
+    namespace(table=table)
+    if table.ndim != 2:
+        raise ValueError(f"table must be (buckets, h), had shape {table.shape}")
+    # A distance may be twice as large as a position; all beyond max_distance share a bucket, so cut off it fits.
+    distances = np.clip(_distances(q_positions, k_positions), -checks.MAX_POSITION, checks.MAX_POSITION)
+    rows = t5_buckets(distances, causal=causal, buckets=table.shape[0], max_distance=max_distance)
     return _rows(table, rows, "buckets").transpose(2, 0, 1)
 
 

@@ -58,7 +58,11 @@ class LinearState:
         if not isinstance(other, LinearState):
             raise TypeError(f"state must be a LinearState, was {type(other).__name__}")
         namespace(here=self.numerator, state=other.numerator)
-        own, found = ((x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype) for x in (self, other))
+        namespace(here=self.denominator, state=other.denominator)
+        own, found = (
+            (x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype, x.denominator.shape, x.denominator.dtype)
+            for x in (self, other)
+        )
         if own != found:
             raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {found}, not {own}")
 
@@ -77,8 +81,13 @@ class _Plan:
     def features(self, x: Array, tables: Tables | None = None, spare: Array | None = None) -> tuple[Array, Array]:
         """φ(x) and R(m)φ(x), the latter into a spare array where that fits: x (…, n, d) -> two of them."""
         x = x.astype(self.dtype, copy=False)
-        phi = FEATURE_MAPS[self.feature_map](self.xp, x) if isinstance(self.feature_map, str) else self.feature_map(x)
-        namespace(x=x, **{"what feature_map returns": phi})
+        if isinstance(self.feature_map, str):
+            phi = FEATURE_MAPS[self.feature_map](self.xp, x)
+        else:  # on a copy, and copied: a function may work in place, or return the same memory every time
+            phi = self.feature_map(x.copy())
+            if phi is None:
+                raise TypeError("feature_map must return an array, it returned None")
+            phi = phi.copy() if namespace(x=x, **{"what feature_map returns": phi}) else phi
         if (phi.shape[:-1], phi.dtype) != (x.shape[:-1], x.dtype):
             raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, it made {phi.dtype} {phi.shape}")
         if tables is None:
@@ -101,10 +110,14 @@ class _Plan:
             spares = [None if part is None else turned for _, turned in made]
             yield piece, made
 
+    def zeros(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """S and z before the first token."""
+        shape = (*k.shape[:-2], self.features(k[..., :1, :])[0].shape[-1])  # a map may change the width
+        return self.xp.zeros((*shape, v.shape[-1]), self.dtype), self.xp.zeros(shape, self.dtype)
+
     def sums(self, k: Array, v: Array) -> tuple[Array, Array]:
         """S (…, g, d, e) and z (…, g, d) of these keys and values."""
-        shape = (*k.shape[:-2], self.features(k[..., :0, :])[0].shape[-1])
-        s, z = self.xp.zeros((*shape, v.shape[-1]), self.dtype), self.xp.zeros(shape, self.dtype)
+        s, z = self.zeros(k, v)
         for piece, [(phi_k, turned_k)] in self.pieces(CHUNK, k):
             s += turned_k.swapaxes(-1, -2) @ v[..., piece, :].astype(self.dtype, copy=False)
             z += phi_k.sum(axis=-2)
@@ -186,7 +199,7 @@ def linear_step(
     """
     chunk = checks.integer("chunk", chunk, 1)
     plan = _plan(True, positions, rope, feature_map, denominators, q=q, k=k, v=v)
-    s, z = plan.sums(k[..., :0, :], v)
+    s, z = plan.zeros(k, v)
     if state is not None:
         LinearState(s, z, 0, rope, feature_map)._check(state)
         s, z = s + state.numerator, z + state.denominator
@@ -226,17 +239,19 @@ def attention_weights(
     >>> sums.round(3)
     array([1.   , 0.77 , 0.375])
     """
-    weights = _weights(_plan(causal, positions, rope, feature_map, denominators, q=q, k=k), q, k, causal)
+    plan = _plan(causal, positions, rope, feature_map, denominators, q=q, k=k)
+    weights = plan.divide(*_similarities(plan, q, k, causal), q.shape[:-1])  # Eq. (19), without rope Eq. (18)
     return weights.astype(q.dtype), weights.sum(axis=-1).astype(q.dtype)
 
 
-def _weights(plan: _Plan, q: Array, k: Array, causal: bool) -> Array:
+def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array, Array]:
+    """Rotated, as they weigh the values, (…, g, h/g, n, m), and summed without rotation, (…, g, h/g, n)."""
     tables = None if plan.rope is None else rotation_tables(plan.rope, plan.positions, q)
     pairs = zip(plan.features(q, tables), plan.features(k, tables), strict=True)
     similar, turned = (_grouped(x, k) @ y.swapaxes(-1, -2)[..., None, :, :] for x, y in pairs)  # Eq. (17): sim(q, k)
     if causal:
         similar, turned = plan.xp.tril(similar), plan.xp.tril(turned)
-    return plan.divide(turned, similar.sum(axis=-1), q.shape[:-1])  # Eq. (19), without rope Eq. (18)
+    return turned, similar.sum(axis=-1)
 
 
 def linear_attention(
@@ -250,21 +265,23 @@ def linear_attention(
     >>> linear_attention(x, x, x, range(3), Rope(2, 10000.0, "half"), causal=True)[0, :, 0].round(3)
     array([1.   , 0.77 , 0.375])
 
-    ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays. Causal is by token order.
+    ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays (…, n, d) that treats every
+    token by itself, since it is called with some of them at a time. Causal is by token order.
     Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
     row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing. Values
     must be finite: within a chunk also those to come are multiplied, by 0.
     """
     form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
-    chunk = 1 if form == "recurrent" else checks.integer("chunk", chunk, 1)
+    chunk = checks.integer("chunk", chunk, 1) if form != "recurrent" else 1
     if form in ("chunked", "recurrent"):
         options: dict[str, Any] = {"feature_map": feature_map, "chunk": chunk, "denominators": denominators, "out": out}
         return linear_step(q, k, v, positions, rope, **options)[0]
     plan = _plan(causal, positions, rope, feature_map, denominators, q=q, k=k, v=v)
     out = plan.result(q, k, v, out)
     if form == "quadratic":
-        weights, values = _grouped(_weights(plan, q, k, causal), k), v.astype(plan.dtype, copy=False)
-        out[...] = (weights @ values[..., None, :, :]).reshape(out.shape)  # Eq. (17)
+        turned, total = _similarities(plan, q, k, causal)
+        numerator = turned @ v.astype(plan.dtype, copy=False)[..., None, :, :]
+        out[...] = plan.divide(numerator, total, q.shape[:-1])  # Eq. (17)
         return out
     s, z = plan.sums(k, v)  # Eq. (18): the same for every query
     for piece, [(phi_q, turned_q)] in plan.pieces(chunk, q):

@@ -7,8 +7,6 @@ and rounded once; float32 and float64 are computed in their own dtype.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host, result_array
+from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host, result_array
 from .phase import check_positions, cos_sin
 from .theta import LAYOUTS, Rope, check_rope
 
@@ -115,21 +113,6 @@ def _as_complex(x: Array) -> Array | None:
     return x.view(dtype) if x.flags.c_contiguous and x.data.ptr % dtype.itemsize == 0 else None
 
 
-def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices that cut an array into pieces of at most limit elements, or of one row."""
-    axis, inner = len(shape) - 1, shape[-1]
-    while axis > 0 and inner * shape[axis - 1] <= limit:
-        axis -= 1
-        inner *= shape[axis]
-    if axis == 0:
-        yield ()
-        return
-    step = max(1, limit // max(inner, 1))
-    for index in itertools.product(*map(range, shape[: axis - 1])):
-        for start in range(0, shape[axis - 1], step):
-            yield (*index, slice(start, start + step))
-
-
 def rotate(x: Array, positions: Any, rope: Rope, *, tables: Tables | None = None, out: Array | None = None) -> Array:
     """R(Θ, m)·x, Eq. (34): x (…, n, d) of any float dtype and backend -> the same.
 
@@ -210,7 +193,7 @@ def _turn(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array 
     # On the GPU every launch costs and there is no cache to keep to, so the block is the whole array.
     limit = _BLOCK if xp is np else max(x.size, 1)
     spare = xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
-    for index in _blocks(x.shape, limit):
+    for index in blocks(x.shape, limit):
         a, b, c = x[index], out[index], _piece(straight, index)
         if crossed is not None:
             product = spare[0, : a.size].reshape(a.shape)

@@ -7,6 +7,7 @@ float16 and bfloat16 are computed in float32 and rounded once; float32 and float
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host
 
 _ROWS = 256  # queries in a block of the host, over all heads that share a key head
-_SMALL = 2**16  # scores: where a block of all heads has no more, calls cost more than arithmetic
+_SMALL = 2**16  # scores: below that, calls cost more than arithmetic
 _DEVICE = 2**26  # scores in a block of the GPU: 256 MB
 _FAR = 2**62  # beyond any distance of two positions
 
@@ -63,13 +64,15 @@ def _exponentials(xp: ModuleType, scores: Array, axis: int = -1) -> Array:
 
 
 def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    """Eq. (2) as it is written, with all n × m scores in memory: what `attention` computes, with its options.
+    """Eq. (2) as it is written, with all n × m scores in memory: `attention`, with its options but for ``block``.
 
     >>> q, k, v = np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), np.array([[[1.0], [3.0]]])
     >>> attention_by_definition(q, k, v)  # equal scores: the mean of the values
     array([[[2.]]])
     """
     xp = namespace(q=q, k=k, v=v, mask=options.get("mask"))
+    if unknown := set(options) - set(inspect.signature(_checked).parameters):
+        raise TypeError(f"attention_by_definition does not know {', '.join(sorted(unknown))}")
     case = _checked(q, k, v, **options)
     k, v = case.k[..., None, :, :], case.v[..., None, :, :]  # the r query heads of a group read the same ones
     scores = (case.q.astype(case.dtype) * case.scale) @ k.swapaxes(-1, -2)  # qᵀk/√d
@@ -88,6 +91,10 @@ def _apply(xp: ModuleType, mask: Array | None, scores: Array) -> None:
         xp.copyto(scores, -math.inf, where=~mask)
     elif mask is not None:
         # scores += mask is a float64 sum where the mask is float64, rounded afterwards: converted first, it is not.
+        # But what is finite must stay so: the lowest float64, a usual "almost −inf", becomes the lowest float32.
+        if mask.dtype.itemsize > scores.dtype.itemsize:
+            most = float(np.finfo(scores.dtype).max)
+            mask = xp.where(abs(mask) == math.inf, mask, xp.clip(mask, -most, most))
         xp.add(scores, mask.astype(scores.dtype, copy=False), out=scores)
 
 
@@ -122,23 +129,23 @@ def attention(
     """
     xp = namespace(q=q, k=k, v=v, mask=mask)
     case = _checked(q, k, v, causal, q_positions, k_positions, mask, window, softcap, scale)
-    tile = _ROWS if block is None else checks.integer("block", block, 1)
+    tile = _ROWS if block is None else min(checks.integer("block", block, 1), max(k.shape[-2], 1))
     *lead, r, n, _ = case.q.shape
     m, heads = k.shape[-2], math.prod(lead)
     out = xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
     if not (out.size and m):
         return out
-    # On the host a key head at a time, whose scores stay in the caches (the matrix products use all cores by
-    # themselves); in one piece what is small, and on the GPU, where every launch costs, as much as memory allows.
+    # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches (the matrix
+    # products use all cores by themselves); on the GPU, where every launch costs, as much as memory allows.
     rows = min(n, block or max(1, _ROWS // r if xp is np else _DEVICE // (heads * r * m)))
-    whole = xp is not np or heads * r * rows * m <= _SMALL
-    indices = [(slice(None),) * len(lead)] if whole else np.ndindex(*lead)
-    spare = xp.empty((heads if whole else 1) * r * rows * m, case.dtype)
+    limit = _SMALL if xp is np else heads * r * rows * m
+    spare = xp.empty(min(max(limit, r * rows * m), heads * r * rows * m), case.dtype)
     starts, target = np.arange(0, m, tile), out.reshape(*lead, r, n, v.shape[-1])
     bounds = [extreme.reduceat(case.k_at, starts, axis=-1) for extreme in (np.minimum, np.maximum)]
-    for index in indices:
+    for index in blocks((*lead, r * rows * m), limit):
+        every = (slice(None),) * (len(lead) - len(index) + 1)
         for start in range(0, n, rows):
-            _attend(xp, case, (*index, slice(None), slice(start, start + rows)), tile, bounds, spare, target)
+            _attend(xp, case, (*index, *every, slice(start, start + rows)), tile, bounds, spare, target)
     return out
 
 

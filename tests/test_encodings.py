@@ -243,3 +243,43 @@ def test_empty_positions_work():
     assert encodings.t5_buckets([], causal=True).shape == (0,)
     assert encodings.alibi_bias(2, [], [0, 1]).shape == (2, 0, 2)
     assert encodings.shaw_embeddings([0], [], np.ones((3, 2))).shape == (1, 0, 2)
+
+
+def test_t5_borders_of_many_buckets_are_found_quickly_and_rightly():
+    rows = encodings.t5_buckets(-np.arange(6000), causal=True, buckets=600, max_distance=5000)
+    assert (np.diff(rows) >= 0).all() and rows[-1] == 599 and (rows[:300] == np.arange(300)).all()
+    # Bucket 300 + j begins where 300·ln(x/300)/ln(5000/300) reaches j.
+    x = np.arange(301, 5000)
+    exact = 300 * np.log(x / 300) / np.log(5000 / 300)
+    clear = abs(exact - np.rint(exact)) > 1e-9
+    assert (rows[x][clear] == 300 + np.floor(exact[clear])).all()
+
+
+def test_biases_at_the_ends_of_the_range():
+    far = [-(2**31), 2**31]
+    assert encodings.t5_bias(np.arange(32.0)[:, None], far, far, causal=False)[0].tolist() == [[0, 31], [15, 0]]
+    assert encodings.alibi_bias(1, far, far)[0].tolist() == [[0, -(2.0**24)], [-(2.0**24), 0]]
+
+
+@pytest.mark.parametrize(
+    "call, match",
+    [
+        (lambda: encodings.sinusoidal_shift([5], 4), r"distance must be one integer, had shape \(1,\)"),
+        (lambda: encodings.sinusoidal_shift([], 4), r"distance must be one integer, had shape \(0,\)"),
+        (lambda: encodings.shaw_scores(np.ones((2, 6, 4)), [0], [0, 1], np.ones((3, 4))), r"q must end in \(1, 4\)"),
+        (
+            lambda: encodings.shaw_scores(np.ones((2, 1, 4), np.float32), [0], [0], np.ones((3, 4))),
+            "the table's dtype, float64",
+        ),
+        (lambda: encodings.shaw_scores(np.ones(4), [0], [0], np.ones((3, 4))), r"q must end in \(1, 4\)"),
+        (
+            lambda: encodings.shaw_values(np.ones((2, 6, 1)), range(6), range(6), np.ones((3, 4))),
+            r"weights must end in \(6, 6\)",
+        ),
+        (lambda: encodings.shaw_embeddings([0], [0], np.ones(())), r"table must be \(2k \+ 1, d\)"),
+        (lambda: encodings.t5_bias(np.ones(()), [0], [0], causal=True), r"table must be \(buckets, h\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()

@@ -492,6 +492,53 @@ def test_out_takes_the_result(xp, causal, form):
         pyrope.linear_attention(q, k, v, range(9), HALF8, **options, out=out[:1])
 
 
+def test_functions_that_work_in_place_or_return_the_same_memory(xp):
+    rng, memory = np.random.default_rng(0), {}
+    x = rng.standard_normal((2, 6, 8)).astype(np.float32)
+    device, v = to_backend(x.copy(), xp), to_backend(rng.standard_normal((2, 6, 8)).astype(np.float32), xp)
+
+    def in_place(x):
+        return xp.exp(x, out=x)
+
+    def same_memory(x):
+        return xp.exp(x, out=memory.setdefault(x.shape, xp.empty(x.shape, x.dtype)))
+
+    for causal, forms in linear.FORMS.items():
+        for form in forms:
+            for f in (in_place, same_memory):
+                got, wanted = (
+                    pyrope.linear_attention(device, device, v, range(6), HALF8, causal=causal, form=form, feature_map=g)
+                    for g in (f, "exp")
+                )
+                np.testing.assert_allclose(pyrope.to_numpy(got), pyrope.to_numpy(wanted), rtol=1e-5, atol=1e-6)
+    assert (pyrope.to_numpy(device) == x).all()
+
+
+def test_a_function_must_return_an_array():
+    x = np.ones((1, 3, 8))
+    with pytest.raises(TypeError, match="feature_map must return an array, it returned None"):
+        pyrope.linear_attention(x, x, x, causal=True, feature_map=lambda x: None)
+
+
+@pytest.mark.parametrize("causal, form", [(causal, form) for causal, forms in linear.FORMS.items() for form in forms])
+def test_all_forms_agree_on_what_is_nothing(causal, form):
+    # φ(q)ᵀφ(k) is 0, the rotated product is not: nothing by nothing only where the values are 0.
+    q, k = np.array([[[1.0, 0, 0, 0]] * 2]), np.array([[[0, 0, 1.0, 0]] * 2])
+    options = {"causal": causal, "form": form, "feature_map": "relu"}
+    rope = Rope(4, 10000.0, "half")
+    assert (pyrope.linear_attention(q, k, np.zeros((1, 2, 3)), [0, 1], rope, **options) == 0).all()
+    with pytest.raises(ValueError, match="denominators must be finite and positive"):
+        pyrope.linear_attention(q, k, np.ones((1, 2, 3)), [0, 1], rope, **options)
+
+
+def test_a_state_whose_parts_do_not_fit_is_refused():
+    x = np.ones((2, 1, 8), np.float32)
+    state = pyrope.linear_state(x, x)
+    for bad in (state.denominator.astype(np.float64), state.denominator[:1]):
+        with pytest.raises(ValueError, match="the state belongs to another"):
+            pyrope.linear_step(x, x, x, state=dataclasses.replace(state, denominator=bad))
+
+
 def test_positions_on_the_device_and_of_several_axes(xp):
     rope = Rope(8, 10000.0, "half", axes=Axes("axial"))
     m = np.array([[0, 0, 1, 1], [0, 1, 0, 1]])

@@ -283,7 +283,7 @@ def test_in_blocks_as_in_one_piece(data):
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple), st.integers(1, 40))
 def test_blocks_cover_every_element_once_and_keep_the_limit(shape, limit):
     seen = np.zeros(shape, int)
-    for index in rotation._blocks(shape, limit):
+    for index in pyrope.backend.blocks(shape, limit):
         seen[index] += 1
         assert seen[index].size <= max(limit, shape[-1])
     assert (seen == 1).all()
