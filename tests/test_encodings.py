@@ -218,7 +218,7 @@ def test_alibi_can_be_factored_on_one_side_of_the_diagonal_only():
         (lambda: encodings.learned([0], np.ones(3)), ValueError, r"table must have two axes, had shape \(3,\)"),
         (lambda: encodings.learned([0.0], np.eye(3)), TypeError, "positions must be integers, (none of them masked, )?were float"),
         (lambda: encodings.learned([0], [[1.0]]), TypeError, "table must be a NumPy or CuPy array, was list"),
-        (lambda: encodings.shaw_embeddings([0], [0], np.ones((4, 2))), ValueError, "table must have 2k \\+ 1 rows, .* had 4"),
+        (lambda: encodings.shaw_embeddings([0], [0], np.ones((4, 2))), ValueError, r"table must be \(2k \+ 1, d\), .* had shape \(4, 2\)"),
         (lambda: encodings.shaw_embeddings([[0]], [0], np.ones((3, 2))), ValueError, r"positions must be \(n,\), had shapes \(1, 1\) and \(1,\)"),
         (lambda: encodings.t5_buckets([0], causal=1), TypeError, "causal must be True or False, was 1"),
         (lambda: encodings.t5_buckets([0], causal=False, buckets=7), ValueError, "buckets must be even .* was 7"),
