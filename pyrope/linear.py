@@ -87,7 +87,8 @@ class _Plan:
             phi = self.feature_map(x.copy())
             if phi is None:
                 raise TypeError("feature_map must return an array, it returned None")
-            phi = phi.copy() if namespace(x=x, **{"what feature_map returns": phi}) else phi
+            namespace(x=x, **{"what feature_map returns": phi})
+            phi = phi.copy()
         if (phi.shape[:-1], phi.dtype) != (x.shape[:-1], x.dtype):
             raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, it made {phi.dtype} {phi.shape}")
         if tables is None:
