@@ -13,7 +13,7 @@ by chunks: over 262,144 positions a float32 output is within 3e-6 of the largest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -21,8 +21,8 @@ import numpy as np
 
 from . import checks
 from .backend import Array, compute_dtype, namespace, on_host, result_array, to_numpy
-from .rotation import Tables, rotate, rotation_tables
-from .theta import LongRoPE, Rope, YaRN, check_rope
+from .rotation import Tables, check_tables, rotate, rotation_tables
+from .theta import Rope, check_rope
 
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
@@ -75,6 +75,7 @@ class _Plan:
     dtype: np.dtype[Any]  # that is computed in
     rope: Rope | None  # without its attention factor
     positions: Any  # (…, n), on the host
+    tables: Tables | None  # of all positions, if the caller has them
     feature_map: FeatureMap
     denominators: str
 
@@ -101,7 +102,9 @@ class _Plan:
         spares: list[Array | None] = [None] * len(arrays)
         n, part, stretch = arrays[0].shape[-2], None, chunk * max(1, 4096 // chunk)  # tables are made in long stretches
         for start in range(0, n, chunk):
-            if self.rope is not None:
+            if self.tables is not None:
+                part = self.tables.part(slice(start, start + chunk))
+            elif self.rope is not None:
                 if start % stretch == 0:
                     tables = rotation_tables(self.rope, self.positions[..., start : start + stretch], arrays[0])
                 cut = slice(start % stretch, start % stretch + chunk)
@@ -147,7 +150,9 @@ class _Plan:
         return numerator
 
 
-def _plan(causal: bool, positions: Any, rope: Any, feature_map: Any, denominators: str, **arrays: Array) -> _Plan:
+def _plan(
+    causal: bool, positions: Any, rope: Any, feature_map: Any, denominators: str, tables: Any = None, **arrays: Array
+) -> _Plan:
     xp, told = namespace(**arrays), ", ".join(f"{name} had shape {x.shape} {x.dtype!r}" for name, x in arrays.items())
     q, k, v = (arrays[name if name in arrays else "k"] for name in "qkv")
     (h, *_), (g, *_) = ((1, *x.shape)[-3:] for x in (q, k))
@@ -167,9 +172,13 @@ def _plan(causal: bool, positions: Any, rope: Any, feature_map: Any, denominator
         positions = checks.positions("positions", on_host(positions))
         if {x.shape[-2:-1] for x in arrays.values()} != {positions.shape[-1:]}:
             raise ValueError(f"positions must be (…, n), one for each token, had shape {positions.shape}: {told}")
-        if isinstance(check_rope(rope).scaling, YaRN | LongRoPE):
-            rope = replace(rope, scaling=replace(rope.scaling, attention_factor=1.0))
-    return _Plan(xp, dtypes.pop(), rope, positions, feature_map, denominators)
+        rope = check_rope(rope).pure
+    dtype = dtypes.pop()
+    if tables is not None:
+        if rope is None:
+            raise ValueError("tables go with positions and a rope")
+        check_tables(tables, positions, rope, dtype, k)
+    return _Plan(xp, dtype, rope, positions, tables, feature_map, denominators)
 
 
 def _grouped(x: Array, k: Array) -> Array:
@@ -188,7 +197,8 @@ def linear_state(
 
 def linear_step(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
-    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive", out: Array | None = None,
+    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
+    tables: Tables | None = None, out: Array | None = None,
 ) -> tuple[Array, LinearState]:  # fmt: skip
     """Causal `linear_attention` to these tokens and those of the state, and the state to go on from; any n, also 1.
 
@@ -199,7 +209,7 @@ def linear_step(
     ((2, 2, 4), 5)
     """
     chunk = checks.integer("chunk", chunk, 1)
-    plan = _plan(True, positions, rope, feature_map, denominators, q=q, k=k, v=v)
+    plan = _plan(True, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
     s, z = plan.zeros(k, v)
     if state is not None:
         LinearState(s, z, 0, rope, feature_map)._check(state)
@@ -247,7 +257,9 @@ def attention_weights(
 
 def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array, Array]:
     """Rotated, as they weigh the values, (…, g, h/g, n, m), and summed without rotation, (…, g, h/g, n)."""
-    tables = None if plan.rope is None else rotation_tables(plan.rope, plan.positions, q)
+    tables = plan.tables
+    if tables is None and plan.rope is not None:
+        tables = rotation_tables(plan.rope, plan.positions, q)
     pairs = zip(plan.features(q, tables), plan.features(k, tables), strict=True)
     similar, turned = (_grouped(x, k) @ y.swapaxes(-1, -2)[..., None, :, :] for x, y in pairs)  # Eq. (17): sim(q, k)
     if causal:
@@ -258,7 +270,7 @@ def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array,
 def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", form: str | None = None, chunk: int = CHUNK, denominators: str = "positive",
-    out: Array | None = None,
+    tables: Tables | None = None, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, e) -> (…, h, n, e).
 
@@ -270,14 +282,15 @@ def linear_attention(
     token by itself, since it is called with some of them at a time. Causal is by token order.
     Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
     row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing. Values
-    must be finite: within a chunk also those to come are multiplied, by 0.
+    must be finite: within a chunk also those to come are multiplied, by 0. ``tables``, for many layers at the same
+    positions, are ``rotation_tables(rope.pure, positions, like=q)``.
     """
     form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
     chunk = checks.integer("chunk", chunk, 1) if form != "recurrent" else 1
     if form in ("chunked", "recurrent"):
         options: dict[str, Any] = {"feature_map": feature_map, "chunk": chunk, "denominators": denominators, "out": out}
-        return linear_step(q, k, v, positions, rope, **options)[0]
-    plan = _plan(causal, positions, rope, feature_map, denominators, q=q, k=k, v=v)
+        return linear_step(q, k, v, positions, rope, tables=tables, **options)[0]
+    plan = _plan(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
     out = plan.result(q, k, v, out)
     if form == "quadratic":
         turned, total = _similarities(plan, q, k, causal)

@@ -144,7 +144,7 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     if tables is None:
         tables = _tables(rope, positions, dtype, xp)
     else:
-        _check_tables(tables, positions, rope, dtype, x)
+        check_tables(tables, positions, rope, dtype, x)
     shape = _check_fit(x, tables.positions, rope)
     out = result_array(xp, x.shape, x.dtype, out)
     if out is not x and xp.may_share_memory(out, x):
@@ -165,7 +165,8 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     return out
 
 
-def _check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any], x: Array) -> None:
+def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any], x: Array) -> None:
+    """Tables must be those of this rope, these positions, and x's backend and arithmetic."""
     if not isinstance(tables, Tables):
         raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
     if tables.rope != rope:

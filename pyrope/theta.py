@@ -371,6 +371,13 @@ class Rope:
         return _attention_factor(self.scaling) if isinstance(self.scaling, YaRN | LongRoPE) else 1.0
 
     @property
+    def pure(self) -> Rope:
+        """The rotation alone: this rope with an attention factor of 1, which is what linear attention turns with."""
+        if self.attention_factor == 1.0 or not isinstance(self.scaling, YaRN | LongRoPE):
+            return self
+        return replace(self, scaling=replace(self.scaling, attention_factor=1.0))
+
+    @property
     def resolved(self) -> bool:
         """Whether Θ is fixed: false for DynamicNTK and LongRoPE until `at` has set a length."""
         return not isinstance(self.scaling, LENGTH_DEPENDENT) or self.scaling.length is not None

@@ -492,6 +492,28 @@ def test_out_takes_the_result(xp, causal, form):
         pyrope.linear_attention(q, k, v, range(9), HALF8, **options, out=out[:1])
 
 
+@pytest.mark.parametrize("causal, form", [(causal, form) for causal, forms in linear.FORMS.items() for form in forms])
+@pytest.mark.parametrize("scaling", [None, YaRN(4.0, 64)])
+def test_tables_that_are_ready_change_nothing(xp, causal, form, scaling):
+    rope, rng = Rope(8, 10000.0, "half", scaling=scaling), np.random.default_rng(0)
+    q, k, v = (to_backend(rng.standard_normal((2, 9, 8), np.float32), xp) for _ in "qkv")
+    options = {"causal": causal, "form": form} | ({} if form == "recurrent" else {"chunk": 4})
+    tables = pyrope.rotation_tables(rope.pure, range(9), like=q)
+    with_tables = pyrope.linear_attention(q, k, v, range(9), rope, **options, tables=tables)
+    plain = pyrope.linear_attention(q, k, v, range(9), rope, **options)
+    np.testing.assert_allclose(pyrope.to_numpy(with_tables), pyrope.to_numpy(plain), rtol=1e-6, atol=1e-7)
+    with pytest.raises(ValueError, match="tables were made for other positions"):
+        pyrope.linear_attention(q, k, v, range(1, 10), rope, **options, tables=tables)
+    with pytest.raises(ValueError, match="tables go with positions and a rope"):
+        pyrope.linear_attention(q, k, v, **options, tables=tables)
+    if scaling is not None:
+        factored = pyrope.rotation_tables(rope, range(9), like=q)
+        with pytest.raises(
+            ValueError, match="tables were made for Rope.*attention_factor=None.*not for .*attention_factor=1.0"
+        ):
+            pyrope.linear_attention(q, k, v, range(9), rope, **options, tables=factored)
+
+
 def test_functions_that_work_in_place_or_return_the_same_memory(xp):
     rng, memory = np.random.default_rng(0), {}
     x = rng.standard_normal((2, 6, 8)).astype(np.float32)

