@@ -47,11 +47,7 @@ def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
     >>> bool((rotate(x, [0, 1, 2], rope, tables=tables) == rotate(x, [0, 1, 2], rope)).all())
     True
     """
-    xp = namespace(like=like)
-    return _tables(rope, positions, compute_dtype("like", like), xp)
-
-
-def _tables(rope: Rope, positions: Any, dtype: np.dtype[Any], xp: ModuleType) -> Tables:
+    xp, dtype = namespace(like=like), compute_dtype("like", like)
     check_rope(rope)
     m = np.array(check_positions(on_host(positions), rope), np.int64)  # a copy, which nobody can change
     m.flags.writeable = False
@@ -142,7 +138,7 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     xp = namespace(x=x, out=out)
     dtype = compute_dtype("x", x)
     if tables is None:
-        tables = _tables(rope, positions, dtype, xp)
+        tables = rotation_tables(rope, positions, like=x)
     else:
         check_tables(tables, positions, rope, dtype, x)
     shape = _check_fit(x, tables.positions, rope)
