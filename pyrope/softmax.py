@@ -11,7 +11,7 @@ import inspect
 import math
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,19 +70,33 @@ def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Arr
     >>> attention_by_definition(q, k, v)  # equal scores: the mean of the values
     array([[[2.]]])
     """
-    xp = namespace(q=q, k=k, v=v, mask=options.get("mask"))
+    namespace(q=q, k=k, v=v)
+    scores = attention_scores(q, k, **options)
+    values = _checked(q, k, v, **options).v[..., None, :, :]  # the r query heads of a group read the same ones
+    *lead, h, n, m = scores.shape
+    weights = (probabilities(scores) if m else scores).reshape(*lead, values.shape[-4], h // values.shape[-4], n, m)
+    return (weights @ values).astype(q.dtype).reshape(*q.shape[:-1], v.shape[-1])  # Eq. (2)
+
+
+def attention_scores(q: Array, k: Array, **options: Any) -> Array:
+    """What Eq. (2) takes the softmax of, qᵀk/√d, with −inf where a key is not seen: (…, h, n, m), float32 or float64.
+
+    >>> attention_scores(np.ones((1, 2, 4)), np.ones((1, 2, 4)), causal=True)
+    array([[[  2., -inf],
+            [  2.,   2.]]])
+    """
     if unknown := set(options) - set(inspect.signature(_checked).parameters):
-        raise TypeError(f"attention_by_definition does not know {', '.join(sorted(unknown))}")
-    case = _checked(q, k, v, **options)
-    k, v = case.k[..., None, :, :], case.v[..., None, :, :]  # the r query heads of a group read the same ones
-    scores = (case.q.astype(case.dtype) * case.scale) @ k.swapaxes(-1, -2)  # qᵀk/√d
+        raise TypeError(f"attention does not know {', '.join(sorted(unknown))}")
+    xp = namespace(q=q, k=k, mask=options.get("mask"))
+    case = _checked(q, k, k, **options)
+    scores = (case.q.astype(case.dtype) * case.scale) @ case.k[..., None, :, :].swapaxes(-1, -2)  # qᵀk/√d
     if case.softcap is not None:
         scores = case.softcap * xp.tanh(scores / case.softcap)
     if k.shape[-2]:
         _apply(xp, case.mask, scores)
-        _hide(xp, case.reach, scores, case.q_at, case.k_at)
-        scores = probabilities(scores)
-    return (scores @ v).astype(q.dtype).reshape(*q.shape[:-1], v.shape[-1])  # Eq. (2)
+        if case.reach is not None:
+            xp.copyto(scores, -math.inf, where=_hidden(xp, case.reach, case.q_at, case.k_at))
+    return scores.reshape(*q.shape[:-1], k.shape[-2])
 
 
 def _apply(xp: ModuleType, mask: Array | None, scores: Array) -> None:
@@ -98,11 +112,14 @@ def _apply(xp: ModuleType, mask: Array | None, scores: Array) -> None:
         xp.add(scores, mask.astype(scores.dtype, copy=False), out=scores)
 
 
-def _hide(xp: ModuleType, reach: tuple[int, int] | None, scores: Array, q_at: Array, k_at: Array) -> None:
-    """Scores (…, r, n, m) of keys out of reach become −inf, in place."""
-    if reach is not None:
-        away = from_numpy(q_at, xp)[..., :, None] - from_numpy(k_at, xp)[..., None, :]
-        xp.copyto(scores, -math.inf, where=(away < reach[0]) | (away > reach[1]))
+def _hidden(xp: ModuleType, reach: tuple[int, int], q_at: Array, k_at: Array) -> Array:
+    """Whether keys (…, r, m) are out of reach of queries (…, r, n): (…, r, n, m)."""
+    # Bounds on the keys and one comparison for each: with the n × m distances it would be twice the passes.
+    at, keys = from_numpy(q_at, xp)[..., :, None], from_numpy(k_at, xp)[..., None, :]
+    hidden = at < keys + reach[0]
+    if reach[1] < _FAR - 1:
+        hidden |= at > keys + reach[1]
+    return hidden
 
 
 def attention(
@@ -140,46 +157,67 @@ def attention(
     rows = min(n, block or max(1, _ROWS // r if xp is np else _DEVICE // (heads * r * m)))
     limit = _SMALL if xp is np else heads * r * rows * m
     spare = xp.empty(min(max(limit, r * rows * m), heads * r * rows * m), case.dtype)
-    starts, target = np.arange(0, m, tile), out.reshape(*lead, r, n, v.shape[-1])
-    bounds = [extreme.reduceat(case.k_at, starts, axis=-1) for extreme in (np.minimum, np.maximum)]
-    for index in blocks((*lead, r * rows * m), limit):
-        every = (slice(None),) * (len(lead) - len(index) + 1)
-        for start in range(0, n, rows):
-            _attend(xp, case, (*index, *every, slice(start, start + rows)), tile, bounds, spare, target)
+    target, view, same = out.reshape(*lead, r, n, v.shape[-1]), None, case.q_at.size == n and case.k_at.size == m
+    pieces = list(blocks((*lead, r * rows * m), limit))
+    for start in range(0, n, rows):
+        for i, index in enumerate(pieces):
+            every = (slice(None),) * (len(lead) - len(index) + 1)
+            index = (*index, *every, slice(start, start + rows))
+            if (
+                view is None or i == 0 or not same
+            ):  # heads see alike, rows of a batch where their positions are the same
+                view = _view(xp, case.reach, _piece(case.q_at, index), _piece(case.k_at, index[:-1]), tile)
+            _attend(xp, case, index, view, spare, target)
     return out
 
 
-def _attend(
-    xp: ModuleType, case: _Case, index: tuple[Any, ...], tile: int, bounds: list[Array], spare: Array, out: Array
-) -> None:
+class _View(NamedTuple):
+    """Which keys a block of queries sees."""
+
+    runs: list[slice]  # stretches of keys that any query sees
+    columns: list[slice]  # where their scores go
+    hidden: list[tuple[slice, Array]]  # columns where some are not seen, and which, (…, 1, rows, columns)
+
+
+def _view(xp: ModuleType, reach: tuple[int, int] | None, q_at: Array, k_at: Array, tile: int) -> _View:
+    m = k_at.shape[-1]
+    if reach is None:
+        return _View([slice(0, m)], [slice(0, m)], [])
+    seen, in_part = _tiles(reach, q_at, k_at, tile)
+    runs, columns, hidden, start = _runs(seen, tile, m), [], [], 0
+    for keys in runs:
+        columns.append(slice(start, start + keys.stop - keys.start))
+        for some in _runs(in_part[keys.start // tile : -(-keys.stop // tile)], tile, keys.stop - keys.start):
+            column = slice(start + some.start, start + some.stop)
+            hidden.append((column, _hidden(xp, reach, q_at, k_at[..., keys][..., some])))
+        start = columns[-1].stop
+    return _View(runs, columns, hidden)
+
+
+def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, spare: Array, out: Array) -> None:
     """Eq. (2) for the queries at an index (…, g, r, n) and the keys that any of them sees, into out."""
     q, k, v = _piece(case.q, index), _piece(case.k, index[:-2]), _piece(case.v, index[:-2])
-    q_at, k_at = _piece(case.q_at, index), _piece(case.k_at, index[:-1])
-    seen, in_part = _tiles(case.reach, q_at, *(_piece(bound, index[:-1]) for bound in bounds))
-    runs = _runs(seen, tile, k.shape[-2])
-    (*lead, r, rows, d), width = q.shape, sum(keys.stop - keys.start for keys in runs)
+    (*lead, r, rows, d), width = q.shape, sum(keys.stop - keys.start for keys in view.runs)
     if not width:
         return  # out is zeros
     # (q·k)·scale goes over all scores once more, and overflows sooner; q·scale goes over q.
     queries = q.astype(case.dtype).reshape(*lead, r * rows, d)  # a copy: a group is one matrix
     queries *= case.scale / (case.softcap or 1.0)
     scores = spare[: math.prod(lead) * r * rows * width].reshape(*lead, r * rows, width)
-    by_head, columns, start = scores.reshape(*lead, r, rows, width), [], 0
-    for keys in runs:
-        columns.append(slice(start, start := start + keys.stop - keys.start))
-        xp.matmul(queries, k[..., keys, :].swapaxes(-1, -2), out=scores[..., columns[-1]])
+    by_head = scores.reshape(*lead, r, rows, width)
+    for keys, column in zip(view.runs, view.columns, strict=True):
+        xp.matmul(queries, k[..., keys, :].swapaxes(-1, -2), out=scores[..., column])
     if case.softcap is not None:
         xp.tanh(scores, out=scores)
         scores *= case.softcap
-    for keys, column in zip(runs, columns, strict=True):
-        part = by_head[..., column]
-        if case.mask is not None:
-            _apply(xp, _piece(case.mask, (*index, keys)), part)
-        for some in _runs(in_part[keys.start // tile : -(-keys.stop // tile)], tile, part.shape[-1]):
-            _hide(xp, case.reach, part[..., some], q_at, k_at[..., keys][..., some])
+    if case.mask is not None:
+        for keys, column in zip(view.runs, view.columns, strict=True):
+            _apply(xp, _piece(case.mask, (*index, keys)), by_head[..., column])
+    for column, hidden in view.hidden:
+        xp.copyto(by_head[..., column], -math.inf, where=hidden)
     total = _exponentials(xp, scores)
-    product = scores[..., columns[0]] @ v[..., runs[0], :]
-    for keys, column in zip(runs[1:], columns[1:], strict=True):
+    product = scores[..., view.columns[0]] @ v[..., view.runs[0], :]
+    for keys, column in zip(view.runs[1:], view.columns[1:], strict=True):
         product += scores[..., column] @ v[..., keys, :]
     # Weights that are divided by their sum cost a division for each score; the sum of the values, one for each of them.
     product /= total
@@ -192,12 +230,12 @@ def _piece(x: Array, index: tuple[Any, ...]) -> Array:
     return x[tuple((slice(None) if isinstance(i, slice) else 0) if size == 1 else i for i, size in each)]
 
 
-def _tiles(reach: tuple[int, int] | None, q_at: Array, least: Array, greatest: Array) -> tuple[Array, Array]:
-    """Which tiles of keys, by their extreme positions, any of the queries sees; which of those need a mask."""
-    if reach is None:
-        return np.ones(least.shape[-1], bool), np.zeros(least.shape[-1], bool)
+def _tiles(reach: tuple[int, int], q_at: Array, k_at: Array, tile: int) -> tuple[Array, Array]:
+    """Which tiles of keys any of the queries sees; which of those need a mask."""
+    starts = np.arange(0, k_at.shape[-1], tile)
     # All distances in a tile lie between these two, whatever the order of the positions is.
-    near, far = q_at.min(axis=-1, keepdims=True) - greatest, q_at.max(axis=-1, keepdims=True) - least
+    near = q_at.min(axis=-1, keepdims=True) - np.maximum.reduceat(k_at, starts, axis=-1)
+    far = q_at.max(axis=-1, keepdims=True) - np.minimum.reduceat(k_at, starts, axis=-1)
     others = tuple(range(near.ndim - 1))
     seen = ((far >= reach[0]) & (near <= reach[1])).any(axis=others)
     return seen, seen & ((near < reach[0]) | (far > reach[1])).any(axis=others)
@@ -236,7 +274,9 @@ def _checked(
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
     own = range(m - n, m) if k_positions is None else k_at[..., 0, 0, m - n :]
     q_at = _at("q_positions", own if q_positions is None else q_positions, batch, n)
-    reach = (lowest, window - 1) if causal or window < _FAR else None
+    # A token that comes after all keys, as in decoding, sees them all: nothing to look for.
+    last = q_positions is None and k_positions is None and n == 1 and window >= m
+    reach = (lowest, window - 1) if (causal or window < _FAR) and not last else None
     scale = 1 / math.sqrt(d) if scale is None else checks.real("scale", scale, 0, open=True)
     softcap = None if softcap is None else checks.real("softcap", softcap, 0, open=True)
     mask = None if mask is None else _checked_mask(mask, (*batch, h, n, m), g)

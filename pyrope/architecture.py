@@ -1,0 +1,262 @@
+"""What a model is (`Config`) and what it has learnt (`Weights`): data, checked when it is made.
+
+One block serves every architecture; its options are words in the `Config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from . import checks
+from .backend import Array, from_numpy, namespace
+from .layers import ACTIVATIONS, NORMS, Norm, Projection
+from .linear import FEATURE_MAPS
+from .theta import Rope
+
+BLOCKS = ("sequential", "parallel", "post-norm")
+ATTENTIONS = ("softmax", "linear")
+ENCODINGS = ("rope", "none", "sinusoidal", "alibi")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What may differ from layer to layer."""
+
+    rope: Rope | None
+    window: int | None = None  # tokens that are seen, the own one included; None: all
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a model is. Numbers have no defaults; options are off unless said."""
+
+    vocabulary: int  # v
+    width: int  # e
+    heads: int  # h
+    key_heads: int  # g, which divides h
+    head_dim: int  # d
+    mlp_width: int  # f
+    layers: tuple[Layer, ...]
+    norm: str  # "rms" or "layer"
+    eps: float  # ε of all norms
+    activation: str  # one of layers.ACTIVATIONS
+    gated: bool  # act(gate(x))·up(x) instead of act(up(x))
+    block: str  # x + attend(norm(x)), then x + mlp(norm(x)); both "parallel" from x; or "post-norm": norm(x + …)
+    causal: bool
+    encoding: str = "rope"  # of positions, one of ENCODINGS; with others than "rope" no layer has a rope
+    attention: str = "softmax"  # or "linear", Eq. (19)
+    feature_map: str = "elu+1"  # of linear attention
+    scale: float | None = None  # of scores; None: 1/√d
+    softcap: float | None = None  # of scores
+    logit_softcap: float | None = None
+    logit_scale: float | None = None
+    embedding_scale: float | None = None
+    tied: bool = False  # the head is the embedding
+    norm_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: bool = False  # a norm of every query and key before it is rotated
+    post_norms: bool = False  # one more norm of what attention and MLP return
+    one_norm: bool = False  # in a parallel block, attention and MLP read the same norm
+    embedding_norm: bool = False
+    embedding_bias: bool = False  # added to every embedding
+    head_dense: bool = False  # before the head a projection, the activation and a norm, as BERT has it
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "heads", "key_heads", "head_dim", "mlp_width"):
+            checks.integer(name, getattr(self, name), 1)
+        words = ("norm", tuple(NORMS)), ("activation", tuple(ACTIVATIONS)), ("block", BLOCKS), ("encoding", ENCODINGS)
+        for name, allowed in (*words, ("attention", ATTENTIONS), ("feature_map", tuple(FEATURE_MAPS))):
+            checks.choice(name, getattr(self, name), allowed)
+        for field in dataclasses.fields(self):
+            if field.type == "bool":
+                checks.flag(field.name, getattr(self, field.name))
+            elif field.type == "float | None" and getattr(self, field.name) is not None:
+                checks.real(field.name, getattr(self, field.name), 0, open=True)
+        checks.real("eps", self.eps, 0)
+        if self.heads % self.key_heads:
+            raise ValueError(f"key_heads must divide heads, {self.heads}, was {self.key_heads}")
+        if self.one_norm and self.block != "parallel":
+            raise ValueError(f'one_norm goes with block "parallel", was {self.block!r}')
+        if self.post_norms and self.block == "post-norm":
+            raise ValueError('post_norms go with the blocks "sequential" and "parallel"')
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        if not isinstance(self.layers, tuple) or not self.layers or not all(isinstance(x, Layer) for x in self.layers):
+            raise TypeError(f"layers must be a tuple of one Layer at least, was {self.layers!r}")
+        for i, layer in enumerate(self.layers):
+            rope = layer.rope
+            if rope is not None and not isinstance(rope, Rope):
+                raise TypeError(f"layers[{i}].rope must be a Rope or None, was {type(rope).__name__}")
+            if rope is not None and rope.head_dim != self.head_dim:
+                raise ValueError(f"layers[{i}].rope has head_dim {rope.head_dim}, the model {self.head_dim}")
+            if rope is not None and rope.axes is not None:
+                raise ValueError(f"layers[{i}].rope has several axes of positions, a model of text has one")
+            if rope is not None and self.encoding != "rope":
+                raise ValueError(f"with encoding {self.encoding!r} layers have no rope: use with_encoding")
+            if layer.window is not None:
+                checks.integer(f"layers[{i}].window", layer.window, 1)
+        if self.attention == "linear":
+            scores = ("scale", "softcap")
+            told = [name for name in scores if getattr(self, name) is not None]
+            told += ["windows"] if any(layer.window is not None for layer in self.layers) else []
+            told += ["ALiBi"] if self.encoding == "alibi" else []
+            if told:
+                raise ValueError(f"linear attention has no scores, so that {', '.join(told)} would have no effect")
+
+    def with_encoding(self, encoding: str) -> Config:
+        """The same model with another encoding of positions in place of RoPE, for comparison."""
+        return dataclasses.replace(
+            self, encoding=encoding, layers=tuple(dataclasses.replace(layer, rope=None) for layer in self.layers)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """What one layer has learnt."""
+
+    attention_norm: Norm  # (e,)
+    qkv: Projection  # ((h + 2g)·d, e): the heads of the queries, the keys, the values
+    out: Projection  # (e, h·d)
+    up: Projection  # (f, e); gated (2f, e), the gate first
+    down: Projection  # (e, f)
+    mlp_norm: Norm | None  # (e,); None with one_norm
+    q_norm: Norm | None  # (d,), with qk_norm
+    k_norm: Norm | None  # (d,), with qk_norm
+    attention_post_norm: Norm | None  # (e,), with post_norms
+    mlp_post_norm: Norm | None  # (e,), with post_norms
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What a model has learnt; made by `Weights.of` from arrays by the names that `weight_shapes` lists."""
+
+    embedding: Array  # (v, e)
+    layers: tuple[LayerWeights, ...]
+    norm: Norm | None  # (e,); None in a post-norm model
+    head: Projection  # (v, e)
+    embedding_norm: Norm | None  # (e,)
+    embedding_bias: Array | None  # (e,)
+    head_dense: Projection | None  # (e, e)
+    head_norm: Norm | None  # (e,), with head_dense
+
+    @classmethod
+    def of(cls, config: Config, arrays: Mapping[str, Array]) -> Weights:
+        """Weights from arrays by name; all names, shapes, dtypes and backends that are wrong are told in one error."""
+        expected = weight_shapes(config)
+        wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
+        wrong += [f"{name} is unexpected" for name in arrays if name not in expected]
+        wrong += [
+            f"{name} has shape {tuple(arrays[name].shape)}, not {shape}"
+            for name, shape in expected.items()
+            if name in arrays and tuple(arrays[name].shape) != shape
+        ]
+        if wrong:
+            raise ValueError("weights do not fit the config: " + "; ".join(wrong))
+        namespace(**arrays)
+        dtypes = {array.dtype for array in arrays.values()}
+        if len(dtypes) > 1 or not dtypes <= {np.dtype("f4"), np.dtype("f8")}:
+            raise TypeError(f"weights must all be float32 or all float64, were {', '.join(sorted(map(str, dtypes)))}")
+
+        def norm(name: str) -> Norm | None:
+            weight = f"{name}.weight"
+            return Norm(arrays[weight], arrays.get(f"{name}.bias")) if weight in arrays else None
+
+        def projection(name: str) -> Projection | None:
+            weight = f"{name}.weight"
+            return Projection(arrays[weight], arrays.get(f"{name}.bias")) if weight in arrays else None
+
+        def layer(i: int) -> LayerWeights:
+            kinds = {"qkv": projection, "out": projection, "up": projection, "down": projection}
+            names = [field.name for field in dataclasses.fields(LayerWeights)]
+            return LayerWeights(**{name: kinds.get(name, norm)(f"layers.{i}.{name}") for name in names})  # type: ignore[arg-type]
+
+        head = Projection(arrays["embedding"] if config.tied else arrays["head.weight"], arrays.get("head.bias"))
+        return cls(
+            arrays["embedding"],
+            tuple(layer(i) for i in range(len(config.layers))),
+            norm("norm"),
+            head,
+            norm("embedding_norm"),
+            arrays.get("embedding_bias"),
+            projection("head_dense"),
+            norm("head_norm"),
+        )
+
+
+def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every array that a model of this config has."""
+    e, d, f = config.width, config.head_dim, config.mlp_width
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocabulary, e)}
+
+    def norm(name: str, size: int, wanted: bool = True) -> None:
+        shapes.update({f"{name}.weight": (size,)} if wanted else {})
+        shapes.update({f"{name}.bias": (size,)} if wanted and config.norm_bias else {})
+
+    def projection(name: str, out: int, into: int, bias: bool) -> None:
+        shapes[f"{name}.weight"] = (out, into)
+        shapes.update({f"{name}.bias": (out,)} if bias else {})
+
+    norm("embedding_norm", e, config.embedding_norm)
+    shapes.update({"embedding_bias": (e,)} if config.embedding_bias else {})
+    for i in range(len(config.layers)):
+        name = f"layers.{i}"
+        norm(f"{name}.attention_norm", e)
+        projection(f"{name}.qkv", (config.heads + 2 * config.key_heads) * d, e, config.qkv_bias)
+        norm(f"{name}.q_norm", d, config.qk_norm)
+        norm(f"{name}.k_norm", d, config.qk_norm)
+        projection(f"{name}.out", e, config.heads * d, config.out_bias)
+        norm(f"{name}.attention_post_norm", e, config.post_norms)
+        norm(f"{name}.mlp_norm", e, not config.one_norm)
+        projection(f"{name}.up", 2 * f if config.gated else f, e, config.mlp_bias)
+        projection(f"{name}.down", e, f, config.mlp_bias)
+        norm(f"{name}.mlp_post_norm", e, config.post_norms)
+    norm("norm", e, config.block != "post-norm")
+    if config.head_dense:
+        projection("head_dense", e, e, True)
+        norm("head_norm", e)
+    shapes.update({} if config.tied else {"head.weight": (config.vocabulary, e)})
+    shapes.update({"head.bias": (config.vocabulary,)} if config.head_bias else {})
+    return shapes
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A config and weights that fit it."""
+
+    config: Config
+    weights: Weights
+
+
+def check_model(model: Any) -> Model:
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be a Model, was {type(model).__name__}")
+    return model
+
+
+def random_model(config: Config, seed: int, backend: str | ModuleType = "numpy", dtype: str = "float32") -> Model:
+    """A model with weights drawn at random, of the size that keeps activations near 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Array:
+        noise = rng.standard_normal(shape) / (math.sqrt(shape[1]) if len(shape) == 2 and name != "embedding" else 10)
+        scale = 1.0 if name.endswith("norm.weight") else 0.0
+        return from_numpy((scale + noise).astype(check_dtype(dtype)), backend)
+
+    return Model(config, Weights.of(config, {name: draw(name, shape) for name, shape in weight_shapes(config).items()}))
+
+
+def check_dtype(name: Any) -> np.dtype[Any]:
+    """The dtype of this name, if a model can be computed in it."""
+    checks.choice("dtype", name, ("float32", "float64"))
+    return np.dtype(str(name))

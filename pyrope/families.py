@@ -1,0 +1,350 @@
+"""What each published architecture is, as data: the names of its tensors and the options of the one block.
+
+`read_architecture` makes a `Config` of a Hugging Face config.json. Every key of it must be known: one that changes
+the result and is not read would make a wrong model without a word. How to add a family: docs/families.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import checks
+from .architecture import Config, Layer
+from .conventions import FRACTION_KEYS, HEADS_KEYS, HIDDEN_KEYS, LENGTH_KEYS, MODEL_TYPES
+from .theta import Rope
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture. Tensors are named as in `weight_shapes`, with or without .weight and .bias at the end."""
+
+    tensors: Mapping[str, str | tuple[str, ...]]  # where they are in a checkpoint; several are put one below the other
+    fixed: Mapping[str, Any]  # options of the Config that are the same in all models
+    read: Mapping[str, Any]  # options of the Config and the key that says them, or (key, default)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys, and the values that are understood
+    unused: tuple[str, ...] = ()  # keys that change nothing
+    windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
+    pattern: int = 0  # with "pattern": each of that many layers sees everything, if the config does not say
+    buffers: tuple[str, ...] = ()  # ends of names of tensors that hold nothing that was learnt
+    qkv_by_head: bool = False  # rows of queries, keys and values alternate head by head
+    norm_from_one: bool = False  # norms are stored as what differs from 1
+
+
+# Keys of any config.json that change nothing in a forward pass, or that are read by Rope.from_config and below.
+_UNUSED = frozenset(
+    "_name_or_path architectures attention_dropout attn_implementation auto_map bos_token_id chunk_size_feed_forward "
+    "dtype eos_token_id id2label initializer_range label2id layer_types max_position_embeddings model_type "
+    "output_attentions output_hidden_states pad_token_id problem_type return_dict rope_parameters rope_scaling "
+    "rope_theta sliding_window tie_word_embeddings torch_dtype transformers_version unk_token_id use_cache "
+    "head_dim partial_rotary_factor rotary_dim rotary_pct rotary_emb_base n_positions n_ctx".split()
+) | {*FRACTION_KEYS, *HEADS_KEYS, *HIDDEN_KEYS, *LENGTH_KEYS}
+_ONLY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False,)}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+_LLAMA = Family(
+    tensors={
+        "embedding": "model.embed_tokens.weight",
+        "layers.{i}.attention_norm": "model.layers.{i}.input_layernorm",
+        "layers.{i}.qkv": tuple(f"model.layers.{{i}}.self_attn.{x}_proj" for x in "qkv"),
+        "layers.{i}.q_norm": "model.layers.{i}.self_attn.q_norm",
+        "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm",
+        "layers.{i}.out": "model.layers.{i}.self_attn.o_proj",
+        "layers.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
+        "layers.{i}.up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
+        "layers.{i}.down": "model.layers.{i}.mlp.down_proj",
+        "norm": "model.norm",
+        "head": "lm_head",
+    },
+    fixed={"norm": "rms", "gated": True, "block": "sequential", "causal": True},
+    read={
+        "vocabulary": "vocab_size",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "key_heads": ("num_key_value_heads", None),
+        "mlp_width": "intermediate_size",
+        "eps": "rms_norm_eps",
+        "activation": "hidden_act",
+        "tied": ("tie_word_embeddings", False),
+        "qkv_bias": ("attention_bias", False),
+        "out_bias": ("attention_bias", False),
+        "mlp_bias": ("mlp_bias", False),
+    },
+    only={"pretraining_tp": (1,)},
+    buffers=("rotary_emb.inv_freq",),
+)
+
+
+def _but(family: Family, *without: str, **read: Any) -> dict[str, Any]:
+    """What a family reads, with some of it otherwise."""
+    return {key: value for key, value in {**family.read, **read}.items() if key not in without}
+
+
+_MISTRAL = replace(_LLAMA, read=_but(_LLAMA, "qkv_bias", "out_bias", "mlp_bias"), windows="all")
+_QWEN2 = replace(
+    _MISTRAL,
+    fixed={**_LLAMA.fixed, "qkv_bias": True},
+    windows="late",
+    unused=("max_window_layers", "use_sliding_window"),
+)
+_QWEN3 = replace(
+    _QWEN2, fixed={**_LLAMA.fixed, "qk_norm": True}, read=_but(_LLAMA, "mlp_bias"), only={}
+)  # fmt: skip
+_PHI3 = replace(
+    _MISTRAL,
+    tensors={
+        **_LLAMA.tensors,
+        "layers.{i}.qkv": "model.layers.{i}.self_attn.qkv_proj",
+        "layers.{i}.up": "model.layers.{i}.mlp.gate_up_proj",
+    },
+    only={"attention_bias": (False,)},
+    unused=("embd_pdrop", "resid_pdrop", "original_max_position_embeddings"),
+)
+_GEMMA3 = replace(
+    _LLAMA,
+    tensors={
+        **_LLAMA.tensors,
+        "layers.{i}.attention_post_norm": "model.layers.{i}.post_attention_layernorm",
+        "layers.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm",
+        "layers.{i}.mlp_post_norm": "model.layers.{i}.post_feedforward_layernorm",
+    },
+    fixed={**_LLAMA.fixed, "qk_norm": True, "post_norms": True},
+    read=_but(
+        _LLAMA,
+        "mlp_bias",
+        activation="hidden_activation",
+        tied=("tie_word_embeddings", True),
+        scale="query_pre_attn_scalar",
+        softcap=("attn_logit_softcapping", None),
+        logit_softcap=("final_logit_softcapping", None),
+        embedding_scale="hidden_size",
+    ),
+    only={"use_bidirectional_attention": (False,)},
+    unused=("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation", "rope_local_base_freq"),
+    windows="pattern",
+    pattern=6,
+    norm_from_one=True,
+)
+_COHERE = replace(
+    _LLAMA,
+    tensors={key: value for key, value in _LLAMA.tensors.items() if "mlp_norm" not in key},
+    fixed={"norm": "layer", "gated": True, "block": "parallel", "one_norm": True, "causal": True},
+    read=_but(_LLAMA, "mlp_bias", eps="layer_norm_eps", tied=("tie_word_embeddings", True), logit_scale="logit_scale"),
+    only={"use_qk_norm": (False,)},
+)
+_GLM4 = replace(
+    _LLAMA,
+    tensors={
+        **_PHI3.tensors,
+        "layers.{i}.qkv": _LLAMA.tensors["layers.{i}.qkv"],
+        "layers.{i}.attention_post_norm": "model.layers.{i}.post_self_attn_layernorm",
+        "layers.{i}.mlp_post_norm": "model.layers.{i}.post_mlp_layernorm",
+    },
+    fixed={**_LLAMA.fixed, "post_norms": True},
+    read=_but(_LLAMA, "out_bias", "mlp_bias"),
+)
+_GPT_NEOX = Family(
+    tensors={
+        "embedding": "gpt_neox.embed_in.weight",
+        "layers.{i}.attention_norm": "gpt_neox.layers.{i}.input_layernorm",
+        "layers.{i}.qkv": "gpt_neox.layers.{i}.attention.query_key_value",
+        "layers.{i}.out": "gpt_neox.layers.{i}.attention.dense",
+        "layers.{i}.mlp_norm": "gpt_neox.layers.{i}.post_attention_layernorm",
+        "layers.{i}.up": "gpt_neox.layers.{i}.mlp.dense_h_to_4h",
+        "layers.{i}.down": "gpt_neox.layers.{i}.mlp.dense_4h_to_h",
+        "norm": "gpt_neox.final_layer_norm",
+        "head": "embed_out",
+    },
+    fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "causal": True},
+    read={
+        "vocabulary": "vocab_size",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "mlp_width": "intermediate_size",
+        "eps": "layer_norm_eps",
+        "activation": "hidden_act",
+        "tied": ("tie_word_embeddings", False),
+        "qkv_bias": ("attention_bias", True),
+        "out_bias": ("attention_bias", True),
+        "block": ("use_parallel_residual", True),
+    },
+    unused=("classifier_dropout", "hidden_dropout"),
+    buffers=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
+    qkv_by_head=True,
+)
+_GPTJ = Family(
+    tensors={
+        "embedding": "transformer.wte.weight",
+        "layers.{i}.attention_norm": "transformer.h.{i}.ln_1",
+        "layers.{i}.qkv": tuple(f"transformer.h.{{i}}.attn.{x}_proj" for x in "qkv"),
+        "layers.{i}.out": "transformer.h.{i}.attn.out_proj",
+        "layers.{i}.up": "transformer.h.{i}.mlp.fc_in",
+        "layers.{i}.down": "transformer.h.{i}.mlp.fc_out",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
+    fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "head_bias": True, "one_norm": True}
+    | {"block": "parallel", "causal": True},
+    read={
+        "vocabulary": "vocab_size",
+        "width": "n_embd",
+        "heads": "n_head",
+        "mlp_width": ("n_inner", None),
+        "eps": "layer_norm_epsilon",
+        "activation": "activation_function",
+        "tied": ("tie_word_embeddings", False),
+    },
+    only={"scale_attn_weights": (True,)},
+    unused=("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_layer", "gradient_checkpointing", "rotary", "tokenizer_class")
+    + ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
+    + ("task_specific_params",),
+    buffers=("attn.bias", "attn.masked_bias"),
+)
+_ROFORMER = Family(
+    tensors={
+        "embedding": "roformer.embeddings.word_embeddings.weight",
+        "embedding_bias": "roformer.embeddings.token_type_embeddings.weight",
+        "embedding_norm": "roformer.embeddings.LayerNorm",
+        "layers.{i}.qkv": tuple(f"roformer.encoder.layer.{{i}}.attention.self.{x}" for x in ("query", "key", "value")),
+        "layers.{i}.out": "roformer.encoder.layer.{i}.attention.output.dense",
+        "layers.{i}.attention_norm": "roformer.encoder.layer.{i}.attention.output.LayerNorm",
+        "layers.{i}.up": "roformer.encoder.layer.{i}.intermediate.dense",
+        "layers.{i}.down": "roformer.encoder.layer.{i}.output.dense",
+        "layers.{i}.mlp_norm": "roformer.encoder.layer.{i}.output.LayerNorm",
+        "head_dense": "cls.predictions.transform.dense",
+        "head_norm": "cls.predictions.transform.LayerNorm",
+        "head": "cls.predictions.decoder",
+        "head.bias": "cls.predictions.bias",
+    },
+    fixed={"norm": "layer", "norm_bias": True, "gated": False, "block": "post-norm", "causal": False}
+    | {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "head_bias": True, "head_dense": True}
+    | {"embedding_norm": True, "embedding_bias": True},
+    read={
+        "vocabulary": "vocab_size",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "mlp_width": "intermediate_size",
+        "eps": "layer_norm_eps",
+        "activation": "hidden_act",
+        "tied": ("tie_word_embeddings", True),
+    },
+    only={"rotary_value": (False,)},
+    unused=("attention_probs_dropout_prob", "hidden_dropout_prob", "type_vocab_size", "gradient_checkpointing"),
+)
+
+FAMILIES: dict[str, Family] = {
+    "cohere": _COHERE,
+    "gemma3_text": _GEMMA3,
+    "glm4": _GLM4,
+    "gpt_neox": _GPT_NEOX,
+    "gptj": _GPTJ,
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "phi3": _PHI3,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "roformer": _ROFORMER,
+}
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family of a config.json."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, was {model_type!r}")
+    return FAMILIES[model_type]
+
+
+def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -> Config:
+    """The `Config` that a config.json means; keys that are not known are refused, but for those to ignore."""
+    family = find_family(config)
+    _check_keys(config, family, ignore)
+    options = {**family.fixed, **{name: _value(config, key) for name, key in family.read.items()}}
+    layers = _layers(config, family)
+    options["head_dim"] = next(layer.rope.head_dim for layer in layers if layer.rope is not None)
+    options["activation"] = checks.choice("activation", options["activation"], tuple(_ACTIVATIONS))
+    options["activation"] = _ACTIVATIONS[options["activation"]]
+    options["key_heads"] = options["heads"] if options.get("key_heads") is None else options["key_heads"]
+    if options["mlp_width"] is None:  # GPT-J's way to say four times the width
+        options["mlp_width"] = 4 * checks.integer("n_embd", options["width"], 1)
+    if isinstance(options["block"], bool):
+        options["block"] = "parallel" if options["block"] else "sequential"
+    if options.get("scale") is not None:  # said as what stands under the root
+        options["scale"] = 1 / math.sqrt(checks.real("query_pre_attn_scalar", options["scale"], 0, open=True))
+    if options.get("embedding_scale") is not None:
+        options["embedding_scale"] = math.sqrt(checks.integer("hidden_size", options["embedding_scale"], 1))
+    return Config(layers=layers, **options)
+
+
+def _value(config: Mapping[str, Any], key: str | tuple[str, Any]) -> Any:
+    """What a config says under a key, or the default where that is allowed."""
+    name, default = key if isinstance(key, tuple) else (key, _REQUIRED)
+    value = config.get(name)
+    if value is None and default is _REQUIRED:
+        raise ValueError(f"the config lacks {name!r}, which model_type {config['model_type']!r} needs")
+    return default if value is None else value
+
+
+def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[str]) -> None:
+    only = {**_ONLY, **family.only}
+    read = {key if isinstance(key, str) else key[0] for key in family.read.values()}
+    unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - {"num_hidden_layers", *ignore}
+    wrong = [f"{key} is not known" for key in sorted(unknown) if config[key] is not None]
+    wrong += [
+        f"{key} must be {' or '.join(map(repr, allowed))}, was {config[key]!r}"
+        for key, allowed in only.items()
+        if config.get(key) is not None and config[key] not in allowed and key not in ignore
+    ]
+    if config.get("embedding_size") not in (None, config.get("hidden_size")):
+        wrong.append(f"embedding_size must be hidden_size, was {config['embedding_size']!r}")
+    if wrong:
+        raise ValueError(
+            f"the config of model_type {config['model_type']!r} says what is not read here: {'; '.join(wrong)}; name "
+            "keys that change nothing in ignore="
+        )
+
+
+def _layers(config: Mapping[str, Any], family: Family) -> tuple[Layer, ...]:
+    """Rope and window of every layer."""
+    said = next((key for key in ("num_hidden_layers", "n_layer") if config.get(key) is not None), "num_hidden_layers")
+    count = checks.integer(said, _value(config, said), 1)
+    if count > 10000:
+        raise ValueError(f"{said} must be at most 10000, was {count}")
+    types = config.get("layer_types")
+    if types is None:
+        types = [_layer_type(config, family, i, count) for i in range(count)]
+    if not isinstance(types, list | tuple) or len(types) != count:
+        raise ValueError(f"layer_types must be a list of {count} words, was {types!r}")
+    convention = MODEL_TYPES[config["model_type"]]
+    made = {}
+    for kind in dict.fromkeys(types):
+        checks.choice("layer_types", kind, ("full_attention", "sliding_attention"))
+        window = config.get("sliding_window") if kind == "sliding_attention" else None
+        named = kind if convention.layers or isinstance(config.get("layer_types"), list) else None
+        made[kind] = Layer(Rope.from_config(config, layer_type=named), window)
+    return tuple(made[kind] for kind in types)
+
+
+def _layer_type(config: Mapping[str, Any], family: Family, i: int, count: int) -> str:
+    """Whether layer i slides, by the rule of its family, where the config has no layer_types."""
+    if family.windows == "late":
+        late = _value(config, ("max_window_layers", count))
+        slides = bool(config.get("use_sliding_window")) and i >= checks.integer("max_window_layers", late, 0)
+    elif family.windows == "pattern":
+        keys = ("sliding_window_pattern", "_sliding_window_pattern")
+        told = next((config[key] for key in keys if config.get(key) is not None), family.pattern)
+        slides = (i + 1) % checks.integer("sliding_window_pattern", told, 1) != 0
+    else:
+        slides = family.windows == "all"
+    return "sliding_attention" if slides and config.get("sliding_window") is not None else "full_attention"

@@ -1,0 +1,77 @@
+"""`generate`: token after token, each the likeliest or drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from . import checks
+from .architecture import Model, check_model
+from .backend import on_host, to_numpy
+from .transformer import Cache, check_tokens, forward
+
+
+def generate(
+    model: Model, tokens: Any, max_new_tokens: int, temperature: float = 0, top_k: int | None = None,
+    top_p: float | None = None, seed: int | None = None, stop: Collection[int] = (),
+) -> Iterator[int]:  # fmt: skip
+    """Token after token, as they come, to go on from one sequence of tokens (n,).
+
+    ``temperature`` 0 takes the likeliest; else tokens are drawn, by ``seed``, from softmax(logits/temperature), of the
+    ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``. A token of ``stop`` ends
+    it and is not returned.
+    """
+    check_model(model)
+    ids = check_tokens(tokens, model.config.vocabulary)
+    if np.ndim(on_host(tokens)) != 1:
+        raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
+    checks.integer("max_new_tokens", max_new_tokens, 1)
+    checks.real("temperature", temperature, 0)
+    if temperature == 0 and (top_k, top_p, seed) != (None, None, None):
+        raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
+    if top_k is not None:
+        checks.integer("top_k", top_k, 1)
+    if top_p is not None:
+        checks.real("top_p", top_p, 0, 1, open=True)
+    if seed is not None:
+        checks.integer("seed", seed, 0)
+    ends = frozenset(checks.integers("stop", list(stop), 0))
+    cache = Cache(model, ids.shape[1] + max_new_tokens)
+    rng = np.random.default_rng(seed)
+
+    def steps() -> Iterator[int]:
+        new = ids[0]
+        for _ in range(max_new_tokens):
+            logits = to_numpy(forward(model, new, cache=cache, logits="last"))[0]
+            token = sample(logits, temperature, top_k, top_p, rng)
+            if token in ends:
+                return
+            yield token
+            new = np.array([token], np.int64)
+
+    return steps()
+
+
+def sample(
+    logits: np.ndarray[Any, Any], temperature: float, top_k: int | None, top_p: float | None, rng: np.random.Generator
+) -> int:
+    """One token id, from logits (v,) on the host.
+
+    >>> sample(np.array([1.0, 3.0, 2.0]), 0, None, None, np.random.default_rng(0))
+    1
+    """
+    if not np.isfinite(logits).all():
+        raise ValueError("logits must be finite, some are not: weights or input may hold NaN or inf")
+    if temperature == 0:
+        return int(logits.argmax())
+    order = np.argsort(-logits, kind="stable")[:top_k]
+    scores = logits[order].astype(np.float64)
+    # Less the greatest before the division: a tiny temperature would make inf of all, and inf − inf is NaN.
+    weights = np.exp((scores - scores[0]) / temperature)
+    weights /= weights.sum()
+    if top_p is not None:
+        kept = int(np.searchsorted(weights.cumsum(), top_p)) + 1
+        order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
+    return int(rng.choice(order, p=weights))

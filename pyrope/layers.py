@@ -1,0 +1,165 @@
+"""The parts of a transformer that know nothing of positions: embedding, norms, activations, MLPs.
+
+float32 and float64 arrays, computed in their own dtype; features last. Weights are (out, in), as checkpoints have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from .backend import Array, from_numpy, namespace
+
+_ROWS = (
+    256  # tokens that an MLP takes at a time on the host, so that what lies between its products stays in the caches
+)
+
+
+class Projection(NamedTuple):
+    """x -> x·Wᵀ + b."""
+
+    weight: Array  # (out, in)
+    bias: Array | None  # (out,)
+
+
+class Norm(NamedTuple):
+    """What a norm multiplies with, and adds."""
+
+    weight: Array  # (e,)
+    bias: Array | None  # (e,)
+
+
+def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Array:
+    """The rows of a table (v, e) for ids (…) on the host, which must have been checked: (…, e)."""
+    xp = namespace(table=table)
+    return xp.take(table, from_numpy(ids, xp), axis=0)
+
+
+def project(x: Array, layer: Projection, out: Array | None = None) -> Array:
+    """x (…, in) -> (…, out), a new array or ``out``."""
+    xp = namespace(x=x, weight=layer.weight)
+    # As one matrix (rows, in): a stack of small products is slower than one large one.
+    y = xp.matmul(x.reshape(-1, x.shape[-1]), layer.weight.T, out=out)
+    if layer.bias is not None:
+        y += layer.bias
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def rms_norm(x: Array, norm: Norm, eps: float) -> Array:
+    """x/√(mean x² + ε), times the weights: x (…, e) -> the same.
+
+    >>> rms_norm(np.array([3.0, 4.0]), Norm(np.ones(2), None), 0.0).round(4)
+    array([0.8485, 1.1314])
+    """
+    xp = namespace(x=x, weight=norm.weight)
+    # einsum squares and sums in one pass; ε and 1/e are Python numbers, which keep float32.
+    squares = xp.einsum("...e,...e->...", x, x)[..., None]
+    y = x / xp.sqrt(squares * (1 / x.shape[-1]) + eps)
+    y *= norm.weight
+    if norm.bias is not None:
+        y += norm.bias
+    return y
+
+
+def layer_norm(x: Array, norm: Norm, eps: float) -> Array:
+    """`rms_norm` of what differs from the mean: x (…, e) -> the same.
+
+    >>> layer_norm(np.array([1.0, 3.0]), Norm(np.ones(2), None), 0.0)
+    array([-1.,  1.])
+    """
+    return rms_norm(x - x.mean(axis=-1, keepdims=True), norm, eps)
+
+
+NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {"rms": rms_norm, "layer": layer_norm}
+
+# erfc(z)·exp(z²)/2 for z ≥ 0 as a Chebyshev series in 6/(3 + z) − 1; NumPy has no erf. The first 12 terms are within
+# 3e-9, enough for float32; all of them within 5e-18.
+_ERFC = (
+    0.16493138737651838, 0.22683076026890103, 0.08019917041078148, 0.022454060575561412, 0.004820714325347849,
+    0.0007212540388721977, 5.049718367689958e-05, -6.04251226722765e-06, -1.8127103013768778e-06,
+    -3.5934053712382075e-08, 4.457117929949109e-08, 3.710783312479803e-09, -1.194668285132939e-09,
+    -1.5311177677449626e-10, 3.894472694075544e-11, 5.486872914622792e-12, -1.5457603655958867e-12,
+    -1.762716940861711e-13, 6.995226089885808e-14, 4.123018738419404e-15, -3.3199807134946607e-15,
+    3.9891744123763055e-17, 1.5236206188020493e-16, -1.5160658555112836e-17, -6.091006106498576e-18,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def _erfc_polynomial(terms: int) -> tuple[float, ...]:
+    from numpy.polynomial.chebyshev import cheb2poly  # not at import, for most models do without
+
+    return tuple(cheb2poly(_ERFC[:terms]).tolist()[::-1])
+
+
+def gelu(xp: ModuleType, x: Array) -> None:
+    """x·Φ(x), with Φ the normal distribution, in place."""
+    z = abs(x) * math.sqrt(0.5)
+    y = 6 / (z + 3) - 1
+    tail = xp.zeros_like(x)
+    for coefficient in _erfc_polynomial(len(_ERFC) if x.dtype == np.float64 else 12):
+        tail *= y
+        tail += coefficient
+    tail *= xp.exp(xp.multiply(z, -z, out=z), out=z)  # Φ(−|x|)
+    x *= xp.where(x > 0, 1 - tail, tail)
+
+
+def gelu_tanh(xp: ModuleType, x: Array) -> None:
+    """x·(1 + tanh(√(2/π)(x + 0.044715x³)))/2, in place."""
+    inner = x * x
+    inner *= 0.044715 * math.sqrt(2 / math.pi)
+    inner += math.sqrt(2 / math.pi)
+    inner *= x
+    xp.tanh(inner, out=inner)
+    inner += 1
+    inner *= 0.5
+    x *= inner
+
+
+def silu(xp: ModuleType, x: Array) -> None:
+    """x/(1 + e⁻ˣ), in place."""
+    # e⁻ˣ overflows float32 below −88; cut off at e⁸⁰ the quotient is off by less than 1e-32 there.
+    e = xp.negative(x)
+    xp.exp(xp.minimum(e, 80.0, out=e), out=e)
+    e += 1
+    x /= e
+
+
+def relu(xp: ModuleType, x: Array) -> None:
+    """max(x, 0), in place."""
+    xp.maximum(x, 0, out=x)
+
+
+ACTIVATIONS: dict[str, Callable[[ModuleType, Array], None]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": silu,
+    "relu": relu,
+}
+
+
+def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool) -> Array:
+    """down(act(up(x))), or gated down(act(gate(x))·up(x)) with the gate in the first half of up: x (…, e) -> the same.
+
+    >>> one = Projection(np.eye(2), None)
+    >>> mlp(np.array([[-1.0, 2.0]]), one, one, "relu", gated=False)
+    array([[0., 2.]])
+    """
+    xp, act = namespace(x=x, up=up.weight), ACTIVATIONS[activation]
+    rows, f = x.reshape(-1, x.shape[-1]), down.weight.shape[1]
+    out = xp.empty((len(rows), down.weight.shape[0]), x.dtype)
+    step = min(len(rows), _ROWS if xp is np else len(rows)) or 1
+    spare = xp.empty((step, up.weight.shape[0]), x.dtype)  # fresh pages cost more than the arithmetic: used again
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        inner = project(part, up, out=spare[: len(part)])
+        hidden = inner[:, :f]
+        act(xp, hidden)
+        if gated:
+            hidden *= inner[:, f:]
+        project(hidden, down, out=out[start : start + step])
+    return out.reshape(*x.shape[:-1], out.shape[-1])

@@ -1,0 +1,397 @@
+"""What a model does (`forward`) and what it remembers (`Cache`).
+
+Tokens and positions are host data. Order decides which tokens a token sees, positions decide only the rotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import checks, encodings
+from .architecture import Config, LayerWeights, Model, Weights, check_model
+from .backend import Array, from_numpy, namespace, on_host
+from .layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
+from .linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
+from .rotation import Tables, rotate, rotation_tables
+from .softmax import attention, attention_scores
+from .theta import Rope
+
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Trace: TypeAlias = Callable[[str, Array], object]
+
+
+class Cache:
+    """What a model remembers of the tokens so far: keys and values by layer, or the states of linear attention.
+
+    It is made for a number of sequences and a length; that length fixes Θ of the ropes that depend on one. `forward`
+    appends to it; ``used`` says how many tokens it holds. A call that fails leaves it as it was.
+    """
+
+    def __init__(self, model: Model, length: int, batch: int = 1) -> None:
+        check_model(model)
+        config, like = model.config, model.weights.embedding
+        if not config.causal:
+            raise ValueError("a cache needs a causal model: here a token also sees those after it")
+        xp, shape = namespace(like), (checks.integer("batch", batch, 1), config.key_heads, length, config.head_dim)
+        self.config, self.dtype, self.library = config, like.dtype, xp.__name__
+        self.length, self.batch = checks.integer("length", length, 1), batch
+        self.used = 0
+        self.positions = np.zeros((batch, length), np.int64)
+        self.segments = np.zeros((batch, length), np.int64)
+        self.order = np.zeros((batch, length), np.int64)  # see `_Places`
+        self.ropes = [layer.rope and layer.rope.at(length) for layer in config.layers]
+        softmax = config.attention == "softmax"
+        # Pages of zeros that nobody has written to take no memory.
+        self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
+        self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
+        self.states: list[LinearState | None] = [None] * len(config.layers)
+
+    def check(self, model: Model, batch: int, n: int) -> None:
+        """Whether n more tokens of this model fit."""
+        like = model.weights.embedding
+        if self.config != model.config or (self.dtype, self.library) != (like.dtype, namespace(like).__name__):
+            raise ValueError("the cache was made for another model, dtype or backend: make one with Cache(model, …)")
+        if batch != self.batch:
+            raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
+        if self.used + n > self.length:
+            raise ValueError(
+                f"the cache is full: it holds {self.used} of {self.length} tokens, and {n} more were given; make a "
+                "longer one"
+            )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the tokens of a call stand, all (b, n) or (b, used + n) and on the host."""
+
+    positions: Int64  # (b, n)
+    segments: Int64  # (b, n)
+    order: Int64  # (b, used + n): run·2·limit + index in the run, so that tokens of different runs are ≥ limit apart
+    starts: np.ndarray[Any, np.dtype[np.bool_]]  # (b, n): a run begins
+    limit: int  # more than any index in a run
+    packed: bool  # whether there is more than one run in a row
+
+
+def _rows(name: str, value: Any, shape: tuple[int, int]) -> Int64:
+    """Integers (n,) or (b, n), as (b, n)."""
+    given = checks.positions(name, on_host(value)).astype(np.int64)
+    if given.shape not in (shape, shape[1:], (1, shape[1])):
+        raise ValueError(f"{name} must have shape {shape[1:]} or {shape}, as the tokens, had {given.shape}")
+    return np.broadcast_to(given, shape)
+
+
+def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache | None) -> _Places:
+    b, n = shape
+    limit, used = (n, 0) if cache is None else (cache.length, cache.used)
+    at = np.arange(n, dtype=np.int64)
+    if cache is not None and used:
+        before, last, run = cache.segments[:, :used], cache.positions[:, used - 1 :][:, :1], cache.order[:, :used]
+    else:
+        before = run = np.zeros((b, 0), np.int64)
+        last = np.full((b, 1), -1, np.int64)
+    own = _rows("segments", 0 if segments is None else segments, shape) if segments is not None else None
+    if own is None:  # what came last goes on
+        own = np.broadcast_to(before[:, -1:], shape) if used else np.zeros(shape, np.int64)
+    every = np.concatenate((before, own), axis=1)
+    begins = np.diff(every, axis=1, prepend=every[:, :1] - 1) != 0
+    if segments is not None:
+        for row, first in zip(every, begins, strict=True):
+            if len(set(row[first].tolist())) < first.sum():
+                raise ValueError("the tokens of a segment must stand together, one came back after another segment")
+    starts = begins[:, used:]
+    # The index of each token in its run; a run that goes on from the cache goes on counting.
+    since = np.maximum.accumulate(np.where(starts, at, -1), axis=1)
+    fresh = since >= 0
+    carried = run[:, -1:] % (2 * limit) + 1 if used else np.zeros((b, 1), np.int64)
+    within = np.where(fresh, at - since, at + carried)
+    runs = np.cumsum(begins, axis=1)[:, used:] - 1
+    if int(runs.max()) * 2 * limit + limit > checks.MAX_POSITION:
+        raise ValueError(f"{int(runs.max()) + 1} segments of up to {limit} tokens are too many for one call")
+    default = np.where(fresh, at - since, at + last + 1)
+    placed = default if positions is None else _rows("positions", positions, shape)
+    if int(placed.max()) > checks.MAX_POSITION:
+        raise ValueError(f"positions must lie within ±2^31, the last would be {placed.max()}")
+    order = np.concatenate((run, runs * 2 * limit + within), axis=1)
+    return _Places(placed, own, order, starts, limit, bool((runs > 0).any()))
+
+
+def check_tokens(tokens: Any, vocabulary: int) -> Int64:
+    """Ids on the host, (b, n), all in range: a GPU would wrap around without a word."""
+    ids = checks.positions("tokens", on_host(tokens)).astype(np.int64)
+    if ids.ndim not in (1, 2) or not ids.size:
+        raise ValueError(f"tokens must have shape (n,) or (b, n) with one token at least, had {ids.shape}")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise ValueError(f"tokens must lie in 0 … {vocabulary - 1}, were from {ids.min()} to {ids.max()}")
+    return ids.reshape(-1, ids.shape[-1])
+
+
+def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
+    """The rope at the length of the sequences, where there is no cache that says which."""
+    if rope is None or rope.resolved:
+        return rope
+    runs = (places.order // (2 * places.limit)).tolist()
+    rows = enumerate(zip(runs, places.positions.tolist(), strict=True))
+    ends: dict[tuple[int, int], int] = {}
+    for row, (own, positions) in rows:
+        for run, position in zip(own, positions, strict=True):
+            ends[row, run] = max(ends.get((row, run), 1), position + 1)
+    if len(set(ends.values())) > 1:
+        raise ValueError(
+            f"the frequencies of {type(rope.scaling).__name__} depend on the length, and the sequences have different "
+            f"ones, {sorted(set(ends.values()))}: give a Cache, which fixes it"
+        )
+    return rope.at(next(iter(ends.values())))
+
+
+def _silent(name: str, array: Array) -> None:
+    """No trace."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all layers of one call share."""
+
+    config: Config
+    cache: Cache | None
+    places: _Places
+    tables: Mapping[Rope, Tables]
+    bias: Array | None  # of ALiBi, added to the scores
+    note: Trace
+    traced: bool
+
+
+def forward(
+    model: Model, tokens: Any, positions: Any = None, cache: Cache | None = None, trace: Trace | None = None, *,
+    segments: Any = None, logits: str = "all",
+) -> Array:  # fmt: skip
+    """Logits (b, n, v) of tokens (b, n), or (n, v) of (n,).
+
+    ``positions``, (n,) or (b, n), default to 0, 1, … and with a ``cache`` go on from its last.
+    ``segments``, (n,) or (b, n): integers; a token sees those of its own segment alone, and positions start anew with
+    each. So they pack several sequences into a row, and padding is a segment of its own: -1, -1, 0, 0, 0. Without it,
+    what comes after a cache belongs to its last segment.
+    ``logits``: "all", or "last" for those of the last token alone, (b, 1, v) or (1, v).
+    ``trace(name, array)`` is called with a copy of every intermediate; ``{}.__setitem__`` collects them.
+    """
+    check_model(model)
+    config, weights = model.config, model.weights
+    ids = check_tokens(tokens, config.vocabulary)
+    checks.choice("logits", logits, ("all", "last"))
+    if cache is not None:
+        cache.check(model, *ids.shape)
+    places = _places(positions, segments, (ids.shape[0], ids.shape[1]), cache)
+    ropes = cache.ropes if cache is not None else [_resolved(layer.rope, places) for layer in config.layers]
+    x = _embedded(config, weights, ids, places.positions)
+    note: Trace = _silent if trace is None else lambda name, array: trace(name, array.copy())
+    note("embedding", x)
+    run = _Run(config, cache, places, _tables(config, ropes, places, x), _bias(config, cache, places, x), note,
+               trace is not None)  # fmt: skip
+    states = []
+    for i, weight in enumerate(weights.layers):
+        x, state = _block(run, i, ropes[i], weight, x)
+        states.append(state)
+    if cache is not None:  # only now, so that a call that fails leaves it as it was
+        new = slice(cache.used, cache.used + ids.shape[1])
+        cache.positions[:, new], cache.segments[:, new] = places.positions, places.segments
+        cache.order[:, new] = places.order[:, cache.used :]
+        cache.states, cache.used = states, new.stop
+    result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
+    return result if np.ndim(on_host(tokens)) == 2 else result[0]
+
+
+def _norm(config: Config, norm: Norm, x: Array) -> Array:
+    return NORMS[config.norm](x, norm, config.eps)
+
+
+def _embedded(config: Config, weights: Weights, ids: Int64, positions: Int64) -> Array:
+    """(b, n) -> (b, n, e)."""
+    xp, x = namespace(weights.embedding), embed(weights.embedding, ids)
+    if config.embedding_scale is not None:
+        x *= config.embedding_scale
+    if weights.embedding_bias is not None:
+        x += weights.embedding_bias
+    if config.encoding == "sinusoidal":
+        x += from_numpy(encodings.sinusoidal(positions, config.width).astype(x.dtype), xp)  # Eq. (4)
+    return x if weights.embedding_norm is None else _norm(config, weights.embedding_norm, x)
+
+
+def _tables(config: Config, ropes: list[Rope | None], places: _Places, like: Array) -> dict[Rope, Tables]:
+    """What `rotate` multiplies with, once for all layers that share a rope."""
+    turned = [rope.pure if config.attention == "linear" else rope for rope in ropes if rope is not None]
+    m = places.positions
+    m = m[:1] if len(m) > 1 and bool((m == m[:1]).all()) else m
+    return {rope: rotation_tables(rope, m, like) for rope in dict.fromkeys(turned)}
+
+
+def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> Array | None:
+    """What ALiBi adds to the scores: (b, h, n, m), or (1, h, n, m) where all rows have the same positions."""
+    if config.encoding != "alibi":
+        return None
+    own = places.positions
+    every = own if cache is None else np.concatenate((cache.positions[:, : cache.used], own), axis=1)
+    rows = 1 if bool((every == every[:1]).all()) else len(every)
+    bias = np.stack([encodings.alibi_bias(config.heads, own[row], every[row]) for row in range(rows)])
+    return from_numpy(bias.astype(like.dtype), namespace(like))
+
+
+def _block(run: _Run, i: int, rope: Rope | None, weights: LayerWeights, x: Array) -> tuple[Array, LinearState | None]:
+    """One layer: (b, n, e) -> the same, and the state that linear attention leaves."""
+    config, note = run.config, run.note
+    parallel, post = config.block == "parallel", config.block == "post-norm"
+    read = x if post else _norm(config, weights.attention_norm, x)
+    note(f"layers.{i}.norm", read)
+    attended, state = _attention(run, i, rope, weights, read)
+    if weights.attention_post_norm is not None:
+        attended = _norm(config, weights.attention_post_norm, attended)
+    note(f"layers.{i}.attention", attended)
+    if not parallel:
+        x = attended + x
+    if post:
+        x = _norm(config, weights.attention_norm, x)
+    if post or weights.mlp_norm is not None:
+        read = x if post else _norm(config, weights.mlp_norm, x)  # type: ignore[arg-type]
+    note(f"layers.{i}.mlp_norm", read)
+    inner = mlp(read, weights.up, weights.down, config.activation, config.gated)
+    if weights.mlp_post_norm is not None:
+        inner = _norm(config, weights.mlp_post_norm, inner)
+    note(f"layers.{i}.mlp", inner)
+    inner += x
+    if parallel:
+        inner += attended
+    if post and weights.mlp_norm is not None:
+        inner = _norm(config, weights.mlp_norm, inner)
+    note(f"layers.{i}.output", inner)
+    return inner, state
+
+
+def _attention(
+    run: _Run, i: int, rope: Rope | None, weights: LayerWeights, x: Array
+) -> tuple[Array, LinearState | None]:
+    """Queries, keys and values of x (b, n, e), and what attention makes of them, projected: (b, n, e)."""
+    config = run.config
+    (b, n, _), h, g, d = x.shape, config.heads, config.key_heads, config.head_dim
+    heads = project(x, weights.qkv).reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
+    q, k, v = heads[:, :h], heads[:, h : h + g], heads[:, h + g :]
+    if weights.q_norm is not None and weights.k_norm is not None:
+        q[...], k[...] = _norm(config, weights.q_norm, q), _norm(config, weights.k_norm, k)
+    for name, array in zip("qkv", (q, k, v), strict=True):
+        run.note(f"layers.{i}.{name}", array)
+    if config.attention == "linear":
+        out, state = _attend_linearly(run, i, rope, q, k, v)
+    else:
+        out, state = _attend(run, i, rope, heads), None
+    return project(out.swapaxes(1, 2).reshape(b, n, h * d), weights.out), state
+
+
+def _attend(run: _Run, i: int, rope: Rope | None, heads: Array) -> Array:
+    """Eq. (2) between the new queries and all keys so far; heads (b, h + 2g, n, d) are overwritten: (b, h, n, d)."""
+    config, cache, n = run.config, run.cache, heads.shape[2]
+    h, turning = config.heads, heads[:, : config.heads + config.key_heads]
+    if rope is not None:
+        tables = run.tables[rope]
+        rotate(turning, tables.positions, rope, tables=tables, out=turning)  # Eq. (16)
+    q, k, v = heads[:, :h], turning[:, h:], heads[:, h + config.key_heads :]
+    if cache is not None:
+        new, every = slice(cache.used, cache.used + n), slice(0, cache.used + n)
+        cache.keys[i][:, :, new], cache.values[i][:, :, new] = k, v
+        k, v = cache.keys[i][:, :, every], cache.values[i][:, :, every]
+    options = _visible(run, i, n)
+    if run.traced:
+        run.note(f"layers.{i}.q_rotated", q)
+        run.note(f"layers.{i}.k_rotated", k[:, :, -n:])
+        run.note(f"layers.{i}.scores", attention_scores(q, k, **options))
+    return attention(q, k, v, **options)  # Eq. (2)
+
+
+def _visible(run: _Run, i: int, n: int) -> dict[str, Any]:
+    """The options of `attention` that say what is seen, and how scores are made."""
+    config, places, window = run.config, run.places, run.config.layers[i].window
+    options: dict[str, Any] = {"causal": config.causal, "scale": config.scale, "softcap": config.softcap}
+    if places.packed:
+        # Runs are at least `limit` apart in this order, so that a window of that size keeps them apart.
+        window = min(window or places.limit, places.limit)
+        options |= {"q_positions": places.order[:, -n:], "k_positions": places.order}
+    return options | {"window": window, "mask": run.bias}
+
+
+def _attend_linearly(
+    run: _Run, i: int, rope: Rope | None, q: Array, k: Array, v: Array
+) -> tuple[Array, LinearState | None]:
+    """Eq. (19) within each run: (b, h, n, d), and the state of the last run of every row."""
+    places, state = run.places, None if run.cache is None else run.cache.states[i]
+    tables = None if rope is None else run.tables[rope.pure]
+    if places.starts[:, 1:].any() or (places.packed and places.starts.any()):
+        out, state = _by_runs(run.config, places, rope, q, k, v, state)
+    else:
+        at = None if tables is None else tables.positions
+        out, state = _linear(run.config, q, k, v, at, rope, state, tables)
+    if run.traced:
+        for name, x in (("q_rotated", q), ("k_rotated", k)):
+            phi = FEATURE_MAPS[run.config.feature_map](namespace(x), x)
+            turned = phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
+            run.note(f"layers.{i}.{name}", turned)
+        if state is not None:
+            run.note(f"layers.{i}.state", state.numerator)
+    return out, state
+
+
+def _linear(
+    config: Config, q: Array, k: Array, v: Array, at: Any, rope: Rope | None, state: LinearState | None,
+    tables: Tables | None = None,
+) -> tuple[Array, LinearState | None]:  # fmt: skip
+    options: dict[str, Any] = {"feature_map": config.feature_map, "tables": tables}
+    if config.causal:
+        return linear_step(q, k, v, at, rope, state=state, **options)
+    return linear_attention(q, k, v, at, rope, causal=False, **options), None
+
+
+def _by_runs(
+    config: Config, places: _Places, rope: Rope | None, q: Array, k: Array, v: Array, state: LinearState | None
+) -> tuple[Array, LinearState | None]:
+    """Linear attention has no mask: every run is attended to by itself, with a state of its own."""
+    xp = namespace(q)
+    out, lasts = xp.empty(q.shape, q.dtype), []
+    for row in range(len(q)):
+        last = None if state is None else _only(state, row)
+        edges = sorted({0, *np.flatnonzero(places.starts[row]).tolist(), q.shape[-2]})
+        for a, b in zip(edges, edges[1:], strict=False):
+            cut = (slice(row, row + 1), slice(None), slice(a, b))
+            at = None if rope is None else places.positions[row, a:b]
+            before = None if places.starts[row, a] else last
+            out[cut], last = _linear(config, q[cut], k[cut], v[cut], at, rope, before)
+        lasts.append(last)
+    known = [last for last in lasts if last is not None]
+    if not known:
+        return out, None
+    sums = (xp.concatenate([getattr(x, name) for x in known]) for name in ("numerator", "denominator"))
+    return out, dataclasses.replace(known[0], **dict(zip(("numerator", "denominator"), sums, strict=True)))
+
+
+def _only(state: LinearState, row: int) -> LinearState:
+    """The state of one row of the batch."""
+    own = slice(row, row + 1)
+    return dataclasses.replace(state, numerator=state.numerator[own], denominator=state.denominator[own])
+
+
+def _head(config: Config, weights: Weights, x: Array, note: Trace) -> Array:
+    """(b, n, e) -> (b, n, v)."""
+    if weights.norm is not None:
+        x = _norm(config, weights.norm, x)
+        note("norm", x)
+    if weights.head_dense is not None and weights.head_norm is not None:
+        x = project(x, weights.head_dense)
+        ACTIVATIONS[config.activation](namespace(x), x)
+        x = _norm(config, weights.head_norm, x)
+        note("head_norm", x)
+    logits = project(x, weights.head)
+    if config.logit_scale is not None:
+        logits *= config.logit_scale
+    if config.logit_softcap is not None:
+        logits = config.logit_softcap * namespace(x).tanh(logits / config.logit_softcap)
+    note("logits", logits)
+    return logits
