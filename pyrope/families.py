@@ -37,11 +37,7 @@ class Family:
 
 # Keys of any config.json that change nothing in a forward pass, or that are read by Rope.from_config and below.
 _UNUSED = frozenset(
-    "_name_or_path architectures attention_dropout attn_implementation auto_map bos_token_id chunk_size_feed_forward "
-    "dtype eos_token_id id2label initializer_range label2id layer_types max_position_embeddings model_type "
-    "output_attentions output_hidden_states pad_token_id problem_type return_dict rope_parameters rope_scaling "
-    "rope_theta sliding_window tie_word_embeddings torch_dtype transformers_version unk_token_id use_cache "
-    "head_dim partial_rotary_factor rotary_dim rotary_pct rotary_emb_base n_positions n_ctx".split()
+    ["_name_or_path", "architectures", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id", "layer_types", "max_position_embeddings", "model_type", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "transformers_version", "unk_token_id", "use_cache", "head_dim", "partial_rotary_factor", "rotary_dim", "rotary_pct", "rotary_emb_base", "n_positions", "n_ctx"]
 ) | {*FRACTION_KEYS, *HEADS_KEYS, *HIDDEN_KEYS, *LENGTH_KEYS}
 _ONLY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False,)}
 _ACTIVATIONS = {
