@@ -143,8 +143,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"must hold a JSON object, held a {type(found).__name__}")
     return found
@@ -253,7 +253,10 @@ class _Cursor:
     def word(self) -> str:
         length = self.number("Q")
         start = self.skip(length)
-        return self.data[start : start + length].decode("utf-8")
+        try:
+            return self.data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the text at byte {start} is not UTF-8") from error
 
     def value(self) -> Any:
         kind = self.number("I")
@@ -543,7 +546,8 @@ def _config(name: str, given: _Settings, tensors: dict[str, Tensor]) -> tuple[di
         raise ValueError(f"{name}.block_count is {layers}, for {len(tensors)} tensors")
     config["num_attention_heads"] = heads = given.count("attention.head_count")
     config["num_key_value_heads"] = given.count("attention.head_count_kv", heads)
-    config["head_dim"] = head_dim = given.count("attention.key_length", max(config["hidden_size"] // heads, 1))
+    head_dim, rest = divmod(config["hidden_size"], heads)
+    config["head_dim"] = head_dim = given.count("attention.key_length", None if rest else head_dim)
     given.must_be("attention.value_length", head_dim)
     config[architecture.epsilon[1]] = given.real(architecture.epsilon[0])
     config[architecture.base] = given.real("rope.freq_base", 10000.0)  # the format's own default
