@@ -22,6 +22,8 @@ MAY_IMPORT = {
     "encodings": {"checks", "backend"},
     "softmax": {"checks", "backend"},
     "linear": {"checks", "backend", "theta", "rotation"},
+    "containers": {"checks", "theta", "rotation"},
+    "text": {"checks", "containers"},
     "cli": ENGINE | {"__init__"},
     "__main__": {"cli"},
 }
