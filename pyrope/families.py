@@ -13,7 +13,7 @@ from typing import Any
 
 from . import checks
 from .architecture import Config, Layer
-from .conventions import FRACTION_KEYS, HEADS_KEYS, HIDDEN_KEYS, LENGTH_KEYS, MODEL_TYPES
+from .conventions import BASE_KEYS, FRACTION_KEYS, HEADS_KEYS, HIDDEN_KEYS, LENGTH_KEYS, MODEL_TYPES
 from .theta import Rope
 
 _REQUIRED = object()
@@ -36,9 +36,14 @@ class Family:
 
 
 # Keys of any config.json that change nothing in a forward pass, or that are read by Rope.from_config and below.
-_UNUSED = frozenset(
-    ["_name_or_path", "architectures", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id", "layer_types", "max_position_embeddings", "model_type", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "transformers_version", "unk_token_id", "use_cache", "head_dim", "partial_rotary_factor", "rotary_dim", "rotary_pct", "rotary_emb_base", "n_positions", "n_ctx"]
-) | {*FRACTION_KEYS, *HEADS_KEYS, *HIDDEN_KEYS, *LENGTH_KEYS}
+_UNUSED = {
+    "_name_or_path", "architectures", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id",
+    "chunk_size_feed_forward", "dtype", "eos_token_id", "head_dim", "id2label", "initializer_range", "label2id",
+    "layer_types", "model_type", "n_ctx", "num_hidden_layers", "output_attentions", "output_hidden_states",
+    "pad_token_id", "problem_type", "return_dict", "rope_parameters", "rope_scaling", "rotary_dim", "sliding_window",
+    "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
+    *BASE_KEYS, *FRACTION_KEYS, *HEADS_KEYS, *HIDDEN_KEYS, *LENGTH_KEYS,
+}  # fmt: skip
 _ONLY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False,)}
 _ACTIVATIONS = {
     "silu": "silu",
@@ -236,7 +241,13 @@ _ROFORMER = Family(
         "tied": ("tie_word_embeddings", True),
     },
     only={"rotary_value": (False,)},
-    unused=("attention_probs_dropout_prob", "hidden_dropout_prob", "type_vocab_size", "gradient_checkpointing"),
+    unused=(
+        "attention_probs_dropout_prob",
+        "hidden_dropout_prob",
+        "type_vocab_size",
+        "gradient_checkpointing",
+        "embedding_size",
+    ),
 )
 
 FAMILIES: dict[str, Family] = {
@@ -295,7 +306,7 @@ def _value(config: Mapping[str, Any], key: str | tuple[str, Any]) -> Any:
 def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[str]) -> None:
     only = {**_ONLY, **family.only}
     read = {key if isinstance(key, str) else key[0] for key in family.read.values()}
-    unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - {"num_hidden_layers", *ignore}
+    unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - set(ignore)
     wrong = [f"{key} is not known" for key in sorted(unknown) if config[key] is not None]
     wrong += [
         f"{key} must be {' or '.join(map(repr, allowed))}, was {config[key]!r}"
