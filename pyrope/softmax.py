@@ -269,11 +269,16 @@ def _checked(
         raise ValueError(f"the {g} key heads must divide the {h} query heads: head i reads key head i·g//h")
     window = _FAR if window is None else checks.integer("window", window, 1)
     lowest = 0 if checks.flag("causal", causal) else 1 - window
-    k_at = _at("k_positions", range(m) if k_positions is None else k_positions, batch, m)
-    if q_positions is None and k_positions is not None and n > m:
+    flat = (1,) * (len(batch) + 2)
+    k_at = np.arange(m).reshape(*flat, m) if k_positions is None else _at("k_positions", k_positions, batch, m)
+    if q_positions is not None:
+        q_at = _at("q_positions", q_positions, batch, n)
+    elif k_positions is None:
+        q_at = np.arange(m - n, m).reshape(*flat, n)
+    elif n <= m:
+        q_at = k_at[..., m - n :]
+    else:
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
-    own = range(m - n, m) if k_positions is None else k_at[..., 0, 0, m - n :]
-    q_at = _at("q_positions", own if q_positions is None else q_positions, batch, n)
     # A token that comes after all keys, as in decoding, sees them all: nothing to look for.
     last = q_positions is None and k_positions is None and n == 1 and window >= m
     reach = (lowest, window - 1) if (causal or window < _FAR) and not last else None
@@ -298,7 +303,7 @@ def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[
             f"{name} must have shape ({length},), or (…, {length}) with the first of the batch axes "
             f"{tuple(batch)}, had {at.shape}"
         )
-    return at.astype(np.int64).reshape(*first, *(1,) * (len(batch) - len(first) + 2), length)
+    return at.astype(np.int64, copy=False).reshape(*first, *(1,) * (len(batch) - len(first) + 2), length)
 
 
 def _checked_mask(mask: Array, shape: tuple[int, ...], g: int) -> Array:
