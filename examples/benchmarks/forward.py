@@ -5,7 +5,8 @@
 A Llama of 12 layers × 768, 12 heads and a vocabulary of 32,000 with random weights, float32, two threads: decoding at
 batch 1 after 256 tokens, and prefill of 512 and of 2,048 tokens, logits of the last token alone. "bare matrix
 products" are those of the same model, attention's by blocks included, and nothing else. Then SmolLM2, if the package
-that brings it is installed. torch and transformers are optional. Times are the shortest and the median of several rounds, taken in turns.
+that brings it is installed; with the word smollm2, it alone and its memory. torch and transformers are optional. Times
+are the shortest and the median of several rounds, taken in turns.
 NumPy's OpenBLAS waits for all its threads in every product: run this where nothing else runs.
 """
 
@@ -110,7 +111,7 @@ def prefill(model: Model, others: dict[str, object], n: int) -> None:
         import torch
 
         batch = torch.from_numpy(tokens)[None]
-        forms[name] = lambda other=other: other(batch, logits_to_keep=1, use_cache=False)  # type: ignore[operator]
+        forms[name] = lambda other=other, batch=batch: other(batch, logits_to_keep=1, use_cache=False)  # type: ignore[operator]
     limits = {
         "bare matrix products": "limit 1.50",
         "transformers, sdpa": "limit 1.40",
