@@ -16,7 +16,7 @@ from pyrope import text as text_module
 from pyrope.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 BYTES = text_module._byte_names()
-MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "' s", "' S", "Ġ !!", "Ì ģ"]
+MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*BYTES, *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
 KINDS = [1] * (len(TOKENS) - 4) + [3, 3, 3, 4]
@@ -93,7 +93,9 @@ CUT = [
     ("gpt-2", " !!", ["Ġ!!"]),
     ("default", " !!", ["Ġ", "!!"]),  # punctuation is cut out first
     ("gpt-2", "'S", ["'", "S"]),
-    ("llama-bpe", "'S", ["'S"]),
+    ("gpt-2", "'SA", ["'", "SA"]),
+    ("llama-bpe", "'SA", ["'S", "A"]),
+    ("qwen2", "'SA", ["'S", "A"]),
     ("gpt-2", "  hello", ["Ġ", "Ġhello"]),
     ("gpt-2", "\n\nhello", ["Ċ", "Ċ", "hello"]),
     ("qwen2", "\n\nhello", ["ĊĊ", "hello"]),
@@ -271,6 +273,15 @@ def test_a_folder_that_puts_a_token_before_every_text(folder):
     assert found.encode("ab", begin=False) == [ID["a"], ID["b"]]
 
 
+def test_pieces_keep_the_spaces_of_decoders_that_drop_the_first(tmp_path):
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁a": 0, "▁b": 1, "<0xF0>": 2}, "▁a"))
+    inner.decoder = tokenizers.decoders.Metaspace()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path)
+    assert list(found.stream([0, 1, 0])) == ["a", " b", " a"]
+    assert found.decode([0, 1, 0]) == "a b a"
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"[" * 10000, b"\xff\xfe"])
 def test_files_that_are_no_tokenizer(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
@@ -297,7 +308,7 @@ def sample(tmp_path_factory):
 def test_wrong_bytes_are_refused_or_read(sample, where, new):
     file, content = sample
     at = int(where * len(content))
-    file.write_bytes(content[:at] + new + content[at + len(new) :])
+    gguf_files.rewrite(file, content[:at] + new + content[at + len(new) :])
     try:
         tokenizer = load_tokenizer(file)
     except ValueError:
