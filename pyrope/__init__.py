@@ -19,6 +19,7 @@ from .rotation import (
     unrotate,
 )
 from .softmax import attention, attention_by_definition, attention_scores
+from .text import Tokenizer, chat_prompt, load_tokenizer
 from .theta import (
     Axes,
     DynamicNTK,
@@ -47,12 +48,14 @@ __all__ = [
     "Proportional",
     "Rope",
     "Tables",
+    "Tokenizer",
     "Weights",
     "YaRN",
     "attention",
     "attention_by_definition",
     "attention_scores",
     "attention_weights",
+    "chat_prompt",
     "cos_sin",
     "decay",
     "encodings",
@@ -66,6 +69,7 @@ __all__ = [
     "linear_state",
     "linear_step",
     "load",
+    "load_tokenizer",
     "namespace",
     "permute_weights",
     "random_model",
