@@ -11,7 +11,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -91,8 +91,10 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
     return np.array(found).view(dtype)
 
 
-def save_safetensors(path: PathLike, arrays: Mapping[str, NumPyArray], metadata: Mapping[str, str]) -> None:
-    """All arrays in one file; wide dtypes first, so that each is aligned."""
+def save_safetensors(
+    path: PathLike, arrays: Mapping[str, NumPyArray], metadata: Mapping[str, str], bfloat16: Collection[str] = ()
+) -> None:
+    """All arrays in one file; wide dtypes first, so that each is aligned. ``bfloat16``: uint16 that are such bits."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     plain, start = dict[str, NumPyArray](), 0
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
@@ -102,7 +104,7 @@ def save_safetensors(path: PathLike, arrays: Mapping[str, NumPyArray], metadata:
             raise TypeError(f"{name} must have a dtype of {', '.join(_CODES)}, was {array.dtype}")
         plain[name] = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
         header[name] = {
-            "dtype": _CODES[array.dtype.name],
+            "dtype": "BF16" if name in bfloat16 else _CODES[array.dtype.name],
             "shape": list(array.shape),
             "data_offsets": [start, start := start + array.nbytes],
         }
