@@ -450,7 +450,7 @@ def _import(place: str, load: Callable[[], Any]) -> Any:
         return load()
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
-            raise ValueError(f"there is no module {error.name}, here or installed: {place}") from error
+            raise ValueError(f"there is no module {place}, here or installed ({error})") from error
         raise ValueError(f"{place} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -79,16 +79,28 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
     if not os.path.isfile(path):  # a FIFO would be waited for, forever
         raise ValueError(f"{what}: there is no file {os.fspath(path)}")
     wanted = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a header may claim any size
-    except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
-        raise ValueError(f"{what}: {os.fspath(path)} is no valid .npy file: {error}") from error
-    if not isinstance(found, np.ndarray):
-        raise ValueError(f"{what}: {os.fspath(path)} must be a .npy file, was an .npz archive")
-    if found.shape != shape or found.dtype != wanted:
-        bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
-        raise ValueError(f"{what} must be {wanted}{bits} of shape {shape}, was {found.dtype} of shape {found.shape}")
-    return np.array(found).view(dtype)
+    with open(path, "rb") as file:
+        try:
+            found, fortran, kind = _npy_header(file)
+        except (ValueError, EOFError, TypeError) as error:
+            raise ValueError(f"{what}: {os.fspath(path)} is no valid .npy file: {error}") from error
+        if found != shape or kind != wanted:
+            bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
+            raise ValueError(f"{what} must be {wanted}{bits} of shape {shape}, was {kind} of shape {found}")
+        # Only now is anything allocated: a header may claim any size.
+        data = np.fromfile(file, wanted)
+        if data.size != math.prod(shape) or file.read(1):
+            raise ValueError(f"{what}: {os.fspath(path)} must hold {math.prod(shape)} numbers, has {data.size}")
+    return data.reshape(shape, order="F" if fortran else "C").view(dtype)
+
+
+def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype; the data follow."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"version {version} is not 1.0 or 2.0")
+    return readers[version](file)
 
 
 def save_safetensors(

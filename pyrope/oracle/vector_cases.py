@@ -203,10 +203,16 @@ def _norms(q: NumPyArray, k: NumPyArray) -> NumPyArray:
     return np.sqrt(np.square(q).sum(-1)[..., :, None] * np.square(k).sum(-1)[..., None, :])  # type: ignore[no-any-return]
 
 
+def _heads(case: Case) -> NumPyArray:
+    """The key head that each query head reads."""
+    h, g = len(case.inputs["q"]), len(case.inputs["k"])
+    return np.arange(h) % g if case.options.get("tiled") else np.arange(h) * g // h
+
+
 def _attention(case: Case) -> Truth:
     q, k, v, q_at, k_at = (case.inputs[name] for name in ("q", "k", "v", "q_positions", "k_positions"))
-    (h, _, d), (g, m, _), options = q.shape, k.shape, case.options
-    heads = np.arange(h) % g if options.get("tiled") else np.arange(h) * g // h
+    (m, d), options = k.shape[1:], case.options
+    heads = _heads(case)
     turning = options.get("rotated", "qk")
     q, k, v = (
         turn(x, at, case.rope if name in turning else None)
@@ -233,7 +239,7 @@ def _attention(case: Case) -> Truth:
 
 def _linear(case: Case) -> Truth:
     q, k, v, at = (case.inputs[name] for name in ("q", "k", "v", "q_positions"))
-    heads, options = np.arange(q.shape[0]) * k.shape[0] // q.shape[0], case.options
+    options, heads = case.options, _heads(case)
     rope = None if case.rope is None else case.rope.pure
     phi: Callable[[NumPyArray], NumPyArray] = lambda x: FEATURE_MAPS[options["feature_map"]](np, x)  # noqa: E731
     k, v = k[heads], v[heads]

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -298,10 +298,10 @@ def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]
     for grade, bound in truth.bounds.items():
         if (off <= bound).all():
             return Report(case.name, told, "right", (), grade or None, errors, _limits(case, grade))
-    finding_or_none, note = _explained(case, found, off, truth)
-    if finding_or_none is None:
-        return Report(case.name, told, "equivalent", notes=(note or "",))
-    return Report(case.name, told, "wrong", (finding_or_none,), None, errors)
+    why = _explained(case, found, off, truth)
+    if isinstance(why, str):
+        return Report(case.name, told, "equivalent", notes=(why,))
+    return Report(case.name, told, "wrong", (why,), None, errors)
 
 
 def _limits(case: Case, grade: str) -> tuple[str, ...]:
@@ -339,88 +339,115 @@ def _rounded_to(m: NumPyArray, bits: int) -> NumPyArray:
     return np.asarray(np.rint(m / step) * step).astype(np.int64)
 
 
-_Guess = tuple[str, str, str, Case]  # a fault, what is done then, what should be, and the case that has it
+class _Guess(NamedTuple):
+    """What may have been done instead; faults have the names that `check_rotation` and its like give them."""
+
+    fault: str
+    cause: str
+    fix: str
+    case: Case
+    rows: NumPyArray | slice = slice(None)  # where it can be told
 
 
 def _rotation_guesses(case: Case, rope: Rope) -> Iterator[_Guess]:
     def turned(**changes: Any) -> Case:
         return replace(case, rope=replace(rope, **changes))
 
-    def moved(positions: NumPyArray) -> Case:
-        return replace(case, inputs={**case.inputs, "positions": positions})
+    def moved(fault: str, cause: str, fix: str, positions: NumPyArray) -> _Guess:
+        rows = np.abs(np.atleast_2d(positions)).max(axis=0) <= checks.MAX_POSITION  # beyond it there is no truth
+        inputs = {"x": case.inputs["x"][..., rows, :], "positions": positions[..., rows]}
+        return _Guess(fault, cause, fix, replace(case, inputs=inputs), rows)
 
-    at = case.inputs["positions"]
+    at, fix = case.inputs["positions"], f'pair them as "{rope.layout}"'
     for layout in LAYOUTS:
-        yield "pairing", f'features are paired as "{layout}"', f'pair them as "{rope.layout}"', turned(layout=layout)
-    yield "direction", "the angle has the other sign", "negate sin", turned(direction=-rope.direction)
-    yield "not rotated", "x is returned as it came", "apply the rotation", replace(case, rope=None)
-    for step in (1, -1):
-        yield "off by one", f"positions are {step:+} off", "count positions from 0", moved(at + step)
+        yield _Guess("wrong pairing", f'features are paired as "{layout}"', fix, turned(layout=layout))
+    yield _Guess("direction", "the angle has the other sign", "negate sin", turned(direction=-rope.direction))
+    yield _Guess("not rotated", "x is returned as it came", "apply the rotation", replace(case, rope=None))
+    yield moved("positions one too high", "positions are 1 too high", "count them from 0", at + 1)
+    yield moved("positions one too low", "positions are 1 too low", "count them from 0", at - 1)
     if rope.scaling is not None:
-        plain = turned(scaling=None)
-        yield "scaling ignored", "Θ is that without rescaling", f"use {type(rope.scaling).__name__}", plain
-        factor = f"multiply cos and sin by {rope.attention_factor:.6g}"
-        yield "attention factor", "cos and sin have a length of 1", factor, replace(case, rope=rope.pure)
+        fix = f"use {rope.scaling}"
+        yield _Guess("scaling ignored", "Θ is that without rescaling", fix, turned(scaling=None))
+        fix = f"multiply cos and sin by {rope.attention_factor:.6g}"
+        yield _Guess("attention factor missing", "cos² + sin² is 1", fix, replace(case, rope=rope.pure))
     if rope.rotary_dim is not None:
-        width = f"turn {rope.width} features, the {rope.placement}"
-        other = "suffix" if rope.placement == "prefix" else "prefix"
-        yield "partial width", "all features turn", width, turned(rotary_dim=None)
-        yield "partial width", f"the {other} turns", width, turned(placement=other)
-        exponent = turned(base=rope.base ** (rope.width / rope.head_dim))
-        yield "partial width", "the exponent is −2i/head_dim", "make it −2i/rotary_dim", exponent
+        other, fix = "suffix" if rope.placement == "prefix" else "prefix", f"the {rope.placement} of {rope.width} turns"
+        yield _Guess("whole head rotated", "all features turn", fix, turned(rotary_dim=None))
+        yield _Guess("wrong end rotated", f"the {other} turns", fix, turned(placement=other))
+        base, fix = rope.base ** (rope.width / rope.head_dim), "make it −2i/rotary_dim"
+        yield _Guess("exponent over the head size", "the exponent is −2i/head_dim", fix, turned(base=base))
     for base in (10000.0, 500000.0, 1000000.0):
-        yield "base", f"the base is {base:g}", f"use the base {rope.base:g}", turned(base=base)
-    yield "rotated twice", "every angle is doubled", "rotate once", moved(2 * at)
+        yield _Guess("wrong base", f"the base is {base:g}", f"use the base {rope.base:g}", turned(base=base))
+    yield moved("rotated twice", "every angle is doubled", "rotate once", 2 * at)
     for name, bits in (("bfloat16", 8), ("float16", 11), ("float32", 24)):
-        yield f"{name} positions", f"positions pass through {name}", "keep integers", moved(_rounded_to(at, bits))
-    wrapped = moved(at.astype(np.int32).astype(np.int64))
-    yield "32-bit positions", "2^31 becomes −2^31", "use 64 bits, or refuse positions beyond 32", wrapped
+        cause = f"positions have the {bits} bits of {name}"
+        yield moved(f"{name} positions", cause, "keep them integers", _rounded_to(at, bits))
+    fix = "use 64 bits, or refuse what does not fit"
+    yield moved("int32 positions", "2^31 becomes −2^31", fix, at.astype(np.int32).astype(np.int64))
 
 
-def _attention_guesses(case: Case, rope: Rope | None) -> Iterator[_Guess]:
+def _attention_guesses(case: Case) -> Iterator[_Guess]:
     def opted(**changes: Any) -> Case:
         return replace(case, options={**case.options, **changes})
 
-    if rope is not None:
-        yield "not rotated", "queries and keys are not rotated", "rotate both", replace(case, rope=None)
-    if case.options.get("causal"):
-        yield "not causal", "keys to come are seen", "hide keys with a later position", opted(causal=False)
-    if case.kind == "linear":
-        yield "rotated before the map", "φ(R·x) is computed", "compute R·φ(x)", opted(order="rotated first")
-        yield "rotated denominator", "the denominator is rotated too", "leave it, Eq. (19)", opted(order="all")
-        yield "normaliser over heads", "all heads are in the denominator", "sum each head alone", opted(summed=True)
-        return
-    for turning in ("q", "k", "qkv"):
-        yield "keys or values", f"rotated is {', '.join(turning)}", "rotate q and k alone", opted(rotated=turning)
-    yield "heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True)
-    yield "scale", "scores are not scaled", "multiply them by the scale, 1/√d", opted(scale=1.0)
-    yield "scale", "scores are divided by √d", "take the scale that is given", opted(scale=None)
-    yield "cache offset", "queries count from the first key on", "they are the last positions", opted(top_left=True)
-    yield "softcap ignored", "scores are not capped", "cap them before the mask", opted(softcap=None)
+    yield _Guess("not rotated", "queries and keys are not rotated", "rotate both", replace(case, rope=None))
+    yield _Guess("not causal", "keys to come are seen", "hide keys with a later position", opted(causal=False))
+    for turning, fault in (("q", "keys not rotated"), ("k", "queries not rotated"), ("qkv", "values rotated")):
+        yield _Guess(fault, f"rotated is {', '.join(turning)}", "rotate q and k alone", opted(rotated=turning))
+    yield _Guess("heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True))
+    yield _Guess("scale missing", "scores are not scaled", "multiply them by the scale, 1/√d", opted(scale=1.0))
+    yield _Guess("another scale", "scores are divided by √d", "take the scale that is given", opted(scale=None))
+    fix = "queries are the last positions"
+    yield _Guess("causal from the top left", "queries count from the first key on", fix, opted(top_left=True))
+    yield _Guess("softcap missing", "scores are not capped", "cap them before the mask", opted(softcap=None))
     if window := case.options.get("window"):
-        for other in (window - 1, window + 1, None):
-            yield "window", f"the window is {other}", f"see distances below {window}", opted(window=other)
+        for other, word in ((window - 1, "one too narrow"), (window + 1, "one too wide"), (None, "ignored")):
+            yield _Guess(f"window {word}", f"it is {other}", f"see distances below {window}", opted(window=other))
 
 
-def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[Finding | None, str | None]:
-    """What is wrong; or nothing, and a note, where only the order of the features differs."""
+def _linear_guesses(case: Case) -> Iterator[_Guess]:
+    def opted(**changes: Any) -> Case:
+        return replace(case, options={**case.options, **changes})
+
+    yield _Guess("not rotated: Eq. (18)", "nothing is rotated", "rotate φ(q) and φ(k)", replace(case, rope=None))
+    yield _Guess("not causal", "keys to come are seen", "sum over the keys so far", opted(causal=False))
+    yield _Guess("rotated before the feature map", "φ(R·x)", "compute R·φ(x)", opted(order="rotated first"))
+    yield _Guess("denominator rotated", "both sums are rotated", "Eq. (19) leaves the lower one", opted(order="all"))
+    yield _Guess("normaliser summed over heads", "one sum for all", "sum each head alone", opted(summed=True))
+    yield _Guess("heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True))
+
+
+def _guesses(case: Case) -> Iterator[_Guess]:
+    if case.kind == "rotation":
+        return iter(()) if case.rope is None else _rotation_guesses(case, case.rope)
+    return _attention_guesses(case) if case.kind == "attention" else _linear_guesses(case)
+
+
+def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> Finding | str:
+    """What is wrong; or a note, where only the order of the features differs."""
     *_, loosest = truth.bounds.values()
     evidence, since = _evidence(case, off > loosest, off, truth)
     if not np.isfinite(found).all():
-        return Finding("not finite", evidence, "an overflow, or memory never written", "look at the first", since), None
-    rotation = case.kind == "rotation" and case.rope is not None
-    guesses = _rotation_guesses(case, case.rope) if rotation and case.rope else _attention_guesses(case, case.rope)
-    for fault, cause, fix, other in guesses:
+        return Finding("not finite", evidence, "an overflow, or memory never written", "look at the first one", since)
+    for fault, cause, fix, other, rows in _guesses(case):
         with np.errstate(all="ignore"):  # a denominator may be 0
             guess = TRUTH[case.kind](other)
         *_, allowed = guess.bounds.values()
-        if (guess.out == truth.out).all() or not (np.abs(found - guess.out) <= np.maximum(allowed, loosest)).all():
+        allowed = np.maximum(allowed, loosest[..., rows, :])
+        if not (np.abs(found[..., rows, :] - guess.out) <= allowed).all():
             continue
-        if fault == "pairing" and case.rope and other.rope and "half" not in (case.rope.layout, other.rope.layout):
-            return None, f'the features are in the order of "{other.rope.layout}": scores agree if keys are so too'
-        return Finding(fault, evidence, cause, fix, since), None
+        if (np.abs(guess.out - truth.out[..., rows, :]) <= allowed).all():
+            continue  # the two cannot be told apart here
+        if (
+            fault == "wrong pairing"
+            and case.rope
+            and other.rope
+            and "half" not in (case.rope.layout, other.rope.layout)
+        ):
+            return f'the features are in the order of "{other.rope.layout}": scores agree if keys are so too'
+        return Finding(fault, evidence, cause, fix, since)
     fix = "compare step by step, cos and sin first"
-    return Finding("unexplained", evidence, "none of the usual mistakes gives these numbers", fix, since), None
+    return Finding("unexplained", evidence, "none of the usual mistakes gives these numbers", fix, since)
 
 
 def _evidence(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
