@@ -108,7 +108,7 @@ UNSOUND = {
     "shape no list": (raw({"x": entry(shape=2)}, bytes(8)), "has the shape"),
     "too many axes": (raw({"x": entry(shape=(1,) * 65 + (2,))}, bytes(8)), "has the shape"),
     "absurd shape": (raw({"x": entry(shape=(2**40, 2**40))}, bytes(8)), "cannot be the bytes 0 to 8"),
-    "absurd shape of nothing": (raw({"x": entry(shape=(2**62, 2**62, 0), offsets=(0, 0))}), "larger|too big|large|overflow|exceed"),
+    "absurd shape of nothing": (raw({"x": entry(shape=(2**62, 2**62, 0), offsets=(0, 0))}), "cannot reshape|too big"),
     "absurd dimension": (raw({"x": entry(shape=(2**70, 0), offsets=(0, 0))}), "too large|int too big|dimension"),
     "offsets": (raw({"x": entry(offsets=(0, 4, 8))}, bytes(8)), "has the data_offsets"),
     "negative offsets": (raw({"x": entry(offsets=(-8, 0))}, bytes(8)), "has the data_offsets"),

@@ -185,6 +185,8 @@ def _rotation(case: Case) -> Truth:
     measures, rotary = tolerance.pair_errors(x, positions, rope), np.sort(np.concatenate(_features(rope)[1]))
     bounds, size = {}, np.abs(x)
     size[..., rotary] = measures.length
+    far = np.abs(np.atleast_2d(positions)).max(axis=0)[:, None] > 2**24  # these positions float32 does not hold
+    measures = measures._replace(relative=measures.relative + tolerance.U32 * far)
     for grade in tolerance.grades(kind):  # type: ignore[arg-type]
         bounds[grade] = np.zeros(x.shape)  # what does not turn is not touched
         allowed = tolerance.bound(grade, measures, out[..., rotary], kind, rope.attention_factor)  # type: ignore[arg-type]
