@@ -69,6 +69,8 @@ class Difference(NamedTuple):
 
 def _distance(a: NumPyArray, b: NumPyArray) -> float:
     """The largest difference of two rows, relative to the row or, for small rows, to the mean one."""
+    if not a.size:
+        return 0.0
     with np.errstate(invalid="ignore"):
         off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
     if not np.isfinite(off).all():
@@ -106,7 +108,8 @@ def _shift(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
 
 def _permutation(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
     """b is a with one axis in another order."""
-    for axis, what in zip(range(a.ndim - 1, -1, -1), ("features", "rows", "heads", "batch"), strict=False):
+    names = ("features", "rows", "heads", "batch") if a.ndim > 3 else ("features", "rows", "batch")
+    for axis, what in zip(range(a.ndim - 1, -1, -1), names, strict=False):
         n = a.shape[axis]
         if n < 2 or a.size > _MOST:
             continue
@@ -227,12 +230,14 @@ def _turns_apart(x: NumPyArray, a: NumPyArray, b: NumPyArray, limit: float) -> D
         return Difference(
             "scale", f"the first makes vectors {first.factor:.6g} as long, the second {second.factor:.6g}"
         )
-    near = 1e-2 * np.abs(first.theta) + 8 * limit
+    near = 1e-2 * np.abs(first.theta) + limit / 4  # angles are means over rows and heads, better than one number
     if (np.abs(first.theta + second.theta) <= near).all():
         return Difference("direction", "the second turns as far as the first, the other way")
     if (np.abs(first.theta - second.theta) <= near).all():
         return Difference("offset", f"both turn alike, the second from {_gap(first, second):.3g} positions further on")
-    return Difference("frequencies", f"the first has {_series(first.theta)}, the second {_series(second.theta)}")
+    return Difference(
+        "frequencies", f"the first has {_series(first.theta, limit)}, the second {_series(second.theta, limit)}"
+    )
 
 
 def _gap(first: Turn, second: Turn) -> float:
@@ -244,15 +249,16 @@ def _gap(first: Turn, second: Turn) -> float:
     return gap
 
 
-def _series(theta: NumPyArray) -> str:
+def _series(theta: NumPyArray, limit: float) -> str:
+    """Frequencies in words; those that noise would spoil are left out of the fit."""
     size, i = np.abs(theta), np.arange(theta.size)
-    told = f"frequencies from {size[0]:.4g} to {size[-1]:.4g}"
-    if size.size < 3 or not (size > 0).all():
+    told, clear = f"frequencies from {size[0]:.3g} to {size[-1]:.3g}", size > 3 * limit
+    if clear.sum() < 3:
         return told
-    slope, first = np.polyfit(i, np.log(size), 1)
-    if np.abs(np.log(size) - (slope * i + first)).max() > 0.02:
+    slope, first = np.polyfit(i[clear], np.log(size[clear]), 1)
+    if np.abs(np.log(size[clear]) - (slope * i[clear] + first)).max() > 0.05:
         return f"{told}, no geometric series"
-    return f"{told}, those of base {math.exp(-slope * size.size):.4g}"
+    return f"{told}, those of base {math.exp(-slope * size.size):.3g}"
 
 
 # What it suggests: names (any if empty), kind (any if empty), cause, fix; the first that fits

@@ -379,7 +379,7 @@ def _rotation_guesses(case: Case, rope: Rope) -> Iterator[_Guess]:
     for base in (10000.0, 500000.0, 1000000.0):
         yield _Guess("wrong base", f"the base is {base:g}", f"use the base {rope.base:g}", turned(base=base))
     yield moved("rotated twice", "every angle is doubled", "rotate once", 2 * at)
-    for name, bits in (("bfloat16", 8), ("float16", 11), ("float32", 24)):
+    for name, bits in (("bfloat16", 8), ("float16", 11)):
         cause = f"positions have the {bits} bits of {name}"
         yield moved(f"{name} positions", cause, "keep them integers", _rounded_to(at, bits))
     fix = "use 64 bits, or refuse what does not fit"
