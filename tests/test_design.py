@@ -23,6 +23,19 @@ MAY_IMPORT = {
     "softmax": {"checks", "backend"},
     "linear": {"checks", "backend", "theta", "rotation"},
     "cli": ENGINE | {"__init__"},
+    "oracle/tensors": set(),
+    "oracle/adapters": {"checks", "backend", "oracle/tensors"},
+    "oracle/vector_cases": {"checks", "theta", "phase", "linear", "oracle/tensors", "oracle/tolerance"},
+    "oracle/vectors": {
+        "checks",
+        "theta",
+        "phase",
+        "oracle/report",
+        "oracle/tensors",
+        "oracle/tolerance",
+        "oracle/vector_cases",
+    },
+    "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
     "__main__": {"cli"},
 }
 THIRD_PARTY = {"numpy"}

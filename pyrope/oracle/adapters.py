@@ -35,14 +35,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import checks
 from ..backend import from_numpy, get, to_numpy
-from .tensors import NumPyArray, dtype_named, load_npy, save_npy
+from .tensors import NumPyArray, dtype_named, imported, load_npy, save_npy
 
 Function: TypeAlias = Callable[..., Any]
 Candidate: TypeAlias = Callable[[NumPyArray, NumPyArray], NumPyArray]
@@ -80,19 +79,12 @@ def _tell(x: NumPyArray, after: NumPyArray) -> None:
         x[...] = after
 
 
-def _module(name: str, what: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{what} needs {name.partition('.')[0]}, and it cannot be imported: {error}") from error
-
-
 def from_torch(fn: Function, *, device: Any = None) -> Function:
     """A function of torch tensors as one of NumPy arrays; tensors go to ``device``, the CPU if None.
 
     On the CPU a tensor has the memory and the strides of x where torch allows it, else it is a copy.
     """
-    torch = _module("torch", "from_torch")
+    torch = imported("torch", "from_torch")
 
     def there(x: NumPyArray) -> Any:
         if not x.flags.writeable or min(x.strides, default=0) < 0:
@@ -113,7 +105,7 @@ def from_torch(fn: Function, *, device: Any = None) -> Function:
 
 def from_jax(fn: Function) -> Function:
     """A function of JAX arrays as one of NumPy arrays; float64 and positions from 2³¹ on need ``jax_enable_x64``."""
-    jax = _module("jax", "from_jax")
+    jax = imported("jax", "from_jax")
 
     def there(x: NumPyArray) -> Any:
         if not jax.config.jax_enable_x64 and x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8):
@@ -130,7 +122,7 @@ def from_jax(fn: Function) -> Function:
 
 def from_mlx(fn: Function) -> Function:
     """A function of MLX arrays as one of NumPy arrays; float64 is for functions that run on the CPU."""
-    mx: Any = _module("mlx.core", "from_mlx")
+    mx = imported("mlx.core", "from_mlx")
 
     def there(x: NumPyArray) -> Any:
         if x.dtype.name == "bfloat16":

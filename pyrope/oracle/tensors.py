@@ -7,6 +7,7 @@ header length, a JSON header, and the data, little-endian, without gaps; it is r
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -31,6 +32,14 @@ _CODES = {name: code for code, name in _DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the limit of the safetensors package itself
 
 
+def imported(name: str, what: str) -> Any:
+    """An optional module; if it is missing, an error that says what needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{what} needs {name.partition('.')[0]}, and it cannot be imported: {error}") from error
+
+
 def dtype_named(name: str) -> np.dtype[Any]:
     """A NumPy dtype, or ml_dtypes' bfloat16.
 
@@ -41,11 +50,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
         raise ValueError(f"dtype must be one of {', '.join(_CODES)}, was {name!r}")
     if name != "bfloat16":
         return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise ImportError(f"bfloat16 needs ml_dtypes, which cannot be imported ({error}): pip install it") from error
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(imported("ml_dtypes", "bfloat16").bfloat16)
     return dtype
 
 
