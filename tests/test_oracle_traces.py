@@ -199,6 +199,8 @@ def test_other_rotations_are_told_in_any_dtype(dtype):
         ("direction", Rope(D, 10000.0, "half", direction=-1)),
     ):
         assert diff_traces(first, model(dtype=dtype, rope=rope)).faults == (kind,)
+    report = diff_traces(first, model(dtype=dtype, at=np.arange(N) + 100))
+    assert report.faults == ("offset",) and "from 100 positions further" in report.findings[0].evidence
     report = diff_traces(first, model(dtype=dtype, rope=Rope(D, 100.0, "half")))
     assert report.faults == ("frequencies",) and "the second frequencies from 1 to 0.01" in report.findings[0].evidence
     assert "geometric" not in report.findings[0].evidence and "those of base 1" in report.findings[0].evidence
