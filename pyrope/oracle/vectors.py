@@ -6,7 +6,6 @@ docs/other-languages.md describes the files and how they are used; `vector_cases
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -323,8 +322,8 @@ def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
     if case.kind != "rotation":
         return [("all rows", np.ones(case.inputs["q"].shape[-2], bool))]
     at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
-    edges = itertools.pairwise([0, 1, *(10**k for k in range(1, 11))])
-    named = [(f"positions {a} to {b - 1}" if a else "position 0", (at >= a) & (at < b)) for a, b in edges]
+    named = [("position 0", at == 0), ("positions 1 to 9", (at > 0) & (at < 10))]
+    named += [(f"positions 10^{k} to 10^{k + 1}", (at >= 10**k) & (at < 10 ** (k + 1))) for k in range(1, 10)]
     return [(name, rows) for name, rows in named if rows.any()]
 
 
