@@ -25,6 +25,19 @@ MAY_IMPORT = {
     "containers": {"checks", "theta", "rotation"},
     "text": {"checks", "containers"},
     "cli": ENGINE | {"__init__"},
+    "oracle/tensors": set(),
+    "oracle/adapters": {"checks", "backend", "oracle/tensors"},
+    "oracle/vector_cases": {"checks", "theta", "phase", "linear", "oracle/tensors", "oracle/tolerance"},
+    "oracle/vectors": {
+        "checks",
+        "theta",
+        "phase",
+        "oracle/report",
+        "oracle/tensors",
+        "oracle/tolerance",
+        "oracle/vector_cases",
+    },
+    "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
     "__main__": {"cli"},
 }
 THIRD_PARTY = {"numpy"}

@@ -43,4 +43,5 @@ def test_the_readme_lists_every_file():
     for path in re.findall(r"^\| `(pyrope/[\w/]+\.py)`", text, re.M):
         assert (ROOT / path).is_file(), path
     listed = set(re.findall(r"^\| `pyrope/([\w/]+\.py)`", text, re.M))
-    assert listed == {path.name for path in ROOT.glob("pyrope/*.py")} - {"__init__.py", "__main__.py"}
+    files = {path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")}
+    assert listed == files

@@ -1,0 +1,448 @@
+"""Anything that rotates as one kind of callable: fn(x, positions) -> x' on NumPy arrays, x (…, n, d), positions (n,).
+
+Adapters are put around each other: the array library inside, the shape of the API outside. One line each:
+
+    from_torch(fn), from_jax(fn), from_cupy(fn)                                   # fn(x, positions) itself
+    # Hugging Face, GPT-NeoX among them: apply_rotary_pos_emb(q, k, cos, sin), tables by the model's rotary module
+    with_axes(from_torch(lambda x, at: apply_rotary_pos_emb(x, x, *rotary(x, at[None]))[0]), "bhnd")
+    from_cos_sin(from_torch(apply_rotary_pos_emb), tables)                        # ... tables(positions) of your own
+    from_cos_sin(from_torch(apply), cached(from_torch(lambda n: rotary(v, seq_len=n)), 4096))  # ... a cache that grows
+    with_axes(from_complex(from_torch(apply_rotary_emb), cached(freqs_cis)), "bnhd")           # Meta's Llama
+    with_axes(from_cos_sin(from_torch(apply_rotary_emb, device="cuda"), tables, part="x"), "bnhd")  # flash-attn
+    with_axes(from_torch(lambda x, at: rope(x, input_pos=at[None])), "bnhd")      # torchtune
+    with_axes(from_torch(lambda x, at: rope(at, x, x.clone())[0]), "n(hd)")       # vLLM: (positions, query, key)
+    from_offset(with_axes(from_mlx(rope), "bhnd"))                                # mlx.nn.RoPE: (x, offset)
+    from_sequential(with_axes(from_jax(rope), "nd"))                              # equinox: x (n, d), from 0
+    from_command("./my_rope {x} {positions} {y}")                                 # a program in any language
+
+What a function does to its input is done to x too, where x can be written to: an adapter hides no fault. Results are
+copies on the host, in the dtype that the function returned, bit by bit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import itertools
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .. import checks
+from ..backend import from_numpy, get, to_numpy
+from .tensors import NumPyArray, dtype_named, imported, load_npy, save_npy
+
+Function: TypeAlias = Callable[..., Any]
+Candidate: TypeAlias = Callable[[NumPyArray, NumPyArray], NumPyArray]
+
+_TAIL = 2000  # bytes of what a failing program printed that go into the error
+
+
+# Array libraries
+
+
+def _crossing(fn: Function, kind: type, there: Callable[[NumPyArray], Any], back: Callable[[Any], NumPyArray]) -> Any:
+    """fn with NumPy arrays in and out, wherever they stand among its arguments and results."""
+
+    def returned(result: Any) -> Any:
+        if isinstance(result, tuple | list):
+            return tuple(map(returned, result))
+        if isinstance(result, kind):
+            return back(result)
+        raise TypeError(f"{fn} must return {kind.__module__}.{kind.__name__}, or several, was {type(result).__name__}")
+
+    def candidate(*arguments: Any) -> Any:
+        moved = [there(x) if isinstance(x, np.ndarray) else x for x in arguments]
+        result = returned(fn(*moved))
+        for x, after in zip(arguments, moved, strict=True):
+            if isinstance(x, np.ndarray):
+                _tell(x, back(after))
+        return result
+
+    return candidate
+
+
+def _tell(x: NumPyArray, after: NumPyArray) -> None:
+    """What became of a copy of x happens to x, so that a function that changes its input is seen to do so."""
+    if x.flags.writeable and after.shape == x.shape:
+        x[...] = after
+
+
+def from_torch(fn: Function, *, device: Any = None) -> Function:
+    """A function of torch tensors as one of NumPy arrays; tensors go to ``device``, the CPU if None.
+
+    On the CPU a tensor has the memory and the strides of x where torch allows it, else it is a copy.
+    """
+    torch = imported("torch", "from_torch")
+
+    def there(x: NumPyArray) -> Any:
+        if not x.flags.writeable or min(x.strides, default=0) < 0:
+            x = x.copy()
+        bits = x.view(np.int16) if x.dtype.name == "bfloat16" else x
+        tensor = torch.from_numpy(bits)
+        tensor = tensor.view(torch.bfloat16) if bits is not x else tensor
+        return tensor if device is None else tensor.to(device)
+
+    def back(tensor: Any) -> NumPyArray:
+        tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
+        if tensor.dtype == torch.bfloat16:
+            return np.array(tensor.view(torch.int16).numpy()).view(dtype_named("bfloat16"))
+        return np.array(tensor.numpy())
+
+    return _crossing(fn, torch.Tensor, there, back)  # type: ignore[no-any-return]
+
+
+def from_jax(fn: Function) -> Function:
+    """A function of JAX arrays as one of NumPy arrays; float64 and positions from 2³¹ on need ``jax_enable_x64``."""
+    jax = imported("jax", "from_jax")
+
+    def there(x: NumPyArray) -> Any:
+        if not jax.config.jax_enable_x64 and x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8):
+            if x.dtype.kind != "i" or (x.size and (x.max() >= 2**31 or x.min() < -(2**31))):
+                raise ValueError(
+                    f"JAX would cut {x.dtype} down to half its width: jax.config.update('jax_enable_x64', True), or "
+                    "use a shorter dtype and positions below 2^31"
+                )
+            x = x.astype(np.int32)
+        return jax.numpy.array(x)
+
+    return _crossing(fn, jax.Array, there, np.array)  # type: ignore[no-any-return]
+
+
+def from_mlx(fn: Function) -> Function:
+    """A function of MLX arrays as one of NumPy arrays; float64 is for functions that run on the CPU."""
+    mx = imported("mlx.core", "from_mlx")
+
+    def there(x: NumPyArray) -> Any:
+        if x.dtype.name == "bfloat16":
+            return mx.array(np.array(x).view(np.uint16)).view(mx.bfloat16)
+        return mx.array(np.array(x), dtype=getattr(mx, x.dtype.name))  # without a dtype float64 becomes float32
+
+    def back(y: Any) -> NumPyArray:
+        if y.dtype == mx.bfloat16:
+            return np.array(y.view(mx.uint16)).view(dtype_named("bfloat16"))
+        return np.array(y)
+
+    return _crossing(fn, mx.array, there, back)  # type: ignore[no-any-return]
+
+
+def from_cupy(fn: Function) -> Function:
+    """A function of CuPy arrays as one of NumPy arrays."""
+    cupy = get("cupy")
+    there: Callable[[NumPyArray], Any] = lambda x: from_numpy(np.ascontiguousarray(x), cupy)  # noqa: E731
+    return _crossing(fn, cupy.ndarray, there, lambda y: np.array(to_numpy(y)))  # type: ignore[no-any-return]
+
+
+# Shapes of API
+
+
+def from_cos_sin(apply: Function, tables: Callable[[NumPyArray], Any], *, part: str = "q") -> Candidate:
+    """``apply(q, k, cos, sin)``, where tables(positions) -> (cos, sin): x goes in as q and as k.
+
+    ``part`` says what is looked at: "q" or "k", the first or second result, or "x" for ``apply(x, cos, sin)``.
+
+    >>> def turn(q, k, cos, sin):
+    ...     a, b = q[..., :1], q[..., 1:]
+    ...     return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1), k
+    >>> fn = from_cos_sin(turn, lambda m: (np.cos(m)[:, None], np.sin(m)[:, None]))
+    >>> fn(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1])).round(3)
+    array([[1.   , 0.   ],
+           [0.54 , 0.841]])
+    """
+    checks.choice("part", part, ("q", "k", "x"))
+
+    def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
+        operands = {"x": (x,), "q": (x, x.copy()), "k": (x.copy(), x)}[part]
+        result = apply(*operands, *tables(positions))
+        if not isinstance(result, tuple | list):
+            if part == "k":
+                raise TypeError('apply returned one array, and part="k" asks for the second of two')
+            return result
+        return result[part == "k"]
+
+    return candidate
+
+
+def from_complex(apply: Function, tables: Callable[[NumPyArray], Any], *, part: str = "q") -> Candidate:
+    """``apply(q, k, freqs_cis)``, where tables(positions) -> cos + i·sin; ``part`` as for `from_cos_sin`.
+
+    >>> fn = from_complex(lambda x, z: (x.view(complex) * z).view(float), lambda m: np.exp(1j * m)[:, None], part="x")
+    >>> fn(np.array([[1.0, 0.0]]), np.array([1])).round(3)
+    array([[0.54 , 0.841]])
+    """
+    return from_cos_sin(apply, lambda positions: (tables(positions),), part=part)
+
+
+def cached(tables: Any, limit: int | None = None) -> Callable[[NumPyArray], Any]:
+    """tables(positions) for `from_cos_sin` and `from_complex`: rows of tables that begin at position 0.
+
+    ``tables`` are arrays (…, length, p), one or a tuple, or a function of the length that returns them, which is
+    never asked for more than ``limit``.
+
+    >>> cached((np.arange(10)[:, None], -np.arange(10)[:, None]))(np.array([3, 9]))
+    (array([[3],
+           [9]]), array([[-3],
+           [-9]]))
+    """
+    limit = None if limit is None else checks.integer("limit", limit, 1)
+    if callable(tables) and limit is None:
+        raise ValueError("a function that makes tables needs a limit: the greatest length it may be asked for")
+
+    def rows(positions: NumPyArray) -> Any:
+        length = _length(positions, limit)
+        made = tables(length) if callable(tables) else tables
+        several = isinstance(made, tuple | list)
+        for table in made if several else (made,):
+            if np.ndim(table) < 2 or np.shape(table)[-2] < length:
+                raise ValueError(f"tables of shape {np.shape(table)} have no row for position {length - 1}")
+        picked = tuple(np.asarray(table)[..., positions, :] for table in (made if several else (made,)))
+        return picked if several else picked[0]
+
+    return rows
+
+
+def _length(positions: NumPyArray, limit: int | None) -> int:
+    """How long a sequence from 0 must be to hold these positions."""
+    if positions.size and int(positions.min()) < 0:
+        raise ValueError(f"positions must be at least 0 here, the least was {positions.min()}")
+    length = int(positions.max(initial=-1)) + 1
+    if limit is not None and length > limit:
+        raise ValueError(f"positions must be below the limit, {limit}, the greatest was {length - 1}: set max_position")
+    return length
+
+
+def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
+    """``fn(x)``, which takes rows to be positions 0 … n−1: it gets a sequence with zeros where nothing is asked.
+
+    Positions from ``limit`` on are refused. The same position twice takes another call.
+
+    >>> fn = from_sequential(lambda x: x * np.arange(x.shape[-2])[:, None])
+    >>> fn(np.ones((3, 1)), np.array([5, 2, 5])).ravel()
+    array([5., 2., 5.])
+    """
+    limit = checks.integer("limit", limit, 1)
+
+    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+        length, left = _length(positions, limit), np.arange(positions.size)
+        out: NumPyArray | None = None
+        while out is None or left.size:
+            at, first = np.unique(positions[left], return_index=True)
+            rows = left[first]
+            sequence = np.zeros((*x.shape[:-2], length, x.shape[-1]), x.dtype)
+            sequence[..., at, :] = x[..., rows, :]
+            result = fn(sequence)
+            _check_shape("fn", result, sequence.shape)
+            out = np.empty(x.shape, result.dtype) if out is None else out
+            out[..., rows, :] = result[..., at, :]
+            if x.flags.writeable:
+                x[..., rows, :] = sequence[..., at, :]
+            left = np.delete(left, first)
+        return out
+
+    return candidate
+
+
+def from_offset(fn: Function) -> Candidate:
+    """``fn(x, offset)``, which takes rows to be positions offset, offset + 1, …: one call for each such run.
+
+    >>> fn = from_offset(lambda x, offset: x * (offset + np.arange(x.shape[-2]))[:, None])
+    >>> fn(np.ones((4, 1)), np.array([7, 8, 3, 4])).ravel()
+    array([7., 8., 3., 4.])
+    """
+
+    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size]
+        parts = []
+        for start, end in itertools.pairwise(edges):
+            part = x[..., start:end, :]
+            parts.append(fn(part, int(positions[start]) if positions.size else 0))
+            _check_shape("fn", parts[-1], part.shape)
+        return np.concatenate(parts, axis=-2)
+
+    return candidate
+
+
+def _check_shape(name: str, found: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(found, np.ndarray) or found.shape != shape:
+        told = f"shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ValueError(f"{name} must return an array of shape {shape}, it returned {told}")
+
+
+def with_axes(fn: Function, axes: str) -> Function:
+    """``fn(x, …)`` for x with these axes, in this order, out of b, h, n and d; brackets merge axes.
+
+    "bnhd" and "bhnd" are usual, "n(hd)" is vLLM's; what is left out, as in "nd", is gone through in a loop. x (…, n, d)
+    of any number of axes is seen as (b, h, n, d), and what comes back as x.
+
+    >>> fn = with_axes(lambda x, positions: x + positions[:, None, None], "nhd")
+    >>> fn(np.zeros((2, 3, 1)), np.array([0, 5, 9]))[1].ravel()
+    array([0., 5., 9.])
+    """
+    groups = re.findall(r"\([bhnd]+\)|[bhnd]", axes)
+    order = "".join(groups).replace("(", "").replace(")", "")
+    if "".join(groups) != axes or len(set(order)) < len(order) or not {"n", "d"} <= set(order):
+        raise ValueError(f'axes must be n, d and any of b and h, each once, such as "bnhd" or "n(hd)", was {axes!r}')
+    there = [sorted(order, key="bhnd".index).index(letter) for letter in order]
+
+    def once(x: NumPyArray, rest: tuple[Any, ...]) -> NumPyArray:
+        """x has the axes that were named, in the order of bhnd."""
+        turned = x.transpose(there)
+        sizes = dict(zip(order, turned.shape, strict=True))
+        given = np.array(turned, order="C").reshape([math.prod(sizes.get(a, 1) for a in group) for group in groups])
+        result = fn(given, *rest)
+        _check_shape("fn", result, given.shape)
+        home = np.argsort(there)
+        _tell(x, given.reshape(turned.shape).transpose(home))
+        return np.asarray(result).reshape(turned.shape).transpose(home)
+
+    def candidate(x: NumPyArray, *rest: Any) -> NumPyArray:
+        lead = (1, 1, *x.shape[:-2])[-2:] if x.ndim <= 4 else (math.prod(x.shape[:-3]), x.shape[-3])
+        four = x.reshape(*lead, *x.shape[-2:])
+        loops: Any = [[slice(None)] if axis in order else range(size) for axis, size in zip("bh", lead, strict=True)]
+        results = [(place, once(four[place], rest)) for place in itertools.product(*loops)]
+        out = np.empty(four.shape, results[0][1].dtype if results else x.dtype)
+        for place, result in results:
+            out[place] = result
+        _tell(x, four.reshape(x.shape))  # a view of x, or a copy
+        return out.reshape(x.shape)
+
+    return candidate
+
+
+# Programs
+
+
+class CommandFailed(RuntimeError):
+    """A program that did not start, did not end well or in time, or wrote something else than was asked for."""
+
+
+def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Candidate:
+    """A program that reads x and positions and writes y, .npy files all: ``"./my_rope {x} {positions} {y}"``.
+
+    The words in braces become paths in a private directory that lasts for one call. There is no shell: the line is
+    split as a shell would, or given as a list. x is (…, n, d), C order, little-endian; bfloat16 is uint16, the bits of
+    each number; positions are int64 (n,). y must have the shape and dtype of x. After ``timeout`` seconds, or on
+    Ctrl-C, the program is killed, and what it started with it.
+    """
+    words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+    timeout = checks.real("timeout", timeout, 0, open=True)
+    for name in ("{x}", "{positions}", "{y}"):
+        if not any(name in word for word in words):
+            raise ValueError(f'the command must say where {name} goes, as in "./my_rope {{x}} {{positions}} {{y}}"')
+
+    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+        with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
+            paths = {name: Path(directory, f"{name}.npy") for name in ("x", "positions", "y")}
+            save_npy(paths["x"], x)
+            save_npy(paths["positions"], np.asarray(positions, np.int64))
+            names = re.compile(r"\{(x|positions|y)\}")
+            log = Path(directory, "log")
+            _run([names.sub(lambda found: str(paths[found[1]]), word) for word in words], timeout, log)
+            try:
+                return load_npy(paths["y"], "what the program wrote as {y}", x.shape, x.dtype)
+            except ValueError as error:
+                raise CommandFailed(f"{error}{_tail(log)}") from error
+
+    return candidate
+
+
+def _run(words: list[str], timeout: float, log: Path) -> None:
+    """Runs a program to its end; what it prints goes to a file, of which errors quote the last lines."""
+    with open(log, "wb") as output:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            raise CommandFailed(f"{words[0]} cannot be started: {error}") from error
+    try:
+        status = process.wait(timeout)
+    except BaseException as error:  # Ctrl-C too: the program is in a session of its own and did not get it
+        _kill(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise CommandFailed(f"{words[0]} took longer than {timeout:g} s and was killed{_tail(log)}") from error
+        raise
+    if status:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise CommandFailed(f"{words[0]} {how}{_tail(log)}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The program and whatever it started in its session's group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (AttributeError, ProcessLookupError):  # Windows has no groups
+        process.kill()
+    process.wait()
+
+
+def _tail(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        text = file.read(_TAIL).decode(errors="replace").strip()
+    return f"; it printed:\n{text}" if text else "; it printed nothing"
+
+
+# Names on the command line
+
+
+def load_target(target: str) -> Function:
+    """The function that "module:function" or "file.py:function" names; "module:object.method" works too.
+
+    >>> load_target("math:hypot")(3, 4)
+    5.0
+
+    The working directory can be imported from, and so can, for a file, its own directory.
+    """
+    place, colon, name = target.rpartition(":")
+    if not (colon and place and all(part.isidentifier() for part in name.split("."))):
+        raise ValueError(f'target must be "module:function" or "file.py:function", was {target!r}')
+    is_file = place.endswith(".py") or os.sep in place
+    for directory in (os.path.dirname(os.path.abspath(place)) if is_file else os.getcwd(), os.getcwd()):
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    found: Any = _import_file(place) if is_file else _import(place, lambda: importlib.import_module(place))
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            raise ValueError(f"{place} has no {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{target} must be a function, was {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _import_file(place: str) -> Any:
+    if not os.path.isfile(place):
+        raise ValueError(f"there is no file {place}")
+    name = f"pyrope_target_{re.sub(r'[^0-9a-zA-Z]', '_', os.path.abspath(place))}"
+    spec = importlib.util.spec_from_file_location(name, place)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{place} must be a Python file, its name ending in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for their module there
+    loader = spec.loader
+    _import(place, lambda: loader.exec_module(module))
+    return module
+
+
+def _import(place: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            raise ValueError(f"there is no module {place}, here or installed ({error})") from error
+        raise ValueError(f"{place} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error

@@ -1,0 +1,463 @@
+"""Portable test vectors: what an implementation in any language needs to test itself, and the judgement of its results.
+
+docs/other-languages.md describes the files and how they are used; `vector_cases` says what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import checks
+from ..phase import cos_sin
+from ..theta import LAYOUTS, SCALINGS, Axes, Rope, frequencies
+from . import tolerance
+from .report import ErrorRow, Finding, Report
+from .tensors import NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
+from .vector_cases import BITS, SUITES, TRUTH, Case, Truth, cases
+
+FORMAT, VERSION = "pyrope-vectors", 1
+
+
+# Files
+
+
+def _stored(array: NumPyArray, dtype: str) -> NumPyArray:
+    """As it is written: exact; bfloat16, which NumPy alone does not have, as its bits."""
+    if array.dtype == np.int64:
+        return array
+    if dtype == "bfloat16":
+        return np.asarray(array.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return array.astype(dtype)
+
+
+def _widened(array: NumPyArray, dtype: str) -> NumPyArray:
+    """As it is computed with: float64, or int64 positions."""
+    if dtype == "bfloat16":
+        array = (as_bits(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array if array.dtype == np.int64 else array.astype(np.float64)
+
+
+def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
+    if rope is None:
+        return None
+    kinds = {kind: name for name, kind in SCALINGS.items()}
+    return {
+        **asdict(rope),
+        "scaling": None if rope.scaling is None else {"type": kinds[type(rope.scaling)], **asdict(rope.scaling)},
+        "theta": frequencies(rope).tolist(),
+        "attention_factor": rope.attention_factor,
+    }
+
+
+def _rope_from_json(value: Any) -> Rope | None:
+    if value is None:
+        return None
+    fields = {name: field for name, field in value.items() if name not in ("theta", "attention_factor")}
+    scaling, axes = fields.pop("scaling"), fields.pop("axes")
+    if scaling is not None:
+        scaling = SCALINGS[scaling["type"]](**{name: field for name, field in scaling.items() if name != "type"})
+    return Rope(**fields, scaling=scaling, axes=None if axes is None else Axes(**axes))
+
+
+def _rounded_up(x: float) -> float:
+    return float(f"{x * 1.005:.3g}")  # three digits, so that no library's last bit is seen
+
+
+def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray]]) -> dict[str, Any]:
+    """A case in the manifest; tolerances are for each position, or row, the greatest error of a right result."""
+    *_, n, _ = truth.out.shape
+    limits = {grade: np.moveaxis(bound, -2, 0).reshape(n, -1).max(axis=-1) for grade, bound in truth.bounds.items()}
+    return {
+        "name": case.name,
+        "kind": case.kind,
+        "dtype": case.dtype,
+        "rope": _rope_to_json(case.rope),
+        "options": dict(case.options),
+        "safetensors": f"{case.kind}.safetensors",
+        "tensors": {
+            name: {
+                "dtype": dtype,
+                "shape": list(array.shape),
+                "key": f"{case.name}.{name}",
+                "npy": _npy(case.name, name),
+            }
+            for name, (dtype, array) in tensors.items()
+        },
+        "truth_error": _rounded_up(truth.error),
+        "tolerances": {grade or "any": list(map(_rounded_up, limit.tolist())) for grade, limit in limits.items()},
+    }
+
+
+def _npy(case: str, name: str) -> str:
+    return f"npy/{case}.{name}.npy"
+
+
+def write_vectors(directory: PathLike, suite: str = "all") -> dict[str, Any]:
+    """Writes a suite ("rotation", "attention", "linear" or "all") to a directory, and returns its manifest.
+
+    The directory appears when all is written. One that exists is replaced if it is empty, or holds such vectors and
+    nothing else.
+    """
+    target = Path(os.path.realpath(directory))
+    _check_replaceable(target)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        (draft / "npy").mkdir(parents=True)
+        manifest = _write(draft, cases(suite))
+        _replace(draft, target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _write(draft: Path, listed: list[Case]) -> dict[str, Any]:
+    entries, files = [], dict[str, dict[str, NumPyArray]]()
+    for case in listed:
+        truth = TRUTH[case.kind](case)
+        tensors = {
+            name: ("int64" if array.dtype == np.int64 else case.dtype, _stored(array, case.dtype))
+            for name, array in case.inputs.items()
+        }
+        if case.kind == "rotation" and case.rope is not None:
+            cos, sin = cos_sin(case.rope, case.inputs["positions"])
+            tensors |= {"cos": ("float64", cos), "sin": ("float64", sin)}
+        tensors["y"] = ("float64", truth.out)
+        for name, (_, array) in tensors.items():
+            save_npy(draft / _npy(case.name, name), array)
+            files.setdefault(case.kind, {})[f"{case.name}.{name}"] = array
+        entries.append(_entry(case, truth, tensors))
+    bfloat16 = {
+        tensor["key"] for entry in entries for tensor in entry["tensors"].values() if tensor["dtype"] == "bfloat16"
+    }
+    for kind, arrays in files.items():
+        save_safetensors(draft / f"{kind}.safetensors", arrays, {}, bfloat16)
+    found = sorted(path for path in draft.rglob("*") if path.is_file())
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "files": {path.relative_to(draft).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in found},
+        "cases": entries,
+    }
+    (draft / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return
+    if not target.is_dir():
+        raise ValueError(f"{target} must be a directory, or nothing yet")
+    found = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
+    own = {"manifest.json", *_read_json(target)["files"]} if "manifest.json" in found else set()
+    if foreign := sorted(found - own):
+        raise ValueError(
+            f"{target} holds something else than test vectors, such as {foreign[0]}: name an empty or a new directory"
+        )
+
+
+def _replace(draft: Path, target: Path) -> None:
+    """The draft becomes the target; if that fails, the old target comes back."""
+    if not target.exists():
+        os.rename(draft, target)
+        return
+    old = draft.with_name(f"{draft.name}.old")
+    os.rename(target, old)
+    try:
+        os.rename(draft, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_json(directory: Path) -> dict[str, Any]:
+    """The manifest, as far as it says what it is."""
+    path = directory / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{directory} holds no test vectors: there is no manifest.json") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f'{path} is no manifest of test vectors: it must have "format": "{FORMAT}"')
+    if manifest.get("version") != VERSION:
+        raise ValueError(f"{path} has version {manifest.get('version')!r}, this pyrope reads {VERSION}: write it anew")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(re.fullmatch(r"[\w+-][\w./+-]*", name) for name in files):
+        raise ValueError(f"{path} must list its files")
+    if not isinstance(manifest.get("cases"), list):
+        raise ValueError(f"{path} must list its cases")
+    return manifest
+
+
+def read_manifest(directory: PathLike) -> dict[str, Any]:
+    """The manifest of test vectors, if all its files are there and unchanged."""
+    manifest = _read_json(Path(directory))
+    for name, digest in manifest["files"].items():
+        path = Path(directory, name)
+        if ".." in path.parts or not path.is_file():
+            raise ValueError(f"{name} is missing in {os.fspath(directory)}: write the vectors anew")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{name} in {os.fspath(directory)} is not what was written: write the vectors anew")
+    return manifest
+
+
+def _read_case(directory: Path, entry: Any) -> tuple[Case, NumPyArray]:
+    """A case of the manifest and its true result."""
+
+    def read(key: str, told: Any) -> NumPyArray:
+        dtype = np.dtype("uint16" if told["dtype"] == "bfloat16" else told["dtype"])
+        path = directory / _npy(entry["name"], key)
+        return _widened(load_npy(path, f"{entry['name']}.{key}", tuple(told["shape"]), dtype), told["dtype"])
+
+    try:
+        arrays = {key: read(key, told) for key, told in entry["tensors"].items()}
+        inputs = {key: array for key, array in arrays.items() if key not in ("y", "cos", "sin")}
+        kind = checks.choice("kind", entry["kind"], SUITES)
+        dtype = checks.choice("dtype", entry["dtype"], tuple(BITS))
+        case = Case(entry["name"], kind, dtype, _rope_from_json(entry["rope"]), entry["options"], inputs)
+        return case, arrays["y"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a case of the manifest is incomplete: {error!r} in {str(entry)[:200]}") from error
+
+
+# Judgement
+
+
+def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, NumPyArray]) -> list[Report]:
+    """What became of test vectors elsewhere: a report for each case.
+
+    ``outputs`` are a directory with a file ``<case>.npy`` each, a .safetensors file with a tensor for each case, or a
+    dict. An output has the shape of y and the dtype of the case, bfloat16 in .npy as uint16 bits.
+    """
+    directory, found = Path(directory), _Outputs(outputs)
+    read = [_read_case(directory, entry) for entry in read_manifest(directory)["cases"]]
+    unknown = sorted(found.names - {case.name for case, _ in read})
+    return [_judged(case, y, found, unknown) for case, y in read]
+
+
+class _Outputs:
+    """Where the outputs are, and their names."""
+
+    def __init__(self, source: PathLike | Mapping[str, NumPyArray]) -> None:
+        self.arrays: Mapping[str, NumPyArray] | None = None
+        if isinstance(source, Mapping):
+            self.arrays, self.names = source, set(source)
+        elif os.path.isdir(source):
+            self.directory, self.names = Path(source), {path.stem for path in Path(source).glob("*.npy")}
+        else:
+            self.arrays = load_safetensors(source)[0]
+            self.names = set(self.arrays)
+
+    def read(self, case: Case, shape: tuple[int, ...]) -> NumPyArray:
+        """float64; whatever is wrong with the file or the array is a ValueError."""
+        if self.arrays is None:
+            dtype = np.dtype("uint16" if case.dtype == "bfloat16" else case.dtype)
+            return _widened(load_npy(self.directory / f"{case.name}.npy", case.name, shape, dtype), case.dtype)
+        array = self.arrays[case.name]
+        good = {case.dtype, "uint16"} if case.dtype == "bfloat16" else {case.dtype}
+        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.name not in good:
+            told = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ValueError(f"{case.name} must be {case.dtype} of shape {shape}, was {told}")
+        return _widened(array, case.dtype)
+
+
+def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]) -> Report:
+    told = f"{case.kind} in {case.dtype}, {case.rope or 'not rotated'}"
+    told += "".join(f", {name}={value}" for name, value in case.options.items())
+    if case.name not in outputs.names:
+        seen = f"; there is {unknown[0]!r}, which is no case" if unknown else ""
+        fix = "write it, or take vectors of the suites that you support"
+        finding = Finding("missing output", f"there is no {case.name!r}{seen}", "it was not computed, or misnamed", fix)
+        return Report(case.name, told, "wrong", (finding,))
+    try:
+        found = outputs.read(case, y.shape)
+    except ValueError as error:
+        finding = Finding("unreadable output", str(error), "it was written in another form", "write y's shape as asked")
+        return Report(case.name, told, "wrong", (finding,))
+    truth = TRUTH[case.kind](case)._replace(out=y)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(found - y)
+    off = np.where(np.isnan(off), np.inf, off)
+    errors = _error_rows(case, off, truth)
+    for grade, bound in truth.bounds.items():
+        if (off <= bound).all():
+            return Report(case.name, told, "right", (), grade or None, errors, _limits(case, grade))
+    why = _explained(case, found, off, truth)
+    if isinstance(why, str):
+        return Report(case.name, told, "equivalent", notes=(why,))
+    return Report(case.name, told, "wrong", (why,), None, errors)
+
+
+def _limits(case: Case, grade: str) -> tuple[str, ...]:
+    """What a grade leaves undecided."""
+    if case.rope is None or "float32" not in grade or (last := tolerance.decides_up_to(case.rope)) >= 2**31:
+        return ()
+    return (f"a float32 angle may be anything beyond position {last} in the fastest pair: not decided there",)
+
+
+def _ulps(case: Case, off: NumPyArray, truth: Truth) -> NumPyArray:
+    """Errors in units of the last place of the pair's length, or of the size of what is summed."""
+    tiny = np.finfo(np.float16 if case.dtype == "float16" else np.float32).tiny
+    exponent = np.frexp(np.maximum(truth.size, tiny))[1] - BITS[case.dtype]
+    return np.asarray(off * np.exp2(-exponent.astype(np.float64)))
+
+
+def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
+    """Names of ranges of positions, by decade, and which rows lie in them."""
+    if case.kind != "rotation":
+        return [("all rows", np.ones(case.inputs["q"].shape[-2], bool))]
+    at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
+    named = [("position 0", at == 0), ("positions 1 to 9", (at > 0) & (at < 10))]
+    named += [(f"positions 10^{k} to 10^{k + 1}", (at >= 10**k) & (at < 10 ** (k + 1))) for k in range(1, 10)]
+    return [(name, rows) for name, rows in named if rows.any()]
+
+
+def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ...]:
+    by_range = ((name, _ulps(case, off, truth)[..., rows, :]) for name, rows in _ranges(case))
+    return tuple(ErrorRow(name, float(ulps.max()), float(np.median(ulps))) for name, ulps in by_range)
+
+
+def _rounded_to(m: NumPyArray, bits: int) -> NumPyArray:
+    """Integers as a float of so many bits holds them, ties to even."""
+    step = np.exp2(np.maximum(np.frexp(m.astype(np.float64))[1] - bits, 0))
+    return np.asarray(np.rint(m / step) * step).astype(np.int64)
+
+
+class _Guess(NamedTuple):
+    """What may have been done instead; faults have the names that `check_rotation` and its like give them."""
+
+    fault: str
+    cause: str
+    fix: str
+    case: Case
+    rows: NumPyArray | slice = slice(None)  # where it can be told
+
+
+def _rotation_guesses(case: Case, rope: Rope) -> Iterator[_Guess]:
+    def turned(**changes: Any) -> Case:
+        return replace(case, rope=replace(rope, **changes))
+
+    def moved(fault: str, cause: str, fix: str, positions: NumPyArray) -> _Guess:
+        rows = np.abs(np.atleast_2d(positions)).max(axis=0) <= checks.MAX_POSITION  # beyond it there is no truth
+        inputs = {"x": case.inputs["x"][..., rows, :], "positions": positions[..., rows]}
+        return _Guess(fault, cause, fix, replace(case, inputs=inputs), rows)
+
+    at, fix = case.inputs["positions"], f'pair them as "{rope.layout}"'
+    for layout in LAYOUTS:
+        yield _Guess("wrong pairing", f'features are paired as "{layout}"', fix, turned(layout=layout))
+    yield _Guess("direction", "the angle has the other sign", "negate sin", turned(direction=-rope.direction))
+    yield _Guess("not rotated", "x is returned as it came", "apply the rotation", replace(case, rope=None))
+    yield moved("positions one too high", "positions are 1 too high", "count them from 0", at + 1)
+    yield moved("positions one too low", "positions are 1 too low", "count them from 0", at - 1)
+    if rope.scaling is not None:
+        fix = f"use {rope.scaling}"
+        yield _Guess("scaling ignored", "Θ is that without rescaling", fix, turned(scaling=None))
+        fix = f"multiply cos and sin by {rope.attention_factor:.6g}"
+        yield _Guess("attention factor missing", "cos² + sin² is 1", fix, replace(case, rope=rope.pure))
+    if rope.rotary_dim is not None:
+        other, fix = "suffix" if rope.placement == "prefix" else "prefix", f"the {rope.placement} of {rope.width} turns"
+        yield _Guess("whole head rotated", "all features turn", fix, turned(rotary_dim=None))
+        yield _Guess("wrong end rotated", f"the {other} turns", fix, turned(placement=other))
+        base, fix = rope.base ** (rope.width / rope.head_dim), "make it −2i/rotary_dim"
+        yield _Guess("exponent over the head size", "the exponent is −2i/head_dim", fix, turned(base=base))
+    for base in (10000.0, 500000.0, 1000000.0):
+        yield _Guess("wrong base", f"the base is {base:g}", f"use the base {rope.base:g}", turned(base=base))
+    yield moved("rotated twice", "every angle is doubled", "rotate once", 2 * at)
+    for name, bits in (("bfloat16", 8), ("float16", 11)):
+        cause = f"positions have the {bits} bits of {name}"
+        yield moved(f"{name} positions", cause, "keep them integers", _rounded_to(at, bits))
+    fix = "use 64 bits, or refuse what does not fit"
+    yield moved("int32 positions", "2^31 becomes −2^31", fix, at.astype(np.int32).astype(np.int64))
+
+
+def _attention_guesses(case: Case) -> Iterator[_Guess]:
+    def opted(**changes: Any) -> Case:
+        return replace(case, options={**case.options, **changes})
+
+    yield _Guess("not rotated", "queries and keys are not rotated", "rotate both", replace(case, rope=None))
+    yield _Guess("not causal", "keys to come are seen", "hide keys with a later position", opted(causal=False))
+    for turning, fault in (("q", "keys not rotated"), ("k", "queries not rotated"), ("qkv", "values rotated")):
+        yield _Guess(fault, f"rotated is {', '.join(turning)}", "rotate q and k alone", opted(rotated=turning))
+    yield _Guess("heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True))
+    yield _Guess("scale missing", "scores are not scaled", "multiply them by the scale, 1/√d", opted(scale=1.0))
+    yield _Guess("another scale", "scores are divided by √d", "take the scale that is given", opted(scale=None))
+    fix = "queries are the last positions"
+    yield _Guess("causal from the top left", "queries count from the first key on", fix, opted(top_left=True))
+    yield _Guess("softcap missing", "scores are not capped", "cap them before the mask", opted(softcap=None))
+    if window := case.options.get("window"):
+        for other, word in ((window - 1, "one too narrow"), (window + 1, "one too wide"), (None, "ignored")):
+            yield _Guess(f"window {word}", f"it is {other}", f"see distances below {window}", opted(window=other))
+
+
+def _linear_guesses(case: Case) -> Iterator[_Guess]:
+    def opted(**changes: Any) -> Case:
+        return replace(case, options={**case.options, **changes})
+
+    yield _Guess("not rotated: Eq. (18)", "nothing is rotated", "rotate φ(q) and φ(k)", replace(case, rope=None))
+    yield _Guess("not causal", "keys to come are seen", "sum over the keys so far", opted(causal=False))
+    yield _Guess("rotated before the feature map", "φ(R·x)", "compute R·φ(x)", opted(order="rotated first"))
+    yield _Guess("denominator rotated", "both sums are rotated", "Eq. (19) leaves the lower one", opted(order="all"))
+    yield _Guess("normaliser summed over heads", "one sum for all", "sum each head alone", opted(summed=True))
+    yield _Guess("heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True))
+
+
+def _guesses(case: Case) -> Iterator[_Guess]:
+    if case.kind == "rotation":
+        return iter(()) if case.rope is None else _rotation_guesses(case, case.rope)
+    return _attention_guesses(case) if case.kind == "attention" else _linear_guesses(case)
+
+
+def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> Finding | str:
+    """What is wrong; or a note, where only the order of the features differs."""
+    *_, loosest = truth.bounds.values()
+    evidence, since = _evidence(case, off > loosest, off, truth)
+    if not np.isfinite(found).all():
+        return Finding("not finite", evidence, "an overflow, or memory never written", "look at the first one", since)
+    for fault, cause, fix, other, rows in _guesses(case):
+        with np.errstate(all="ignore"):  # a denominator may be 0
+            guess = TRUTH[case.kind](other)
+        *_, allowed = guess.bounds.values()
+        allowed = np.maximum(allowed, loosest[..., rows, :])
+        if not (np.abs(found[..., rows, :] - guess.out) <= allowed).all():
+            continue
+        if (np.abs(guess.out - truth.out[..., rows, :]) <= allowed).all():
+            continue  # the two cannot be told apart here
+        if (
+            fault == "wrong pairing"
+            and case.rope
+            and other.rope
+            and "half" not in (case.rope.layout, other.rope.layout)
+        ):
+            return f'the features are in the order of "{other.rope.layout}": scores agree if keys are so too'
+        return Finding(fault, evidence, cause, fix, since)
+    fix = "compare step by step, cos and sin first"
+    return Finding("unexplained", evidence, "none of the usual mistakes gives these numbers", fix, since)
+
+
+def _evidence(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
+    """How many numbers are off and by how much, in words, and the first position where one is."""
+    where = np.unravel_index(int(np.argmax(np.where(bad, off, -1.0))), off.shape)
+    worst = f"{off[where]:.3g} ({_ulps(case, off, truth)[where]:.3g} ulps) at {tuple(map(int, where))}"
+    told = f"{int(bad.sum())} of {bad.size} numbers are off, the worst by {worst}"
+    if case.kind != "rotation":
+        return told, None
+    at = np.atleast_2d(case.inputs["positions"]).max(axis=0)
+    rows, features = bad.any(axis=(0, 2)), bad.any(axis=(0, 1))
+    right = f", right at {', '.join(map(str, at[~rows][:6]))}" if not rows.all() else ""
+    since = int(at[rows].min())
+    return f"{told}; first at position {since}{right}; in {int(features.sum())} of {features.size} features", since

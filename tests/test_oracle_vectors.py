@@ -1,0 +1,453 @@
+"""Test vectors: true, the same bytes everywhere, written whole; right results pass and wrong ones are named."""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import truth
+from strategies import DTYPES
+
+import pyrope
+from pyrope import Rope
+from pyrope.oracle import vectors
+from pyrope.oracle.adapters import from_command
+from pyrope.oracle.tensors import load_safetensors, save_npy, save_safetensors
+from pyrope.oracle.vector_cases import BITS, POSITIONS, TRUTH, cases
+from pyrope.oracle.vectors import read_manifest, verify_vectors, write_vectors
+
+# Of rotation.safetensors, on every platform. It changes with the cases, and with nothing else.
+ROTATION_SHA256 = "f7f93b72dbb37b42c0b41348b9c8bd2f7bf5c6d0122c333255c687e192e093de"
+ROTATIONS = {case.name: case for case in cases("rotation")}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vectors") / "all"
+    write_vectors(path)
+    return path
+
+
+def computed(case, **changes):
+    """What pyrope gives, in the dtype of the case; changes are for the rope or, below, for the options."""
+    own = {name: a if a.dtype == np.int64 else a.astype(DTYPES[case.dtype]) for name, a in case.inputs.items()}
+    rope, options = changes.pop("rope", case.rope), {**case.options, **changes}
+    if case.kind == "rotation":
+        return pyrope.rotate(own["x"], own["positions"], rope)
+    q, k, v, q_at, k_at = (own[name] for name in ("q", "k", "v", "q_positions", "k_positions"))
+    if case.kind == "linear":
+        return pyrope.linear_attention(q, k, v, None if rope is None else q_at, rope, **options)
+    if rope is not None:
+        q, k = pyrope.rotate(q, q_at, rope), pyrope.rotate(k, k_at, rope)
+    return pyrope.attention(q, k, v, q_positions=q_at, k_positions=k_at, **options)
+
+
+def test_rotation_vectors_are_the_same_bytes_everywhere(directory, tmp_path):
+    assert hashlib.sha256((directory / "rotation.safetensors").read_bytes()).hexdigest() == ROTATION_SHA256
+    write_vectors(tmp_path / "again", "rotation")
+    manifest = read_manifest(tmp_path / "again")
+    told = {name: digest for name, digest in read_manifest(directory)["files"].items() if "rotation" in name}
+    assert manifest["files"] == told and {case["kind"] for case in manifest["cases"]} == {"rotation"}
+    found, _ = load_safetensors(directory / "rotation.safetensors")
+    for name, array in found.items():
+        bits = np.load(directory / "npy" / f"{name}.npy")
+        assert bits.tobytes() == array.tobytes() and bits.shape == array.shape
+
+
+def test_cases_cover_what_they_promise():
+    ropes = [case.rope for case in cases("rotation")]
+    assert {case.dtype for case in cases("rotation")} == set(BITS)
+    assert {rope.layout for rope in ropes} == {"interleaved", "half", "interleaved-to-half"}
+    assert {type(rope.scaling).__name__ for rope in ropes} == {
+        "NoneType", "Linear", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional"}  # fmt: skip
+    assert {rope.axes.style for rope in ropes if rope.axes} == {"sections", "interleaved", "axial", "pixtral"}
+    assert {(rope.placement, rope.rotary_dim is None) for rope in ropes} >= {("prefix", False), ("suffix", False)}
+    assert min(POSITIONS) == 0 and max(POSITIONS) == 2**31
+    assert len({case.name for case in cases()}) == len(cases())
+
+
+def test_inputs_are_exact_in_their_dtype_and_use_all_of_its_bits():
+    for case in cases():
+        for name, array in case.inputs.items():
+            if array.dtype == np.float64:
+                assert (array.astype(DTYPES[case.dtype]).astype(np.float64) == array).all()
+                scaled = array * 2.0 ** (BITS[case.dtype] - 1)
+                assert (scaled == np.rint(scaled)).all() and (np.abs(array) <= 1).all()
+                assert (scaled % 2 == 1).mean() > 0.4, (case.name, name)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotations_are_true_within_the_stated_error(directory, name):
+    case, entry = ROTATIONS[name], next(e for e in read_manifest(directory)["cases"] if e["name"] == name)
+    y = np.load(directory / "npy" / f"{name}.y.npy")
+    x, at = case.inputs["x"], case.inputs["positions"]
+    for j in range(0, at.shape[-1], 2):
+        matrix = truth.matrix(case.rope, at[..., j])
+        assert np.abs(x[:, j] @ matrix.T - y[:, j]).max() <= entry["truth_error"] + 2.0**-53 * case.rope.head_dim
+    assert entry["truth_error"] < 2e-15
+    assert [float(t) for t in truth.theta(case.rope)] == entry["rope"]["theta"]
+
+
+def test_attention_is_that_of_the_engine_within_the_stated_error(directory):
+    for entry in read_manifest(directory)["cases"]:
+        case = next(case for case in cases() if case.name == entry["name"])
+        if case.kind == "rotation":
+            continue
+        own = {
+            name: array.astype(np.float64) if array.dtype != np.int64 else array for name, array in case.inputs.items()
+        }
+        wide = vectors.Case(case.name, case.kind, "float64", case.rope, case.options, own)
+        off = np.abs(computed(wide) - np.load(directory / "npy" / f"{case.name}.y.npy")).max()
+        assert off <= entry["truth_error"] < 1e-12
+        if case.kind == "attention":
+            q, k = (
+                (own["q"], own["k"])
+                if case.rope is None
+                else (pyrope.rotate(own[a], own[f"{a}_positions"], case.rope) for a in "qk")
+            )
+            at = {name: own[name] for name in ("q_positions", "k_positions")}
+            definition = pyrope.attention_by_definition(q, k, own["v"], **at, **case.options)
+            assert np.abs(definition - TRUTH["attention"](case).out).max() <= entry["truth_error"]
+
+
+def test_the_manifest_tells_all(directory):
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert manifest["format"] == "pyrope-vectors" and manifest["version"] == 1
+    assert sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) < 10e6
+    stored = {
+        kind: load_safetensors(directory / f"{kind}.safetensors")[0] for kind in ("rotation", "attention", "linear")
+    }
+    for entry in manifest["cases"]:
+        for tensor in entry["tensors"].values():
+            array = stored[entry["kind"]][tensor["key"]]
+            assert (list(array.shape), array.dtype.name) == (tensor["shape"], tensor["dtype"])
+            assert (directory / tensor["npy"]).is_file() and tensor["npy"] in manifest["files"]
+        assert entry["tensors"]["y"]["dtype"] == "float64"
+        for limits in entry["tolerances"].values():
+            assert len(limits) == entry["tensors"]["y"]["shape"][-2] and min(limits) >= 0
+        case = next(case for case in cases() if case.name == entry["name"])
+        assert vectors._rope_from_json(entry["rope"]) == case.rope
+
+
+def test_the_tolerances_are_those_of_the_judgement(directory):
+    """A program without Python compares with them: right results are within, and not by a factor of a thousand."""
+    for entry in read_manifest(directory)["cases"]:
+        case = next(case for case in cases() if case.name == entry["name"])
+        off = np.abs(computed(case).astype(np.float64) - np.load(directory / "npy" / f"{case.name}.y.npy"))
+        rows = np.moveaxis(off, -2, 0).reshape(off.shape[-2], -1).max(axis=-1)
+        tolerances = list(entry["tolerances"].values())
+        assert any((rows <= limits).all() for limits in tolerances), case.name
+        assert case.dtype == "float64" or rows.max() > 1e-3 * min(map(max, tolerances))
+
+
+def test_right_results_are_right(directory, tmp_path):
+    outputs = {case.name: computed(case) for case in cases()}
+    for name, array in outputs.items():
+        save_npy(tmp_path / f"{name}.npy", array)
+    save_safetensors(tmp_path / "all.safetensors", outputs, {})
+    for source in (outputs, tmp_path, tmp_path / "all.safetensors", str(tmp_path)):
+        reports = verify_vectors(directory, source)
+        assert [report.subject for report in reports] == [case.name for case in cases()]
+        assert {report.verdict for report in reports} == {"right"}
+    grades = {
+        case.dtype: report.precision for case, report in zip(cases(), reports, strict=True) if case.kind == "rotation"
+    }
+    assert grades["bfloat16"] == grades["float16"] == "rounded once"
+    assert grades["float32"] == grades["float64"] == "tables or products in x's dtype"
+    assert all(row.worst < 4 for report in reports for row in report.errors)
+
+
+def in_float32(case):
+    """The usual pipeline: frequencies, angle and tables in float32, products in the dtype of x."""
+    rope, at = case.rope, case.inputs["positions"]
+    theta = np.float32(rope.base) ** (-np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width))
+    angle = at[:, None].astype(np.float32) * theta
+    dtype = DTYPES[case.dtype]
+    cos, sin = np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+    x = case.inputs["x"].astype(dtype)
+    a, b = x[..., : rope.pairs], x[..., rope.pairs :]
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+
+@pytest.mark.parametrize(
+    "dtype, grade", [("float32", "float32 angle"), ("bfloat16", "float32 angle, and tables or products in x's dtype")]
+)
+def test_a_float32_angle_is_right_and_said_to_be_one(directory, dtype, grade):
+    name = f"rotation-half-{dtype}"
+    report = verify_one(directory, name, in_float32(ROTATIONS[name]))
+    assert report.verdict == "right" and report.precision == grade
+    assert "not decided" in report.notes[0]
+
+
+def verify_one(directory, name, output):
+    return next(report for report in verify_vectors(directory, {name: output}) if report.subject == name)
+
+
+def round_to(k, bits):
+    """To so many bits, half to even, by Python's integers."""
+    shift = max(int(k).bit_length() - bits, 0)
+    low, rest = divmod(int(k), 1 << shift)
+    up = rest * 2 > (1 << shift) or (rest * 2 == (1 << shift) and low % 2)
+    return (low + bool(up)) << shift
+
+
+def moved(case, positions):
+    """In float64 and rounded once, positions beyond the engine's limit included."""
+    theta = [float(t) for t in truth.theta(case.rope)]
+    out = case.inputs["x"].copy()
+    for j, m in enumerate(positions):
+        angles = [truth.MP.mpf(int(m)) * t for t in truth.theta(case.rope)]
+        c, s = ([float(f(a)) for a in angles] for f in (truth.MP.cos, truth.MP.sin))
+        p = len(theta)
+        a, b = case.inputs["x"][:, j, :p], case.inputs["x"][:, j, p : 2 * p]
+        out[:, j, :p], out[:, j, p : 2 * p] = a * np.array(c) - b * np.array(s), b * np.array(c) + a * np.array(s)
+    return out.astype(DTYPES[case.dtype])
+
+
+AT = np.array(POSITIONS)
+HALF32 = "rotation-half-float32"
+# Case, fault, what was done, the first position that shows it.
+FAULTS = [
+    ("rotation-interleaved-float32", "wrong pairing", lambda c: computed(c, rope=Rope(32, 10000.0, "half")), 1),
+    ("rotation-half-bfloat16", "wrong pairing", lambda c: computed(c, rope=Rope(32, 10000.0, "interleaved")), 1),
+    ("rotation-half-float16", "direction", lambda c: computed(c, rope=Rope(32, 10000.0, "half", direction=-1)), 1),
+    (HALF32, "not rotated", lambda c: c.inputs["x"].astype(np.float32), 1),
+    (HALF32, "wrong base", lambda c: computed(c, rope=Rope(32, 500000.0, "half")), 1),
+    ("rotation-head-128-float32", "wrong base", lambda c: computed(c, rope=Rope(128, 10000.0, "half")), 1),
+    (HALF32, "positions one too high", lambda c: moved(c, AT + 1), 0),
+    ("rotation-half-bfloat16", "positions one too high", lambda c: moved(c, AT + 1), 0),
+    (HALF32, "positions one too low", lambda c: moved(c, AT - 1), 0),
+    (HALF32, "rotated twice", lambda c: moved(c, AT * 2), 1),
+    (HALF32, "bfloat16 positions", lambda c: moved(c, [round_to(k, 8) for k in POSITIONS]), 257),
+    (HALF32, "float16 positions", lambda c: moved(c, [round_to(k, 11) for k in POSITIONS]), 2049),
+    (HALF32, "int32 positions", lambda c: moved(c, [k - 2**32 * (k >= 2**31) for k in POSITIONS]), 2**31),
+    ("rotation-llama3-float32", "scaling ignored", lambda c: computed(c, rope=Rope(32, 500000.0, "half")), 1),
+    ("rotation-yarn-float32", "attention factor missing", lambda c: computed(c, rope=c.rope.pure), 0),
+    ("rotation-prefix-half-float32", "whole head rotated", lambda c: computed(c, rope=Rope(32, 10000.0, "half")), 1),
+    ("rotation-suffix-half-float32", "wrong end rotated", lambda c: computed(c, rope=Rope(32, 10000.0, "half", 12)), 1),
+    ("rotation-prefix-interleaved-float32", "exponent over the head size",
+     lambda c: computed(c, rope=Rope(32, 100.0, "interleaved", 16)), 1),
+    ("attention-causal-float32", "not causal", lambda c: computed(c, causal=False), None),
+    ("attention-causal-float32", "not rotated", lambda c: computed(c, rope=None), None),
+    ("attention-causal-float32", "scale missing", lambda c: computed(c, scale=1.0), None),
+    ("attention-scale", "another scale", lambda c: computed(c, scale=None), None),
+    ("attention-window", "window one too narrow", lambda c: computed(c, window=4), None),
+    ("attention-window", "window one too wide", lambda c: computed(c, window=6), None),
+    ("attention-two-sided-window", "window ignored", lambda c: computed(c, window=None), None),
+    ("attention-softcap", "softcap missing", lambda c: computed(c, softcap=None), None),
+    ("attention-continued", "causal from the top left", lambda c: top_left(turned(c)), None),
+    ("attention-grouped", "heads tiled", lambda c: computed(tiled(c)), None),
+    ("attention-causal-float32", "keys not rotated", lambda c: computed(turned(c, "q"), rope=None), None),
+    ("attention-causal-float32", "queries not rotated", lambda c: computed(turned(c, "k"), rope=None), None),
+    ("attention-causal-float32", "values rotated", lambda c: computed(turned(c, "v")), None),
+    ("linear-19-causal-float32", "not rotated: Eq. (18)", lambda c: computed(c, rope=None), None),
+    ("linear-19-causal-float32", "not causal", lambda c: computed(c, causal=False), None),
+    ("linear-18-causal-float32", "not causal", lambda c: computed(c, causal=False), None),
+    ("linear-19-causal-float32", "rotated before the feature map", lambda c: computed(turned(c, "qk"), rope=None), None),
+    ("linear-19-causal-float32", "denominator rotated", lambda c: rotated_denominator(c), None),
+    ("linear-19-grouped", "heads tiled", lambda c: computed(tiled(c)), None),
+    ("linear-18-causal-float32", "normaliser summed over heads", lambda c: summed(c), None),
+]  # fmt: skip
+
+
+def with_inputs(case, **inputs):
+    return vectors.Case(case.name, case.kind, case.dtype, case.rope, case.options, {**case.inputs, **inputs})
+
+
+def turned(case, which="qk"):
+    at = {"q": "q_positions", "k": "k_positions", "v": "k_positions"}
+    return with_inputs(case, **{a: pyrope.rotate(case.inputs[a], case.inputs[at[a]], case.rope) for a in which})
+
+
+def tiled(case):
+    order = np.arange(6) % 2
+    return with_inputs(case, k=case.inputs["k"][order], v=case.inputs["v"][order])
+
+
+def weights(case, rope):
+    q, k, at = (case.inputs[name] for name in ("q", "k", "q_positions"))
+    phi_q, phi_k = (np.where(x > 0, x + 1, np.exp(x)) for x in (q, k))
+    if rope is not None:
+        phi_q, phi_k = (pyrope.rotate(x, at, rope) for x in (phi_q, phi_k))
+    return np.tril(phi_q @ phi_k.swapaxes(-1, -2))
+
+
+def rotated_denominator(case):
+    w = weights(case, case.rope)
+    return (w @ case.inputs["v"] / w.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def summed(case):
+    w = weights(case, None)
+    return (w @ case.inputs["v"] / w.sum(-1, keepdims=True).sum(0, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name, fault, make, since", FAULTS, ids=[f"{name}-{fault}" for name, fault, *_ in FAULTS])
+def test_wrong_results_are_named(directory, name, fault, make, since):
+    report = verify_one(directory, name, make(next(case for case in cases() if case.name == name)))
+    assert report.faults == (fault,)
+    finding = report.findings[0]
+    assert finding.since == since and "numbers are off, the worst by" in finding.evidence and "ulps" in finding.evidence
+
+
+def top_left(case):
+    q, k, v = (case.inputs[a].astype(np.float32) for a in "qkv")
+    return pyrope.attention(q, k, v, q_positions=np.arange(3), k_positions=np.arange(24), causal=True)
+
+
+def test_another_order_of_features_is_equivalent(directory):
+    name = "rotation-interleaved-float32"
+    output = computed(ROTATIONS[name], rope=Rope(32, 10000.0, "interleaved-to-half"))
+    report = verify_one(directory, name, output)
+    assert report.verdict == "equivalent" and 'in the order of "interleaved-to-half"' in report.notes[0]
+
+
+def test_what_is_none_of_these_is_unexplained_and_located(directory):
+    output = computed(ROTATIONS[HALF32])
+    output[1, 9, 5] += 0.5
+    report = verify_one(directory, HALF32, output)
+    assert report.faults == ("unexplained",) and report.findings[0].since == 257
+    assert "1 of 1472 numbers are off" in report.findings[0].evidence and "at (1, 9, 5)" in report.findings[0].evidence
+    assert "in 1 of 32 features" in report.findings[0].evidence
+    for value in (np.nan, np.inf):
+        output = computed(ROTATIONS[HALF32])
+        output[0, 0, 0] = value
+        assert verify_one(directory, HALF32, output).faults == ("not finite",)
+
+
+def test_features_that_do_not_turn_must_not_change(directory):
+    name = "rotation-prefix-half-float32"
+    output = computed(ROTATIONS[name])
+    output[0, 3, 20] = np.nextafter(output[0, 3, 20], np.float32(9))
+    assert verify_one(directory, name, output).faults == ("unexplained",)
+
+
+def test_outputs_that_are_missing_or_of_another_form_are_told(directory, tmp_path):
+    reports = {report.subject: report for report in verify_vectors(directory, {"rotation-haf-float32": np.ones(3)})}
+    assert all(report.faults == ("missing output",) for report in reports.values()) and len(reports) == len(cases())
+    assert "there is 'rotation-haf-float32', which is no case" in reports[HALF32].findings[0].evidence
+    for bad in (np.ones((2, 23, 32)), np.ones((2, 23, 31), np.float32), "text"):
+        report = verify_one(directory, HALF32, bad)
+        assert (
+            report.faults == ("unreadable output",)
+            and "must be float32 of shape (2, 23, 32)" in report.findings[0].evidence
+        )
+    (tmp_path / f"{HALF32}.npy").write_bytes(b"nothing")
+    (report,) = (r for r in verify_vectors(directory, tmp_path) if r.subject == HALF32)
+    assert "is no valid .npy file" in report.findings[0].evidence
+
+
+# Files
+
+
+def test_a_directory_of_others_is_not_overwritten(tmp_path):
+    target = tmp_path / "deep" / "there"
+    write_vectors(target, "linear")
+    assert {entry["kind"] for entry in read_manifest(target)["cases"]} == {"linear"}
+    write_vectors(target, "attention")  # its own, and replaced
+    assert {entry["kind"] for entry in read_manifest(target)["cases"]} == {"attention"}
+    assert sorted(os.listdir(target)) == ["attention.safetensors", "manifest.json", "npy"]
+    (target / "npy" / "mine.npy").write_text("precious")
+    with pytest.raises(ValueError, match="holds something else than test vectors, such as npy/mine.npy"):
+        write_vectors(target)
+    assert (target / "npy" / "mine.npy").read_text() == "precious"
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ValueError, match="must be a directory, or nothing yet"):
+        write_vectors(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    write_vectors(tmp_path / "empty", "linear")
+    assert sorted(os.listdir(tmp_path)) == ["deep", "empty", "file"] and os.listdir(tmp_path / "deep") == ["there"]
+    with pytest.raises(
+        ValueError, match="suite must be one of 'rotation', 'attention', 'linear', 'all', was 'rotations'"
+    ):
+        write_vectors(tmp_path / "new", "rotations")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("what", ["save_npy", "save_safetensors", "_replace", "shutil.rmtree"])
+def test_ctrl_c_leaves_what_was_there(tmp_path, monkeypatch, what):
+    write_vectors(tmp_path / "a", "linear")
+    before = read_manifest(tmp_path / "a")
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    if what == "shutil.rmtree":  # in the middle of the exchange
+        rename = os.rename
+        calls = iter([rename, interrupted, rename])
+        monkeypatch.setattr(os, "rename", lambda *paths: next(calls)(*paths))
+    else:
+        monkeypatch.setattr(vectors, what, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_vectors(tmp_path / "a", "attention")
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["a"] and read_manifest(tmp_path / "a") == before
+
+
+def damage(path, change):
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+DAMAGE = [
+    (lambda p: (p / "manifest.json").unlink(), "there is no manifest.json"),
+    (lambda p: (p / "manifest.json").write_text("{"), "is no JSON"),
+    (lambda p: (p / "manifest.json").write_text("[]"), "is no manifest of test vectors"),
+    (lambda p: damage(p, lambda m: m.update(format="other")), "is no manifest of test vectors"),
+    (lambda p: damage(p, lambda m: m.update(version=2)), "has version 2, this pyrope reads 1"),
+    (lambda p: damage(p, lambda m: m.update(files=[])), "must list its files"),
+    (lambda p: damage(p, lambda m: m["files"].update({"../outside": "0"})), "must list its files"),
+    (lambda p: damage(p, lambda m: m["files"].update({"npy/../../outside": "0"})), "npy/../../outside is missing"),
+    (lambda p: damage(p, lambda m: m.pop("cases")), "must list its cases"),
+    (lambda p: damage(p, lambda m: m["cases"][0].pop("tensors")), "incomplete: KeyError"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(name="../x")), "there is no file"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(rope={"head_dim": 3})), "incomplete: KeyError"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(kind="cube")), "kind must be one of"),
+    (lambda p: damage(p, lambda m: m["cases"].append(3)), "incomplete: TypeError"),
+    (lambda p: (p / "linear.safetensors").unlink(), "linear.safetensors is missing"),
+    (lambda p: (p / "npy/linear-18-exp.q.npy").write_bytes(b"x"), "linear-18-exp.q.npy in .* is not what was written"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, told", DAMAGE, ids=[told for _, told in DAMAGE])
+def test_damaged_vectors_are_refused(tmp_path, change, told):
+    write_vectors(tmp_path / "a", "linear")
+    change(tmp_path / "a")
+    with pytest.raises(ValueError, match=told):
+        verify_vectors(tmp_path / "a", {})
+
+
+def test_numpy_alone_is_enough(tmp_path):
+    code = f"""if True:
+        import sys
+        sys.modules["ml_dtypes"] = None
+        from pyrope.oracle.vectors import write_vectors, verify_vectors
+        write_vectors({str(tmp_path / "v")!r})
+        assert len(verify_vectors({str(tmp_path / "v")!r}, {{}})) == {len(cases())}
+    """
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert hashlib.sha256((tmp_path / "v" / "rotation.safetensors").read_bytes()).hexdigest() == ROTATION_SHA256
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_program_in_c_tests_itself(directory, tmp_path):
+    source = pathlib.Path(__file__).parent.parent / "examples/other_languages/my_rope.c"
+    program = tmp_path / "my rope"
+    subprocess.run(["cc", "-O2", "-o", program, source, "-lm"], check=True)
+    files = [directory / "npy" / f"{HALF32}.{name}.npy" for name in ("x", "positions")]
+    subprocess.run([program, *files, tmp_path / f"{HALF32}.npy"], check=True)
+    (report,) = (report for report in verify_vectors(directory, tmp_path) if report.subject == HALF32)
+    assert report.verdict == "right", str(report)
+    fn = from_command([program, "{x}", "{positions}", "{y}"])
+    x = np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32)
+    assert (
+        np.abs(fn(x, np.array([0, 7, 1000])) - pyrope.rotate(x, [0, 7, 1000], Rope(64, 10000.0, "half"))).max() < 1e-5
+    )
