@@ -1,23 +1,29 @@
-"""The command line: ``pyrope table`` and ``pyrope generate``. The only place that prints."""
+"""The command line: one function for each command. The only place that prints."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import __version__
 from .checkpoints import load
 from .containers import find_smollm2
 from .generation import generate
+from .oracle import adapters, checking, gallery, identification, traces, vectors
+from .oracle.report import Report
+from .oracle.tensors import dtype_named
 from .phase import cos_sin
 from .text import chat_prompt, load_tokenizer
 from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
+from .transformer import forward
 
 _TABLE_EXAMPLES = """\
 examples:
@@ -25,6 +31,33 @@ examples:
   pyrope table --head-dim 64 --base 500000 --layout half --position 4096 \\
       --scaling "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
   pyrope table --config path/to/config.json --length 131072 --json
+"""
+_CHECK_EXAMPLES = """\
+examples:
+  pyrope check                                    # the embedded gallery
+  pyrope check mymodel.rope:apply --head-dim 128 --base 10000 --layout half
+  pyrope check rope.py:rotate --framework torch --dtype bfloat16 --config config.json
+  pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json --json
+
+a target is module:function or file.py:function, called as fn(x, positions) on
+arrays (…, n, d); exit 0: right, or equivalent; 1: wrong; 2: misuse
+"""
+_IDENTIFY_EXAMPLES = """\
+examples:
+  pyrope identify mymodel.rope:apply --head-dim 128
+  pyrope identify --exec "./my_rope {x} {positions} {y}" --head-dim 64 --max-position 4095
+"""
+_VECTORS_EXAMPLES = """\
+examples:
+  pyrope vectors vectors/                         # write them all
+  pyrope vectors vectors/ --suite rotation
+  pyrope vectors --verify vectors/ outputs/       # judge what you computed
+"""
+_TRACE_EXAMPLES = """\
+examples:
+  pyrope trace path/to/checkpoint --tokens 1,15043,3186 -o ours.safetensors
+  pyrope trace smollm2 --text "The capital of France is" -o ours.safetensors
+  pyrope diff theirs.safetensors ours.safetensors
 """
 _GENERATE_EXAMPLES = """\
 examples:
@@ -35,12 +68,25 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests what a typo may have meant."""
+
+    def error(self, message: str) -> NoReturn:
+        known = [word for action in self._actions for word in action.option_strings]
+        known += [word for action in self._actions if isinstance(action.choices, dict) for word in action.choices]
+        typed = re.findall(r"invalid choice: '([^']+)'|(--[\w-]+)", message)
+        for word in (one or other for one, other in typed):
+            if close := difflib.get_close_matches(word, known, n=1):
+                message += f" (did you mean {close[0]}?)" if close[0] != word else ""
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pyrope", description="Rotary position embeddings: a reference.")
+    parser = _Parser(prog="pyrope", description="Rotary position embeddings: a reference, and an oracle for others.")
     parser.add_argument("--version", action="version", version=f"pyrope {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_table(commands)
-    _add_generate(commands)
+    for add in (_add_check, _add_identify, _add_table, _add_vectors, _add_trace, _add_diff, _add_generate):
+        add(commands)
     return parser
 
 
@@ -60,16 +106,115 @@ def _add_table(commands: Any) -> None:
         description="Frequencies and wavelengths of a rope; with --position also cos and sin there.",
         epilog=_TABLE_EXAMPLES,
     )
-    table.add_argument("--config", metavar="PATH", help="a Hugging Face config.json, or its folder")
-    table.add_argument("--layer-type", metavar="NAME", help="for configs whose layers have different ropes")
-    table.add_argument("--head-dim", type=int, metavar="N", help="size of a head")
-    table.add_argument("--rotary-dim", type=int, metavar="N", help="how many features of it turn (default: all)")
-    table.add_argument("--base", type=float, metavar="X", help="the 10000 of the paper")
-    table.add_argument("--layout", choices=LAYOUTS, help="which features make a pair")
-    table.add_argument("--scaling", metavar="CALL", help='such as "Linear(factor=4.0)"')
-    table.add_argument("--length", type=int, metavar="N", help="for scalings that depend on the length")
+    _add_rope_options(table)
     table.add_argument("--position", type=int, metavar="M", help="also print cos and sin at this position")
     table.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_rope_options(parser: Any) -> None:
+    parser.add_argument("--config", metavar="PATH", help="a Hugging Face config.json, or its folder")
+    parser.add_argument("--layer-type", metavar="NAME", help="for configs whose layers have different ropes")
+    parser.add_argument("--head-dim", type=int, metavar="N", help="size of a head")
+    parser.add_argument("--rotary-dim", type=int, metavar="N", help="how many features of it turn (default: all)")
+    parser.add_argument("--base", type=float, metavar="X", help="the 10000 of the paper")
+    parser.add_argument("--layout", choices=LAYOUTS, help="which features make a pair")
+    parser.add_argument("--scaling", metavar="CALL", help='such as "Linear(factor=4.0)"')
+    parser.add_argument("--length", type=int, metavar="N", help="for scalings that depend on the length")
+
+
+def _add_candidate_options(parser: Any, optional: bool) -> None:
+    parser.add_argument("target", nargs="?", help="module:function" + (", or nothing: the gallery" if optional else ""))
+    parser.add_argument(
+        "--exec", metavar="CMD", help="a program that reads {x} and {positions} and writes {y}, all .npy"
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="of the program (default: 60 s)")
+    frameworks = ("numpy", "torch", "jax", "mlx", "cupy")
+    parser.add_argument("--framework", choices=frameworks, default="numpy", help="whose arrays the target takes")
+    calls = ("positions", "sequential", "offset")
+    told = "fn(x, positions), fn(x) at 0 … n−1, or fn(x, offset)"
+    parser.add_argument("--call", choices=calls, default="positions", help=f"{told} (default: positions)")
+    parser.add_argument("--axes", metavar="WORD", help='such as "bnhd", if the target wants its axes in that order')
+    dtypes = ("float64", "float32", "float16", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="of x (default: float32)")
+    parser.add_argument("--max-position", type=int, metavar="M", help="the largest to try (default: 131071)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_check(commands: Any) -> None:
+    check = _command(
+        commands,
+        "check",
+        _check,
+        help="is this RoPE right, how far off is it, and what went wrong?",
+        description="Holds a rotation, a black box, against the truth. Without a target: the embedded gallery of "
+        "well-known implementations, good and broken.",
+        epilog=_CHECK_EXAMPLES,
+    )
+    _add_candidate_options(check, optional=True)
+    _add_rope_options(check)
+    check.add_argument("--grade", metavar="WORDS", help='ask for better than usual, such as "rounded once"')
+
+
+def _add_identify(commands: Any) -> None:
+    identify = _command(
+        commands,
+        "identify",
+        _identify,
+        help="what does this RoPE do?",
+        description="Reads layout, base, scaling, offset and precision out of a rotation, a black box.",
+        epilog=_IDENTIFY_EXAMPLES,
+    )
+    _add_candidate_options(identify, optional=False)
+    identify.add_argument("--head-dim", type=int, required=True, metavar="N", help="size of a head")
+
+
+def _add_vectors(commands: Any) -> None:
+    vectors = _command(
+        commands,
+        "vectors",
+        _vectors,
+        help="test vectors for any language, and their judgement",
+        description="Writes portable test vectors; with --verify, judges what another project computed from them.",
+        epilog=_VECTORS_EXAMPLES,
+    )
+    vectors.add_argument("directory", help="where the vectors are, or will be")
+    vectors.add_argument("outputs", nargs="?", help="with --verify: a folder of .npy, or a .safetensors file")
+    vectors.add_argument("--suite", choices=("all", "rotation", "attention", "linear"), default="all")
+    vectors.add_argument("--verify", action="store_true", help="judge outputs")
+    vectors.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_trace(commands: Any) -> None:
+    trace = _command(
+        commands,
+        "trace",
+        _trace,
+        help="every intermediate of a forward pass, into a file",
+        description="Runs a checkpoint over some tokens and writes every named intermediate.",
+        epilog=_TRACE_EXAMPLES,
+    )
+    trace.add_argument("checkpoint", help='a Hugging Face folder, a GGUF file, or "smollm2"')
+    what = trace.add_mutually_exclusive_group(required=True)
+    what.add_argument("--tokens", metavar="IDS", help="ids, with commas between them")
+    what.add_argument("--text", help="text, for the tokenizer of the checkpoint")
+    trace.add_argument("-o", "--output", required=True, metavar="FILE", help="a .safetensors file")
+    trace.add_argument("--backend", default="numpy", metavar="NAME", help='"numpy" (default) or "cupy"')
+    trace.add_argument("--dtype", default="float32", metavar="NAME", help='"float32" (default) or "float64"')
+
+
+def _add_diff(commands: Any) -> None:
+    diff = _command(
+        commands,
+        "diff",
+        _diff,
+        help="where two traces part, and how",
+        description="Names the first place where two traces part, how they do, and what that suggests.",
+        epilog=_TRACE_EXAMPLES,
+    )
+    diff.add_argument("first")
+    diff.add_argument("second")
+    diff.add_argument("--tolerance", type=float, metavar="X", help="relative, in place of the one derived from dtypes")
+    diff.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_generate(commands: Any) -> None:
@@ -150,6 +295,115 @@ def _table(options: argparse.Namespace) -> int:
     for i, row in enumerate(zip(*columns.values(), strict=True)):
         print(f"{i:4}" + "".join(f"{x:19.12g}" for x in row))
     return 0
+
+
+def _candidate(options: argparse.Namespace) -> Any:
+    """The black box that the options name, as fn(x, positions) on NumPy arrays."""
+    if options.exec is not None:
+        if options.target is not None:
+            raise ValueError("give a target or --exec, not both")
+        return adapters.from_command(options.exec, timeout=options.timeout)
+    if options.target is None:
+        raise ValueError("give a target such as module:function, or --exec")
+    fn = adapters.load_target(options.target)
+    if options.framework != "numpy":
+        fn = getattr(adapters, f"from_{options.framework}")(fn)
+    fn = fn if options.axes is None else adapters.with_axes(fn, options.axes)
+    around = {"positions": lambda fn: fn, "sequential": adapters.from_sequential, "offset": adapters.from_offset}
+    return around[options.call](fn)
+
+
+def _check(options: argparse.Namespace) -> int:
+    if options.target is None and options.exec is None:
+        return _gallery(options)
+    rope = _rope(options)
+    fn = _candidate(options)
+    _progress("probing …")
+    chosen = {"dtype": dtype_named(options.dtype), "max_position": options.max_position, "grade": options.grade}
+    report = checking.check_rotation(fn, rope, **chosen)
+    _progress("")
+    return _print_reports([report], options.json)
+
+
+def _print_reports(reports: Sequence[Report], as_json: bool) -> int:
+    if as_json:
+        told = [report.to_dict() for report in reports]
+        print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
+    else:
+        print("\n\n".join(map(str, reports)))
+    return 0 if all(report.ok for report in reports) else 1
+
+
+def _gallery(options: argparse.Namespace) -> int:
+    """One line for each implementation of the gallery: 0 if every good one is right and every broken one is named."""
+    if given := [name for name in ("config", "head_dim", "base", "layout", "scaling") if getattr(options, name)]:
+        raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
+    rows = []
+    for row in gallery.run_gallery():
+        rows.append(row)
+        if not options.json:
+            _progress("")
+            print(f"{row.name:<34} {row.told}", flush=True)
+        _progress(f"{len(rows)} checked …")
+    _progress("")
+    wrong = [row.name for row in rows if not row.as_expected]
+    if options.json:
+        print(json.dumps([{"name": row.name, "as_expected": row.as_expected, **row.report.to_dict()} for row in rows]))
+    else:
+        print(f"{len(rows)} implementations, {len(rows) - len(wrong)} judged as they should be")
+    return 1 if wrong else 0
+
+
+def _identify(options: argparse.Namespace) -> int:
+    fn = _candidate(options)
+    _progress("probing …")
+    dtype = dtype_named(options.dtype)
+    found = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
+    _progress("")
+    print(json.dumps(found.to_dict(), indent=1) if options.json else found)
+    return 0
+
+
+def _vectors(options: argparse.Namespace) -> int:
+    if options.verify:
+        if options.outputs is None:
+            raise ValueError("--verify needs two paths: the vectors, and the outputs")
+        reports = vectors.verify_vectors(options.directory, options.outputs)
+        if options.json:
+            return _print_reports(reports, True)
+        bad = [report for report in reports if not report.ok]
+        print("\n\n".join([*map(str, bad), f"{len(reports)} cases, {len(reports) - len(bad)} right"]))
+        return 1 if bad else 0
+    if options.outputs is not None:
+        raise ValueError("a second path goes with --verify")
+    manifest = vectors.write_vectors(options.directory, options.suite)
+    print(f"{len(manifest['cases'])} cases written to {options.directory}")
+    return 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    path = find_smollm2() if options.checkpoint == "smollm2" else options.checkpoint
+    if options.tokens is not None:
+        words = options.tokens.split(",")
+        if not all(re.fullmatch(r" *\d{1,18} *", word) for word in words):
+            raise ValueError(f"--tokens must be integers with commas between them, was {options.tokens!r}")
+        ids = list(map(int, words))
+    else:
+        ids = load_tokenizer(path).encode(options.text)
+    _progress(f"loading {options.checkpoint} …")
+    model = load(path, options.backend, options.dtype)
+    _progress("running …")
+    seen: dict[str, Any] = {}
+    forward(model, ids, trace=seen.__setitem__)
+    traces.write_trace(options.output, seen)
+    _progress("")
+    print(f"{len(seen)} intermediates of {len(ids)} tokens written to {options.output}")
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    first, second = traces.read_trace(options.first), traces.read_trace(options.second)
+    return _print_reports([traces.diff_traces(first, second, tolerance=options.tolerance)], options.json)
 
 
 def _generate(options: argparse.Namespace) -> int:
