@@ -22,7 +22,23 @@ MAY_IMPORT = {
     "encodings": {"checks", "backend"},
     "softmax": {"checks", "backend"},
     "linear": {"checks", "backend", "theta", "rotation"},
+    "layers": {"backend"},
+    "architecture": {"checks", "backend", "layers", "linear", "theta"},
+    "transformer": {
+        "checks",
+        "backend",
+        "encodings",
+        "theta",
+        "rotation",
+        "softmax",
+        "linear",
+        "layers",
+        "architecture",
+    },
+    "generation": {"checks", "backend", "architecture", "transformer"},
+    "families": {"checks", "conventions", "theta", "architecture"},
     "containers": {"checks", "theta", "rotation"},
+    "checkpoints": {"backend", "phase", "architecture", "families", "containers"},
     "text": {"checks", "containers"},
     "cli": ENGINE | {"__init__"},
     "__main__": {"cli"},
@@ -78,6 +94,8 @@ def test_core_uses_only_what_cupy_has(path):
 @pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
 def test_the_contract_sees_the_core():
     assert {"multiply", "add", "empty", "take"} <= cupy_contract.uses((PACKAGE / "rotation.py").read_text())
+    assert {"einsum", "exp", "matmul", "take"} <= cupy_contract.uses((PACKAGE / "layers.py").read_text())
+    assert {"concatenate", "empty", "zeros"} <= cupy_contract.uses((PACKAGE / "transformer.py").read_text())
 
 
 def test_data_crosses_between_host_and_device_in_one_file():
