@@ -33,7 +33,7 @@ def _exact(name, x):
 def _bound(name, x, y, dtype):
     """How far act(x) may be off in a dtype, with u its unit roundoff.
 
-    gelu: Φ(−|x|) is a series, off by 30u, times exp(−z²), off by 3x²·u, as z, √½ and z² are rounded
+    gelu: Φ(−|x|) is a series, off by 8u, times exp(−z²), off by 3x²·u, as z, √½ and z² are rounded
     before; 1 − Φ(−|x|) by 4u.
     gelu_tanh: 1 + tanh(w) by 3u, all of it absolute, for the sum cancels where w is negative.
     silu: 6u; but what is below −88 counts as −88, and −88·e⁻⁸⁸ is 6e-37.
@@ -45,7 +45,7 @@ def _bound(name, x, y, dtype):
         tail = float(MP.erfc(MP.mpf(x) / MP.sqrt(2)) / 2)
         # The series has as many terms as float32 needs, 3e-9 of exp(−z²); in float64 all of them.
         series = 3e-9 * math.exp(-(min(x, 38.0) ** 2) / 2) * (dtype == np.float32)
-        return 4 * u * y + x * (tail * (3 * x * x + 30) * u + series + 4 * tiny)
+        return 4 * u * y + x * (tail * (3 * x * x + 8) * u + series + 4 * tiny)
     if name == "gelu_tanh":
         return 3 * u * x if x < 1e3 else 2 * u * y
     return {"silu": 6 * u * y + 6e-37, "relu": 0.0}[name]

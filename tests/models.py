@@ -1,0 +1,61 @@
+"""Hypothesis strategies: small models of every kind, made of the options of one block."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import strategies as st
+from strategies import ropes
+
+from pyrope import Rope
+from pyrope.architecture import Config, Layer
+from pyrope.layers import ACTIVATIONS, NORMS
+from pyrope.linear import FEATURE_MAPS
+
+PLAIN = Config(
+    vocabulary=11, width=8, heads=2, key_heads=1, head_dim=4, mlp_width=6, layers=(Layer(Rope(4, 10000.0, "half")),) * 2,
+    norm="rms", eps=1e-5, activation="silu", gated=True, block="sequential", causal=True,
+)  # fmt: skip
+# Softmax and linear attention, one and several options at a time: what fixed examples run over.
+KINDS = {
+    "plain": PLAIN,
+    "windows": dataclasses.replace(PLAIN, layers=(PLAIN.layers[0], Layer(PLAIN.layers[0].rope, 2))),
+    "linear": dataclasses.replace(PLAIN, attention="linear"),
+    "alibi": PLAIN.with_encoding("alibi"),
+    "parallel": dataclasses.replace(PLAIN, block="parallel", one_norm=True, qk_norm=True, softcap=2.0),
+}
+_numbers = st.sampled_from([None, None, 0.5, 3.0])
+flags = st.booleans()
+attentions = st.sampled_from(["softmax", "softmax", "linear"])
+
+
+@st.composite
+def configs(draw, causal=flags, attention=attentions, max_layers: int = 3):
+    """A Config with any options that go together."""
+    attention, block = draw(attention), draw(st.sampled_from(["sequential", "parallel", "post-norm"]))
+    linear = attention == "linear"
+    rope = draw(ropes(max_pairs=3, with_axes=False))
+    encoding = draw(st.sampled_from(["rope"] * 4 + ["none", "sinusoidal"] + ["alibi"] * (not linear)))
+    windows = st.none() if linear else st.none() | st.integers(1, 9)
+    other = st.sampled_from([rope, rope, dataclasses.replace(rope, base=77.0, scaling=None), None])
+    layers = [Layer(rope, draw(windows))]
+    layers += [Layer(draw(other), draw(windows)) for _ in range(draw(st.integers(0, max_layers - 1)))]
+    g = draw(st.integers(1, 2))
+    config = Config(
+        vocabulary=draw(st.integers(1, 12)), width=2 * draw(st.integers(1, 5)), heads=g * draw(st.integers(1, 3)),
+        key_heads=g, head_dim=rope.head_dim, mlp_width=draw(st.integers(1, 7)), layers=tuple(layers),
+        norm=draw(st.sampled_from(list(NORMS))), eps=draw(st.sampled_from([1e-6, 1e-2])),
+        activation=draw(st.sampled_from(list(ACTIVATIONS))), gated=draw(flags), block=block, causal=draw(causal),
+        attention=attention, feature_map=draw(st.sampled_from(_maps(linear))),
+        scale=None if linear else draw(_numbers), softcap=None if linear else draw(_numbers),
+        logit_softcap=draw(_numbers), logit_scale=draw(_numbers), embedding_scale=draw(_numbers), tied=draw(flags),
+        norm_bias=draw(flags), qkv_bias=draw(flags), out_bias=draw(flags), mlp_bias=draw(flags), head_bias=draw(flags),
+        qk_norm=draw(flags), post_norms=block != "post-norm" and draw(flags), one_norm=block == "parallel" and draw(flags),
+        embedding_norm=draw(flags), embedding_bias=draw(flags), head_dense=draw(flags),
+    )  # fmt: skip
+    return config if encoding == "rope" else config.with_encoding(encoding)
+
+
+def _maps(linear: bool) -> list[str]:
+    """The feature maps; "identity" is left out, for its denominators may be negative, which is refused."""
+    return [name for name in FEATURE_MAPS if name != "identity"] if linear else ["elu+1"]
