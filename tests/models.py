@@ -10,7 +10,6 @@ from strategies import ropes
 from pyrope import Rope
 from pyrope.architecture import Config, Layer
 from pyrope.layers import ACTIVATIONS, NORMS
-from pyrope.linear import FEATURE_MAPS
 
 PLAIN = Config(
     vocabulary=11, width=8, heads=2, key_heads=1, head_dim=4, mlp_width=6, layers=(Layer(Rope(4, 10000.0, "half")),) * 2,
@@ -42,11 +41,11 @@ def configs(draw, causal=flags, attention=attentions, max_layers: int = 3):
     layers += [Layer(draw(other), draw(windows)) for _ in range(draw(st.integers(0, max_layers - 1)))]
     g = draw(st.integers(1, 2))
     config = Config(
-        vocabulary=draw(st.integers(1, 12)), width=2 * draw(st.integers(1, 5)), heads=g * draw(st.integers(1, 3)),
+        vocabulary=draw(st.integers(1, 12)), width=2 * draw(st.integers(2, 5)), heads=g * draw(st.integers(1, 3)),
         key_heads=g, head_dim=rope.head_dim, mlp_width=draw(st.integers(1, 7)), layers=tuple(layers),
         norm=draw(st.sampled_from(list(NORMS))), eps=draw(st.sampled_from([1e-6, 1e-2])),
         activation=draw(st.sampled_from(list(ACTIVATIONS))), gated=draw(flags), block=block, causal=draw(causal),
-        attention=attention, feature_map=draw(st.sampled_from(_maps(linear))),
+        attention=attention, feature_map=draw(st.sampled_from(_maps(linear, encoding == "rope"))),
         scale=None if linear else draw(_numbers), softcap=None if linear else draw(_numbers),
         logit_softcap=draw(_numbers), logit_scale=draw(_numbers), embedding_scale=draw(_numbers), tied=draw(flags),
         norm_bias=draw(flags), qkv_bias=draw(flags), out_bias=draw(flags), mlp_bias=draw(flags), head_bias=draw(flags),
@@ -56,6 +55,7 @@ def configs(draw, causal=flags, attention=attentions, max_layers: int = 3):
     return config if encoding == "rope" else config.with_encoding(encoding)
 
 
-def _maps(linear: bool) -> list[str]:
-    """The feature maps; "identity" is left out, for its denominators may be negative, which is refused."""
-    return [name for name in FEATURE_MAPS if name != "identity"] if linear else ["elu+1"]
+def _maps(linear: bool, turned: bool) -> list[str]:
+    """The feature maps. Where denominators may not be positive, with a numerator that is rotated away from 0, they are
+    refused: "identity", and with a rope those that may be 0, are left to a test that sees to it."""
+    return ["elu+1", "exp"] + ["relu", "relu2"] * (not turned) if linear else ["elu+1"]
