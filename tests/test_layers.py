@@ -217,3 +217,12 @@ def test_mlp_does_not_depend_on_the_number_of_rows(xp, n):
     inner = x @ up.T
     expected = (inner[:, :6] / (1 + np.exp(-inner[:, :6])) * inner[:, 6:]) @ down.T
     assert y.shape == (n, 4) and np.allclose(y, expected, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mlp_computes_in_the_dtype_of_its_input(xp, dtype, monkeypatch):
+    seen = []
+    monkeypatch.setitem(ACTIVATIONS, "relu", lambda xp, x: seen.append(x.dtype))
+    one = Projection(from_numpy(np.ones((2, 2), dtype), xp), None)
+    assert layers.mlp(from_numpy(np.ones((3, 2), dtype), xp), one, one, "relu", gated=False).dtype == dtype
+    assert seen == [dtype]
