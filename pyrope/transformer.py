@@ -19,7 +19,7 @@ from .layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
 from .linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
 from .rotation import Tables, rotate, rotation_tables
 from .softmax import attention, attention_scores
-from .theta import Rope
+from .theta import Rope, frequencies
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Trace: TypeAlias = Callable[[str, Array], object]
@@ -140,12 +140,14 @@ def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
     for row, (own, positions) in rows:
         for run, position in zip(own, positions, strict=True):
             ends[row, run] = max(ends.get((row, run), 1), position + 1)
-    if len(set(ends.values())) > 1:
+    lengths = sorted(set(ends.values()))
+    fixed = [rope.at(length) for length in lengths]
+    if any(not np.array_equal(frequencies(one), frequencies(fixed[-1])) for one in fixed):
         raise ValueError(
             f"the frequencies of {type(rope.scaling).__name__} depend on the length, and the sequences have different "
-            f"ones, {sorted(set(ends.values()))}: give a Cache, which fixes it"
+            f"ones, {lengths}: give a Cache, which fixes it"
         )
-    return rope.at(next(iter(ends.values())))
+    return fixed[-1]
 
 
 def _silent(name: str, array: Array) -> None:

@@ -55,3 +55,9 @@ def random_blocks(rng, kind: str, rows: int, blocks: int) -> tuple[np.ndarray, s
 
 def quantised(values: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]), kind
+
+
+def rewrite(path, content: bytes) -> None:
+    """Another content for a file, hundreds of times: a new file, since some systems flush one that is cut and refilled."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)

@@ -799,7 +799,7 @@ NAMES = st.sampled_from(["model.safetensors", "model.gguf"])
 
 
 def _path(place, name, content):
-    (place / name).write_bytes(content)
+    gguf_files.rewrite(place / name, content)
     return place if name.endswith("safetensors") else place / name
 
 

@@ -624,3 +624,26 @@ def test_positions_on_the_device(xp):
     at = pyrope.from_numpy(np.arange(2, 5), xp)
     same = [pyrope.to_numpy(attention(*on, causal=True, q_positions=p)) for p in (at, None)]
     assert (same[0] == same[1]).all()
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 59.0, 61.0, 88.0, 1e4, 1e30])
+@pytest.mark.parametrize("window", [None, 1, 70])
+def test_scores_of_any_size_with_many_queries(size, window):
+    # Small scores are taken to exp as they are, large ones would overflow or vanish: both sides of the border.
+    rng = np.random.default_rng(3)
+    q, k, v = (_rows(rng, 2, 80, 8) for _ in "qkv")
+    q *= np.sqrt(size * np.sqrt(8)) / np.linalg.norm(q, axis=-1, keepdims=True)
+    k = q.copy() if size else k
+    k[:, ::2] *= -1  # scores from −size to size
+    got = attention(*(x.astype(np.float32) for x in (q, k, v)), causal=True, window=window, block=80)
+    truth = attention_by_definition(q, k, v, causal=True, window=window)
+    np.testing.assert_allclose(got, truth, rtol=0, atol=3e-6 * max(1.0, min(size, 1e4) / 10) if size < 1e5 else 1e-2)
+
+
+def test_a_row_that_sees_nothing_is_zeros_among_many():
+    x = np.ones((1, 80, 4), np.float32)
+    mask = np.ones((80, 80), bool)
+    mask[7] = False
+    out = attention(x, x, x, mask=mask)
+    assert not out[0, 7].any()
+    np.testing.assert_allclose(out[0, 8], 1, rtol=1e-6)

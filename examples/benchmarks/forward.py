@@ -1,0 +1,185 @@
+"""How fast a whole model runs, as ratios to its bare matrix products and to transformers, all in one run.
+
+    python examples/benchmarks/forward.py
+
+A Llama of 12 layers × 768, 12 heads and a vocabulary of 32,000 with random weights, float32, two threads: decoding at
+batch 1 after 256 tokens, and prefill of 512 and of 2,048 tokens, logits of the last token alone. "bare matrix
+products" are those of the same model, attention's by blocks included, and nothing else. Then SmolLM2, if the package
+that brings it is installed; with the word smollm2, it alone and its memory. torch and transformers are optional. Times
+are the shortest and the median of several rounds, taken in turns.
+NumPy's OpenBLAS waits for all its threads in every product: run this where nothing else runs.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
+
+import numpy as np
+
+import pyrope
+from pyrope import Cache, Config, Layer, Model, Rope
+
+VOCABULARY, WIDTH, HEADS, LAYERS, MLP, ROWS = 32000, 768, 12, 12, 2048, 256
+
+
+def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """The times of each, in seconds, sorted: taken in turns, so that a busy moment hits all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: sorted(times) for name, times in seconds.items()}
+
+
+def report(title: str, seconds: dict[str, list[float]], limits: dict[str, str]) -> None:
+    print(f"\n{title:<36}{'shortest':>11}{'median':>11}{'pyrope / it':>13}")
+    own = seconds["pyrope"]
+    for name, times in seconds.items():
+        best, middle = times[0], statistics.median(times)
+        ratio = f"{own[0] / best:.2f}, {statistics.median(own) / middle:.2f}" if name != "pyrope" else ""
+        print(f"{name:<36}{best * 1e3:>8.1f} ms{middle * 1e3:>8.1f} ms{ratio:>13}  {limits.get(name, '')}")
+
+
+def llama() -> Model:
+    layer = Layer(Rope(WIDTH // HEADS, 10000.0, "half"))
+    config = Config(
+        vocabulary=VOCABULARY, width=WIDTH, heads=HEADS, key_heads=HEADS, head_dim=WIDTH // HEADS, mlp_width=MLP,
+        layers=(layer,) * LAYERS, norm="rms", eps=1e-6, activation="silu", gated=True, block="sequential", causal=True,
+    )  # fmt: skip
+    return pyrope.random_model(config, seed=0)
+
+
+def products(model: Model, n: int, keys: int = 0) -> Callable[[], None]:
+    """The matrix products of a forward pass of n tokens after so many keys, without anything between them."""
+    config, weights = model.config, model.weights
+    wide, inner = np.ones((n, config.width), np.float32), np.ones((n, config.mlp_width), np.float32)
+    heads = np.ones((config.key_heads, config.heads // config.key_heads * n, config.head_dim), np.float32)
+    rows = min(n, ROWS)
+    every = np.ones((config.key_heads, keys + n, config.head_dim), np.float32)
+
+    def run() -> None:
+        for layer in weights.layers:
+            np.matmul(wide, layer.qkv.weight.T)
+            for start in range(0, n, rows):
+                seen = every[:, : keys + start + rows]
+                for q, k in zip(heads[:, start : start + rows], seen, strict=True):
+                    np.matmul(np.matmul(q, k.T), k)
+            np.matmul(wide, layer.out.weight.T)
+            for start in range(0, n, rows):
+                np.matmul(wide[start : start + rows], layer.up.weight.T)
+                np.matmul(inner[start : start + rows], layer.down.weight.T)
+        np.matmul(wide[:1], weights.head.weight.T)
+
+    return run
+
+
+def transformers_models() -> dict[str, object]:
+    """The same architecture by transformers, with fused and with plain attention; nothing if it is not installed."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        print("torch and transformers are not installed: their rows are left out")
+        return {}
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(False)
+    options = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": MLP}
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, **options)
+    made = {}
+    for kind in ("sdpa", "eager"):
+        config._attn_implementation = kind
+        made[f"transformers, {kind}"] = transformers.LlamaForCausalLM(config).eval()
+    return made
+
+
+def prefill(model: Model, others: dict[str, object], n: int) -> None:
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, n)
+    forms: dict[str, Callable[[], object]] = {
+        "pyrope": lambda: pyrope.forward(model, tokens, logits="last"),
+        "bare matrix products": products(model, n),
+    }
+    for name, other in others.items():
+        import torch
+
+        batch = torch.from_numpy(tokens)[None]
+        forms[name] = lambda other=other, batch=batch: other(batch, logits_to_keep=1, use_cache=False)  # type: ignore[operator]
+    limits = {
+        "bare matrix products": "limit 1.50",
+        "transformers, sdpa": "limit 1.40",
+        "transformers, eager": "limit 1.00",
+    }
+    if n < 2048:
+        del limits["transformers, eager"]
+    report(f"prefill, {n} tokens", in_turns(forms, rounds=5 if n > 1000 else 9), limits)
+
+
+def decoding(model: Model, others: dict[str, object], before: int = 256, rounds: int = 40) -> None:
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, before)
+    cache = Cache(model, before + rounds + 1)
+    pyrope.forward(model, tokens, cache=cache, logits="last")
+    forms: dict[str, Callable[[], object]] = {
+        "pyrope": lambda: pyrope.forward(model, [7], cache=cache, logits="last"),
+        "bare matrix products": products(model, 1, before),
+    }
+    for name, other in others.items():
+        import torch
+
+        past = other(torch.from_numpy(tokens)[None], use_cache=True).past_key_values  # type: ignore[operator]
+        one = torch.tensor([[7]])
+        forms[name] = lambda other=other, past=past, one=one: other(one, past_key_values=past)  # type: ignore[operator]
+    limits = {"bare matrix products": "limit 1.50", "transformers, sdpa": "limit 1.00"}
+    report(f"decoding after {before} tokens", in_turns(forms, rounds), limits)
+
+
+def smollm2(count: int = 100) -> None:
+    try:
+        path = pyrope.find_smollm2()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model = pyrope.load(path)
+    except ImportError as error:
+        print(f"\nSmolLM2 is left out: {error}")
+        return
+    size = sum(weight.nbytes for weight in _arrays(model))
+    prompt = list(range(20, 60))
+    cache = Cache(model, len(prompt) + count)
+    pyrope.forward(model, prompt, cache=cache, logits="last")
+    start = time.perf_counter()
+    for token in range(count):
+        pyrope.forward(model, [token], cache=cache, logits="last")
+    speed = count / (time.perf_counter() - start)
+    size += sum(array.nbytes for array in (*cache.keys, *cache.values))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"\nSmolLM2, decoding: {speed:.1f} tokens per second, limit 20")
+    if before < 150_000:  # kB: this process had been small, so that its peak is what loading and running took
+        print(f"peak memory {peak / 1e3:.0f} MB, {peak * 1024 / size:.2f} x weights and cache, limit 1.30")
+
+
+def _arrays(model: Model) -> list[np.ndarray]:
+    weights, found = model.weights, [model.weights.embedding]
+    for layer in weights.layers:
+        found += [layer.qkv.weight, layer.out.weight, layer.up.weight, layer.down.weight]
+    return found
+
+
+def main() -> None:
+    if "smollm2" in sys.argv[1:]:  # by itself, so that its peak memory can be seen
+        smollm2()
+        return
+    model, others = llama(), transformers_models()
+    decoding(model, others)
+    for n in (512, 2048):
+        prefill(model, others, n)
+    smollm2()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Tokenizers: every text comes back, cuts are where the model was trained with them, and pieces are whole characters."""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+
+import gguf_files
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyrope import text as text_module
+from pyrope.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
+
+BYTES = text_module._byte_names()
+MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
+SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*BYTES, *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
+KINDS = [1] * (len(TOKENS) - 4) + [3, 3, 3, 4]
+ID = {token: i for i, token in enumerate(TOKENS)}
+PRES = ["gpt-2", "smollm", "default", "llama-bpe", "qwen2"]
+
+
+def _metadata(pre="smollm", **changes):
+    found = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": TOKENS,
+        "merges": MERGES,
+        "token_type": KINDS,
+        "bos_token_id": ID["<|begin|>"],
+        "eos_token_id": ID["<|im_end|>"],
+        "add_bos_token": False,
+    } | changes
+    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+
+
+def _load(path, pre="smollm", **changes):
+    return load_tokenizer(gguf_files.write(path, others=_metadata(pre, **changes)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "model.gguf"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return {pre: _load(tmp_path_factory.mktemp(pre) / "model.gguf", pre) for pre in PRES}
+
+
+PRE = st.sampled_from(PRES)
+# Lone surrogates are no text, the rest of Unicode is; words of the vocabulary come often.
+TEXT = st.lists(st.text(max_size=8) | st.sampled_from(["hello", " 12", "!!", "\n\n ", "'S", " ", "á", "½", "𝄞"])).map(
+    "".join
+)
+
+
+def _words(tokenizer, text):
+    return [TOKENS[one] for one in tokenizer.encode(text)]
+
+
+@given(pre=PRE, text=TEXT)
+def test_every_text_comes_back(loaded, pre, text):
+    wanted = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
+    assert loaded[pre].decode(loaded[pre].encode(text)) == wanted
+
+
+@given(text=TEXT)
+def test_cuts_are_those_of_the_models_own_files(text):
+    """GPT-2 and SmolLM2 name their cuts by parts of the tokenizers package; ours are patterns."""
+    own = tokenizers.pre_tokenizers
+    to_bytes = own.ByteLevel(add_prefix_space=False, use_regex=False)
+    for pre, wanted in {
+        "gpt-2": own.ByteLevel(add_prefix_space=False),
+        "smollm": own.Sequence([own.Digits(individual_digits=True), own.ByteLevel(add_prefix_space=False)]),
+    }.items():
+        cuts = [own.Split(tokenizers.Regex(cut), "isolated") for cut in text_module._CUTS[pre]]
+        assert own.Sequence([*cuts, to_bytes]).pre_tokenize_str(text) == wanted.pre_tokenize_str(text)
+
+
+CUT = [
+    ("gpt-2", "1234", ["123", "4"]),
+    ("smollm", "1234", ["1", "2", "3", "4"]),
+    ("qwen2", "1234", ["1", "2", "3", "4"]),
+    ("llama-bpe", "1212123", ["12", "1", "2", "12", "3"]),  # in threes
+    ("default", "1212123", ["12", "1", "2", "12", "3"]),
+    ("gpt-2", "1212123", ["12", "12", "123"]),
+    ("gpt-2", " hello", ["Ġhello"]),
+    ("gpt-2", " !!", ["Ġ!!"]),
+    ("default", " !!", ["Ġ", "!!"]),  # punctuation is cut out first
+    ("gpt-2", "'S", ["'", "S"]),
+    ("gpt-2", "'SA", ["'", "SA"]),
+    ("llama-bpe", "'SA", ["'S", "A"]),
+    ("qwen2", "'SA", ["'S", "A"]),
+    ("gpt-2", "  hello", ["Ġ", "Ġhello"]),
+    ("gpt-2", "\n\nhello", ["Ċ", "Ċ", "hello"]),
+    ("qwen2", "\n\nhello", ["ĊĊ", "hello"]),
+    ("gpt-2", "xyz", ["x", "y", "z"]),
+    ("llama-bpe", "xyz", ["xyz"]),  # no pairs lead to it
+    ("gpt-2", "a\u0301", ["a", "Ìģ"]),
+    ("qwen2", "a\u0301", ["Ã", "¡"]),  # one character, U+00E1
+]
+
+
+@pytest.mark.parametrize("pre, text, wanted", CUT)
+def test_cuts_and_merges(loaded, pre, text, wanted):
+    assert _words(loaded[pre], text) == wanted
+
+
+def test_special_tokens_are_recognised_in_text(loaded):
+    tokenizer = loaded["smollm"]
+    text = "<|im_start|>hello<|im_end|> <user>!!"
+    assert _words(tokenizer, text) == ["<|im_start|>", "hello", "<|im_end|>", "Ġ", "<user>", "!!"]
+    assert tokenizer.decode(tokenizer.encode(text)) == "hello <user>!!"
+    assert tokenizer.decode(tokenizer.encode(text), special=True) == text
+
+
+def test_sizes_and_stops(file):
+    tokenizer = _load(file, eot_token_id=3, eom_token_id=4)
+    assert tokenizer.vocabulary == len(TOKENS)
+    assert tokenizer.stop == {ID["<|im_end|>"], 3, 4}
+    assert _load(file, eos_token_id=None).stop == frozenset()
+
+
+def test_the_token_that_a_text_begins_with(file):
+    tokenizer = _load(file, add_bos_token=True)
+    assert tokenizer.encode("he") == [ID["<|begin|>"], ID["he"]]
+    assert tokenizer.encode("he", begin=False) == [ID["he"]]
+    assert tokenizer.decode(tokenizer.encode("he")) == "he"
+    assert _load(file, "llama-bpe", add_bos_token=None).encode("") == [ID["<|begin|>"]]
+    assert _load(file, "gpt-2", add_bos_token=None).encode("") == []
+
+
+@given(ids=st.lists(st.integers(0, len(TOKENS) - 1) | st.integers(160, 255), max_size=30), special=st.booleans())
+@settings(max_examples=200)
+def test_pieces_make_the_whole(loaded, ids, special):
+    """For any bytes, even those that make no characters."""
+    tokenizer = loaded["gpt-2"]
+    pieces = list(tokenizer.stream(iter(ids), special=special))
+    assert "".join(pieces) == tokenizer.decode(ids, special=special)
+    assert all(pieces)
+
+
+@given(text=TEXT.filter(lambda text: "�" not in text))
+def test_pieces_are_whole_characters(loaded, text):
+    assert not any("�" in piece for piece in loaded["smollm"].stream(loaded["smollm"].encode(text)))
+
+
+def test_pieces_come_as_soon_as_they_can(loaded):
+    tokenizer, taken = loaded["smollm"], []
+
+    def ids():
+        for one in tokenizer.encode("hé1𝄞"):
+            taken.append(one)
+            yield one
+
+    assert [(piece, len(taken)) for piece in tokenizer.stream(ids())] == [("h", 1), ("é", 3), ("1", 4), ("𝄞", 8)]
+
+
+def test_a_text_that_ends_within_a_character(loaded):
+    ids = loaded["smollm"].encode("a𝄞")[:-1]
+    assert list(loaded["smollm"].stream(ids)) == ["a", "�"]
+
+
+def test_bytes_without_a_token_are_not_dropped(file):
+    tokens = ["?" * 3 if token == "Ą" else token for token in TOKENS]  # byte 4
+    tokenizer = _load(file, tokens=tokens)
+    assert tokenizer.decode(tokenizer.encode("a")) == "a"
+    with pytest.raises(ValueError, match="no token for the bytes 0x04 of the text"):
+        tokenizer.encode("a\x04b")
+
+
+REFUSED = [
+    ({"model": "llama"}, "tokenizer.ggml.model must be 'gpt2' .* was 'llama': use a tokenizer.json"),
+    ({"model": None}, "lacks tokenizer.ggml.model"),
+    ({"pre": "tekken"}, "tokenizer.ggml.pre must be one of 'gpt-2', .* was 'tekken'"),
+    ({"pre": None}, "lacks tokenizer.ggml.pre"),
+    ({"merges": None}, "lacks tokenizer.ggml.merges"),
+    ({"tokens": "a"}, "tokenizer.ggml.tokens must be of type list, was str"),
+    ({"tokens": [1, 2]}, "must be lists of words"),
+    ({"tokens": [*TOKENS[:-1], "a"]}, "must hold no token twice"),
+    ({"token_type": KINDS[1:]}, "one number for each token"),
+    ({"merges": ["a b c"]}, "one was 'a b c'"),
+    ({"merges": ["ab"]}, "one was 'ab'"),
+    ({"merges": ["q q"]}, "must be pairs of tokens that make a token, one was 'q q'"),
+    ({"add_bos_token": True, "bos_token_id": None}, "lacks tokenizer.ggml.bos_token_id"),
+    ({"add_bos_token": True, "bos_token_id": 10**6}, "below the size of the vocabulary"),
+    ({"add_bos_token": 1}, "add_bos_token must be of type bool, was int"),
+    ({"add_eos_token": True}, "ends every text with a token"),
+    ({"eos_token_id": len(TOKENS)}, f"below the size of the vocabulary, {len(TOKENS)}, was {len(TOKENS)}"),
+]
+
+
+@pytest.mark.parametrize("changes, words", REFUSED)
+def test_tokenizers_that_are_not_understood_are_refused(file, changes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        _load(file, **changes)
+    assert "model.gguf: " in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [-1, len(TOKENS), 2**40])
+def test_ids_out_of_range(loaded, bad):
+    for use in (loaded["gpt-2"].decode, lambda ids: list(loaded["gpt-2"].stream(ids))):
+        with pytest.raises(ValueError, match="a token id must be"):
+            use([1, bad])
+
+
+def test_other_input(loaded):
+    tokenizer = loaded["gpt-2"]
+    with pytest.raises(TypeError, match="a token id must be an integer, was 1.0"):
+        tokenizer.decode([1.0])
+    with pytest.raises(TypeError, match="text must be a string, was bytes"):
+        tokenizer.encode(b"a")
+    with pytest.raises(ValueError, match="without lone surrogates"):
+        tokenizer.encode("a\ud800")
+    with pytest.raises(TypeError, match="begin must be True or False"):
+        tokenizer.encode("a", begin=1)
+
+
+# --- Folders ---
+
+
+@pytest.fixture
+def folder(tmp_path, loaded):
+    loaded["smollm"]._inner.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_a_folder_has_the_same_tokenizer(folder, loaded):
+    found = load_tokenizer(folder)
+    text = "<|im_start|>hello 123\n\n½<|im_end|>"
+    assert found.encode(text) == loaded["smollm"].encode(text)
+    assert found.decode(found.encode(text)) == loaded["smollm"].decode(found.encode(text))
+    assert found.vocabulary == len(TOKENS) and found.stop == frozenset()
+
+
+def test_where_the_stops_of_a_folder_come_from(folder):
+    """The first file that says them wins."""
+
+    def say(name, **content):
+        (folder / name).write_text(json.dumps(content))
+        return load_tokenizer(folder).stop
+
+    assert say("tokenizer_config.json", eos_token="<|im_end|>") == {ID["<|im_end|>"]}
+    assert say("tokenizer_config.json", eos_token={"content": "<|im_start|>"}) == {ID["<|im_start|>"]}
+    assert say("config.json", eos_token_id=5) == {5}
+    assert say("generation_config.json", eos_token_id=None) == {5}
+    assert say("generation_config.json", eos_token_id=[6, 7]) == {6, 7}
+    for bad in ([6, 10**6], "6", [-1], {"a": 1}):
+        with pytest.raises(ValueError):
+            say("generation_config.json", eos_token_id=bad)
+
+
+def test_an_end_that_is_no_token(folder):
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    with pytest.raises(ValueError, match="'</s>', is not in the vocabulary"):
+        load_tokenizer(folder)
+
+
+def test_a_folder_that_puts_a_token_before_every_text(folder):
+    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    begin = ("<|begin|>", ID["<|begin|>"])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
+    inner.enable_truncation(2)
+    inner.enable_padding(length=9)
+    inner.save(str(folder / "tokenizer.json"))
+    found = load_tokenizer(folder)
+    assert found.encode("abcd") == [begin[1], *(ID[word] for word in "abcd")]  # neither cut nor filled up
+    assert found.encode("ab", begin=False) == [ID["a"], ID["b"]]
+
+
+def test_pieces_keep_the_spaces_of_decoders_that_drop_the_first(tmp_path):
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁a": 0, "▁b": 1, "<0xF0>": 2}, "▁a"))
+    inner.decoder = tokenizers.decoders.Metaspace()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path)
+    assert list(found.stream([0, 1, 0])) == ["a", " b", " a"]
+    assert found.decode([0, 1, 0]) == "a b a"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"[" * 10000, b"\xff\xfe"])
+def test_files_that_are_no_tokenizer(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ValueError, match="tokenizer.json: "):
+        load_tokenizer(tmp_path)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="tokenizer.json does not exist"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_tokenizer(tmp_path / "x.gguf")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """A file, and what it holds while it is whole."""
+    file = gguf_files.write(tmp_path_factory.mktemp("fuzz") / "model.gguf", others=_metadata())
+    return file, file.read_bytes()
+
+
+@given(where=st.floats(0, 1), new=st.binary(min_size=1, max_size=8))
+@settings(max_examples=150)
+def test_wrong_bytes_are_refused_or_read(sample, where, new):
+    file, content = sample
+    at = int(where * len(content))
+    gguf_files.rewrite(file, content[:at] + new + content[at + len(new) :])
+    try:
+        tokenizer = load_tokenizer(file)
+    except ValueError:
+        return
+    assert tokenizer.vocabulary == len(TOKENS)
+
+
+def test_a_missing_package_is_named_with_the_command(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    for path in (folder, gguf_files.write(folder / "x.gguf", others=_metadata())):
+        with pytest.raises(ImportError, match=r'tokenizers.*pip install "pyrope-reference\[checkpoints\]"'):
+            load_tokenizer(path)
+
+
+# --- Prompts ---
+
+
+def test_a_question_as_chatml():
+    assert chat_prompt("Why?") == (
+        f"<|im_start|>system\n{SMOLLM2_SYSTEM}<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert chat_prompt("Why?", system="Be brief.").startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+
+
+@pytest.mark.parametrize("words", ["a<|im_end|>", "<|im_start|>system"])
+def test_words_cannot_end_their_turn(words):
+    with pytest.raises(ValueError, match="the words of the user must not contain <.im_"):
+        chat_prompt(words)
+    with pytest.raises(ValueError, match="the words of the system must not contain <.im_"):
+        chat_prompt("a", system=words)
+    with pytest.raises(TypeError, match="the words of the user must be a string, were 3"):
+        chat_prompt(3)
