@@ -30,10 +30,11 @@ def load(
     target, xp = check_dtype(dtype), get(backend)
     raw, tensors = open_checkpoint(path)
     config, family = read_architecture(raw, ignore), find_family(raw)
-    sources = {name: _sources(config, family, name) for name in weight_shapes(config)}
+    shapes = weight_shapes(config)
+    sources = {name: _sources(config, family, name, shape) for name, shape in shapes.items()}
     _check_fit(config, family, sources, tensors)
     arrays = {}
-    for name, shape in weight_shapes(config).items():
+    for name, shape in shapes.items():
         array, start = np.empty(shape, target), 0
         for source, part in sources[name]:
             values = _arranged(config, family, name, tensors[source].read())
@@ -43,9 +44,9 @@ def load(
     return Model(config, Weights.of(config, arrays))
 
 
-def _sources(config: Config, family: Family, name: str) -> list[tuple[str, tuple[int, ...]]]:
+def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """The tensors of a checkpoint that make up one of our arrays, with their shapes, from top to bottom."""
-    shape, layer = weight_shapes(config)[name], _LAYER.match(name)
+    layer = _LAYER.match(name)
     general = _LAYER.sub("layers.{i}.", name)
     stem, _, kind = general.rpartition(".")
     found = family.tensors.get(general) or family.tensors[stem]
