@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import ropes
 
 from pyrope import Rope
-from pyrope.architecture import Config, Layer
+from pyrope.architecture import Config, Layer, Model
 from pyrope.layers import ACTIVATIONS, NORMS
 
 PLAIN = Config(
@@ -59,3 +59,17 @@ def _maps(linear: bool, turned: bool) -> list[str]:
     """The feature maps. Where denominators may not be positive, with a numerator that is rotated away from 0, they are
     refused: "identity", and with a rope those that may be 0, are left to a test that sees to it."""
     return ["elu+1", "exp"] + ["relu", "relu2"] * (not turned) if linear else ["elu+1"]
+
+
+def named_weights(model: Model) -> dict[str, object]:
+    """The arrays of a model by the names of `weight_shapes`."""
+    weights, found = (
+        model.weights,
+        {"embedding": model.weights.embedding, "embedding_bias": model.weights.embedding_bias},
+    )
+    groups = {name: getattr(weights, name) for name in ("norm", "head", "embedding_norm", "head_dense", "head_norm")}
+    for i, layer in enumerate(weights.layers):
+        groups |= {f"layers.{i}.{f.name}": getattr(layer, f.name) for f in dataclasses.fields(layer)}
+    for name, group in groups.items():
+        found |= {f"{name}.weight": group.weight, f"{name}.bias": group.bias} if group is not None else {}
+    return {name: x for name, x in found.items() if x is not None}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import KINDS, PLAIN, attentions, configs
+from models import KINDS, PLAIN, attentions, configs, named_weights
 
 from pyrope import DynamicNTK, LongRoPE, Rope, from_numpy, rotation_matrix, to_numpy, transformer
 from pyrope.architecture import Layer, Model, Weights, random_model, weight_shapes
@@ -219,21 +219,8 @@ def test_forward_is_its_definition(xp, case):
     for i in range(len(tokens)):
         close(found[i], reference(config, w, _row(tokens, i), _row(positions, i), _row(segments, i)), 1e-8)
     assert np.array_equal(tokens, given_tokens)
-    after = {name: to_numpy(x) for name, x in _named(model).items()}
+    after = {name: to_numpy(x) for name, x in named_weights(model).items()}
     assert all(np.array_equal(after[name], w[name]) for name in w), "weights were changed"
-
-
-def _named(model):
-    weights, found = (
-        model.weights,
-        {"embedding": model.weights.embedding, "embedding_bias": model.weights.embedding_bias},
-    )
-    groups = {name: getattr(weights, name) for name in ("norm", "head", "embedding_norm", "head_dense", "head_norm")}
-    for i, layer in enumerate(weights.layers):
-        groups |= {f"layers.{i}.{f.name}": getattr(layer, f.name) for f in dataclasses.fields(layer)}
-    for name, group in groups.items():
-        found |= {f"{name}.weight": group.weight, f"{name}.bias": group.bias} if group is not None else {}
-    return {name: x for name, x in found.items() if x is not None}
 
 
 @given(case=cases(configs(attention=st.just("softmax"), max_layers=2)))
@@ -413,9 +400,10 @@ def test_a_rope_that_is_fixed_already_stays_as_it_is():
 def test_sequences_of_different_lengths_need_a_cache_where_frequencies_depend_on_it():
     rope = Rope(4, 10000.0, "half", scaling=SCALINGS[0])
     model = random_model(dataclasses.replace(PLAIN, layers=(Layer(rope),)), 0)
-    with pytest.raises(ValueError, match=r"DynamicNTK depend on the length, .* different ones, \[1, 2\]: give a Cache"):
-        forward(model, [1, 2, 3], segments=[0, 0, 1])
-    assert forward(model, [1, 2, 3], segments=[0, 0, 1], cache=Cache(model, 8)).shape == (3, 11)
+    with pytest.raises(ValueError, match=r"DynamicNTK depend on the length, .* different ones, \[2, 5\]: give a Cache"):
+        forward(model, [1] * 7, segments=[0] * 5 + [1] * 2)
+    assert forward(model, [1] * 7, segments=[0] * 5 + [1] * 2, cache=Cache(model, 8)).shape == (7, 11)
+    assert forward(model, [1] * 7, segments=[0] * 4 + [1] * 3).shape == (7, 11)  # up to 4 they do not depend on it
 
 
 # --- Rows, and the last logits ---
