@@ -155,7 +155,7 @@ def _checkpoint(name, **changed):
 
 def _save(folder, raw, tensors, dtype=np.float32, file="model.safetensors"):
     (folder / "config.json").write_text(json.dumps(raw))
-    stored = {key: np.ascontiguousarray(x if x.dtype.kind != "f" else x.astype(dtype)) for key, x in tensors.items()}
+    stored = {key: np.array(x, dtype if x.dtype.kind == "f" else x.dtype, order="C") for key, x in tensors.items()}
     save_file(stored, folder / file)
     return folder
 

@@ -725,3 +725,15 @@ def test_a_cache_does_not_change_what_was_said_before(xp):
     before = to_numpy(kept.numerator).copy()
     forward(model, [4], cache=cache)
     assert np.array_equal(to_numpy(kept.numerator), before) and cache.states[0] is not kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_batch_begin_and_go_on_each_by_itself(xp, kind):
+    """In the second piece the first row begins a sequence, the second goes on, the third does both."""
+    config = KINDS[kind]
+    w, tokens = arrays_of(config, 7), np.array([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1], [3, 3, 2, 2, 1, 1]])
+    segments = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 2, 2]])
+    model = model_of(config, w, xp)
+    found = _in_pieces(model, Cache(model, 6, 3), tokens, None, segments, [(0, 3), (3, 5), (5, 6)])
+    for i in range(3):
+        close(found[i], reference(config, w, _row(tokens, i), segments=_row(segments, i)))
