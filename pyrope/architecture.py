@@ -106,6 +106,10 @@ class Config:
                 raise ValueError(f"with encoding {self.encoding!r} layers have no rope: use with_encoding")
             if layer.window is not None:
                 checks.integer(f"layers[{i}].window", layer.window, 1)
+        if self.encoding == "rope" and all(layer.rope is None for layer in self.layers):
+            raise ValueError('encoding "rope" needs a layer with a rope, none has one: without positions it is "none"')
+        if self.encoding == "sinusoidal" and self.width % 2:
+            raise ValueError(f"width must be even for sines and cosines, was {self.width}")
         if self.attention == "linear":
             scores = ("scale", "softcap")
             told = [name for name in scores if getattr(self, name) is not None]
@@ -116,6 +120,7 @@ class Config:
 
     def with_encoding(self, encoding: str) -> Config:
         """The same model with another encoding of positions in place of RoPE, for comparison."""
+        checks.choice("encoding", encoding, ENCODINGS[1:])
         return dataclasses.replace(
             self, encoding=encoding, layers=tuple(dataclasses.replace(layer, rope=None) for layer in self.layers)
         )
@@ -154,6 +159,9 @@ class Weights:
     def of(cls, config: Config, arrays: Mapping[str, Array]) -> Weights:
         """Weights from arrays by name; all names, shapes, dtypes and backends that are wrong are told in one error."""
         expected = weight_shapes(config)
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        if arrays:
+            namespace(**arrays)
         wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
         wrong += [f"{name} is unexpected" for name in arrays if name not in expected]
         wrong += [
@@ -163,7 +171,6 @@ class Weights:
         ]
         if wrong:
             raise ValueError("weights do not fit the config: " + "; ".join(wrong))
-        namespace(**arrays)
         dtypes = {array.dtype for array in arrays.values()}
         if len(dtypes) > 1 or not dtypes <= {np.dtype("f4"), np.dtype("f8")}:
             raise TypeError(f"weights must all be float32 or all float64, were {', '.join(sorted(map(str, dtypes)))}")

@@ -12,7 +12,7 @@ import numpy as np
 from .architecture import Config, Model, Weights, check_dtype, weight_shapes
 from .backend import from_numpy, get
 from .containers import Tensor, open_checkpoint
-from .families import Family, find_family, read_architecture
+from .families import FAMILIES, Family, find_family, read_architecture
 from .phase import cos_sin
 
 _LAYER = re.compile(r"^layers\.(\d+)\.")
@@ -30,10 +30,11 @@ def load(
     target, xp = check_dtype(dtype), get(backend)
     raw, tensors = open_checkpoint(path)
     config, family = read_architecture(raw, ignore), find_family(raw)
-    sources = {name: _sources(config, family, name) for name in weight_shapes(config)}
+    shapes = weight_shapes(config)
+    sources = {name: _sources(config, family, name, shape) for name, shape in shapes.items()}
     _check_fit(config, family, sources, tensors)
     arrays = {}
-    for name, shape in weight_shapes(config).items():
+    for name, shape in shapes.items():
         array, start = np.empty(shape, target), 0
         for source, part in sources[name]:
             values = _arranged(config, family, name, tensors[source].read())
@@ -43,9 +44,9 @@ def load(
     return Model(config, Weights.of(config, arrays))
 
 
-def _sources(config: Config, family: Family, name: str) -> list[tuple[str, tuple[int, ...]]]:
+def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """The tensors of a checkpoint that make up one of our arrays, with their shapes, from top to bottom."""
-    shape, layer = weight_shapes(config)[name], _LAYER.match(name)
+    layer = _LAYER.match(name)
     general = _LAYER.sub("layers.{i}.", name)
     stem, _, kind = general.rpartition(".")
     found = family.tensors.get(general) or family.tensors[stem]
@@ -71,7 +72,8 @@ def _check_fit(
     expected = {one: shape for parts in sources.values() for one, shape in parts}
     if config.embedding_bias:  # a table by token type, of which the first row is used
         table = str(family.tensors["embedding_bias"])
-        expected[table] = (tensors[table].shape[0] if table in tensors else 1, config.width)
+        rows = tensors[table].shape[:1] if table in tensors else ()
+        expected[table] = (max((1, *rows)), config.width)
     wrong = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in tensors]
     wrong += [
         f"{name} has shape {tensors[name].shape}, not {shape}"
@@ -81,7 +83,7 @@ def _check_fit(
     for name in sorted(set(tensors) - set(expected)):
         if config.tied and name == f"{family.tensors['head']}.weight":
             wrong += _differs(name, tensors[name], tensors.get(str(family.tensors["embedding"])))
-        elif name == _ROFORMER_TABLE and family.tensors["embedding"] in expected:
+        elif name == _ROFORMER_TABLE and family is FAMILIES["roformer"]:
             wrong += _other_positions(config, tensors[name])
         elif not name.endswith(family.buffers):
             wrong.append(f"unexpected: {name} {tensors[name].shape}")

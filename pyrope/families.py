@@ -27,6 +27,7 @@ class Family:
     fixed: Mapping[str, Any]  # options of the Config that are the same in all models
     read: Mapping[str, Any]  # options of the Config and the key that says them, or (key, default)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys, and the values that are understood
+    needed: tuple[str, ...] = ()  # keys that must be there, null or not: left out they mean a number
     unused: tuple[str, ...] = ()  # keys that change nothing
     windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
     pattern: int = 0  # with "pattern": each of that many layers sees everything, if the config does not say
@@ -92,11 +93,14 @@ def _but(family: Family, *without: str, **read: Any) -> dict[str, Any]:
     return {key: value for key, value in {**family.read, **read}.items() if key not in without}
 
 
-_MISTRAL = replace(_LLAMA, read=_but(_LLAMA, "qkv_bias", "out_bias", "mlp_bias"), windows="all")
+_MISTRAL = replace(
+    _LLAMA, read=_but(_LLAMA, "qkv_bias", "out_bias", "mlp_bias"), windows="all", needed=("sliding_window",)
+)
 _QWEN2 = replace(
     _MISTRAL,
     fixed={**_LLAMA.fixed, "qkv_bias": True},
     windows="late",
+    needed=(),
     unused=("max_window_layers", "use_sliding_window"),
 )
 _QWEN3 = replace(
@@ -110,6 +114,7 @@ _PHI3 = replace(
         "layers.{i}.up": "model.layers.{i}.mlp.gate_up_proj",
     },
     only={"attention_bias": (False,)},
+    needed=(),
     unused=("embd_pdrop", "resid_pdrop", "original_max_position_embeddings"),
 )
 _GEMMA3 = replace(
@@ -135,6 +140,7 @@ _GEMMA3 = replace(
     unused=("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation", "rope_local_base_freq"),
     windows="pattern",
     pattern=6,
+    needed=("sliding_window",),
     norm_from_one=True,
 )
 _COHERE = replace(
@@ -308,6 +314,7 @@ def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[st
     read = {key if isinstance(key, str) else key[0] for key in family.read.values()}
     unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - set(ignore)
     wrong = [f"{key} is not known" for key in sorted(unknown) if config[key] is not None]
+    wrong += [f"{key} is missing" for key in family.needed if key not in config]
     wrong += [
         f"{key} must be {' or '.join(map(repr, allowed))}, was {config[key]!r}"
         for key, allowed in only.items()
@@ -330,28 +337,29 @@ def _layers(config: Mapping[str, Any], family: Family) -> tuple[Layer, ...]:
         raise ValueError(f"{said} must be at most 10000, was {count}")
     types = config.get("layer_types")
     if types is None:
-        types = [_layer_type(config, family, i, count) for i in range(count)]
-    if not isinstance(types, list | tuple) or len(types) != count:
+        types = [_layer_type(config, family, i) for i in range(count)]
+    if not isinstance(types, list | tuple) or len(types) != count or not all(isinstance(kind, str) for kind in types):
         raise ValueError(f"layer_types must be a list of {count} words, was {types!r}")
     convention = MODEL_TYPES[config["model_type"]]
     made = {}
     for kind in dict.fromkeys(types):
         checks.choice("layer_types", kind, ("full_attention", "sliding_attention"))
-        window = config.get("sliding_window") if kind == "sliding_attention" else None
+        window = _value(config, "sliding_window") if kind == "sliding_attention" else None
         named = kind if convention.layers or isinstance(config.get("layer_types"), list) else None
         made[kind] = Layer(Rope.from_config(config, layer_type=named), window)
     return tuple(made[kind] for kind in types)
 
 
-def _layer_type(config: Mapping[str, Any], family: Family, i: int, count: int) -> str:
+def _layer_type(config: Mapping[str, Any], family: Family, i: int) -> str:
     """Whether layer i slides, by the rule of its family, where the config has no layer_types."""
     if family.windows == "late":
-        late = _value(config, ("max_window_layers", count))
-        slides = bool(config.get("use_sliding_window")) and i >= checks.integer("max_window_layers", late, 0)
+        use = checks.flag("use_sliding_window", _value(config, ("use_sliding_window", False)))
+        use = use and config.get("sliding_window", "missing") is not None
+        slides = use and i >= checks.integer("max_window_layers", _value(config, "max_window_layers"), 0)
     elif family.windows == "pattern":
         keys = ("sliding_window_pattern", "_sliding_window_pattern")
         told = next((config[key] for key in keys if config.get(key) is not None), family.pattern)
         slides = (i + 1) % checks.integer("sliding_window_pattern", told, 1) != 0
     else:
-        slides = family.windows == "all"
-    return "sliding_attention" if slides and config.get("sliding_window") is not None else "full_attention"
+        slides = family.windows == "all" and config.get("sliding_window") is not None
+    return "sliding_attention" if slides else "full_attention"

@@ -37,7 +37,7 @@ def generate(
         checks.real("top_p", top_p, 0, 1, open=True)
     if seed is not None:
         checks.integer("seed", seed, 0)
-    ends = frozenset(checks.integers("stop", list(stop), 0))
+    ends = frozenset(checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0))
     cache = Cache(model, ids.shape[1] + max_new_tokens)
     rng = np.random.default_rng(seed)
 
@@ -69,7 +69,8 @@ def sample(
     order = np.argsort(-logits, kind="stable")[:top_k]
     scores = logits[order].astype(np.float64)
     # Less the greatest before the division: a tiny temperature would make inf of all, and inf − inf is NaN.
-    weights = np.exp((scores - scores[0]) / temperature)
+    with np.errstate(over="ignore"):  # −inf, of which exp makes 0, is right
+        weights = np.exp((scores - scores[0]) / temperature)
     weights /= weights.sum()
     if top_p is not None:
         kept = int(np.searchsorted(weights.cumsum(), top_p)) + 1

@@ -99,6 +99,7 @@ def _erfc_polynomial(terms: int) -> tuple[float, ...]:
 def gelu(xp: ModuleType, x: Array) -> None:
     """x·Φ(x), with Φ the normal distribution, in place."""
     z = abs(x) * math.sqrt(0.5)
+    xp.minimum(z, 30.0, out=z)  # z² would overflow; e⁻⁹⁰⁰ is 0
     y = 6 / (z + 3) - 1
     tail = xp.zeros_like(x)
     for coefficient in _erfc_polynomial(len(_ERFC) if x.dtype == np.float64 else 12):
@@ -110,10 +111,11 @@ def gelu(xp: ModuleType, x: Array) -> None:
 
 def gelu_tanh(xp: ModuleType, x: Array) -> None:
     """x·(1 + tanh(√(2/π)(x + 0.044715x³)))/2, in place."""
-    inner = x * x
+    near = xp.clip(x, -10.0, 10.0)  # x³ would overflow; the tanh of what is beyond is ±1
+    inner = near * near
     inner *= 0.044715 * math.sqrt(2 / math.pi)
     inner += math.sqrt(2 / math.pi)
-    inner *= x
+    inner *= near
     xp.tanh(inner, out=inner)
     inner += 1
     inner *= 0.5
@@ -122,9 +124,10 @@ def gelu_tanh(xp: ModuleType, x: Array) -> None:
 
 def silu(xp: ModuleType, x: Array) -> None:
     """x/(1 + e⁻ˣ), in place."""
-    # e⁻ˣ overflows float32 below −88; cut off at e⁸⁰ the quotient is off by less than 1e-32 there.
+    # e⁻ˣ overflows float32 below −88. What is below counts as −88 (both times: x/e⁸⁸ would grow again), off by 6e-37.
+    xp.maximum(x, -88.0, out=x)
     e = xp.negative(x)
-    xp.exp(xp.minimum(e, 80.0, out=e), out=e)
+    xp.exp(e, out=e)
     e += 1
     x /= e
 

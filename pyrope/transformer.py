@@ -38,13 +38,14 @@ class Cache:
         if not config.causal:
             raise ValueError("a cache needs a causal model: here a token also sees those after it")
         xp, shape = namespace(like), (checks.integer("batch", batch, 1), config.key_heads, length, config.head_dim)
-        self.config, self.dtype, self.library = config, like.dtype, xp.__name__
+        self.config, self.weights = config, model.weights  # whose keys and values it holds
         self.length, self.batch = checks.integer("length", length, 1), batch
         self.used = 0
         self.positions = np.zeros((batch, length), np.int64)
         self.segments = np.zeros((batch, length), np.int64)
         self.order = np.zeros((batch, length), np.int64)  # see `_Places`
-        self.ropes = [layer.rope and layer.rope.at(length) for layer in config.layers]
+        ropes = [layer.rope for layer in config.layers]
+        self.ropes = [rope if rope is None or rope.resolved else rope.at(length) for rope in ropes]
         softmax = config.attention == "softmax"
         # Pages of zeros that nobody has written to take no memory.
         self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
@@ -53,8 +54,7 @@ class Cache:
 
     def check(self, model: Model, batch: int, n: int) -> None:
         """Whether n more tokens of this model fit."""
-        like = model.weights.embedding
-        if self.config != model.config or (self.dtype, self.library) != (like.dtype, namespace(like).__name__):
+        if self.weights is not model.weights or self.config != model.config:
             raise ValueError("the cache was made for another model, dtype or backend: make one with Cache(model, …)")
         if batch != self.batch:
             raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
@@ -184,7 +184,11 @@ def forward(
     config, weights = model.config, model.weights
     ids = check_tokens(tokens, config.vocabulary)
     checks.choice("logits", logits, ("all", "last"))
+    if trace is not None and not callable(trace):
+        raise TypeError(f"trace must be a function of a name and an array, was {type(trace).__name__}")
     if cache is not None:
+        if not isinstance(cache, Cache):
+            raise TypeError(f"cache must be a Cache, was {type(cache).__name__}")
         cache.check(model, *ids.shape)
     places = _places(positions, segments, (ids.shape[0], ids.shape[1]), cache)
     ropes = cache.ropes if cache is not None else [_resolved(layer.rope, places) for layer in config.layers]
@@ -197,12 +201,12 @@ def forward(
     for i, weight in enumerate(weights.layers):
         x, state = _block(run, i, ropes[i], weight, x)
         states.append(state)
+    result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
     if cache is not None:  # only now, so that a call that fails leaves it as it was
         new = slice(cache.used, cache.used + ids.shape[1])
         cache.positions[:, new], cache.segments[:, new] = places.positions, places.segments
         cache.order[:, new] = places.order[:, cache.used :]
         cache.states, cache.used = states, new.stop
-    result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
     return result if np.ndim(on_host(tokens)) == 2 else result[0]
 
 

@@ -1,0 +1,75 @@
+"""Hypothesis strategies: small models of every kind, made of the options of one block."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import strategies as st
+from strategies import ropes
+
+from pyrope import Rope
+from pyrope.architecture import Config, Layer, Model
+from pyrope.layers import ACTIVATIONS, NORMS
+
+PLAIN = Config(
+    vocabulary=11, width=8, heads=2, key_heads=1, head_dim=4, mlp_width=6, layers=(Layer(Rope(4, 10000.0, "half")),) * 2,
+    norm="rms", eps=1e-5, activation="silu", gated=True, block="sequential", causal=True,
+)  # fmt: skip
+# Softmax and linear attention, one and several options at a time: what fixed examples run over.
+KINDS = {
+    "plain": PLAIN,
+    "windows": dataclasses.replace(PLAIN, layers=(PLAIN.layers[0], Layer(PLAIN.layers[0].rope, 2))),
+    "linear": dataclasses.replace(PLAIN, attention="linear"),
+    "alibi": PLAIN.with_encoding("alibi"),
+    "parallel": dataclasses.replace(PLAIN, block="parallel", one_norm=True, qk_norm=True, softcap=2.0),
+}
+_numbers = st.sampled_from([None, None, 0.5, 3.0])
+flags = st.booleans()
+attentions = st.sampled_from(["softmax", "softmax", "linear"])
+
+
+@st.composite
+def configs(draw, causal=flags, attention=attentions, max_layers: int = 3):
+    """A Config with any options that go together."""
+    attention, block = draw(attention), draw(st.sampled_from(["sequential", "parallel", "post-norm"]))
+    linear = attention == "linear"
+    rope = draw(ropes(max_pairs=3, with_axes=False))
+    encoding = draw(st.sampled_from(["rope"] * 4 + ["none", "sinusoidal"] + ["alibi"] * (not linear)))
+    windows = st.none() if linear else st.none() | st.integers(1, 9)
+    other = st.sampled_from([rope, rope, dataclasses.replace(rope, base=77.0, scaling=None), None])
+    layers = [Layer(rope, draw(windows))]
+    layers += [Layer(draw(other), draw(windows)) for _ in range(draw(st.integers(0, max_layers - 1)))]
+    g = draw(st.integers(1, 2))
+    config = Config(
+        vocabulary=draw(st.integers(1, 12)), width=2 * draw(st.integers(2, 5)), heads=g * draw(st.integers(1, 3)),
+        key_heads=g, head_dim=rope.head_dim, mlp_width=draw(st.integers(1, 7)), layers=tuple(layers),
+        norm=draw(st.sampled_from(list(NORMS))), eps=draw(st.sampled_from([1e-6, 1e-2])),
+        activation=draw(st.sampled_from(list(ACTIVATIONS))), gated=draw(flags), block=block, causal=draw(causal),
+        attention=attention, feature_map=draw(st.sampled_from(_maps(linear, encoding == "rope"))),
+        scale=None if linear else draw(_numbers), softcap=None if linear else draw(_numbers),
+        logit_softcap=draw(_numbers), logit_scale=draw(_numbers), embedding_scale=draw(_numbers), tied=draw(flags),
+        norm_bias=draw(flags), qkv_bias=draw(flags), out_bias=draw(flags), mlp_bias=draw(flags), head_bias=draw(flags),
+        qk_norm=draw(flags), post_norms=block != "post-norm" and draw(flags), one_norm=block == "parallel" and draw(flags),
+        embedding_norm=draw(flags), embedding_bias=draw(flags), head_dense=draw(flags),
+    )  # fmt: skip
+    return config if encoding == "rope" else config.with_encoding(encoding)
+
+
+def _maps(linear: bool, turned: bool) -> list[str]:
+    """The feature maps. Where denominators may not be positive, with a numerator that is rotated away from 0, they are
+    refused: "identity", and with a rope those that may be 0, are left to a test that sees to it."""
+    return ["elu+1", "exp"] + ["relu", "relu2"] * (not turned) if linear else ["elu+1"]
+
+
+def named_weights(model: Model) -> dict[str, object]:
+    """The arrays of a model by the names of `weight_shapes`."""
+    weights, found = (
+        model.weights,
+        {"embedding": model.weights.embedding, "embedding_bias": model.weights.embedding_bias},
+    )
+    groups = {name: getattr(weights, name) for name in ("norm", "head", "embedding_norm", "head_dense", "head_norm")}
+    for i, layer in enumerate(weights.layers):
+        groups |= {f"layers.{i}.{f.name}": getattr(layer, f.name) for f in dataclasses.fields(layer)}
+    for name, group in groups.items():
+        found |= {f"{name}.weight": group.weight, f"{name}.bias": group.bias} if group is not None else {}
+    return {name: x for name, x in found.items() if x is not None}
