@@ -8,29 +8,48 @@ base, an offset) are measured. Only a fault whose prediction holds for every out
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks
-from ..theta import LENGTH_DEPENDENT, Rope, check_rope, frequencies
-from .faults import FAULTS, Fault, Found
-from .identification import Sample, error_ratios, measure, possible_bases, rounded, take_sample, true_rotation
+from ..theta import LENGTH_DEPENDENT, Proportional, Rope, check_rope, frequencies
+from .faults import FAULTS, Change, Fault, Found
+from .identification import (
+    Measured,
+    Sample,
+    error_ratios,
+    measure,
+    possible_bases,
+    rounded,
+    slowed,
+    take_sample,
+    true_rotation,
+)
 from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
 from .recipes import Recipe, recipe_of
 from .report import ErrorRow, Finding, Mismatch, Report
 from .tolerance import (
-    LOW_ANGLE, LOW_TABLES, ONCE, U32, UNIT, bound, decides_up_to, grades, pair_errors, theta_bound,
+    LOW_ANGLE,
+    LOW_TABLES,
+    ONCE,
+    U32,
+    UNIT,
+    bound,
+    decides_up_to,
+    grades,
+    pair_errors,
+    theta_bound,
 )  # fmt: skip
 
 # What tests usually allow: rtol and atol of torch.testing.
 _USUAL = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7)}
-# What is seen of behaviour spoils what is read of the operator, so that nothing is left to explain …
-_SPOILS = {"state between calls", "heads read as positions", "rows differ", "heads differ", "not linear", "not finite",
-           "depends on the length", "one row differs", "rows leak into each other"}  # fmt: skip
-# … unless a fault of the operator explains it as well.
+# What is seen of these spoils what is read of the operator, so that nothing is left to explain …
+_SPOILS = {"state between calls", "heads read as positions", "heads differ", "not linear", "depends on the length"}
+# … and these may be what a fault of the operator does; then that is named instead.
 _EXPLAINED = {"rows differ", "not finite"}
 _LOW = ("bfloat16 ", "float16 ")
 
@@ -76,8 +95,10 @@ def assert_rotation(
 
 
 class Hypothesis(NamedTuple):
+    """One fault, or two at once, what they change in words, and the recipe that they make."""
+
     faults: tuple[Fault, ...]
-    told: str
+    told: tuple[str, ...]
     recipe: Recipe
 
 
@@ -87,11 +108,16 @@ class _Check:
 
     probe: Probe
     rope: Rope
-    grade: str
+    grade: str  # the worst that is right
+    sample: Sample = field(init=False)
+    truth: Float64 = field(init=False)  # of the sample
+    rounding: float = field(init=False)  # of float32 frequencies, at most
+    measured: Measured = field(init=False)  # once something has to be explained
 
     def report(self) -> Report:
         probe, rope = self.probe, self.rope
         probe.behave()
+        self.rounding = float(theta_bound(rope, tensor_length=True).max())
         self.sample = take_sample(probe, rope)
         self.truth = true_rotation(self.sample.x, self.sample.positions, rope)
         ratios, verdict, notes = error_ratios(self.sample, rope, probe.dtype), "right", list(probe.notes)
@@ -106,7 +132,8 @@ class _Check:
             names = {f.fault for f in findings}
             if any(name.startswith(_LOW) for name in names):
                 found = LOW_ANGLE
-            findings = [f for f in findings if not (f.fault in _EXPLAINED and len(names - _SPOILS) > 0)]
+            if names - self.probe.seen.keys():
+                findings = [f for f in findings if f.fault not in _EXPLAINED]
         elif grades(probe.dtype).index(found) > grades(probe.dtype).index(self.grade):
             findings.append(self._coarse(found, ratios[self.grade]))
         if findings:
@@ -124,8 +151,10 @@ class _Check:
     def _coarse(self, found: str, ratio: Float64) -> Finding:
         fault = FAULTS["coarser than asked"]
         row = int(self.sample.positions[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
-        evidence = f"{found}; asked for: {self.grade}, whose bound is exceeded {ratio.max():.3g} times at position {row}"
-        return Finding(fault.name, evidence, fault.cause, fault.fix, self._since())
+        evidence = (
+            f"{found}; asked for: {self.grade}, whose bound is exceeded {ratio.max():.3g} times at position {row}"
+        )
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since)
 
     # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
 
@@ -138,7 +167,10 @@ class _Check:
         expected = true_rotation(units, at, self.rope)[:, 0].T
         u = self.probe.operator(at)[0] @ np.linalg.inv(expected)
         whole = np.rint(np.nan_to_num(u))
-        if np.abs(np.nan_to_num(u, nan=9) - whole).max() > 0.05 or (np.abs(whole) @ np.abs(whole).T != np.eye(len(u))).any():
+        if (
+            np.abs(np.nan_to_num(u, nan=9) - whole).max() > 0.05
+            or (np.abs(whole) @ np.abs(whole).T != np.eye(len(u))).any()
+        ):
             return None
         if (whole == np.eye(len(u))).all():
             return None
@@ -164,21 +196,23 @@ class _Check:
     # ── Wrong: which fault, or which two, predict every output ───────────────────────────────────────────────────────
 
     def _explained(self, ratio: Float64) -> list[Finding]:
+        if self.probe.seen.keys() & _SPOILS:
+            return []
         if (subtle := self._subtle(ratio)) is not None:
             return subtle
-        singles = list(self._singles())
+        changes, right = self._changes(), recipe_of(self.rope)
+        singles = (Hypothesis((fault,), (change.told,), replace(right, **change.fields)) for fault, change in changes)
         matches = [h for h in singles if self._predicts(h.recipe)]
         specific = [h for h in matches if not h.faults[0].generic] or matches
         if specific:
             others = dict.fromkeys(h.faults[0].name for h in specific[1:])
             return [self._finding(specific[0], tuple(name for name in others if name != specific[0].faults[0].name))]
-        pairs = [h for h in self._doubles() if self._predicts(h.recipe)]
+        known = self.probe.seen.keys() & _EXPLAINED  # found anyway
+        pairs = [h for h in self._doubles(changes) if not known and self._predicts(h.recipe)]
         if pairs:
             best = min(pairs, key=lambda h: sum(fault.generic for fault in h.faults))
             return [self._finding(best, self._instead(best, pairs, k), k) for k in (0, 1)]
-        if self.probe.seen.keys() & _SPOILS:
-            return []
-        return [self._unexplained(ratio)]
+        return [] if self.probe.seen.keys() & _EXPLAINED else [self._unexplained(ratio)]
 
     def _instead(self, best: Hypothesis, pairs: list[Hypothesis], k: int) -> tuple[str, ...]:
         """Faults that could stand in the place of the k-th one of a pair."""
@@ -189,104 +223,131 @@ class _Check:
     def _found(self) -> Found:
         """The numbers that faults leave open, measured."""
         positions = probe_positions(self.probe.max_position)
-        measured = measure(self.probe.operator(positions), positions, self.probe.unit)
+        self.measured = measured = measure(self.probe.operator(positions), positions, self.probe.unit)
         theta, p = measured.theta, len(measured.theta)
         if not p:
             return Found()
-        stretch = None
-        if p == self.rope.pairs and theta[-1] > 0:
-            plain = self.rope.base ** -((p - 1) / p)
-            stretch = rounded(float(plain / theta[-1]), 4 * float(measured.uncertainty[-1] / theta[-1]) + 1e-5)
+        period = self.rope.pairs if isinstance(self.rope.scaling, Proportional) else p
+        bases = possible_bases(theta, period)
+        slower: tuple[float, ...] = ()
+        if p == self.rope.pairs and (theta > 0).all():
+            plain = self.rope.base ** -(np.arange(p) / p)
+            slower = slowed(theta / plain, measured), slowed(theta[:1], measured, 1)
+            bases += possible_bases(theta * (plain / frequencies(self.rope)), p)  # LongRoPE's list taken off
         offset = int(measured.offset) if measured.offset == int(measured.offset) else None
-        # A factor is the mean of many roundings: round it only as far as these reach.
-        return Found(possible_bases(theta, p), stretch, offset, rounded(measured.factor, self.probe.unit / 4))
+        # A factor is the median of many roundings: rounded only as far as these reach.
+        return Found(bases, slower, offset, rounded(measured.factor, self.probe.unit / 4))
 
-    def _singles(self) -> Iterator[Hypothesis]:
-        right, found = recipe_of(self.rope), self._found()
-        for fault in FAULTS.values():
-            for told, fields in fault.recipes(self.rope, found):
-                yield Hypothesis((fault,), told, replace(right, **fields))
+    def _changes(self) -> list[tuple[Fault, Change]]:
+        found = self._found()
+        return [(fault, change) for fault in FAULTS.values() for change in fault.recipes(self.rope, found)]
 
-    def _doubles(self) -> Iterator[Hypothesis]:
-        """Two faults at once that change different fields, if the first few positions do not rule them out."""
-        right, found = recipe_of(self.rope), self._found()
-        changes = [(f, change) for f in FAULTS.values() for change in f.recipes(self.rope, found)]
-        few = Sample(self.sample.x[:1, :8], self.sample.y[:1, :8], self.sample.positions[:8])
+    def _doubles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
+        """Two faults at once that change different fields."""
+        right = recipe_of(self.rope)
         for (one, a), (two, b) in combinations(changes, 2):
-            if one is two or a.fields.keys() & b.fields.keys():
-                continue
-            recipe = replace(right, **a.fields, **b.fields)
-            if self._predicts(recipe, few):
-                yield Hypothesis((one, two), " and ".join(filter(None, (a.told, b.told))), recipe)
+            if one is not two and not a.fields.keys() & b.fields.keys():
+                yield Hypothesis((one, two), (a.told, b.told), replace(right, **a.fields, **b.fields))
 
     def _allowed(self, recipe: Recipe, sample: Sample) -> Float64:
         """Error left to a float32 pipeline with this recipe, (h, n, d): far less than two faults are apart."""
         length = np.abs(sample.x).max(-1, keepdims=True) * recipe.factor
-        theta = np.zeros(self.rope.head_dim)
-        own = recipe.angles if recipe.angles is not None else np.arange(len(recipe.theta))[:, None].repeat(2, 1)
-        theta[recipe.writes] = np.abs(recipe.theta)[own]
-        relative = 64 * U32 + 2 * float(theta_bound(self.rope, tensor_length=True).max())
+        theta = np.full(self.rope.head_dim, np.abs(recipe.theta).max())
+        if not recipe.in_place:  # there any pair may reach any other
+            own = recipe.angles if recipe.angles is not None else np.arange(len(recipe.theta))[:, None].repeat(2, 1)
+            theta[:] = 0
+            theta[recipe.writes] = np.abs(recipe.theta)[own]
+        relative = 64 * U32 + 2 * self.rounding
         angle = np.abs(np.nan_to_num(recipe.place(sample.positions).astype(float)))[:, None] * theta
         rounding = 8 * (self.probe.unit + U32) * (4 if recipe.in_place else 1)
         return np.asarray(length * (rounding + relative * angle))
 
-    def _predicts(self, recipe: Recipe, sample: Sample | None = None) -> bool:
-        """Whether a recipe predicts every output; with low precision nearly every one, since ties may fall otherwise."""
-        sample = sample or self.sample
-        off = np.abs(recipe.predict(sample.x, sample.positions) - sample.y)
-        same = (off <= self._allowed(recipe, sample)) | (np.isnan(off) & ~np.isfinite(sample.y))
-        if not recipe.rounds:
-            return bool(same.all())
-        return bool(same.mean() > 0.97 and same.mean(axis=(0, 1)).min() > 0.5)
+    def _predicts(self, recipe: Recipe) -> bool:
+        """Whether a recipe predicts every output; with low precision nearly every one: ties may fall otherwise."""
+        for sample in self._stages():
+            predicted = recipe.predict(sample.x, sample.positions)
+            with np.errstate(invalid="ignore"):
+                same = np.abs(predicted - sample.y) <= self._allowed(recipe, sample)
+            same |= ~np.isfinite(predicted) & ~np.isfinite(sample.y)
+            if not same.all() and (not recipe.rounds or same.mean() < 0.97 or same.mean(axis=(0, 1)).min() < 0.5):
+                return False
+        return True
+
+    def _stages(self) -> Iterator[Sample]:
+        """Ever more of the sample, so that most hypotheses fall early; never another choice of rows within a call."""
+        for heads, rows in ((1, slice(0, 6)), (1, slice(0, None)), (4, slice(0, None))):
+            yield Sample(self.sample.x[:heads, rows], self.sample.y[:heads, rows], self.sample.positions[rows])
 
     def _subtle(self, ratio: Float64) -> list[Finding] | None:
         """Faults of the last digits: the expected rotation, only with an angle worse than float32's."""
         right, sample = recipe_of(self.rope), self.sample
-        angle = np.abs(sample.positions)[:, None] * frequencies(self.rope)
         measures = pair_errors(sample.x, sample.positions, self.rope)
         allowed = np.zeros_like(sample.y)
         writes = np.sort(recipe_of(self.rope).writes.ravel())
         turned = bound(grades(self.probe.dtype)[-1], measures, self.truth[..., writes], self.probe.dtype, right.factor)
         allowed[..., writes] = turned + measures.size * (4 * self.rope.pairs + 8) * U32
-        if not (np.abs(sample.y - self.truth) <= allowed).all() or not angle.size:
+        if not (np.abs(sample.y - self.truth) <= allowed).all():
             return None
-        pairs = (ratio > 1).any(axis=(0, 1))[right.writes].any(axis=1)  # (p,)
+        pairs: Any = np.asarray((ratio > 1).any(axis=(0, 1)))[right.writes].any(axis=1)  # (p,)
         first = "fast sine" if pairs[0] else "recursive frequencies"
         fault, other = FAULTS[first], () if pairs[0] else ("fast sine",)
         evidence = (
             f"{int(pairs.sum())} of {len(pairs)} pairs, from pair {int(np.argmax(pairs))} on, are off by up to "
             f"{ratio.max():.3g} times what a float32 angle allows"
         )
-        return [Finding(fault.name, evidence, fault.cause, fault.fix, self._since(), other)]
+        return [Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)]
 
     def _finding(self, h: Hypothesis, alternatives: tuple[str, ...], k: int = 0) -> Finding:
         fault = h.faults[k]
         off = np.abs(h.recipe.predict(self.sample.x, self.sample.positions) - self.sample.y)
         missed = np.abs(self.sample.y - self.truth)
-        evidence = f"{h.told}; " if h.told else ""
-        evidence += (
-            f"this predicts {off.size} outputs to {np.nanmedian(off):.2g} (median), where the expected rotation is off by "
-            f"{np.nanmedian(missed):.2g} (median), {np.nanmax(missed):.2g} (worst)"
+        subject = "this" if len(h.faults) == 1 else f"with {h.faults[1 - k].name} it"
+        evidence = (
+            f"{h.told[k] + '; ' if h.told[k] else ''}{subject} predicts {off.size} outputs to {np.nanmedian(off):.2g} "
+            f"(median), where the expected rotation is off by {np.nanmedian(missed):.2g} (median), "
+            f"{np.nanmax(missed):.2g} (worst)"
         )
-        return Finding(fault.name, evidence, fault.cause, fault.fix, self._since(), alternatives)
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, alternatives)
 
     def _unexplained(self, ratio: Float64) -> Finding:
         where = int(self.sample.positions[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
-        features = (ratio > 1).any(axis=(0, 1))
+        outside = (ratio > 1).any(axis=(0, 1))
         evidence = (
-            f"{int((ratio > 1).sum())} of {ratio.size} outputs, in {int(features.sum())} of {features.size} features, are "
-            f"beyond what a float32 angle allows, worst at position {where}; no known fault, and no two, predict them"
+            f"{int((ratio > 1).sum())} of {ratio.size} outputs, in {int(outside.sum())} of {outside.size} features, "
+            f"are beyond what a float32 angle allows, worst at position {where}; no known fault, and no two, predict them"
         )
-        return Finding("unexplained", evidence, "not among the known faults", "see what identify() reads of it", self._since())
+        if len(self.measured.theta) == self.rope.pairs:
+            off = self.measured.theta / np.maximum(frequencies(self.rope), 1e-300) - 1
+            evidence += f"; measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"
+        evidence += f", the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g} positions"
+        cause, fix = "not among the known faults", "see what identify() reads of it"
+        return Finding("unexplained", evidence, cause, fix, self.since)
 
     # ── What the report says besides ─────────────────────────────────────────────────────────────────────────────────
 
-    def _since(self) -> int | None:
+    @cached_property
+    def since(self) -> int | None:
         """The first position tried where the error exceeds what tests usually allow."""
+        order = np.argsort(self.sample.positions)
+        seen = self._visible(self.sample)[order]
+        if not seen.any():
+            return None
+        positions, k = self.sample.positions[order], int(np.argmax(seen))
+        if k and positions[k] - positions[k - 1] > 1:  # look closer, with the largest position of the call as before
+            between = np.unique(np.linspace(positions[k - 1] + 1, positions[k], 48).astype(np.int64))
+            at = np.append(between, self.probe.max_position)
+            x = self.probe.random(2, len(at), seed=9)
+            closer = self._visible(Sample(x.astype(np.float64), self.probe.read(x, at), at))[:-1]
+            if closer.any():
+                return int(between[np.argmax(closer)])
+        return int(positions[k])
+
+    def _visible(self, sample: Sample) -> Any:
+        """At which of its rows tests with the usual tolerances would fail."""
         rtol, atol = _USUAL[self.probe.dtype.name]
-        off = np.abs(self.sample.y - self.truth) > atol + rtol * np.abs(self.truth)
-        rows = (off | np.isnan(self.sample.y)).any(axis=(0, 2))
-        return int(self.sample.positions[np.argmax(rows)]) if rows.any() else None
+        truth = true_rotation(sample.x, sample.positions, self.rope)
+        with np.errstate(invalid="ignore"):
+            return ~(np.abs(sample.y - truth) <= atol + rtol * np.abs(truth)).all(axis=(0, 2))
 
     def _rows(self) -> tuple[ErrorRow, ...]:
         """Errors of the dense vectors by decade of the position, in ulps of the length of the pair."""

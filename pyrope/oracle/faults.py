@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
-from .probe import Candidate, Float64
+from ..theta import LENGTH_DEPENDENT, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
+from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, probe_positions
 from .recipes import fast_cos_sin, features, recipe_of, to_bfloat16, to_float16
 from .tolerance import angle_bound
 
@@ -23,7 +23,7 @@ class Found(NamedTuple):
     """What was measured of a candidate, for faults that have a number of their own."""
 
     bases: tuple[float, ...] = ()  # bases that may explain its frequencies
-    stretch: float | None = None  # by how much its slowest pair is slower than without any rescaling
+    stretches: tuple[float, ...] = ()  # by how much its pairs are slower than without any rescaling
     offset: int | None = None
     factor: float | None = None
 
@@ -64,8 +64,13 @@ class Fault:
         right = recipe_of(rope)
         if self.wrap:
             return self.wrap(right.candidate(), rope)
+        length = rope.scaling.length if isinstance(rope.scaling, LENGTH_DEPENDENT) else None
+        positions = probe_positions(max(length - 1, 1) if length else DEFAULT_MAX_POSITION)
+        x = np.random.default_rng(0).standard_normal((len(positions), rope.head_dim))
         for _, fields in self.recipes(rope):
-            return replace(right, **fields).candidate()
+            wrong = replace(right, **fields)
+            if not np.allclose(wrong.predict(x, positions), right.predict(x, positions), rtol=0, atol=1e-5):
+                return wrong.candidate()
         return None
 
 
@@ -87,11 +92,14 @@ def _add_behaviour(name: str, symptom: str, cause: str, fix: str, seen: str, wra
 def _powers(rope: Rope, numerator: Any = None, denominator: float | None = None, base: float | None = None) -> Float64:
     """base^(−2i/r), or with another numerator or denominator; the base that NTK has grown."""
     if base is None:
-        base = rope.base
-        if isinstance(rope.scaling, DynamicNTK):
-            base = float(frequencies(rope)[1] ** (-rope.width / 2))
+        base = _grown_base(rope) if isinstance(rope.scaling, DynamicNTK) else rope.base
     i = np.arange(rope.pairs)
     return np.asarray(float(base) ** -((2 * i if numerator is None else numerator(i)) / (denominator or rope.width)))
+
+
+def _grown_base(rope: Rope) -> float:
+    """The base that NTK's frequencies have."""
+    return float(frequencies(rope)[1] ** (-rope.width / 2))
 
 
 def _ratio(rope: Rope, w: Float64) -> Float64:
@@ -214,25 +222,27 @@ _add("repeated table with split features", "R is no rotation: the two ends of a 
      "cos and sin repeated as θ₀θ₀θ₁θ₁… but the features split in halves",
      "concatenate the table (θ₀…θ₀…) for halves, repeat it for interleaved pairs", "ERNIE-Image#6",
      _mixed("half", lambda i, p: i // 2, lambda i, p: (i + p) // 2))  # fmt: skip
-_add("concatenated table with interleaved features", "R is no rotation: the two ends of a pair turn by different angles",
+_add("concatenated table with interleaved features",
+     "R is no rotation: the two ends of a pair turn by different angles",
      "cos and sin concatenated as θ₀θ₁…θ₀θ₁… but the features taken in adjacent pairs",
      "repeat the table (θ₀θ₀θ₁θ₁…) for interleaved pairs", "ERNIE-Image#6, the other way round",
      _mixed("interleaved", lambda i, p: 2 * i % p, lambda i, p: (2 * i + 1) % p))  # fmt: skip
 _add("interleaved-to-half in place", "R is not orthogonal; later pairs read what earlier ones wrote",
      "the result is written over x while pairs are still being read from it",
-     "write to another array, or permute after the rotation", "hand-written kernels", _in_place)  # fmt: skip
-_add("whole head rotated", "features beyond the rotary width turn", "partial_rotary_factor ignored: all d features turn",
+     "write to another array, or permute after the rotation", "—", _in_place)  # fmt: skip
+_add("whole head rotated", "features beyond the rotary width turn",
+     "partial_rotary_factor ignored: all d features turn",
      "rotate the first r features only, with 2i/r in the exponent", "vllm#43676",
      _width(lambda rope: rope.head_dim))  # fmt: skip
 _add("half the width rotated", "features within the rotary width do not turn",
      "the rotary width divided by two once too often (r/2 is the number of pairs)", "rotate r features, r/2 pairs",
-     "hand-written engines", _width(lambda rope: rope.width // 2))  # fmt: skip
+     "—", _width(lambda rope: rope.width // 2))  # fmt: skip
 _add("wrong end rotated", "the features that turn are at the other end of the head",
      "prefix and suffix exchanged: [rope | nope] for [nope | rope]", "rotate the end that the model rotates",
      "DeepSeek's [nope | rope] read as a prefix", _placement)  # fmt: skip
 _add("proportional instead of contiguous", "pairs are d/2 apart though only r features turn",
-     "Gemma's proportional rotation where a contiguous part was meant", "pair i with i + r/2, exponent 2i/r", "pie#602",
-     _proportional)  # fmt: skip
+     "Gemma's proportional rotation where a contiguous part was meant", "pair i with i + r/2, exponent 2i/r",
+     "pie#602", _proportional)  # fmt: skip
 _add("contiguous instead of proportional", "the features that turn are the first 2k instead of k in each half",
      "a proportional rotation read as a partial one", "pair i with i + d/2, exponent 2i/d, zeros behind", "pie#602",
      _contiguous)  # fmt: skip
@@ -243,6 +253,8 @@ _add("contiguous instead of proportional", "the features that turn are the first
 
 def _base(rope: Rope, found: Found | None) -> Iterable[Change]:
     bases = found.bases if found else (10000.0 if rope.base != 10000.0 else 500000.0,)
+    if found and isinstance(rope.scaling, DynamicNTK):  # what was measured has grown
+        bases = tuple(base * rope.base / _grown_base(rope) for base in bases)
     for base in bases:
         if 1 < base <= 1e12:
             told = f"base {base:g} instead of {rope.base:g}"
@@ -314,17 +326,14 @@ def _factor_power(power: int) -> Changes:
 
 def _other_factor(rope: Rope, found: Found | None) -> Iterable[Change]:
     s = rope.scaling
-    stretch = found.stretch if found else (getattr(s, "factor", 1.0) * 1.5)
-    if stretch is None or isinstance(s, Proportional | LongRoPE | DynamicNTK):
+    if isinstance(s, Proportional | LongRoPE | DynamicNTK):
         return
-    if s is None:
-        yield from _theta(f"all frequencies over {stretch:.6g}", frequencies(rope) / stretch, rope)
-    elif stretch >= 1:
-        yield from _theta(
-            f"factor {stretch:.6g} instead of {s.factor:g}",
-            frequencies(replace(rope, scaling=replace(s, factor=stretch))),
-            rope,
-        )
+    for stretch in found.stretches if found else (getattr(s, "factor", 1.0) * 1.5,):
+        if s is None:
+            yield from _theta(f"all frequencies over {stretch:.6g}", frequencies(rope) / stretch, rope)
+        elif stretch >= 1:
+            other = replace(rope, scaling=replace(s, factor=stretch))
+            yield from _theta(f"factor {stretch:.6g} instead of {s.factor:g}", frequencies(other), rope)
 
 
 def _ntk_exponent(rope: Rope, found: Found | None) -> Iterable[Change]:
@@ -369,19 +378,16 @@ def _still(rope: Rope, found: Found | None) -> Iterable[Change]:
 
 
 def _recursive(rope: Rope, found: Found | None) -> Iterable[Change]:
-    ratio = np.float32(frequencies(rope)[1] / frequencies(rope)[0]) if rope.pairs > 1 else np.float32(1)
-    theta = np.multiply.accumulate(
-        np.append(np.float32(frequencies(rope)[0]), np.full(rope.pairs - 1, ratio)), dtype=np.float32
-    )
-    wide = theta.astype(np.float64)
-    off = np.abs(wide / frequencies(rope) - 1)
-    if rope.scaling is None and (off > 2 * angle_bound(rope)).any():  # else it is as good as any float32 pipeline
-        yield Change("", {"theta": wide})
+    if rope.scaling is not None or rope.pairs < 2:
+        return
+    ratio = np.full(rope.pairs, frequencies(rope)[1], np.float32)
+    ratio[0] = 1
+    theta = np.multiply.accumulate(ratio, dtype=np.float32).astype(np.float64)
+    if (np.abs(theta / frequencies(rope) - 1) > 1.5 * angle_bound(rope)).any():  # else as good as any float32 pipeline
+        yield Change("", {"theta": theta})
 
 
 _CONFIG = "read it from the config, under its new and its old name (rope_parameters, rope_scaling)"
-_add("wrong base", "the frequencies are a geometric series of another base",
-     "rope_theta not read, or read from where it is no longer kept", _CONFIG, "DeepSpeed#8345", _base)  # fmt: skip
 _add("scaling ignored", "the slow frequencies are those of the unscaled rope", "rope_scaling not read", _CONFIG,
      "mlx-vlm#1710, transformers#32330", _ignored)  # fmt: skip
 for _name, _make, _kinds in (
@@ -395,57 +401,59 @@ for _name, _make, _kinds in (
          "dispatch on rope_type, and refuse a type that is not known", "mlx-vlm#1710",
          _rule(_make, *_kinds))  # fmt: skip
 _add("YaRN ramp truncation", "the band between kept and interpolated pairs differs by fractions of a pair",
-     "⌊⌋ and ⌈⌉ of the ramp's ends left out, or applied where truncate is false", "follow `truncate`", "torchtitan#3787",
-     _yarn_flip)  # fmt: skip
+     "⌊⌋ and ⌈⌉ of the ramp's ends left out, or applied where truncate is false", "follow `truncate`",
+     "torchtitan#3787", _yarn_flip)  # fmt: skip
 _add("YaRN betas swapped", "fast pairs are interpolated and slow ones kept", "beta_fast and beta_slow exchanged",
      "beta_fast = 32 gives the ramp's begin, beta_slow = 1 its end", "torchtitan#3787", _yarn_swapped)  # fmt: skip
 _add("YaRN ramp over wavelengths", "the band between kept and interpolated pairs has the wrong shape",
-     "the ramp is made linear in the wavelength, not in the index of the pair", "γ = (i − lo)/(hi − lo)",
-     "hand-written engines", _yarn_wavelength)  # fmt: skip
+     "the ramp is made linear in the wavelength, not in the index of the pair", "γ = (i − lo)/(hi − lo)", "—",
+     _yarn_wavelength)  # fmt: skip
 _add("original length mistaken", "the band between kept and interpolated pairs lies too far down",
-     "max_position_embeddings used where original_max_position_embeddings is meant", "use the original length",
-     "hand-written engines", _long_original)  # fmt: skip
+     "max_position_embeddings used where original_max_position_embeddings is meant", "use the original length", "—",
+     _long_original)  # fmt: skip
 _add("llama3 low and high swapped", "a step, or a backward ramp, where the band should be",
      "low_freq_factor and high_freq_factor exchanged", "wavelengths above L₀/low are slowed down, below L₀/high kept",
-     "hand-written engines", _llama3_swapped)  # fmt: skip
+     "—", _llama3_swapped)  # fmt: skip
 _add("linear factor inverted", "the frequencies are times the factor instead of over it",
-     "positions multiplied by the factor, or its reciprocal stored", "divide by the factor", "hand-written engines",
+     "positions multiplied by the factor, or its reciprocal stored", "divide by the factor", "—",
      _factor_power(-1))  # fmt: skip
 _add("linear factor applied twice", "the frequencies are over the factor squared",
      "both positions and frequencies were interpolated", "interpolate one of them", "TensorRT-LLM#16378",
      _factor_power(2))  # fmt: skip
-_add("another factor", "the slow frequencies are divided by another number", "the factor of another model, or none meant",
-     _CONFIG, "hand-written engines", _other_factor, GENERIC)  # fmt: skip
+_add("another factor", "the slow frequencies are divided by another number",
+     "the factor of another model, or none meant", _CONFIG, "—", _other_factor, GENERIC)  # fmt: skip
 _add("NTK exponent missing", "the base is larger, but not as large as it should be",
-     "base·g instead of base·g^(r/(r−2))", "raise g to r/(r−2)", "hand-written engines", _ntk_exponent)  # fmt: skip
+     "base·g instead of base·g^(r/(r−2))", "raise g to r/(r−2)", "—", _ntk_exponent)  # fmt: skip
 _add("LongRoPE's other list", "each pair is divided by the factor of the other list",
      "short and long exchanged, or the switch is at < instead of <=", "long if N > L₀, else short", "unsloth#10681",
      _other_list)  # fmt: skip
-_add("exponent over the head size", "the frequencies fall too slowly", "base^(−2i/d) though only r of d features turn",
-     "base^(−2i/r)", "vllm#43676",
+_add("exponent over the head size", "the frequencies fall too slowly",
+     "base^(−2i/d) though only r of d features turn", "base^(−2i/r)", "vllm#43676",
      _exponent("2i/d", lambda rope: _powers(rope, denominator=rope.head_dim)))  # fmt: skip
-_add("exponent over r − 2", "the frequencies fall too fast: the slowest is 1/base", "linspace(0, 1, r/2) as the exponent",
-     "exponents 2i/r, which stop short of 1", "hand-written engines",
-     _exponent("2i/(r−2)", lambda rope: _powers(rope, denominator=rope.width - 2) if rope.pairs > 1 else None))  # fmt: skip
+_add("exponent over r − 2", "the frequencies fall too fast: the slowest is 1/base",
+     "linspace(0, 1, r/2) as the exponent", "exponents 2i/r, which stop short of 1", "—",
+     _exponent("2i/(r−2)",
+                lambda rope: _powers(rope, denominator=rope.width - 2) if rope.pairs > 1 else None))  # fmt: skip
 _add("exponent without its 2", "the frequencies are those of the base's root", "base^(−i/r) instead of base^(−2i/r)",
-     "arange(0, r, 2)/r", "hand-written engines", _exponent("i/r", lambda rope: _powers(rope, lambda i: i)))  # fmt: skip
+     "arange(0, r, 2)/r", "—", _exponent("i/r", lambda rope: _powers(rope, lambda i: i)))  # fmt: skip
 _add("index counted from 1", "every pair has its neighbour's frequency; none turns by 1",
-     "i = 1 … r/2 put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)", "hand-written engines",
+     "i = 1 … r/2 put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)", "—",
      _exponent("2(i+1)/r", lambda rope: _powers(rope, lambda i: 2 * (i + 1))))  # fmt: skip
-_add("degrees", "all frequencies are off by 180/π", "degrees and radians confused", "angles in radians",
-     "hand-written engines", _times("θ·π/180", math.pi / 180))  # fmt: skip
-_add("frequencies in reverse", "the first pair is the slowest", "the table is flipped", "fastest pair first",
-     "hand-written engines", _ordered("slowest first", lambda p: np.arange(p)[::-1]))  # fmt: skip
+_add("degrees", "all frequencies are off by 180/π", "degrees and radians confused", "angles in radians", "—",
+     _times("θ·π/180", math.pi / 180))  # fmt: skip
+_add("frequencies in reverse", "the first pair is the slowest", "the table is flipped", "fastest pair first", "—",
+     _ordered("slowest first", lambda p: np.arange(p)[::-1]))  # fmt: skip
 _add("frequencies dealt to axes", "even frequencies first, then the odd ones", "Pixtral's order used for plain text",
      "θ₀, θ₁, θ₂ … in order", "Pixtral's vision part taken for its text part",
      _ordered("θ₀ θ₂ … θ₁ θ₃ …", lambda p: np.append(np.arange(0, p, 2), np.arange(1, p, 2))))  # fmt: skip
 _add("rotated twice", "all frequencies are doubled", "applied in the model and again in the kernel", "rotate once",
      "TensorRT-LLM#16378", _twice)  # fmt: skip
 _add("not rotated", "R is the identity at every position", "the call is missing, or its result dropped",
-     "use what the function returns", "hand-written engines", _still)  # fmt: skip
+     "use what the function returns", "—", _still)  # fmt: skip
+_add("wrong base", "the frequencies are a geometric series of another base",
+     "rope_theta not read, or read from where it is no longer kept", _CONFIG, "DeepSpeed#8345", _base)  # fmt: skip
 _add("recursive frequencies", "the slopes drift with the index of the pair, ten times beyond float32's error",
-     "a running product instead of a power", "compute each power by itself", "hand-written kernels",
-     _recursive)  # fmt: skip
+     "a running product instead of a power", "compute each power by itself", "—", _recursive)  # fmt: skip
 
 
 # ── Positions, angles, factor, signs ─────────────────────────────────────────────────────────────────────────────────
@@ -507,25 +515,32 @@ def _factor(make: Callable[[Rope, Found | None], float | None], wanted: bool) ->
     return changes
 
 
+def _fast(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if not angle_bound(rope)[0]:  # else its error is as small as that of a float32 angle, and hides behind it
+        yield Change("", {"cos_sin": fast_cos_sin})
+
+
 def _turned(told: str, signs: Callable[[int, int], tuple[int, int]]) -> Changes:
     return lambda rope, found: [Change(told, {"signs": signs(*recipe_of(rope).signs)})]
 
 
 _OFF = "count positions from 0, and pass the position of the token itself"
-_add("positions one too high", "at position 0 each pair is turned by its own frequency", "m + 1 for m: counted from 1, or "
-     "the position of the token that comes next", _OFF, "sglang#25015, llama3.np", _shift(1))  # fmt: skip
-_add("positions one too low", "at position 0 each pair is turned back by its own frequency", "m − 1 for m", _OFF,
-     "hand-written engines", _shift(-1))  # fmt: skip
+_add("positions one too high", "at position 0 each pair is turned by its own frequency",
+     "m + 1 for m: counted from 1, or the position of the token that comes next", _OFF, "sglang#25015, llama3.np",
+     _shift(1))  # fmt: skip
+_add("positions one too low", "at position 0 each pair is turned back by its own frequency", "m − 1 for m", _OFF, "—",
+     _shift(-1))  # fmt: skip
 _add("positions shifted", "the phase at position 0 over the frequency is a whole number",
      "padding counted, or the row count of a cache used as position", _OFF, "unsloth#3699, VeloxQuant-MLX#389",
      _any_shift)  # fmt: skip
 _add("positions modulo a power of two", "right up to a power of two, then from the start again",
-     "positions in too few bits, or a ring buffer's row as position", "int64 positions, unwrapped", "hand-written kernels",
+     "positions in too few bits, or a ring buffer's row as position", "int64 positions, unwrapped", "—",
      _modulo)  # fmt: skip
 _add("positions in int16", "right up to 32767, then turned backwards", "positions overflow 16 bits", "int32 or int64",
-     "hand-written kernels", _fixed(place=lambda m: (m + 32768) % 65536 - 32768))  # fmt: skip
-_add("table clamped at its end", "all positions beyond a length turn alike", "a lookup that clips its index (JAX does)",
-     "grow the table, or raise", "XLA's clamped gather", _clamped)  # fmt: skip
+     "—", _fixed(place=lambda m: (m + 32768) % 65536 - 32768))  # fmt: skip
+_add("table clamped at its end", "all positions beyond a length turn alike",
+     "a lookup that clips its index (JAX does)", "grow the table, or raise", "XLA's clamped gather",
+     _clamped)  # fmt: skip
 _add("positions ignored", "rows turn by their index in the call", "arange(n) instead of the positions given",
      "index with the positions", "Megatron-LM#5243, VeloxQuant-MLX#389",
      _fixed(place=lambda m: np.arange(len(m))))  # fmt: skip
@@ -536,36 +551,36 @@ for _kind, _rounding, _limit in (("bfloat16", to_bfloat16, 256), ("float16", to_
     _add(f"{_kind} inverse frequencies", "noise-like relative error in the slopes",
          f"inverse frequencies kept in {_kind}, by model.to({_kind}) or in the checkpoint", _keep, "gpt-neox#1003",
          _low_theta(_rounding))  # fmt: skip
-    _add(f"{_kind} positions", f"exact up to {_limit}, wrong from {_limit + 1} on", f"positions cast to {_kind}", _keep,
-         "diffusers#13920", _fixed(round_position=_rounding))  # fmt: skip
+    _add(f"{_kind} positions", f"exact up to {_limit}, wrong from {_limit + 1} on", f"positions cast to {_kind}",
+         _keep, "diffusers#13920", _fixed(round_position=_rounding))  # fmt: skip
     _add(f"{_kind} angle", "wrong from the first positions on, by a part of the angle",
          f"m·θ computed in {_kind}, by autocast or model.to({_kind})", _keep, "gpt-neox#1003",
          _low_angle(_rounding))  # fmt: skip
 _add("fast sine", "residual phase grows with the position even where the angle is exact",
      "a hardware sine (__sinf, fast math) without a proper reduction of the angle", "a full sine for the table",
-     "imp#1316", _fixed(cos_sin=fast_cos_sin))  # fmt: skip
+     "imp#1316", _fast)  # fmt: skip
 _add("attention factor missing", "the operator's norm is 1", "cos and sin are not multiplied by the attention factor",
      "multiply both tables by a", "exllamav3#259", _factor(lambda rope, found: 1.0, True))  # fmt: skip
-_add("attention factor squared", "the operator's norm is a²", "multiplied into the tables and again into x, or a² meant "
-     "for the scores used for q and k", "multiply q and k by a: scores get a²", "TensorRT-LLM#16378",
+_add("attention factor squared", "the operator's norm is a²",
+     "multiplied into the tables and again into x, or a² meant for the scores used for q and k",
+     "multiply q and k by a: scores get a²", "TensorRT-LLM#16378",
      _factor(lambda rope, found: rope.attention_factor**2, True))  # fmt: skip
 _add("attention factor inverted", "the operator's norm is 1/a", "divided by the attention factor", "multiply by it",
-     "hand-written engines", _factor(lambda rope, found: 1 / rope.attention_factor, True))  # fmt: skip
-_add("attention factor unwanted", "the operator's norm is not 1", "an attention factor (YaRN's 0.1·ln s + 1, LongRoPE's) "
-     "where the rope has none", "leave cos and sin as they are", "vllm#48623",
-     _factor(lambda rope, found: found.factor if found else 1.277, False))  # fmt: skip
-_add("another attention factor", "the operator's norm is not the expected one", "mscale, mscale_all_dim or "
-     "attention_factor read otherwise", "transformers: attention_factor, else mscale over mscale_all_dim if both are set",
-     "vllm#48623", _factor(lambda rope, found: found.factor if found else 1.5 * rope.attention_factor, True),
-     GENERIC)  # fmt: skip
+     "—", _factor(lambda rope, found: 1 / rope.attention_factor, True))  # fmt: skip
+_add("attention factor unwanted", "the operator's norm is not 1",
+     "an attention factor (YaRN's 0.1·ln s + 1, LongRoPE's) where the rope has none", "leave cos and sin as they are",
+     "vllm#48623", _factor(lambda rope, found: found.factor if found else 1.277, False))  # fmt: skip
+_add("another attention factor", "the operator's norm is not the expected one",
+     "mscale, mscale_all_dim or attention_factor read otherwise",
+     "transformers: attention_factor, else mscale over mscale_all_dim if both are set", "vllm#48623",
+     _factor(lambda rope, found: found.factor if found else 1.5 * rope.attention_factor, True), GENERIC)  # fmt: skip
 _add("direction", "all slopes have the other sign", "the transpose of the textbook matrix: rotated by −mθ",
      "exchange the signs of sin, or say direction=-1 if the model was trained so", "nanochat#489",
      _turned("turned by −mθ", lambda a, b: (-a, -b)))  # fmt: skip
-_add("sign missing", "R is no rotation: its off-diagonal entries have equal signs",
-     "rotate_half without its minus", "(−x₂, x₁)", "hand-written engines",
-     _turned("both sines added", lambda a, b: (1, 1)))  # fmt: skip
+_add("sign missing", "R is no rotation: its off-diagonal entries have equal signs", "rotate_half without its minus",
+     "(−x₂, x₁)", "—", _turned("both sines added", lambda a, b: (1, 1)))  # fmt: skip
 _add("sine and cosine swapped", "at position 0 pairs are a quarter turn off", "the table's halves exchanged",
-     "(cos, sin) in that order", "hand-written engines", _fixed(swapped=True))  # fmt: skip
+     "(cos, sin) in that order", "—", _fixed(swapped=True))  # fmt: skip
 
 
 # ── Behaviour ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -605,22 +620,26 @@ def _single_row(fn: Candidate, rope: Rope) -> Candidate:
     return lambda x, positions: fn(x, positions if len(positions) > 1 else np.zeros_like(positions))
 
 
+def _grown_theta(rope: Rope, length: int) -> Candidate:
+    g = max(1.0, length / 2048)
+    theta = frequencies(rope) * g ** -(np.arange(rope.pairs) / max(rope.pairs - 1, 1))
+    return replace(recipe_of(rope), theta=theta).candidate()
+
+
 def _stale(fn: Candidate, rope: Rope) -> Candidate:
-    kept: dict[int, Any] = {}
-    return lambda x, positions: fn(x, kept.setdefault(len(positions), np.array(positions)))
+    longest = [0]
+
+    def broken(x: Any, positions: Any) -> Any:
+        longest[0] = max(longest[0], int(np.max(positions)) + 1)
+        return _grown_theta(rope, longest[0])(x, positions)
+
+    return broken
 
 
 def _grown(fn: Candidate, rope: Rope) -> Candidate | None:
-    if isinstance(rope.scaling, DynamicNTK | LongRoPE) or rope.pairs < 2:
+    if isinstance(rope.scaling, LENGTH_DEPENDENT) or rope.pairs < 2:
         return None
-
-    def broken(x: Any, positions: Any) -> Any:
-        g = max(1.0, (int(np.max(positions)) + 1) / 2048)
-        return replace(
-            recipe_of(rope), theta=frequencies(rope) * g ** -(np.arange(rope.pairs) / (rope.pairs - 1))
-        ).candidate()(x, positions)
-
-    return broken
+    return lambda x, positions: _grown_theta(rope, int(np.max(positions)) + 1)(x, positions)
 
 
 def _mutate(y: Any, x: Any, positions: Any) -> Any:
@@ -658,42 +677,48 @@ def _normalised(fn: Candidate, rope: Rope) -> Candidate:
 
 
 _ALL = slice(None)
-_add_behaviour("only the first head rotated", "heads after the first come back as they were", "a kernel's grid, or a loop, "
-     "that covers one head", "cover all heads", "mlx-rs#359", _only(lambda h, n: (slice(0, 1), _ALL)))  # fmt: skip
+_add_behaviour("only the first head rotated", "heads after the first come back as they were",
+     "a kernel's grid, or a loop, that covers one head", "cover all heads", "mlx-rs#359",
+     _only(lambda h, n: (slice(0, 1), _ALL)))  # fmt: skip
 _add_behaviour("only the first row rotated", "rows after the first come back as they were", "a loop left too early",
-     "cover all rows", "hand-written kernels", _only(lambda h, n: (_ALL, slice(0, 1))))  # fmt: skip
-_add_behaviour("last row not rotated", "the last row comes back as it was", "a loop to n − 1", "loop to n",
-     "hand-written kernels", _only(lambda h, n: (_ALL, slice(0, max(n - 1, 1)))))  # fmt: skip
+     "cover all rows", "—", _only(lambda h, n: (_ALL, slice(0, 1))))  # fmt: skip
+_add_behaviour("last row not rotated", "the last row comes back as it was", "a loop to n − 1", "loop to n", "—",
+     _only(lambda h, n: (_ALL, slice(0, max(n - 1, 1)))))  # fmt: skip
 _add_behaviour("heads read as positions", "equal heads come out different, along the positions nothing changes",
-     "(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which", "hand-written engines",
+     "(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which", "—",
      _heads_as_positions)  # fmt: skip
 _add_behaviour("heads differ", "equal heads come out different", "heads that share no table, or an axis mistaken",
-     "use the same table for all heads", "hand-written kernels", _only(lambda h, n: (slice(0, 2), _ALL)))  # fmt: skip
+     "use the same table for all heads", "—", _only(lambda h, n: (slice(0, 2), _ALL)))  # fmt: skip
 _add_behaviour("rows differ", "equal rows at equal positions come out different, or their order matters",
-     "a row's place in the call is used beside its position", "let the position alone decide", "hand-written kernels",
+     "a row's place in the call is used beside its position", "let the position alone decide", "—",
      _only(lambda h, n: (_ALL, slice(0, max(n - 2, 1)))))  # fmt: skip
-_add_behaviour("one row differs", "a row alone is rotated otherwise than within a call", "a special path for decoding",
-     "use one path", "mlx-rs#359", _single_row)  # fmt: skip
-_add_behaviour("rows leak into each other", "NaN in one row reaches others", "a reduction over rows, or memory that is "
-     "read before it is written", "rows are independent", "kernels", _after(_leak))  # fmt: skip
-_add_behaviour("state between calls", "the same call returns something else later", "a table cached without its key, or "
-     "grown by a longer call", "make the table's key complete, or fix the length beforehand",
-     "equinox 0.13.8, transformers#25104", _stale)  # fmt: skip
-_add_behaviour("depends on the length", "a row changes with the largest position of its call", "a base that grows with "
-     "the length where none is meant", "fix the length beforehand", "transformers#25104", _grown)  # fmt: skip
+_add_behaviour("one row differs", "a row alone is rotated otherwise than within a call",
+     "a special path for decoding", "use one path", "mlx-rs#359", _single_row)  # fmt: skip
+_add_behaviour("rows leak into each other", "NaN in one row reaches others",
+     "a reduction over rows, or memory that is read before it is written", "rows are independent", "kernels",
+     _after(_leak))  # fmt: skip
+_add_behaviour("state between calls", "the same call returns something else later",
+     "a table cached without its key, or grown by a longer call",
+     "make the table's key complete, or fix the length beforehand", "equinox 0.13.8, transformers#25104",
+     _stale)  # fmt: skip
+_add_behaviour("depends on the length", "a row changes with the largest position of its call",
+     "a base that grows with the length where none is meant", "fix the length beforehand", "transformers#25104",
+     _grown)  # fmt: skip
 _add_behaviour("mutates its input", "x is changed after the call", "in-place arithmetic", "write to another array",
      "kernels", _after(_mutate))  # fmt: skip
-_add_behaviour("strides ignored", "a view of x is rotated otherwise than its copy", "memory read as if it were contiguous",
-     "use the strides, or copy first", "kernels", _strides)  # fmt: skip
+_add_behaviour("strides ignored", "a view of x is rotated otherwise than its copy",
+     "memory read as if it were contiguous", "use the strides, or copy first", "kernels", _strides)  # fmt: skip
 _add_behaviour("wrong dtype out", "the result has another dtype than x", "float32 tables promote the product",
      "cast the result to the dtype of x", "kernels", _after(_other_dtype))  # fmt: skip
 _add_behaviour("not finite", "NaN or infinity from finite x", "a division by the position, or an overflow",
      "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
 _add_behaviour("not linear", "f(4x) is not 4·f(x)", "x is normalised or clipped on the way", "rotation alone",
      "kernels with a fused norm", _normalised)  # fmt: skip
-_add_behaviour("fails", "an exception, or no array like x", "a table shorter than the positions, or an unexpected shape",
-     "grow the table; for a cache that is meant to be short give max_position=", "all of them", _short_table)  # fmt: skip
+_add_behaviour("fails", "an exception, or no array like x",
+     "a table shorter than the positions, or an unexpected shape",
+     "grow the table; for a cache that is meant to be short give max_position=", "all of them",
+     _short_table)  # fmt: skip
 FAULTS["coarser than asked"] = Fault(
     "coarser than asked", "errors are within a float32 angle's, but not within the grade that was asked for",
-    "angles in float32, or tables or products in the dtype of x", "float64 angles, or exact ones; round the result once",
+    "angles in float32, or tables or products in the dtype of x", "exact or float64 angles; round the result once",
     "every library")  # fmt: skip

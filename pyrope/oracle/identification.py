@@ -96,9 +96,10 @@ def _unwrap(phase: Float64, positions: Int64, unit: float) -> tuple[Float64, Flo
         rest = _wrapped(phase[j] - phase[0] - theta * m)
         if j > 1 and (np.abs(rest) > 0.3 + 4 * unit).any():
             break
-        # Components are rounded relative to themselves, so a phase is known best near the axes; a phase itself may be
-        # off by the rounding of a float32 angle.
-        noise = unit * (np.abs(np.sin(2 * phase[j])) + np.abs(np.sin(2 * phase[0]))) + U32 * np.abs(theta) * m + 1e-15
+        # Components are rounded relative to themselves, so that a phase is known best near the axes: but no better than
+        # a 16th of that once it has left the first one, where angles may have roundings of their own.
+        known = np.maximum(np.abs(np.sin(2 * phase[j])), np.minimum(1 / 16, np.abs(theta * m)))
+        noise = unit * (known + np.abs(np.sin(2 * phase[0]))) + 1e-15
         better = noise / m <= uncertainty
         theta = np.where(better, theta + rest / m, theta)
         uncertainty = np.where(better, noise / m, uncertainty)
@@ -165,7 +166,9 @@ def explain(measured: Measured, rope: Rope, distance: int, suspects: Sequence[Ro
         slower = 1 / theta[0]
         if fits([1.0]):
             return [Explanation("one pair, which turns by 1: any base without rescaling; the base cannot be seen")]
-        return [Explanation(f"one pair, which turns by {theta[0]:.6g}: linear factor {slower:.6g}; the base cannot be seen")]
+        return [
+            Explanation(f"one pair, which turns by {theta[0]:.6g}: linear factor {slower:.6g}; the base cannot be seen")
+        ]
     return list(_geometric(rope, theta, fits, distance)) or list(_blends(rope, measured, fits))
 
 
@@ -198,7 +201,7 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
     p, i = len(theta), np.arange(len(theta))
     for base in dict.fromkeys((*possible_bases(theta, p), *_COMMON_BASES)):
         w = base ** -(i / p)
-        ratio, s = theta / w, _slowed(theta / w, measured)
+        ratio, s = theta / w, slowed(theta / w, measured)
         if s <= 1.001 or abs(ratio[0] - 1) > 1e-3:
             continue
         kept = (ratio - 1 / s) / (1 - 1 / s)  # 1: as it was, 0: divided by s
@@ -214,9 +217,9 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
             return
 
 
-def _slowed(ratio: Float64, measured: Measured) -> float:
-    """1 over the ratio of the slowest pairs, from the one of them that is known best."""
-    off = 4 * measured.uncertainty / np.maximum(np.abs(measured.theta), 1e-300) + 64 * U32
+def slowed(ratio: Float64, measured: Measured, among: int | None = None) -> float:
+    """1 over the ratio of the slowest pairs (among the first ones), from the one of them that is known best."""
+    off = (4 * measured.uncertainty / np.maximum(np.abs(measured.theta), 1e-300) + 64 * U32)[:among]
     alike = np.abs(ratio / ratio[-1] - 1) <= off + off[-1]
     best = int(np.argmin(np.where(alike, off, np.inf)))
     return rounded(1 / float(ratio[best]), max(1e-5, float(off[best])))
@@ -238,7 +241,9 @@ def _blend(name: str, rope: Rope, s: float, measured: Measured, fits: Any, line:
                 if abs(whole.attention_factor / measured.factor - 1) > 1e-3 and name == "yarn":
                     scaling = replace(scaling, attention_factor=rounded(measured.factor, 1e-4))
                 told = "low 1, high 4" if name == "llama3" else "betas 32 and 1"
-                return Explanation(f"{words}; as with {told}, original length {length}", replace(whole, scaling=scaling))
+                return Explanation(
+                    f"{words}; as with {told}, original length {length}", replace(whole, scaling=scaling)
+                )
     return Explanation(words)
 
 
@@ -296,7 +301,9 @@ def layout_of(pairs: Pairs, head_dim: int) -> tuple[str, int, str, int]:
             reads, writes = features(layout, k, start)
             if np.array_equal(reads, pairs.reads) and np.array_equal(writes, pairs.writes):
                 return layout, 2 * k, "prefix" if start == 0 else "suffix", k
-    if np.array_equal(features("half", k, 0, head_dim // 2)[0], pairs.reads) and np.array_equal(pairs.reads, pairs.writes):
+    if np.array_equal(features("half", k, 0, head_dim // 2)[0], pairs.reads) and np.array_equal(
+        pairs.reads, pairs.writes
+    ):
         return "half", 2 * k, "prefix", head_dim // 2
     return "none", 2 * k, "prefix", distance
 
@@ -313,7 +320,7 @@ def identify(
       turns       32 of 64 features, prefix, half
       direction   +1
       offset      0 positions
-      frequencies 1 … 2.27234357e-06, the last ±4.2e-13
+      frequencies 1 … 4.54167048e-06, the last ±4.2e-13
       factor      1
       rule        base 500000, not rescaled (NTK scaling of a smaller base, at a
                   fixed length, is the same)
@@ -344,7 +351,9 @@ def identify(
         found = explain(measured, shape, distance, suspects)
         rope = next((e.rope for e in found if e.rope is not None), None)
     precision = _precision(probe, rope, measured)
-    words = tuple(e.words for e in found) or (("none of these: no published rule has these frequencies",) if width else ())
+    words = tuple(e.words for e in found) or (
+        ("none of these: no published rule has these frequencies",) if width else ()
+    )
     return Identification(
         probe.head_dim, probe.dtype.name, layout, width, placement, tuple(map(tuple, measured.pairs.reads.tolist())),
         measured.direction, tuple(measured.theta.tolist()), tuple(measured.uncertainty.tolist()), measured.offset,
@@ -364,6 +373,7 @@ def take_sample(probe: Probe, rope: Rope) -> Sample:
     top, recipe = probe.max_position, recipe_of(rope)
     extra = np.random.default_rng(top + 1).integers(top // 2, top, 64, endpoint=True)
     positions = np.unique(np.append(probe_positions(top), extra))
+    positions[:2] = 1, 0  # not from 0 on: a candidate that counts its rows must not be right by chance
     x = probe.random(4, len(positions), seed=9)
     for j in (0, 1):
         x[2 + j] = 0

@@ -31,7 +31,7 @@ class Unreadable(Exception):
 def float_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype, if it is one that can be probed."""
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"dtype must be {', '.join(DTYPES)}; for bfloat16 give ml_dtypes.bfloat16: {error}") from error
     if found.name not in DTYPES or not found.isnative:
@@ -91,6 +91,8 @@ class Probe:
         if not np.array_equal(before.view(np.uint8), np.ascontiguousarray(x).view(np.uint8)):
             changed = int((before.astype(np.float64) != x.astype(np.float64)).sum())
             self.seen.setdefault("mutates its input", f"{changed} of {x.size} elements of x are others after the call")
+            y = y.copy()  # it may be x itself
+            x[...] = before
         elif not np.array_equal(m, given):
             self.seen.setdefault("mutates its input", "the positions are others after the call")
         if y.dtype != x.dtype:
@@ -119,87 +121,93 @@ class Probe:
         units = np.repeat(np.eye(self.head_dim, dtype=self.dtype)[:, None], len(positions), axis=1)
         return self.read(units, positions).transpose(1, 2, 0)
 
-    def _differ(self, a: Float64, b: Float64, scale: float) -> str:
-        """How two results differ by more than the last bits that another order of operations may change, or nothing."""
+    def _differ(self, a: Float64, b: Float64, scale: float = 4.0) -> str:
+        """How two results differ by more than the last bits that another order of operations may change, or nothing;
+        ``scale`` is the size of dense vectors."""
         off = np.abs(a - b)
         bad = (off > 8 * self.unit * scale) | (np.isfinite(a) != np.isfinite(b))
-        return f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off):.3g}" if bad.any() else ""
+        return (
+            f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off, initial=0):.3g}"
+            if bad.any()
+            else ""
+        )
 
     def behave(self) -> None:
         """Everything that a rotation does beside rotating: notes in `seen` what a candidate does otherwise."""
-        top, m = self.max_position, min(5, self.max_position)
-        # First the state: a shorter call must not know of a longer one, and no call may have been made before it.
-        short = np.array([0, min(1, top // 2), top // 4, top // 2])
-        x = self.random(3, 4)
-        scale = float(np.abs(x.astype(np.float64)).max())
-        fresh = self.call(x, short)
-        told = self._differ(fresh, self.call(x, short), scale)
-        if told:
-            self.seen["state between calls"] = f"the same call twice: {told}"
-        longer = self.call(self.random(3, 5), np.append(short, top))
-        again = self.call(x, short)
-        if not told and (told := self._differ(fresh, again, scale)):
-            self.seen["state between calls"] = (
-                f"positions up to {short[-1]}, before and after a call with position {top}: {told}"
-            )
-        longer = self.call(np.concatenate((x, x[:, :1]), axis=1), np.append(short, top))
-        if told := self._differ(again, longer[:, :4], scale):
-            self.seen["depends on the length"] = f"positions up to {short[-1]}, with and without position {top}: {told}"
-        self._agree(m, scale)
-        self._linear(scale)
-        self._memory(scale)
-
-    def _agree(self, m: int, scale: float) -> None:
-        """Heads agree, rows agree, in every number of axes, with one row and in any order; nothing leaks."""
-        top, one = self.max_position, self.random(1, 1)
-        x = np.broadcast_to(one, (3, 5, self.head_dim)).copy()
-        at = np.array([top, m, m, m, m])
-        y, still = self.call(x, at), one[0, 0].astype(np.float64)
-        if told := self._differ(y, np.broadcast_to(y[:1], y.shape), scale):
-            untouched = [bool((head == still).all()) for head in y]
-            if not self._differ(y, np.broadcast_to(y[:, :1], y.shape), scale):
-                self.seen["heads read as positions"] = f"equal heads: {told}; equal along the positions"
-            elif untouched == [False, True, True]:
-                self.seen["only the first head rotated"], self.single = (
-                    "of 3 equal heads, 2 come back as they were",
-                    "head",
-                )
-            else:
-                self.seen["heads differ"], self.single = f"equal heads: {told}", "head"
-        elif told := self._differ(y[:, 1:], np.broadcast_to(y[:, 1:2], y[:, 1:].shape), scale):
-            untouched = [bool((y[:, j] == still).all()) for j in range(5)]
-            if untouched[:2] == [False, True]:
-                self.seen["only the first row rotated"], self.single = (
-                    "rows after the first come back as they were",
-                    "row",
-                )
-            elif untouched == [False, False, False, False, True]:
-                self.seen["last row not rotated"], self.single = "the last of 5 rows comes back as it was", "row"
-            else:
-                self.seen["rows differ"] = f"4 equal rows, all at position {m}: {told}"
+        self._keeps_no_state()
+        self._agrees()
         if not self.seen.keys() & {"heads read as positions", "rows differ", "depends on the length"}:
-            self._shapes(scale)
+            self._takes_any_shape()
         self._poison()
+        self._linear()
+        self._memory()
 
-    def _shapes(self, scale: float) -> None:
+    def _keeps_no_state(self) -> None:
+        """A shorter call must not know of a longer one; so this comes before any other call."""
+        top = self.max_position
+        short = np.array([0, top // 4, min(1, top // 2), top // 2])
+        x = self.random(3, 4)
+        fresh = self.call(x, short)
+        if told := self._differ(fresh, self.call(x, short)):
+            self.seen["state between calls"] = f"the same call twice: {told}"
+            return
+        longer = self.call(x, [0, top, min(1, top // 2), top // 2])
+        again = self.call(x, short)
+        if told := self._differ(fresh, again):
+            before = f"positions up to {short[-1]}, before and after a call with position {top}"
+            self.seen["state between calls"] = f"{before}: {told}"
+        elif told := self._differ(np.delete(fresh, 1, 1), np.delete(longer, 1, 1)):
+            self.seen["depends on the length"] = f"rows that stay, when position {top} joins the call: {told}"
+
+    def _agrees(self) -> None:
+        """Equal heads come out equal, and equal rows at equal positions."""
+        m, one = min(5, self.max_position), self.random(1, 1)
+        x = np.broadcast_to(one, (3, 6, self.head_dim)).copy()
+        y, still = self.call(x, [m, self.max_position, m, m, m, m]), one[0, 0].astype(np.float64)
+        rows = np.delete(y, 1, 1)
+        if told := self._differ(y, np.broadcast_to(y[:1], y.shape)):
+            if not self._differ(y, np.broadcast_to(y[:, :1], y.shape)):
+                self.seen["heads read as positions"] = f"equal heads: {told}; equal along the positions"
+                self.seen.pop("depends on the length", None)  # the positions of other rows reach a row by its head
+            elif [bool((head == still).all()) for head in y] == [False, True, True]:
+                self.seen["only the first head rotated"] = "of 3 equal heads, 2 come back as they were"
+            else:
+                self.seen["heads differ"] = f"equal heads: {told}"
+            self.single = "head"
+        elif told := self._differ(rows, np.broadcast_to(rows[:, :1], rows.shape)):
+            untouched = [bool((rows[:, j] == still).all()) for j in range(5)]
+            if untouched == [False, True, True, True, True]:
+                self.seen["only the first row rotated"] = "rows after the first come back as they were"
+            elif untouched == [False, False, False, False, True]:
+                self.seen["last row not rotated"] = "the last of 6 rows comes back as it was"
+            else:
+                self.seen["rows differ"] = f"5 equal rows, all at position {m}: {told}"
+            self.single = None if "rows differ" in self.seen else "row"
+
+    def _takes_any_shape(self) -> None:
+        """The order of the rows, one row alone, and the number of axes change nothing."""
         top, m = self.max_position, min(5, self.max_position)
-        at, x = np.array([0, m, m // 2, top]), self.random(3, 4, seed=1)
+        at, order = np.array([0, m, m // 2, top, m, 0, m]), [3, 6, 1, 0, 2, 5, 4]
+        x = np.broadcast_to(self.random(3, 1, seed=1), (3, 7, self.head_dim)).copy()
         y = self.read(x, at)
-        order = [3, 1, 0, 2]
-        if told := self._differ(self.read(x[:, order], at[order]), y[:, order], scale):
-            self.seen["rows differ"] = f"the same rows and positions in another order: {told}"
-        if self.single is None:
-            if told := self._differ(self.call(x[:, 3:].copy(), at[3:]), y[:, 3:], scale):
-                self.seen["one row differs"] = f"position {top} alone and in a call of four: {told}"
-            for name, shape in (("2", (4,)), ("4", (1, 3, 4))):
-                part = x[0] if name == "2" else x
-                try:
-                    other = self.call(part.reshape(*shape, self.head_dim).copy(), at).reshape(part.shape)
-                except Unreadable as error:
-                    self.notes.append(f"x of {name} axes is not taken: {error}")
-                    continue
-                if told := self._differ(other, y[0] if name == "2" else y, scale):
-                    self.seen["heads differ"] = f"x of {name} and of 3 axes: {told}"
+        other = self.read(x, at[order])
+        if told := self._differ(other, y[:, order]):
+            if not self._differ(other, y):
+                self.seen["state between calls"] = "the positions of an earlier call of the same length are used again"
+            else:
+                self.seen["rows differ"] = f"the same rows and positions in another order: {told}"
+        if self.single is not None:
+            return
+        if told := self._differ(self.call(x[:, 3:4].copy(), at[3:4]), y[:, 3:4]):
+            self.seen["one row differs"] = f"position {top} alone and in a call of seven: {told}"
+        for axes, part in ((2, x[0]), (4, x[None])):
+            try:
+                other = self.call(part.copy(), at).reshape(-1, 7, self.head_dim)
+            except Unreadable as error:
+                self.notes.append(f"x of {axes} axes is not taken: {error}")
+            else:
+                if told := self._differ(other, y[: len(other)]):
+                    self.seen["heads differ"] = f"x of {axes} and of 3 axes: {told}"
 
     def _poison(self) -> None:
         """NaN and infinity in one row of one head must not reach another."""
@@ -216,22 +224,22 @@ class Probe:
                 spread = int((~np.isfinite(y)).any(-1).sum())
                 self.seen["rows leak into each other"] = f"{poison} in one row of one head reaches {spread} other rows"
 
-    def _linear(self, scale: float) -> None:
+    def _linear(self) -> None:
         at = np.array([0, 1, min(5, self.max_position), self.max_position])
         x, y = self.random(2, 4, seed=3), self.random(2, 4, seed=4)
         x, y = (np.ldexp(np.rint(np.ldexp(v.astype(np.float64), 4)), -4) for v in (x, y))  # so that x + y is exact
         fx, fy, total = (self.call(v.astype(self.dtype), at) for v in (x, y, x + y))
         four = self.call((4 * x).astype(self.dtype), at)
-        told = self._differ(four, 4 * fx, 4 * scale) or self._differ(fx + fy, total, 2 * scale)
+        told = self._differ(four, 4 * fx, 16.0) or self._differ(fx + fy, total, 8.0)
         if told:
             self.seen["not linear"] = f"f(4x) against 4·f(x), f(x + y) against f(x) + f(y): {told}"
 
-    def _memory(self, scale: float) -> None:
+    def _memory(self) -> None:
         at, x = np.array([0, 1, min(5, self.max_position), self.max_position]), self.random(2, 4, seed=5)
         y = self.call(x, at)
         wide = np.zeros((2, 4, 2 * self.head_dim), self.dtype)
         wide[..., ::2] = x
         swapped = np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2)
         for what, view in (("strided", wide[..., ::2]), ("transposed", swapped)):
-            if told := self._differ(self.call(view, at), y, scale):
+            if told := self._differ(self.call(view, at), y):
                 self.seen["strides ignored"] = f"the same x, {what} in memory: {told}"
