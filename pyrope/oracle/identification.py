@@ -44,6 +44,7 @@ class Measured(NamedTuple):
     offset: float
     factor: float
     linear_up_to: int  # the last position up to which phases grow in proportion
+    unit: float  # unit roundoff of what was measured
 
 
 def find_pairs(operator: Float64) -> Pairs:
@@ -71,23 +72,27 @@ def _blocks(operator: Float64, reads: Int64, writes: Int64) -> Any:
     return [[operator[:, writes[:, to], reads[:, source]] for source in (0, 1)] for to in (0, 1)]
 
 
-def measure(operator: Float64, positions: Int64, unit: float) -> Measured:
+def measure(operator: Float64, positions: Int64, unit: float, step: float = 0.0) -> Measured:
     """Pairs, frequencies, offset and factor from R(m) at positions that begin with 0 and at most double."""
     pairs = find_pairs(operator)
     (aa, ab), (ba, bb) = _blocks(operator, pairs.reads, pairs.writes)
     z = (aa + bb) / 2 + 1j * (ba - ab) / 2
     phase = np.angle(np.nan_to_num(z))
-    theta, uncertainty, limit = _unwrap(phase, positions, unit)
+    theta, uncertainty, limit = _unwrap(phase, positions, unit, step)
     direction = -1 if np.sum(np.sign(theta)) < 0 else 1
-    size = np.abs(z[: max(1, int((positions <= limit).sum()))])
-    factor = float(np.nanmedian(size)) if size.size else 1.0
+    size, rows = np.abs(z), positions <= max(limit, 1)
+    mixed = rows[:, None] & (
+        np.abs(np.sin(2 * phase)) > 0.5
+    )  # elsewhere one and the same rounding comes again and again
+    chosen = size[mixed] if mixed.sum() > 16 else size[rows]
+    factor = float(np.nanmedian(chosen)) if chosen.size else 1.0
     return Measured(
         pairs, direction * theta, uncertainty, direction, _offset(direction * phase[0], direction * theta, unit),
-        factor, limit,
+        factor, limit, unit,
     )  # fmt: skip
 
 
-def _unwrap(phase: Float64, positions: Int64, unit: float) -> tuple[Float64, Float64, int]:
+def _unwrap(phase: Float64, positions: Int64, unit: float, step: float) -> tuple[Float64, Float64, int]:
     """Frequencies (k,) with their uncertainty, and the last position up to which phases are proportional to it."""
     theta, limit = np.zeros(phase.shape[1]), int(positions[0])
     uncertainty = np.full(phase.shape[1], np.inf)
@@ -99,7 +104,7 @@ def _unwrap(phase: Float64, positions: Int64, unit: float) -> tuple[Float64, Flo
         # Components are rounded relative to themselves, so that a phase is known best near the axes: but no better than
         # a 16th of that once it has left the first one, where angles may have roundings of their own.
         known = np.maximum(np.abs(np.sin(2 * phase[j])), np.minimum(1 / 16, np.abs(theta * m)))
-        noise = unit * (known + np.abs(np.sin(2 * phase[0]))) + 1e-15
+        noise = unit * (known + np.abs(np.sin(2 * phase[0]))) + 2 * step + 1e-15
         better = noise / m <= uncertainty
         theta = np.where(better, theta + rest / m, theta)
         uncertainty = np.where(better, noise / m, uncertainty)
@@ -129,7 +134,7 @@ def possible_bases(theta: Float64, period: int) -> tuple[float, ...]:
         return ()
     spans = ((0, p - 1), (0, 1), (0, p // 2), (p - 2, p - 1))
     logs = [math.log(theta[a] / theta[b]) * period / (b - a) for a, b in spans if b > a]
-    found = [math.exp(value) for value in logs if 1e-6 < value < 27.6]
+    found = [math.exp(value) for value in logs if 1e-6 < value < 27.7]
     return tuple(dict.fromkeys(value for base in found for value in (rounded(base, 1e-3), base) if 1 < value <= 1e12))
 
 
@@ -199,6 +204,8 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
     """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them."""
     theta = measured.theta
     p, i = len(theta), np.arange(len(theta))
+    if not (theta > 0).all():  # a pair too slow to be seen turning, or turning against the others
+        return
     for base in dict.fromkeys((*possible_bases(theta, p), *_COMMON_BASES)):
         w = base ** -(i / p)
         ratio, s = theta / w, slowed(theta / w, measured)
@@ -206,12 +213,14 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
             continue
         kept = (ratio - 1 / s) / (1 - 1 / s)  # 1: as it was, 0: divided by s
         inside = (kept > 1e-3) & (kept < 1 - 1e-3)
+        weight = theta / (measured.uncertainty + 64 * U32 * theta)
         found = []
         for name, along in (("yarn", -i.astype(float)), ("llama3", w)):
-            line = np.polyfit(along[inside], kept[inside], 1) if inside.sum() > 1 else None
+            line = np.polyfit(along[inside], kept[inside], 1, w=weight[inside]) if inside.sum() > 1 else None
             ramp = np.clip(kept if line is None else np.polyval(line, along), 0, 1)
-            if fits(w * (ramp + (1 - ramp) / s)) and (line is None or line[0] > 0):
-                found.append(_blend(name, replace(rope, base=base), s, measured, fits, line))
+            usual = _usual(name, replace(rope, base=base), s, measured, fits)
+            if usual or (fits(w * (ramp + (1 - ramp) / s)) and (line is None or line[0] > 0)):
+                found.append(_blend(name, base, s, line, usual))
         if found:
             yield from found
             return
@@ -225,26 +234,35 @@ def slowed(ratio: Float64, measured: Measured, among: int | None = None) -> floa
     return rounded(1 / float(ratio[best]), max(1e-5, float(off[best])))
 
 
-def _blend(name: str, rope: Rope, s: float, measured: Measured, fits: Any, line: Any) -> Explanation:
-    words = f"{name}, base {rope.base:g}, factor {s:g}"
+def _blend(name: str, base: float, s: float, line: Any, usual: Rope | None) -> Explanation:
+    words = f"{name}, base {base:g}, factor {s:g}"
     if line is not None:
         sign, where = (-1, "pair") if name == "yarn" else (1, "frequency")
         one, zero = sign * (1 - line[1]) / line[0], -sign * line[1] / line[0]
         words += f", ramp from {where} {one:.4g} to {zero:.4g} (only this is seen of its lengths and limits)"
-    for length in (2**k for k in range(8, 21)):  # the usual limits, with a usual length
-        usual: list[Any] = [Llama3(s, 1.0, 4.0, length)]
+    if usual is not None:
+        limits = "low 1, high 4" if name == "llama3" else "betas 32 and 1"
+        length = usual.scaling.original_length  # type: ignore[union-attr]  # YaRN or Llama3
+        words += f"; as with {limits}, original length {length}"
+    return Explanation(words, usual)
+
+
+def _usual(name: str, rope: Rope, s: float, measured: Measured, fits: Any) -> Rope | None:
+    """The rope with the limits that everybody uses and a power of two as its length, if one has these frequencies."""
+    for length in (2**k for k in range(8, 21)):
+        choices: list[Any] = [Llama3(s, 1.0, 4.0, length)]
         if name == "yarn":
-            usual = [YaRN(s, length, truncate=whole) for whole in (True, False)]
-        for scaling in usual:
+            choices = [YaRN(s, length, truncate=whole) for whole in (True, False)]
+        for scaling in choices:
             whole = replace(rope, scaling=scaling)
             if fits(frequencies(whole)):
-                if abs(whole.attention_factor / measured.factor - 1) > 1e-3 and name == "yarn":
-                    scaling = replace(scaling, attention_factor=rounded(measured.factor, 1e-4))
-                told = "low 1, high 4" if name == "llama3" else "betas 32 and 1"
-                return Explanation(
-                    f"{words}; as with {told}, original length {length}", replace(whole, scaling=scaling)
-                )
-    return Explanation(words)
+                if abs(whole.attention_factor / measured.factor - 1) > measured.unit + 1e-5 and isinstance(
+                    scaling, YaRN
+                ):
+                    factor = rounded(measured.factor, measured.unit / 4)
+                    return replace(whole, scaling=replace(scaling, attention_factor=factor))
+                return whole
+    return None
 
 
 @dataclass(frozen=True)
@@ -337,7 +355,7 @@ def identify(
         operator = probe.operator(positions)
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be read: {error}") from error
-    measured = measure(operator, positions, probe.unit)
+    measured = measure(operator, positions, probe.unit, probe.step)
     layout, width, placement, distance = layout_of(measured.pairs, head_dim)
     notes, found, rope = list(probe.notes), [], None
     if measured.linear_up_to < positions[-1]:

@@ -65,6 +65,9 @@ class Probe:
         limit = DEFAULT_MAX_POSITION if max_position is None else max_position
         self.max_position = min(checks.integer("max_position", limit, 1), checks.MAX_POSITION)
         self.unit = 2.0 ** -DTYPES[self.dtype.name]
+        self.step = (
+            2.0**-25 if self.dtype.name == "float16" else 0.0
+        )  # rounding of the smallest numbers, where it shows
         self.seen: dict[str, str] = {}  # name of a fault -> evidence
         self.notes: list[str] = []
         self.single: str | None = None  # "head" or "row": what a call must have one of to be right
