@@ -1,85 +1,62 @@
-"""Rotary position embeddings: an auditable, exact reference in NumPy and CuPy."""
+"""Rotary position embeddings: an auditable, exact reference in NumPy and CuPy, and an oracle for others.
 
-from . import encodings
-from .architecture import Config, Layer, Model, Weights, random_model, weight_shapes
-from .backend import from_numpy, get, namespace, to_numpy
-from .checkpoints import load
-from .containers import find_smollm2
-from .generation import generate
-from .linear import LinearState, attention_weights, linear_attention, linear_state, linear_step
-from .phase import cos_sin
-from .rotation import (
-    Tables,
-    decay,
-    permute_weights,
-    rotate,
-    rotate_complex,
-    rotation_matrix,
-    rotation_tables,
-    unrotate,
-)
-from .softmax import attention, attention_by_definition, attention_scores
-from .text import Tokenizer, chat_prompt, load_tokenizer
-from .theta import (
-    Axes,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    Rope,
-    YaRN,
-    frequencies,
-    wavelengths,
-)
-from .transformer import Cache, forward
+Every name is loaded when it is first asked for, so that `import pyrope` costs next to nothing.
+"""
 
-__all__ = [
-    "Axes",
-    "Cache",
-    "Config",
-    "DynamicNTK",
-    "Layer",
-    "Linear",
-    "LinearState",
-    "Llama3",
-    "LongRoPE",
-    "Model",
-    "Proportional",
-    "Rope",
-    "Tables",
-    "Tokenizer",
-    "Weights",
-    "YaRN",
-    "attention",
-    "attention_by_definition",
-    "attention_scores",
-    "attention_weights",
-    "chat_prompt",
-    "cos_sin",
-    "decay",
-    "encodings",
-    "find_smollm2",
-    "forward",
-    "frequencies",
-    "from_numpy",
-    "generate",
-    "get",
-    "linear_attention",
-    "linear_state",
-    "linear_step",
-    "load",
-    "load_tokenizer",
-    "namespace",
-    "permute_weights",
-    "random_model",
-    "rotate",
-    "rotate_complex",
-    "rotation_matrix",
-    "rotation_tables",
-    "to_numpy",
-    "unrotate",
-    "wavelengths",
-    "weight_shapes",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import encodings as encodings
+    from .architecture import Config as Config, Layer as Layer, Model as Model, Weights as Weights, random_model as random_model, weight_shapes as weight_shapes
+    from .backend import from_numpy as from_numpy, get as get, namespace as namespace, to_numpy as to_numpy
+    from .checkpoints import load as load
+    from .containers import find_smollm2 as find_smollm2
+    from .generation import generate as generate
+    from .linear import LinearState as LinearState, attention_weights as attention_weights, linear_attention as linear_attention, linear_state as linear_state, linear_step as linear_step
+    from .oracle.checking import assert_rotation as assert_rotation, check_rotation as check_rotation
+    from .oracle.identification import identify as identify
+    from .oracle.report import Mismatch as Mismatch, Report as Report
+    from .phase import cos_sin as cos_sin
+    from .rotation import Tables as Tables, decay as decay, permute_weights as permute_weights, rotate as rotate, rotate_complex as rotate_complex, rotation_matrix as rotation_matrix, rotation_tables as rotation_tables, unrotate as unrotate
+    from .softmax import attention as attention, attention_by_definition as attention_by_definition, attention_scores as attention_scores
+    from .text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
+    from .theta import Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE, Proportional as Proportional, Rope as Rope, YaRN as YaRN, frequencies as frequencies, wavelengths as wavelengths
+    from .transformer import Cache as Cache, forward as forward
+
+_PLACES = {
+    "architecture": "Config Layer Model Weights random_model weight_shapes",
+    "backend": "from_numpy get namespace to_numpy",
+    "checkpoints": "load",
+    "containers": "find_smollm2",
+    "generation": "generate",
+    "linear": "LinearState attention_weights linear_attention linear_state linear_step",
+    "oracle.checking": "assert_rotation check_rotation",
+    "oracle.identification": "identify",
+    "oracle.report": "Mismatch Report",
+    "phase": "cos_sin",
+    "rotation": "Tables decay permute_weights rotate rotate_complex rotation_matrix rotation_tables unrotate",
+    "softmax": "attention attention_by_definition attention_scores",
+    "text": "Tokenizer chat_prompt load_tokenizer",
+    "theta": "Axes DynamicNTK Linear Llama3 LongRoPE Proportional Rope YaRN frequencies wavelengths",
+    "transformer": "Cache forward",
+}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
+__all__ = sorted([*_MODULE_OF, "encodings"])  # noqa: PLE0605
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "encodings":
+        return importlib.import_module(".encodings", __name__)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value  # the next time it is found without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

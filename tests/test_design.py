@@ -11,9 +11,10 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
 ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation", "encodings", "softmax", "linear"}
 MODELS = {"architecture", "transformer", "generation", "checkpoints", "containers", "text"}
+ORACLE = {"oracle/report", "oracle/checking", "oracle/identification", "oracle/attention_checks", "oracle/linear_checks"}
 # The import table of the design: what each module may import of pyrope. One direction, no way back.
 MAY_IMPORT = {
-    "__init__": ENGINE | MODELS,
+    "__init__": ENGINE | MODELS | ORACLE,  # for types, and by name when it is asked for
     "checks": set(),
     "backend": set(),
     "conventions": {"checks"},
@@ -41,10 +42,34 @@ MAY_IMPORT = {
     "containers": {"checks", "theta", "rotation"},
     "checkpoints": {"backend", "phase", "architecture", "families", "containers"},
     "text": {"checks", "containers"},
-    "cli": ENGINE | MODELS | {"__init__"},
+    "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle"},
     "__main__": {"cli"},
-}
+    "oracle/__init__": set(),
+    "oracle/report": set(),
+    "oracle/probe": {"checks"},
+    "oracle/tolerance": {"theta", "phase"},
+    "oracle/recipes": {"theta", "oracle/probe"},
+    "oracle/identification": {"theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
+    "oracle/faults": {"theta", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
+    "oracle/checking": {
+        "checks", "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
+        "oracle/report",
+    },
+    "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/report"},
+    "oracle/tensors": set(),
+    "oracle/adapters": {"checks", "oracle/tensors"},
+    "oracle/vector_cases": {"checks", "phase", "theta", "softmax", "linear", "oracle/tolerance"},
+    "oracle/vectors": {"checks", "phase", "theta", "oracle/tolerance", "oracle/report", "oracle/tensors", "oracle/vector_cases"},
+    "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
+}  # fmt: skip
 THIRD_PARTY = {"numpy"}
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def _name(path: pathlib.Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
 
 def _imports(path: pathlib.Path) -> tuple[set[str], set[str]]:
@@ -55,26 +80,28 @@ def _imports(path: pathlib.Path) -> tuple[set[str], set[str]]:
             others |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                own |= {node.module.partition(".")[0]} if node.module else {alias.name for alias in node.names}
+                folder = path.parents[node.level - 1].relative_to(PACKAGE).as_posix()
+                names = [node.module.replace(".", "/")] if node.module else [alias.name for alias in node.names]
+                own |= {name if folder == "." else f"{folder}/{name}" for name in names}
             else:
                 others.add(node.module.partition(".")[0])
     return own, others - set(sys.stdlib_module_names) - {"__future__"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=_name)
 def test_imports_follow_the_table(path):
     own, others = _imports(path)
-    assert path.stem in MAY_IMPORT, f"{path.name} is not in the import table"
-    known = {module.stem for module in PACKAGE.glob("*.py")}
+    assert _name(path) in MAY_IMPORT, f"{_name(path)} is not in the import table"
+    known = {_name(module) for module in FILES}
     own = {name if name in known else "__init__" for name in own}
-    assert own <= MAY_IMPORT[path.stem], f"{path.stem} may not import {own - MAY_IMPORT[path.stem]}"
+    assert own <= MAY_IMPORT[_name(path)], f"{_name(path)} may not import {own - MAY_IMPORT[_name(path)]}"
     assert others <= THIRD_PARTY
 
 
 def test_modules_and_public_functions_never_share_a_name():
     import pyrope
 
-    for path in PACKAGE.glob("[a-z]*.py"):
+    for path in PACKAGE.rglob("[a-z]*.py"):
         found = getattr(pyrope, path.stem, None)
         assert found is None or type(found).__name__ == "module", path.stem
 
@@ -84,6 +111,7 @@ def test_import_brings_nothing_heavy():
     new = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"cupy", "matplotlib", "torch", "safetensors", "tokenizers", "gguf", "ml_dtypes", "argparse"}
     assert not heavy & {name.partition(".")[0] for name in new}
+    assert not any(name.startswith("pyrope.oracle") for name in new)
 
 
 @pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)

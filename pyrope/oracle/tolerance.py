@@ -82,6 +82,7 @@ def theta_bound(rope: Rope, *, tensor_length: bool = False) -> Float64:
     """
     r, scaling = check_rope(rope).width, rope.scaling
     e = 2 * np.arange(rope.pairs) / r
+    delta: Any
     errors = 4 + e * math.log(rope.base)
     w = rope.base**-e
     if isinstance(scaling, Linear | LongRoPE | Proportional):
@@ -130,12 +131,11 @@ def angle_bound(rope: Rope) -> Float64:
     """Relative error allowed to each float32 angle m·θ_i, (p,): that of θ_i and one rounding more.
 
     Nothing is rounded at all in the first pair where θ₀ = base⁰ = 1, or that over a power of two: the power, the
-    quotient and the product with m < 2²⁴ are exact. It is where a library's sine shows its own error.
+    quotient, a ramp that has not begun or has ended, and the product with m < 2²⁴ are exact. There a library's sine
+    shows its own error.
     """
     bound = theta_bound(rope, tensor_length=True) + U32
-    scaling = rope.scaling
-    factor = scaling.factor if isinstance(scaling, Linear) else 1.0
-    if rope.axes is None and (scaling is None or isinstance(scaling, Linear)) and math.frexp(factor)[0] == 0.5:
+    if rope.axes is None and math.frexp(float(frequencies(rope)[0]))[0] == 0.5:
         bound[0] = 0.0
     return bound
 
@@ -144,7 +144,7 @@ def decides_up_to(rope: Rope) -> int:
     """The position where a correct float32 angle may be half a turn off: beyond it a float32 pipeline is not decided.
 
     >>> decides_up_to(Rope(128, 10000.0, "half"))
-    12159522
+    11823192
     """
     largest = float((frequencies(rope) * angle_bound(rope)).max())
     return 2**31 if largest * 2**31 <= math.pi else int(math.pi / largest)

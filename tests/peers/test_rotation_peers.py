@@ -86,7 +86,7 @@ def assert_agrees_in_float64(theirs: Any, x: Any, positions: Any, rope: Rope) ->
 
 def rounding(x: Any, positions: Any, rope: Rope, u: float, out: Any) -> Any:
     """2u(|x·cos| + |y·sin|) + u|out|: tables and products rounded to unit roundoff u; 0 where nothing turns."""
-    sums, _, _ = pair_errors(x, positions, rope)
+    sums = pair_errors(x, positions, rope).sums
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
     bound = np.zeros(x.shape)
     turned = slice(start, start + rope.width)

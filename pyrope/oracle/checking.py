@@ -1,0 +1,387 @@
+"""`check_rotation` and `assert_rotation`: is a black box the rotation that a Rope means, and if not, what went wrong?
+
+The truth comes from exact tables, never from the candidate. A candidate that misses it is explained by hypotheses: each
+known fault, then each two of them, predicts what a box with that fault returns; numbers that a fault leaves open (a
+base, an offset) are measured. Only a fault whose prediction holds for every output is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import checks
+from ..theta import LENGTH_DEPENDENT, Proportional, Rope, check_rope, frequencies
+from .faults import FAULTS, Change, Fault, Found
+from .identification import (
+    Measured,
+    Sample,
+    error_ratios,
+    measure,
+    possible_bases,
+    rounded,
+    slowed,
+    take_sample,
+    true_rotation,
+)
+from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
+from .recipes import Recipe, recipe_of
+from .report import ErrorRow, Finding, Mismatch, Report
+from .tolerance import (
+    LOW_ANGLE,
+    LOW_TABLES,
+    ONCE,
+    U32,
+    UNIT,
+    bound,
+    decides_up_to,
+    grades,
+    pair_errors,
+    theta_bound,
+)  # fmt: skip
+
+# What tests usually allow: rtol and atol of torch.testing.
+_USUAL = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7)}
+# What is seen of these spoils what is read of the operator, so that nothing is left to explain …
+_SPOILS = {"state between calls", "heads read as positions", "heads differ", "not linear", "depends on the length"}
+# … and these may be what a fault of the operator does; then that is named instead.
+_EXPLAINED = {"rows differ", "not finite"}
+_LOW = ("bfloat16 ", "float16 ")
+
+
+def check_rotation(
+    fn: Candidate, rope: Rope, *, dtype: Any = np.float32, max_position: int | None = None, grade: str | None = None
+) -> Report:
+    """Whether fn(x, positions) -> rotated x, a black box on NumPy arrays, is the rotation of this rope.
+
+    >>> import pyrope
+    >>> rope, other = Rope(64, 500000.0, "half"), Rope(64, 10000.0, "half")
+    >>> check_rotation(lambda x, positions: pyrope.rotate(x, positions, rope), rope).verdict
+    'right'
+    >>> check_rotation(lambda x, positions: pyrope.rotate(x, positions, other), rope).faults
+    ('wrong base',)
+
+    ``dtype`` is that of x; ``max_position`` the largest position to be tried: 131071, or what the length of the rope
+    allows. Any precision from a float32 angle on is right; ``grade``, one of `tolerance.GRADES`, asks for a better one.
+    """
+    if check_rope(rope).axes is not None:
+        raise ValueError("a rope with axes cannot be checked as a whole: check the rope of each axis by itself")
+    scaling = rope.scaling
+    if max_position is None and isinstance(scaling, LENGTH_DEPENDENT):
+        max_position = max(int(scaling.length or 0) - 1, 1)  # the table may depend on the largest position
+    probe = Probe(fn, rope.head_dim, dtype, max_position)
+    if grade is not None:
+        checks.choice("grade", grade, grades(probe.dtype))
+    try:
+        return _Check(probe, rope, grade or grades(probe.dtype)[-1]).report()
+    except Unreadable as error:
+        fault = FAULTS["fails"]
+        return Report("rotation", repr(rope), "wrong", (Finding(fault.name, str(error), fault.cause, fault.fix),))
+
+
+def assert_rotation(
+    fn: Candidate, rope: Rope, *, dtype: Any = np.float32, max_position: int | None = None, grade: str | None = None
+) -> None:
+    """Raises `Mismatch`, an AssertionError with the report of `check_rotation`, unless that is right or equivalent."""
+    __tracebackhide__ = True
+    report = check_rotation(fn, rope, dtype=dtype, max_position=max_position, grade=grade)
+    if not report.ok:
+        raise Mismatch(report)
+
+
+class Hypothesis(NamedTuple):
+    """One fault, or two at once, what they change in words, and the recipe that they make."""
+
+    faults: tuple[Fault, ...]
+    told: tuple[str, ...]
+    recipe: Recipe
+
+
+@dataclass
+class _Check:
+    """One run of `check_rotation`."""
+
+    probe: Probe
+    rope: Rope
+    grade: str  # the worst that is right
+    sample: Sample = field(init=False)
+    truth: Float64 = field(init=False)  # of the sample
+    rounding: float = field(init=False)  # of float32 frequencies, at most
+    measured: Measured = field(init=False)  # once something has to be explained
+
+    def report(self) -> Report:
+        probe, rope = self.probe, self.rope
+        probe.behave()
+        self.rounding = float(theta_bound(rope, tensor_length=True).max())
+        self.sample = take_sample(probe, rope)
+        self.truth = true_rotation(self.sample.x, self.sample.positions, rope)
+        ratios, verdict, notes = error_ratios(self.sample, rope, probe.dtype), "right", list(probe.notes)
+        if ratios[grades(probe.dtype)[-1]].max() > 1 and (unpermuted := self._unpermuted()):
+            verdict, self.sample, told = "equivalent", unpermuted[0], unpermuted[1]
+            ratios = error_ratios(self.sample, rope, probe.dtype)
+            notes.append(told)
+        found = next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), None)
+        findings = list(self._behaviour())
+        if found is None:
+            findings += self._explained(ratios[grades(probe.dtype)[-1]])
+            names = {f.fault for f in findings}
+            if any(name.startswith(_LOW) for name in names):
+                found = LOW_ANGLE
+            if names - self.probe.seen.keys():
+                findings = [f for f in findings if f.fault not in _EXPLAINED]
+        elif grades(probe.dtype).index(found) > grades(probe.dtype).index(self.grade):
+            findings.append(self._coarse(found, ratios[self.grade]))
+        if findings:
+            verdict = "wrong"
+        notes += self._undecided(found)
+        return Report("rotation", repr(rope), verdict, tuple(findings), found, self._rows(), tuple(notes))
+
+    def _behaviour(self) -> Iterator[Finding]:
+        seen = dict(self.probe.seen)
+        if isinstance(self.rope.scaling, LENGTH_DEPENDENT):
+            seen.pop("depends on the length", None)  # as it should
+        for name, evidence in seen.items():
+            yield Finding(name, evidence, FAULTS[name].cause, FAULTS[name].fix)
+
+    def _coarse(self, found: str, ratio: Float64) -> Finding:
+        fault = FAULTS["coarser than asked"]
+        row = int(self.sample.positions[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
+        evidence = (
+            f"{found}; asked for: {self.grade}, whose bound is exceeded {ratio.max():.3g} times at position {row}"
+        )
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since)
+
+    # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
+
+    def _unpermuted(self) -> tuple[Sample, str] | None:
+        """The sample with the outputs in the expected order, if a signed permutation is all that differs."""
+        if self.probe.seen.keys() & _SPOILS:
+            return None
+        at = np.array([0, self.probe.max_position])
+        units = np.eye(self.rope.head_dim)[:, None].repeat(2, 1)
+        expected = true_rotation(units, at, self.rope)[:, 0].T
+        u = self.probe.operator(at)[0] @ np.linalg.inv(expected)
+        whole = np.rint(np.nan_to_num(u))
+        if (
+            np.abs(np.nan_to_num(u, nan=9) - whole).max() > 0.05
+            or (np.abs(whole) @ np.abs(whole).T != np.eye(len(u))).any()
+        ):
+            return None
+        if (whole == np.eye(len(u))).all():
+            return None
+        moved = int((whole.diagonal() == 0).sum())
+        sample = self.sample._replace(y=np.where(np.isfinite(self.sample.y), self.sample.y, 0) @ whole)
+        if error_ratios(sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]].max() > 1:
+            return None
+        return sample, self._order(whole, moved)
+
+    def _order(self, u: Float64, moved: int) -> str:
+        """What a signed permutation of the outputs means for the other side."""
+        order = f"{moved} of {len(u)} outputs come out at another place"
+        for layout in ("half", "interleaved"):
+            other = replace(self.rope, layout=layout) if self.rope.layout == "interleaved-to-half" else None
+            if other is None and self.rope.layout == "interleaved" and layout == "half":
+                other = replace(self.rope, layout="interleaved-to-half")
+            if other and (u[recipe_of(other).writes, recipe_of(self.rope).writes] == 1).all():
+                order = f"pairs are written {layout}, expected was {self.rope.layout}"
+        negative = int((u < 0).sum())
+        order += f", {negative} with the other sign" if negative else ""
+        return f"{order}. Scores are the same if queries and keys, cached ones too, are all made this way."
+
+    # ── Wrong: which fault, or which two, predict every output ───────────────────────────────────────────────────────
+
+    def _explained(self, ratio: Float64) -> list[Finding]:
+        if self.probe.seen.keys() & _SPOILS:
+            return []
+        if (subtle := self._subtle(ratio)) is not None:
+            return subtle
+        changes, right = self._changes(), recipe_of(self.rope)
+        singles = (Hypothesis((fault,), (change.told,), replace(right, **change.fields)) for fault, change in changes)
+        matches = [h for h in singles if self._predicts(h.recipe)]
+        specific = [h for h in matches if not h.faults[0].generic] or matches
+        if specific:
+            others = dict.fromkeys(h.faults[0].name for h in specific[1:])
+            return [self._finding(specific[0], tuple(name for name in others if name != specific[0].faults[0].name))]
+        known = self.probe.seen.keys() & _EXPLAINED  # found anyway
+        pairs = [h for h in self._doubles(changes) if not known and self._predicts(h.recipe)]
+        if pairs:
+            best = min(pairs, key=lambda h: sum(fault.generic for fault in h.faults))
+            return [self._finding(best, self._instead(best, pairs, k), k) for k in (0, 1)]
+        return [] if self.probe.seen.keys() & _EXPLAINED else [self._unexplained(ratio)]
+
+    def _instead(self, best: Hypothesis, pairs: list[Hypothesis], k: int) -> tuple[str, ...]:
+        """Faults that could stand in the place of the k-th one of a pair."""
+        kept = best.faults[1 - k].name
+        names = [f.name for h in pairs for f in h.faults if kept in (h.faults[0].name, h.faults[1].name)]
+        return tuple(n for n in dict.fromkeys(names) if n not in (kept, best.faults[k].name) and not FAULTS[n].generic)
+
+    def _found(self) -> Found:
+        """The numbers that faults leave open, measured."""
+        positions = probe_positions(self.probe.max_position)
+        self.measured = measured = measure(self.probe.operator(positions), positions, self.probe.unit, self.probe.step)
+        theta, p = measured.theta, len(measured.theta)
+        if not p:
+            return Found()
+        period = self.rope.pairs if isinstance(self.rope.scaling, Proportional) else p
+        bases = possible_bases(theta, period)
+        slower: tuple[float, ...] = ()
+        if p == self.rope.pairs and (theta > 0).all():
+            plain = self.rope.base ** -(np.arange(p) / p)
+            slower = slowed(theta / plain, measured), slowed(theta[:1], measured, 1)
+            bases += possible_bases(theta * (plain / frequencies(self.rope)), p)  # LongRoPE's list taken off
+        offset = int(measured.offset) if measured.offset == int(measured.offset) else None
+        # A factor is the median of many roundings: rounded only as far as these reach.
+        return Found(bases, slower, offset, rounded(measured.factor, self.probe.unit / 4))
+
+    def _changes(self) -> list[tuple[Fault, Change]]:
+        found = self._found()
+        return [(fault, change) for fault in FAULTS.values() for change in fault.recipes(self.rope, found)]
+
+    def _doubles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
+        """Two faults at once that change different fields."""
+        right = recipe_of(self.rope)
+        for (one, a), (two, b) in combinations(changes, 2):
+            if one is not two and not a.fields.keys() & b.fields.keys():
+                yield Hypothesis((one, two), (a.told, b.told), replace(right, **a.fields, **b.fields))
+
+    def _allowed(self, recipe: Recipe, sample: Sample) -> Float64:
+        """Error left to a float32 pipeline with this recipe, (h, n, d): far less than two faults are apart."""
+        length = np.abs(sample.x).max(-1, keepdims=True) * recipe.factor
+        theta = np.full(self.rope.head_dim, np.abs(recipe.theta).max())
+        if not recipe.in_place:  # there any pair may reach any other
+            own = recipe.angles if recipe.angles is not None else np.arange(len(recipe.theta))[:, None].repeat(2, 1)
+            theta[:] = 0
+            theta[recipe.writes] = np.abs(recipe.theta)[own]
+        relative = 64 * U32 + 2 * self.rounding
+        angle = np.abs(np.nan_to_num(recipe.place(sample.positions).astype(float)))[:, None] * theta
+        rounding = 8 * (self.probe.unit + U32) * (4 if recipe.in_place else 1)
+        return np.asarray(length * (rounding + relative * angle))
+
+    def _predicts(self, recipe: Recipe) -> bool:
+        """Whether a recipe predicts every output; with low precision nearly every one: ties may fall otherwise."""
+        for sample in self._stages():
+            predicted = recipe.predict(sample.x, sample.positions)
+            with np.errstate(invalid="ignore"):
+                same = np.abs(predicted - sample.y) <= self._allowed(recipe, sample)
+            same |= ~np.isfinite(predicted) & ~np.isfinite(sample.y)
+            if not same.all() and (not recipe.rounds or same.mean() < 0.97 or same.mean(axis=(0, 1)).min() < 0.5):
+                return False
+        return True
+
+    def _stages(self) -> Iterator[Sample]:
+        """Ever more of the sample, so that most hypotheses fall early; never another choice of rows within a call."""
+        for heads, rows in ((1, slice(0, 6)), (1, slice(0, None)), (4, slice(0, None))):
+            yield Sample(self.sample.x[:heads, rows], self.sample.y[:heads, rows], self.sample.positions[rows])
+
+    def _subtle(self, ratio: Float64) -> list[Finding] | None:
+        """Faults of the last digits: the expected rotation, only with an angle worse than float32's."""
+        right, sample = recipe_of(self.rope), self.sample
+        measures = pair_errors(sample.x, sample.positions, self.rope)
+        allowed = np.zeros_like(sample.y)
+        writes = np.sort(recipe_of(self.rope).writes.ravel())
+        turned = bound(grades(self.probe.dtype)[-1], measures, self.truth[..., writes], self.probe.dtype, right.factor)
+        allowed[..., writes] = turned + measures.size * (4 * self.rope.pairs + 8) * U32
+        if not (np.abs(sample.y - self.truth) <= allowed).all():
+            return None
+        pairs: Any = np.asarray((ratio > 1).any(axis=(0, 1)))[right.writes].any(axis=1)  # (p,)
+        first = "fast sine" if pairs[0] else "recursive frequencies"
+        fault, other = FAULTS[first], () if pairs[0] else ("fast sine",)
+        evidence = (
+            f"{int(pairs.sum())} of {len(pairs)} pairs, from pair {int(np.argmax(pairs))} on, are off by up to "
+            f"{ratio.max():.3g} times what a float32 angle allows"
+        )
+        return [Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)]
+
+    def _finding(self, h: Hypothesis, alternatives: tuple[str, ...], k: int = 0) -> Finding:
+        fault = h.faults[k]
+        off = np.abs(h.recipe.predict(self.sample.x, self.sample.positions) - self.sample.y)
+        missed = np.abs(self.sample.y - self.truth)
+        subject = "this" if len(h.faults) == 1 else f"with {h.faults[1 - k].name} it"
+        evidence = (
+            f"{h.told[k] + '; ' if h.told[k] else ''}{subject} predicts {off.size} outputs to {np.nanmedian(off):.2g} "
+            f"(median), where the expected rotation is off by {np.nanmedian(missed):.2g} (median), "
+            f"{np.nanmax(missed):.2g} (worst)"
+        )
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, alternatives)
+
+    def _unexplained(self, ratio: Float64) -> Finding:
+        where = int(self.sample.positions[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
+        outside = (ratio > 1).any(axis=(0, 1))
+        evidence = (
+            f"{int((ratio > 1).sum())} of {ratio.size} outputs, in {int(outside.sum())} of {outside.size} features, "
+            f"are beyond what a float32 angle allows, worst at position {where}; no known fault and no two predict them"
+        )
+        if len(self.measured.theta) == self.rope.pairs:
+            off = self.measured.theta / np.maximum(frequencies(self.rope), 1e-300) - 1
+            evidence += f"; measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"
+        evidence += f", the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g} positions"
+        cause, fix = "not among the known faults", "see what identify() reads of it"
+        return Finding("unexplained", evidence, cause, fix, self.since)
+
+    # ── What the report says besides ─────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def since(self) -> int | None:
+        """The first position tried where the error exceeds what tests usually allow."""
+        order = np.argsort(self.sample.positions)
+        seen = self._visible(self.sample)[order]
+        if not seen.any():
+            return None
+        positions, k = self.sample.positions[order], int(np.argmax(seen))
+        if k and positions[k] - positions[k - 1] > 1:  # look closer, with the largest position of the call as before
+            between = np.unique(np.linspace(positions[k - 1] + 1, positions[k], 48).astype(np.int64))
+            at = np.append(between, self.probe.max_position)
+            x = self.probe.random(2, len(at), seed=9)
+            closer = self._visible(Sample(x.astype(np.float64), self.probe.read(x, at), at))[:-1]
+            if closer.any():
+                return int(between[np.argmax(closer)])
+        return int(positions[k])
+
+    def _visible(self, sample: Sample) -> Any:
+        """At which of its rows tests with the usual tolerances would fail, and a right float32 pipeline would not."""
+        rtol, atol = _USUAL[self.probe.dtype.name]
+        truth = true_rotation(sample.x, sample.positions, self.rope)
+        beyond = error_ratios(sample, self.rope, self.probe.dtype)[self.grade] > 1
+        with np.errstate(invalid="ignore"):
+            return (~(np.abs(sample.y - truth) <= atol + rtol * np.abs(truth)) & beyond).any(axis=(0, 2))
+
+    def _rows(self) -> tuple[ErrorRow, ...]:
+        """Errors of the dense vectors by decade of the position, in ulps of the length of the pair."""
+        recipe, positions = recipe_of(self.rope), self.sample.positions
+        truth, y = true_rotation(self.sample.x[:2], positions, self.rope), self.sample.y[:2]
+        length = np.hypot(truth[..., recipe.writes[:, 0]], truth[..., recipe.writes[:, 1]])
+        ulp = 2 * UNIT[self.probe.dtype.name] * 2.0 ** np.floor(np.log2(np.maximum(length, 1e-30)))
+        error = np.abs(y - truth)[..., recipe.writes].max(-1) / ulp
+        return tuple(_decades(error, positions))
+
+    def _undecided(self, found: str | None) -> list[str]:
+        """What these outputs could not decide."""
+        notes, top = [], self.probe.max_position
+        if (limit := decides_up_to(self.rope)) < top:
+            notes.append(f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there")
+        if found in (ONCE, LOW_TABLES) and self.probe.dtype.itemsize == 2:
+            sample = self.sample
+            measures = pair_errors(sample.x, sample.positions, self.rope)
+            truth = self.truth[..., np.sort(recipe_of(self.rope).writes.ravel())]
+            told = (
+                bound(found, measures, truth, self.probe.dtype, self.rope.attention_factor)
+                < measures.size * measures.relative / 10
+            )
+            if told.sum() < 16:
+                notes.append(f"up to position {top} this dtype cannot tell a float32 angle from an exact one")
+        return notes
+
+
+def _decades(error: Float64, positions: Int64) -> Iterator[ErrorRow]:
+    for k in range(-1, 10):
+        low, high = (0, 0) if k < 0 else (10**k, 10 ** (k + 1) - 1)
+        inside = (positions >= low) & (positions <= high)
+        if inside.any():
+            part = error[:, inside]
+            where = "position 0" if k < 0 else f"positions {low} to {high}"
+            yield ErrorRow(where, float(np.max(part)), float(np.median(part)))

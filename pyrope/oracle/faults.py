@@ -1,0 +1,724 @@
+"""The known mistakes: how each shows, where it comes from, what mends it, where it happened, and a way to make it.
+
+A fault of the operator is a change of a `Recipe`: it makes broken candidates, and it is the hypothesis that the oracle
+compares a black box with. A fault of behaviour (a skipped head, a state, …) wraps a right candidate; `Probe` sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..theta import LENGTH_DEPENDENT, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
+from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, probe_positions
+from .recipes import fast_cos_sin, features, recipe_of, to_bfloat16, to_float16
+from .tolerance import angle_bound
+
+
+class Found(NamedTuple):
+    """What was measured of a candidate, for faults that have a number of their own."""
+
+    bases: tuple[float, ...] = ()  # bases that may explain its frequencies
+    stretches: tuple[float, ...] = ()  # by how much its pairs are slower than without any rescaling
+    offset: int | None = None
+    factor: float | None = None
+
+
+class Change(NamedTuple):
+    """A way to make a recipe wrong: new values of its fields, and the numbers in words."""
+
+    told: str
+    fields: dict[str, Any]
+
+
+Changes: TypeAlias = Callable[[Rope, Found | None], Iterable[Change]]
+Wrap: TypeAlias = Callable[[Candidate, Rope], Candidate | None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One known mistake."""
+
+    name: str
+    symptom: str
+    cause: str
+    fix: str
+    seen: str  # where it happened
+    changes: Changes | None = None
+    wrap: Wrap | None = None
+    generic: bool = False  # fits too much to be named where a fault without a free number fits
+
+    def recipes(self, rope: Rope, found: Found | None = None) -> list[Change]:
+        """The ways to make this mistake with this rope; none where it would change nothing."""
+        try:
+            return list(self.changes(rope, found)) if self.changes else []
+        except ValueError:  # a rope that cannot be, such as LongRoPE's lists with another width
+            return []
+
+    def make(self, rope: Rope, dtype: Any = np.float32) -> Candidate | None:
+        """A candidate with this mistake, or None where the mistake changes nothing for this rope."""
+        right = recipe_of(rope)
+        if self.wrap:
+            return self.wrap(right.candidate(), rope)
+        length = rope.scaling.length if isinstance(rope.scaling, LENGTH_DEPENDENT) else None
+        positions = probe_positions(max(length - 1, 1) if length else DEFAULT_MAX_POSITION)
+        x = np.random.default_rng(0).standard_normal((len(positions), rope.head_dim))
+        for _, fields in self.recipes(rope):
+            wrong = replace(right, **fields)
+            if not np.allclose(wrong.predict(x, positions), right.predict(x, positions), rtol=0, atol=1e-5):
+                return wrong.candidate()
+        return None
+
+
+FAULTS: dict[str, Fault] = {}
+GENERIC = True
+
+
+def _add(name: str, symptom: str, cause: str, fix: str, seen: str, changes: Changes, generic: bool = False) -> None:
+    FAULTS[name] = Fault(name, symptom, cause, fix, seen, changes, None, generic)
+
+
+def _add_behaviour(name: str, symptom: str, cause: str, fix: str, seen: str, wrap: Wrap) -> None:
+    FAULTS[name] = Fault(name, symptom, cause, fix, seen, None, wrap)
+
+
+# ── Numbers that the mistakes are made of ────────────────────────────────────────────────────────────────────────────
+
+
+def _powers(rope: Rope, numerator: Any = None, denominator: float | None = None, base: float | None = None) -> Float64:
+    """base^(−2i/r), or with another numerator or denominator; the base that NTK has grown."""
+    if base is None:
+        base = _grown_base(rope) if isinstance(rope.scaling, DynamicNTK) else rope.base
+    i = np.arange(rope.pairs)
+    return np.asarray(float(base) ** -((2 * i if numerator is None else numerator(i)) / (denominator or rope.width)))
+
+
+def _grown_base(rope: Rope) -> float:
+    """The base that NTK's frequencies have."""
+    return float(frequencies(rope)[1] ** (-rope.width / 2))
+
+
+def _ratio(rope: Rope, w: Float64) -> Float64:
+    """Other powers, rescaled as the rope rescales its own."""
+    if isinstance(rope.scaling, Llama3):
+        return _llama3(w, rope.scaling, rope.scaling.low, rope.scaling.high)
+    return np.asarray(w * (frequencies(rope) / _powers(rope)))
+
+
+def _llama3(w: Float64, s: Llama3, low: float, high: float) -> Float64:
+    t = np.clip((s.original_length * w / (2 * np.pi) - low) / (high - low), 0, 1)
+    return np.asarray(w * ((1 - t) / s.factor + t))
+
+
+def _yarn_ramp(rope: Rope, lo: float, hi: float) -> Float64:
+    s = rope.scaling.factor  # type: ignore[union-attr]  # only called with YaRN
+    lo, hi = max(lo, 0), min(hi, rope.width - 1)
+    gamma = np.clip((np.arange(rope.pairs) - lo) / (hi - lo if hi != lo else 0.001), 0, 1)
+    return np.asarray(_powers(rope) * (1 - gamma + gamma / s))
+
+
+def _yarn_pair(rope: Rope, s: YaRN, turns: float) -> float:
+    return rope.width * math.log(s.original_length / (2 * np.pi * turns)) / (2 * math.log(rope.base))
+
+
+def _theta(told: str, theta: Any, rope: Rope, **fields: Any) -> Iterable[Change]:
+    """The change to these frequencies, if it is one."""
+    theta = np.asarray(theta, np.float64)
+    if not np.allclose(theta, frequencies(rope), rtol=1e-6, atol=0) or any(
+        value != getattr(recipe_of(rope), name) for name, value in fields.items() if name == "factor"
+    ):
+        yield Change(told, {"theta": theta, **fields})
+
+
+def _scaled(told: str, rope: Rope, scaling: Any, **fields: Any) -> Iterable[Change]:
+    other = replace(rope, scaling=scaling, **fields)
+    return _theta(told, frequencies(other), rope, factor=other.attention_factor)
+
+
+def _has(rope: Rope) -> tuple[float, int] | None:
+    """Factor and original length of the rope's rescaling, where another rule could take them for its own."""
+    s = rope.scaling
+    if isinstance(s, Linear | DynamicNTK | YaRN | Llama3) and s.factor > 1:
+        return s.factor, getattr(s, "original_length", 4096)
+    return None
+
+
+# ── Pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _start(rope: Rope) -> int:
+    return 0 if rope.placement == "prefix" else rope.head_dim - rope.width
+
+
+def _pairing(rope: Rope, found: Found | None) -> Iterable[Change]:
+    others = {
+        "half": ("interleaved", "interleaved-to-half"),
+        "interleaved": ("half",),
+        "interleaved-to-half": ("half",),
+    }
+    for layout in others[rope.layout] if rope.pairs > 1 else ():
+        reads, writes = features(layout, rope.pairs, _start(rope))
+        yield Change(f"{layout} instead of {rope.layout}", {"reads": reads, "writes": writes})
+
+
+def _mixed(layout: str, one: Any, two: Any) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        p = rope.pairs
+        if p > 1:
+            reads, writes = features(layout, p, _start(rope))
+            angles = np.stack((one(np.arange(p), p), two(np.arange(p), p)), -1)
+            yield Change(f"features {layout}", {"reads": reads, "writes": writes, "angles": angles})
+
+    return changes
+
+
+def _in_place(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if rope.layout == "interleaved-to-half" and rope.pairs > 1:
+        yield Change("", {"in_place": True})
+
+
+def _width(share: Callable[[Rope], int]) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        r = share(rope)
+        if r != rope.width and r % 2 == 0 and r and not isinstance(rope.scaling, Proportional):
+            other = recipe_of(replace(rope, rotary_dim=r))
+            fields = {"theta": other.theta, "reads": other.reads, "writes": other.writes}
+            yield Change(f"{r} features turn instead of {rope.width}", fields)
+
+    return changes
+
+
+def _placement(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if rope.width < rope.head_dim:
+        other = recipe_of(replace(rope, placement="suffix" if rope.placement == "prefix" else "prefix"))
+        told = "the last features turn" if rope.placement == "prefix" else "the first features turn"
+        yield Change(told, {"reads": other.reads, "writes": other.writes})
+
+
+def _proportional(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if rope.width < rope.head_dim and rope.layout == "half":
+        d = rope.head_dim
+        reads, writes = features("half", rope.pairs, 0, d // 2)
+        w = _ratio(rope, _powers(rope, denominator=d))
+        yield Change(f"pairs {d // 2} apart, exponent over {d}", {"reads": reads, "writes": writes, "theta": w})
+
+
+def _contiguous(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(rope.scaling, Proportional) and (p := int(np.count_nonzero(frequencies(rope)))) < rope.pairs:
+        reads, writes = features(rope.layout, p)
+        theta = rope.base ** -(np.arange(p) / p) / rope.scaling.factor
+        yield Change(f"the first {2 * p} features", {"reads": reads, "writes": writes, "theta": theta})
+
+
+_add("wrong pairing", "off-diagonal support of R at i ± r/2 instead of i ^ 1, or the reverse",
+     "half and interleaved layouts exchanged, or q/k weights not permuted for the layout that is used",
+     "use the layout that the checkpoint was trained with, or permute the rows of W_q and W_k (permute_weights)",
+     "vllm#590, llama.cpp#22611", _pairing)  # fmt: skip
+_add("repeated table with split features", "R is no rotation: the two ends of a pair turn by different angles",
+     "cos and sin repeated as θ₀θ₀θ₁θ₁… but the features split in halves",
+     "concatenate the table (θ₀…θ₀…) for halves, repeat it for interleaved pairs", "ERNIE-Image#6",
+     _mixed("half", lambda i, p: i // 2, lambda i, p: (i + p) // 2))  # fmt: skip
+_add("concatenated table with interleaved features",
+     "R is no rotation: the two ends of a pair turn by different angles",
+     "cos and sin concatenated as θ₀θ₁…θ₀θ₁… but the features taken in adjacent pairs",
+     "repeat the table (θ₀θ₀θ₁θ₁…) for interleaved pairs", "ERNIE-Image#6, the other way round",
+     _mixed("interleaved", lambda i, p: 2 * i % p, lambda i, p: (2 * i + 1) % p))  # fmt: skip
+_add("interleaved-to-half in place", "R is not orthogonal; later pairs read what earlier ones wrote",
+     "the result is written over x while pairs are still being read from it",
+     "write to another array, or permute after the rotation", "—", _in_place)  # fmt: skip
+_add("whole head rotated", "features beyond the rotary width turn",
+     "partial_rotary_factor ignored: all d features turn",
+     "rotate the first r features only, with 2i/r in the exponent", "vllm#43676",
+     _width(lambda rope: rope.head_dim))  # fmt: skip
+_add("half the width rotated", "features within the rotary width do not turn",
+     "the rotary width divided by two once too often (r/2 is the number of pairs)", "rotate r features, r/2 pairs",
+     "—", _width(lambda rope: rope.width // 2))  # fmt: skip
+_add("wrong end rotated", "the features that turn are at the other end of the head",
+     "prefix and suffix exchanged: [rope | nope] for [nope | rope]", "rotate the end that the model rotates",
+     "DeepSeek's [nope | rope] read as a prefix", _placement)  # fmt: skip
+_add("proportional instead of contiguous", "pairs are d/2 apart though only r features turn",
+     "Gemma's proportional rotation where a contiguous part was meant", "pair i with i + r/2, exponent 2i/r",
+     "pie#602", _proportional)  # fmt: skip
+_add("contiguous instead of proportional", "the features that turn are the first 2k instead of k in each half",
+     "a proportional rotation read as a partial one", "pair i with i + d/2, exponent 2i/d, zeros behind", "pie#602",
+     _contiguous)  # fmt: skip
+
+
+# ── Frequencies ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _base(rope: Rope, found: Found | None) -> Iterable[Change]:
+    bases = found.bases if found else (10000.0 if rope.base != 10000.0 else 500000.0,)
+    if found and isinstance(rope.scaling, DynamicNTK):  # what was measured has grown
+        bases = tuple(base * rope.base / _grown_base(rope) for base in bases)
+    for base in bases:
+        if 1 < base <= 1e12:
+            told = f"base {base:g} instead of {rope.base:g}"
+            yield from _theta(told, frequencies(replace(rope, base=base)), rope)
+
+
+def _ignored(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if rope.scaling is not None and not isinstance(rope.scaling, Proportional):
+        yield from _scaled("frequencies and factor of the unscaled rope", rope, None)
+    elif isinstance(rope.scaling, Proportional) and rope.scaling.factor != 1:
+        yield from _theta("factor ignored", frequencies(rope) * rope.scaling.factor, rope)
+
+
+def _rule(make: Callable[[float, int, Rope], Any], *kinds: type) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        if (has := _has(rope)) and not isinstance(rope.scaling, kinds):
+            scaling = make(*has, rope)
+            yield from _scaled(f"{scaling}", rope, scaling)
+
+    return changes
+
+
+def _yarn_flip(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN):
+        told = "ramp between fractions of pairs" if s.truncate else "ramp between whole pairs"
+        yield from _scaled(told, rope, replace(s, truncate=not s.truncate))
+
+
+def _yarn_swapped(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN):
+        lo, hi = _yarn_pair(rope, s, s.beta_slow), _yarn_pair(rope, s, s.beta_fast)
+        if s.truncate:
+            lo, hi = math.floor(lo), math.ceil(hi)
+        yield from _theta("the ramp runs backwards", _yarn_ramp(rope, lo, hi), rope)
+
+
+def _yarn_wavelength(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN):
+        w = _powers(rope)
+        wave, lo, hi = 2 * np.pi / w, s.original_length / s.beta_fast, s.original_length / s.beta_slow
+        gamma = np.clip((wave - lo) / (hi - lo), 0, 1)
+        yield from _theta("ramp over the wavelength", w * (1 - gamma + gamma / s.factor), rope)
+
+
+def _long_original(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
+        length = int(s.factor * s.original_length)
+        yield from _scaled(f"original length {length}", rope, replace(s, original_length=length))
+
+
+def _llama3_swapped(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, Llama3):
+        w = _powers(rope)
+        yield from _theta(
+            "a step where the ramp should be",
+            np.where(2 * np.pi / w > s.original_length / s.high, w / s.factor, w),
+            rope,
+        )
+        yield from _theta("the ramp runs backwards", _llama3(w, s, s.high, s.low), rope)
+
+
+def _factor_power(power: int) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        if isinstance(s := rope.scaling, Linear) and s.factor > 1:
+            yield from _theta(f"θ times {s.factor**-power:g}", _powers(rope) * s.factor**-power, rope)
+
+    return changes
+
+
+def _other_factor(rope: Rope, found: Found | None) -> Iterable[Change]:
+    s = rope.scaling
+    if isinstance(s, Proportional | LongRoPE | DynamicNTK):
+        return
+    for stretch in found.stretches if found else (getattr(s, "factor", 1.0) * 1.5,):
+        if s is None:
+            yield from _theta(f"all frequencies over {stretch:.6g}", frequencies(rope) / stretch, rope)
+        elif stretch >= 1:
+            other = replace(rope, scaling=replace(s, factor=stretch))
+            yield from _theta(f"factor {stretch:.6g} instead of {s.factor:g}", frequencies(other), rope)
+
+
+def _ntk_exponent(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, DynamicNTK):
+        g = 1 + s.factor * max((s.length or 0) - s.original_length, 0) / s.original_length
+        yield from _theta(f"base times {g:g}", _powers(rope, base=rope.base * g), rope)
+
+
+def _other_list(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, LongRoPE):
+        yield from _scaled("the other list", rope, replace(s, long=s.short, short=s.long))
+
+
+def _exponent(told: str, make: Callable[[Rope], Float64 | None]) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        w = make(rope)
+        if w is not None and not isinstance(rope.scaling, Proportional):
+            yield from _theta(told, _ratio(rope, w), rope)
+
+    return changes
+
+
+def _times(told: str, constant: float) -> Changes:
+    return lambda rope, found: _theta(told, frequencies(rope) * constant, rope)
+
+
+def _ordered(told: str, order: Callable[[int], Any]) -> Changes:
+    return lambda rope, found: _theta(told, frequencies(rope)[order(rope.pairs)], rope)
+
+
+def _twice(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if rope.layout != "interleaved-to-half":
+        a = rope.attention_factor
+        yield from _theta(
+            "angles doubled, the factor squared", 2 * frequencies(rope), rope, **({"factor": a * a} if a != 1 else {})
+        )
+
+
+def _still(rope: Rope, found: Found | None) -> Iterable[Change]:
+    reads = recipe_of(rope).reads
+    yield Change("", {"theta": np.zeros(rope.pairs), "factor": 1.0, "writes": reads, "reads": reads})
+
+
+def _recursive(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if rope.scaling is not None or rope.pairs < 2:
+        return
+    ratio = np.full(rope.pairs, frequencies(rope)[1], np.float32)
+    ratio[0] = 1
+    theta = np.multiply.accumulate(ratio, dtype=np.float32).astype(np.float64)
+    if (np.abs(theta / frequencies(rope) - 1) > 1.5 * angle_bound(rope)).any():  # else as good as any float32 pipeline
+        yield Change("", {"theta": theta})
+
+
+_CONFIG = "read it from the config, under its new and its old name (rope_parameters, rope_scaling)"
+_add("scaling ignored", "the slow frequencies are those of the unscaled rope", "rope_scaling not read", _CONFIG,
+     "mlx-vlm#1710, transformers#32330", _ignored)  # fmt: skip
+for _name, _make, _kinds in (
+    ("linear", lambda s, n, rope: Linear(s), (Linear,)),
+    ("NTK", lambda s, n, rope: DynamicNTK(s, 2048, 4096 - int(2048 / s)), (DynamicNTK,)),  # base·s^(r/(r−2))
+    ("YaRN", lambda s, n, rope: YaRN(s, n), (YaRN,)),
+    ("llama3", lambda s, n, rope: Llama3(s, 1.0, 4.0, n), (Llama3,)),
+):
+    _add(f"{_name} scaling instead", f"the frequencies follow the {_name} rule with the right factor",
+         f"one rescaling taken for another: {_name} for what the config says",
+         "dispatch on rope_type, and refuse a type that is not known", "mlx-vlm#1710",
+         _rule(_make, *_kinds))  # fmt: skip
+_add("YaRN ramp truncation", "the band between kept and interpolated pairs differs by fractions of a pair",
+     "⌊⌋ and ⌈⌉ of the ramp's ends left out, or applied where truncate is false", "follow `truncate`",
+     "torchtitan#3787", _yarn_flip)  # fmt: skip
+_add("YaRN betas swapped", "fast pairs are interpolated and slow ones kept", "beta_fast and beta_slow exchanged",
+     "beta_fast = 32 gives the ramp's begin, beta_slow = 1 its end", "torchtitan#3787", _yarn_swapped)  # fmt: skip
+_add("YaRN ramp over wavelengths", "the band between kept and interpolated pairs has the wrong shape",
+     "the ramp is made linear in the wavelength, not in the index of the pair", "γ = (i − lo)/(hi − lo)", "—",
+     _yarn_wavelength)  # fmt: skip
+_add("original length mistaken", "the band between kept and interpolated pairs lies too far down",
+     "max_position_embeddings used where original_max_position_embeddings is meant", "use the original length", "—",
+     _long_original)  # fmt: skip
+_add("llama3 low and high swapped", "a step, or a backward ramp, where the band should be",
+     "low_freq_factor and high_freq_factor exchanged", "wavelengths above L₀/low are slowed down, below L₀/high kept",
+     "—", _llama3_swapped)  # fmt: skip
+_add("linear factor inverted", "the frequencies are times the factor instead of over it",
+     "positions multiplied by the factor, or its reciprocal stored", "divide by the factor", "—",
+     _factor_power(-1))  # fmt: skip
+_add("linear factor applied twice", "the frequencies are over the factor squared",
+     "both positions and frequencies were interpolated", "interpolate one of them", "TensorRT-LLM#16378",
+     _factor_power(2))  # fmt: skip
+_add("another factor", "the slow frequencies are divided by another number",
+     "the factor of another model, or none meant", _CONFIG, "—", _other_factor, GENERIC)  # fmt: skip
+_add("NTK exponent missing", "the base is larger, but not as large as it should be",
+     "base·g instead of base·g^(r/(r−2))", "raise g to r/(r−2)", "—", _ntk_exponent)  # fmt: skip
+_add("LongRoPE's other list", "each pair is divided by the factor of the other list",
+     "short and long exchanged, or the switch is at < instead of <=", "long if N > L₀, else short", "unsloth#10681",
+     _other_list)  # fmt: skip
+_add("exponent over the head size", "the frequencies fall too slowly",
+     "base^(−2i/d) though only r of d features turn", "base^(−2i/r)", "vllm#43676",
+     _exponent("2i/d", lambda rope: _powers(rope, denominator=rope.head_dim)))  # fmt: skip
+_add("exponent over r − 2", "the frequencies fall too fast: the slowest is 1/base",
+     "linspace(0, 1, r/2) as the exponent", "exponents 2i/r, which stop short of 1", "—",
+     _exponent("2i/(r−2)",
+                lambda rope: _powers(rope, denominator=rope.width - 2) if rope.pairs > 1 else None))  # fmt: skip
+_add("exponent without its 2", "the frequencies are those of the base's root", "base^(−i/r) instead of base^(−2i/r)",
+     "arange(0, r, 2)/r", "—", _exponent("i/r", lambda rope: _powers(rope, lambda i: i)))  # fmt: skip
+_add("index counted from 1", "every pair has its neighbour's frequency; none turns by 1",
+     "i = 1 … r/2 put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)", "—",
+     _exponent("2(i+1)/r", lambda rope: _powers(rope, lambda i: 2 * (i + 1))))  # fmt: skip
+_add("degrees", "all frequencies are off by 180/π", "degrees and radians confused", "angles in radians", "—",
+     _times("θ·π/180", math.pi / 180))  # fmt: skip
+_add("frequencies in reverse", "the first pair is the slowest", "the table is flipped", "fastest pair first", "—",
+     _ordered("slowest first", lambda p: np.arange(p)[::-1]))  # fmt: skip
+_add("frequencies dealt to axes", "even frequencies first, then the odd ones", "Pixtral's order used for plain text",
+     "θ₀, θ₁, θ₂ … in order", "Pixtral's vision part taken for its text part",
+     _ordered("θ₀ θ₂ … θ₁ θ₃ …", lambda p: np.append(np.arange(0, p, 2), np.arange(1, p, 2))))  # fmt: skip
+_add("rotated twice", "all frequencies are doubled", "applied in the model and again in the kernel", "rotate once",
+     "TensorRT-LLM#16378", _twice)  # fmt: skip
+_add("not rotated", "R is the identity at every position", "the call is missing, or its result dropped",
+     "use what the function returns", "—", _still)  # fmt: skip
+_add("wrong base", "the frequencies are a geometric series of another base",
+     "rope_theta not read, or read from where it is no longer kept", _CONFIG, "DeepSpeed#8345", _base)  # fmt: skip
+_add("recursive frequencies", "the slopes drift with the index of the pair, ten times beyond float32's error",
+     "a running product instead of a power", "compute each power by itself", "—", _recursive)  # fmt: skip
+
+
+# ── Positions, angles, factor, signs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _shift(by: int) -> Changes:
+    return lambda rope, found: [Change(f"position m turns by (m {by:+d})·θ", {"place": lambda m: m + by})]
+
+
+def _any_shift(rope: Rope, found: Found | None) -> Iterable[Change]:
+    by = found.offset if found else 17
+    if by not in (None, -1, 0, 1):
+        yield from _shift(by)(rope, found)
+
+
+def _modulo(rope: Rope, found: Found | None) -> Iterable[Change]:
+    for k in (12, *(k for k in range(4, 17) if k != 12)):
+        yield Change(f"modulo {2**k}", {"place": lambda m, k=k: m % 2**k})
+
+
+def _clamped(rope: Rope, found: Found | None) -> Iterable[Change]:
+    original = getattr(rope.scaling, "original_length", 4096)
+    for length in (original, *(2**k for k in range(4, 17) if 2**k != original)):
+        yield Change(f"at row {length - 1}", {"place": lambda m, n=length: np.minimum(m, n - 1)})
+
+
+def _fixed(**fields: Any) -> Changes:
+    return lambda rope, found: [Change("", fields)]
+
+
+def _low_angle(rounding: Any) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        one = {"round_angle": rounding}
+        yield Change("the angle alone", one)
+        yield Change("frequencies and angle", {**one, "round_theta": rounding})
+        yield Change("positions and angle", {**one, "round_position": rounding})
+        yield Change("positions, frequencies and angle", {**one, "round_theta": rounding, "round_position": rounding})
+
+    return changes
+
+
+def _low_theta(rounding: Any) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        if (rounding(frequencies(rope)) != frequencies(rope)).any():
+            off = np.abs(rounding(frequencies(rope)) / np.where(frequencies(rope), frequencies(rope), 1) - 1)
+            yield Change(
+                f"off by up to {off[frequencies(rope) > 0].max():.2g} of themselves", {"round_theta": rounding}
+            )
+
+    return changes
+
+
+def _factor(make: Callable[[Rope, Found | None], float | None], wanted: bool) -> Changes:
+    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+        a = make(rope, found)
+        if (rope.attention_factor != 1) == wanted and a is not None and abs(a / rope.attention_factor - 1) > 1e-5:
+            yield Change(f"{a:.6g} instead of {rope.attention_factor:.6g}", {"factor": a})
+
+    return changes
+
+
+def _fast(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if not angle_bound(rope)[0]:  # else its error is as small as that of a float32 angle, and hides behind it
+        yield Change("", {"cos_sin": fast_cos_sin})
+
+
+def _turned(told: str, signs: Callable[[int, int], tuple[int, int]]) -> Changes:
+    return lambda rope, found: [Change(told, {"signs": signs(*recipe_of(rope).signs)})]
+
+
+_OFF = "count positions from 0, and pass the position of the token itself"
+_add("positions one too high", "at position 0 each pair is turned by its own frequency",
+     "m + 1 for m: counted from 1, or the position of the token that comes next", _OFF, "sglang#25015, llama3.np",
+     _shift(1))  # fmt: skip
+_add("positions one too low", "at position 0 each pair is turned back by its own frequency", "m − 1 for m", _OFF, "—",
+     _shift(-1))  # fmt: skip
+_add("positions shifted", "the phase at position 0 over the frequency is a whole number",
+     "padding counted, or the row count of a cache used as position", _OFF, "unsloth#3699, VeloxQuant-MLX#389",
+     _any_shift)  # fmt: skip
+_add("positions modulo a power of two", "right up to a power of two, then from the start again",
+     "positions in too few bits, or a ring buffer's row as position", "int64 positions, unwrapped", "—",
+     _modulo)  # fmt: skip
+_add("positions in int16", "right up to 32767, then turned backwards", "positions overflow 16 bits", "int32 or int64",
+     "—", _fixed(place=lambda m: (m + 32768) % 65536 - 32768))  # fmt: skip
+_add("table clamped at its end", "all positions beyond a length turn alike",
+     "a lookup that clips its index (JAX does)", "grow the table, or raise", "XLA's clamped gather",
+     _clamped)  # fmt: skip
+_add("positions ignored", "rows turn by their index in the call", "arange(n) instead of the positions given",
+     "index with the positions", "Megatron-LM#5243, VeloxQuant-MLX#389",
+     _fixed(place=lambda m: np.arange(len(m))))  # fmt: skip
+_add("consecutive positions assumed", "rows turn by the first position plus their index", "positions[0] + arange(n)",
+     "index with the positions", "Megatron-LM#5243", _fixed(place=lambda m: m[0] + np.arange(len(m))))  # fmt: skip
+for _kind, _rounding, _limit in (("bfloat16", to_bfloat16, 256), ("float16", to_float16, 2048)):
+    _keep = "keep inverse frequencies, positions and angles in float32 (or wider), and cast cos and sin"
+    _add(f"{_kind} inverse frequencies", "noise-like relative error in the slopes",
+         f"inverse frequencies kept in {_kind}, by model.to({_kind}) or in the checkpoint", _keep, "gpt-neox#1003",
+         _low_theta(_rounding))  # fmt: skip
+    _add(f"{_kind} positions", f"exact up to {_limit}, wrong from {_limit + 1} on", f"positions cast to {_kind}",
+         _keep, "diffusers#13920", _fixed(round_position=_rounding))  # fmt: skip
+    _add(f"{_kind} angle", "wrong from the first positions on, by a part of the angle",
+         f"m·θ computed in {_kind}, by autocast or model.to({_kind})", _keep, "gpt-neox#1003",
+         _low_angle(_rounding))  # fmt: skip
+_add("fast sine", "residual phase grows with the position even where the angle is exact",
+     "a hardware sine (__sinf, fast math) without a proper reduction of the angle", "a full sine for the table",
+     "imp#1316", _fast)  # fmt: skip
+_add("attention factor missing", "the operator's norm is 1", "cos and sin are not multiplied by the attention factor",
+     "multiply both tables by a", "exllamav3#259", _factor(lambda rope, found: 1.0, True))  # fmt: skip
+_add("attention factor squared", "the operator's norm is a²",
+     "multiplied into the tables and again into x, or a² meant for the scores used for q and k",
+     "multiply q and k by a: scores get a²", "TensorRT-LLM#16378",
+     _factor(lambda rope, found: rope.attention_factor**2, True))  # fmt: skip
+_add("attention factor inverted", "the operator's norm is 1/a", "divided by the attention factor", "multiply by it",
+     "—", _factor(lambda rope, found: 1 / rope.attention_factor, True))  # fmt: skip
+_add("attention factor unwanted", "the operator's norm is not 1",
+     "an attention factor (YaRN's 0.1·ln s + 1, LongRoPE's) where the rope has none", "leave cos and sin as they are",
+     "vllm#48623", _factor(lambda rope, found: found.factor if found else 1.277, False))  # fmt: skip
+_add("another attention factor", "the operator's norm is not the expected one",
+     "mscale, mscale_all_dim or attention_factor read otherwise",
+     "transformers: attention_factor, else mscale over mscale_all_dim if both are set", "vllm#48623",
+     _factor(lambda rope, found: found.factor if found else 1.5 * rope.attention_factor, True), GENERIC)  # fmt: skip
+_add("direction", "all slopes have the other sign", "the transpose of the textbook matrix: rotated by −mθ",
+     "exchange the signs of sin, or say direction=-1 if the model was trained so", "nanochat#489",
+     _turned("turned by −mθ", lambda a, b: (-a, -b)))  # fmt: skip
+_add("sign missing", "R is no rotation: its off-diagonal entries have equal signs", "rotate_half without its minus",
+     "(−x₂, x₁)", "—", _turned("both sines added", lambda a, b: (1, 1)))  # fmt: skip
+_add("sine and cosine swapped", "at position 0 pairs are a quarter turn off", "the table's halves exchanged",
+     "(cos, sin) in that order", "—", _fixed(swapped=True))  # fmt: skip
+
+
+# ── Behaviour ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _only(pick: Callable[[int, int], Any]) -> Wrap:
+    """Rotates only the part of x (h, n, d) that pick(h, n) selects."""
+
+    def wrap(fn: Candidate, rope: Rope) -> Candidate:
+        def broken(x: Any, positions: Any) -> Any:
+            y = x.copy()
+            part = (..., *pick(x.shape[-3] if x.ndim > 2 else 1, x.shape[-2]), slice(None))
+            part = part if x.ndim > 2 else (..., *part[2:])
+            y[part] = fn(x, positions)[part]
+            return y
+
+        return broken
+
+    return wrap
+
+
+def _after(change: Callable[[Any, Any, Any], Any]) -> Wrap:
+    """change(y, x, positions) of a right result."""
+    return lambda fn, rope: lambda x, positions: change(fn(x, positions), x, positions)
+
+
+def _heads_as_positions(fn: Candidate, rope: Rope) -> Candidate:
+    def broken(x: Any, positions: Any) -> Any:
+        if x.ndim < 3:
+            return fn(x, positions)
+        return fn(x.swapaxes(-2, -3), np.resize(positions, x.shape[-3])).swapaxes(-2, -3)
+
+    return broken
+
+
+def _single_row(fn: Candidate, rope: Rope) -> Candidate:
+    return lambda x, positions: fn(x, positions if len(positions) > 1 else np.zeros_like(positions))
+
+
+def _grown_theta(rope: Rope, length: int) -> Candidate:
+    g = max(1.0, length / 2048)
+    theta = frequencies(rope) * g ** -(np.arange(rope.pairs) / max(rope.pairs - 1, 1))
+    return replace(recipe_of(rope), theta=theta).candidate()
+
+
+def _stale(fn: Candidate, rope: Rope) -> Candidate:
+    longest = [0]
+
+    def broken(x: Any, positions: Any) -> Any:
+        longest[0] = max(longest[0], int(np.max(positions)) + 1)
+        return _grown_theta(rope, longest[0])(x, positions)
+
+    return broken
+
+
+def _grown(fn: Candidate, rope: Rope) -> Candidate | None:
+    if isinstance(rope.scaling, LENGTH_DEPENDENT) or rope.pairs < 2:
+        return None
+    return lambda x, positions: _grown_theta(rope, int(np.max(positions)) + 1)(x, positions)
+
+
+def _mutate(y: Any, x: Any, positions: Any) -> Any:
+    x[...] = y
+    return x
+
+
+def _strides(fn: Candidate, rope: Rope) -> Candidate:
+    return lambda x, positions: fn(x if x.flags.c_contiguous else np.resize(x.base.ravel(), x.shape), positions)
+
+
+def _short_table(fn: Candidate, rope: Rope) -> Candidate:
+    return lambda x, positions: fn(x, np.arange(4096)[positions])
+
+
+def _other_dtype(y: Any, x: Any, positions: Any) -> Any:
+    return y.astype(np.float64 if x.dtype == np.float32 else np.float32)
+
+
+def _at_zero(y: Any, x: Any, positions: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return (y * (positions / positions)[:, None]).astype(y.dtype)
+
+
+def _leak(y: Any, x: Any, positions: Any) -> Any:
+    return y + 0 * x.sum(axis=-2, keepdims=True)
+
+
+def _normalised(fn: Candidate, rope: Rope) -> Candidate:
+    def broken(x: Any, positions: Any) -> Any:
+        wide = x.astype(np.float32)
+        return fn((wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype), positions)
+
+    return broken
+
+
+_ALL = slice(None)
+_add_behaviour("only the first head rotated", "heads after the first come back as they were",
+     "a kernel's grid, or a loop, that covers one head", "cover all heads", "mlx-rs#359",
+     _only(lambda h, n: (slice(0, 1), _ALL)))  # fmt: skip
+_add_behaviour("only the first row rotated", "rows after the first come back as they were", "a loop left too early",
+     "cover all rows", "—", _only(lambda h, n: (_ALL, slice(0, 1))))  # fmt: skip
+_add_behaviour("last row not rotated", "the last row comes back as it was", "a loop to n − 1", "loop to n", "—",
+     _only(lambda h, n: (_ALL, slice(0, max(n - 1, 1)))))  # fmt: skip
+_add_behaviour("heads read as positions", "equal heads come out different, along the positions nothing changes",
+     "(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which", "—",
+     _heads_as_positions)  # fmt: skip
+_add_behaviour("heads differ", "equal heads come out different", "heads that share no table, or an axis mistaken",
+     "use the same table for all heads", "—", _only(lambda h, n: (slice(0, 2), _ALL)))  # fmt: skip
+_add_behaviour("rows differ", "equal rows at equal positions come out different, or their order matters",
+     "a row's place in the call is used beside its position", "let the position alone decide", "—",
+     _only(lambda h, n: (_ALL, slice(0, max(n - 2, 1)))))  # fmt: skip
+_add_behaviour("one row differs", "a row alone is rotated otherwise than within a call",
+     "a special path for decoding", "use one path", "mlx-rs#359", _single_row)  # fmt: skip
+_add_behaviour("rows leak into each other", "NaN in one row reaches others",
+     "a reduction over rows, or memory that is read before it is written", "rows are independent", "kernels",
+     _after(_leak))  # fmt: skip
+_add_behaviour("state between calls", "the same call returns something else later",
+     "a table cached without its key, or grown by a longer call",
+     "make the table's key complete, or fix the length beforehand", "equinox 0.13.8, transformers#25104",
+     _stale)  # fmt: skip
+_add_behaviour("depends on the length", "a row changes with the largest position of its call",
+     "a base that grows with the length where none is meant", "fix the length beforehand", "transformers#25104",
+     _grown)  # fmt: skip
+_add_behaviour("mutates its input", "x is changed after the call", "in-place arithmetic", "write to another array",
+     "kernels", _after(_mutate))  # fmt: skip
+_add_behaviour("strides ignored", "a view of x is rotated otherwise than its copy",
+     "memory read as if it were contiguous", "use the strides, or copy first", "kernels", _strides)  # fmt: skip
+_add_behaviour("wrong dtype out", "the result has another dtype than x", "float32 tables promote the product",
+     "cast the result to the dtype of x", "kernels", _after(_other_dtype))  # fmt: skip
+_add_behaviour("not finite", "NaN or infinity from finite x", "a division by the position, or an overflow",
+     "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
+_add_behaviour("not linear", "f(4x) is not 4·f(x)", "x is normalised or clipped on the way", "rotation alone",
+     "kernels with a fused norm", _normalised)  # fmt: skip
+_add_behaviour("fails", "an exception, or no array like x",
+     "a table shorter than the positions, or an unexpected shape",
+     "grow the table; for a cache that is meant to be short give max_position=", "all of them",
+     _short_table)  # fmt: skip
+FAULTS["coarser than asked"] = Fault(
+    "coarser than asked", "errors are within a float32 angle's, but not within the grade that was asked for",
+    "angles in float32, or tables or products in the dtype of x", "exact or float64 angles; round the result once",
+    "every library")  # fmt: skip

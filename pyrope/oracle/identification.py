@@ -1,0 +1,435 @@
+"""`identify`: from the operator R(m) of a black box to its pairs, direction, width, frequencies, offset, factor, rule.
+
+Nothing is expected beforehand. Two unit vectors that reach the same two outputs make a pair; the pair's phase over
+positions that double each time gives its frequency, ever more exactly; and the frequencies are compared with every
+published rule. What cannot be told apart from outputs is said to be so.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..phase import cos_sin
+from ..theta import Linear, Llama3, Proportional, Rope, YaRN, check_rope, frequencies
+from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
+from .recipes import features, recipe_of
+from .tolerance import U32, UNIT, bound, grades, pair_errors
+
+_COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
+_TWO_PI = 2 * np.pi
+
+
+class Pairs(NamedTuple):
+    """Which features turn together, as seen in R(m)."""
+
+    reads: Int64  # (k, 2)
+    writes: Int64  # (k, 2)
+    odd: int  # features that belong to no pair and do not stay either
+    skew: float  # how far R is from a rotation times a number within the pairs
+
+
+class Measured(NamedTuple):
+    """What the operator shows without any expectation."""
+
+    pairs: Pairs
+    theta: Float64  # (k,), positive unless a pair turns against the others
+    uncertainty: Float64  # (k,)
+    direction: int
+    offset: float
+    factor: float
+    linear_up_to: int  # the last position up to which phases grow in proportion
+    unit: float  # unit roundoff of what was measured
+
+
+def find_pairs(operator: Float64) -> Pairs:
+    """The pairs of an operator (n, d, d): columns that reach the same two rows."""
+    support = np.nan_to_num(np.abs(operator)).max(axis=0) > 1e-9
+    rows = [tuple(np.flatnonzero(column).tolist()) for column in support.T]
+    reads, writes, odd = [], [], 0
+    for a, reached in enumerate(rows):
+        if len(reached) == 2:
+            partners = [b for b, other in enumerate(rows) if other == reached]
+            if len(partners) == 2 and partners[0] == a:
+                reads.append(partners)
+                writes.append(list(reached))
+            odd += len(partners) != 2
+        elif reached != (a,):
+            odd += 1
+    found = np.array(reads, np.int64).reshape(-1, 2), np.array(writes, np.int64).reshape(-1, 2)
+    (aa, ab), (ba, bb) = _blocks(operator, *found)
+    skew = np.nanmax(np.abs(np.stack((aa - bb, ab + ba))), initial=0.0)
+    return Pairs(*found, odd, float(skew))
+
+
+def _blocks(operator: Float64, reads: Int64, writes: Int64) -> Any:
+    """The 2×2 block of each pair: [to][from] -> (n, k)."""
+    return [[operator[:, writes[:, to], reads[:, source]] for source in (0, 1)] for to in (0, 1)]
+
+
+def measure(operator: Float64, positions: Int64, unit: float, step: float = 0.0) -> Measured:
+    """Pairs, frequencies, offset and factor from R(m) at positions that begin with 0 and at most double."""
+    pairs = find_pairs(operator)
+    (aa, ab), (ba, bb) = _blocks(operator, pairs.reads, pairs.writes)
+    z = (aa + bb) / 2 + 1j * (ba - ab) / 2
+    phase = np.angle(np.nan_to_num(z))
+    theta, uncertainty, limit = _unwrap(phase, positions, unit, step)
+    direction = -1 if np.sum(np.sign(theta)) < 0 else 1
+    size, rows = np.abs(z), positions <= max(limit, 1)
+    mixed = rows[:, None] & (
+        np.abs(np.sin(2 * phase)) > 0.5
+    )  # elsewhere one and the same rounding comes again and again
+    chosen = size[mixed] if mixed.sum() > 16 else size[rows]
+    factor = float(np.nanmedian(chosen)) if chosen.size else 1.0
+    return Measured(
+        pairs, direction * theta, uncertainty, direction, _offset(direction * phase[0], direction * theta, unit),
+        factor, limit, unit,
+    )  # fmt: skip
+
+
+def _unwrap(phase: Float64, positions: Int64, unit: float, step: float) -> tuple[Float64, Float64, int]:
+    """Frequencies (k,) with their uncertainty, and the last position up to which phases are proportional to it."""
+    theta, limit = np.zeros(phase.shape[1]), int(positions[0])
+    uncertainty = np.full(phase.shape[1], np.inf)
+    for j in range(1, len(positions)):
+        m = int(positions[j])
+        rest = _wrapped(phase[j] - phase[0] - theta * m)
+        if j > 1 and (np.abs(rest) > 0.3 + 4 * unit).any():
+            break
+        # Components are rounded relative to themselves, so that a phase is known best near the axes: but no better than
+        # a 16th of that once it has left the first one, where angles may have roundings of their own.
+        known = np.maximum(np.abs(np.sin(2 * phase[j])), np.minimum(1 / 16, np.abs(theta * m)))
+        noise = unit * (known + np.abs(np.sin(2 * phase[0]))) + 2 * step + 1e-15
+        better = noise / m <= uncertainty
+        theta = np.where(better, theta + rest / m, theta)
+        uncertainty = np.where(better, noise / m, uncertainty)
+        limit = m
+    return theta, uncertainty, limit
+
+
+def _wrapped(angle: Any) -> Any:
+    return angle - _TWO_PI * np.rint(angle / _TWO_PI)
+
+
+def _offset(phase: Float64, theta: Float64, unit: float) -> float:
+    """By how many positions the phases at position 0 are ahead: slow pairs first, which are unambiguous."""
+    if not (np.abs(phase) > 8 * unit).any():
+        return 0.0
+    offset = 0.0
+    for i in np.argsort(np.abs(theta)):
+        if theta[i] > 1e-9 and (abs(phase[i]) > 8 * unit or offset):
+            offset = (phase[i] + _TWO_PI * round((offset * theta[i] - phase[i]) / _TWO_PI)) / theta[i]
+    return float(round(offset) if abs(offset - round(offset)) < 0.05 else offset)
+
+
+def possible_bases(theta: Float64, period: int) -> tuple[float, ...]:
+    """Bases of θ_i = base^(−i/period) that the outermost, the first two, … frequencies suggest, round numbers first."""
+    p = len(theta)
+    if p < 2 or not (theta > 0).all():
+        return ()
+    spans = ((0, p - 1), (0, 1), (0, p // 2), (p - 2, p - 1))
+    logs = [math.log(theta[a] / theta[b]) * period / (b - a) for a, b in spans if b > a]
+    found = [math.exp(value) for value in logs if 1e-6 < value < 27.7]
+    return tuple(dict.fromkeys(value for base in found for value in (rounded(base, 1e-3), base) if 1 < value <= 1e12))
+
+
+def rounded(value: float, tolerance: float) -> float:
+    """The number of the fewest digits within a relative tolerance."""
+    for digits in range(1, 9):
+        short = float(f"{value:.{digits - 1}e}")
+        if abs(short / value - 1) <= tolerance:
+            return short
+    return value
+
+
+class Explanation(NamedTuple):
+    """A rule that explains the frequencies, in words, and the rope that has them, where one is implied."""
+
+    words: str
+    rope: Rope | None = None
+
+
+def explain(measured: Measured, rope: Rope, distance: int, suspects: Sequence[Rope] = ()) -> list[Explanation]:
+    """The rules that explain the frequencies of a rope whose layout, width and direction are known."""
+    theta, p = measured.theta, len(measured.theta)
+    # What four times the uncertainty, and the roundings of a float32 pipeline (256: llama3's ramp), leave open.
+    tolerance = 4 * measured.uncertainty / np.maximum(np.abs(theta), 1e-300) + 256 * U32
+
+    def fits(expected: Any) -> bool:
+        expected = np.asarray(expected)
+        return len(expected) == p and bool((np.abs(theta - expected) <= tolerance * np.abs(expected)).all())
+
+    named = [Explanation(f"as {s!r}", s) for s in suspects if fits(frequencies(s)[frequencies(s) > 0])]
+    if named:
+        return named
+    if p == 1:
+        slower = 1 / theta[0]
+        if fits([1.0]):
+            return [Explanation("one pair, which turns by 1: any base without rescaling; the base cannot be seen")]
+        return [
+            Explanation(f"one pair, which turns by {theta[0]:.6g}: linear factor {slower:.6g}; the base cannot be seen")
+        ]
+    return list(_geometric(rope, theta, fits, distance)) or list(_blends(rope, measured, fits))
+
+
+def _geometric(rope: Rope, theta: Float64, fits: Any, distance: int) -> Iterator[Explanation]:
+    p, d = len(theta), rope.head_dim
+    apart = rope.layout == "half" and distance == d // 2 and p < d // 2
+    for base in possible_bases(theta, d // 2 if apart else p):
+        w = base ** -(np.arange(p) / (d // 2 if apart else p))
+        s = rounded(1 / float(theta[0]), 1e-4)
+        if not fits(w / s):
+            continue
+        if apart:
+            fraction = next(f for f in (2 * p / d, (2 * p + 0.5) / d) if int(f * d // 2) == p)
+            words = f"proportional, base {base:g}" + (f", factor {s:g}" if s != 1 else "")
+            yield Explanation(words, replace(rope, base=base, scaling=Proportional(fraction, s)) if s >= 1 else None)
+        elif s == 1:
+            words = f"base {base:g}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
+            yield Explanation(words, replace(rope, base=base))
+        elif s > 1:
+            words = f"base {base:g}, linear scaling by {s:g} (rotated twice with linear factor {2 * s:g} is the same)"
+            yield Explanation(words, replace(rope, base=base, scaling=Linear(s)))
+        else:
+            yield Explanation(f"base {base:g}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
+        return
+
+
+def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
+    """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them."""
+    theta = measured.theta
+    p, i = len(theta), np.arange(len(theta))
+    if not (theta > 0).all():  # a pair too slow to be seen turning, or turning against the others
+        return
+    for base in dict.fromkeys((*possible_bases(theta, p), *_COMMON_BASES)):
+        w = base ** -(i / p)
+        ratio, s = theta / w, slowed(theta / w, measured)
+        if s <= 1.001 or abs(ratio[0] - 1) > 1e-3:
+            continue
+        kept = (ratio - 1 / s) / (1 - 1 / s)  # 1: as it was, 0: divided by s
+        inside = (kept > 1e-3) & (kept < 1 - 1e-3)
+        weight = theta / (measured.uncertainty + 64 * U32 * theta)
+        found = []
+        for name, along in (("yarn", -i.astype(float)), ("llama3", w)):
+            line = np.polyfit(along[inside], kept[inside], 1, w=weight[inside]) if inside.sum() > 1 else None
+            ramp = np.clip(kept if line is None else np.polyval(line, along), 0, 1)
+            usual = _usual(name, replace(rope, base=base), s, measured, fits)
+            if usual or (fits(w * (ramp + (1 - ramp) / s)) and (line is None or line[0] > 0)):
+                found.append(_blend(name, base, s, line, usual))
+        if found:
+            yield from found
+            return
+
+
+def slowed(ratio: Float64, measured: Measured, among: int | None = None) -> float:
+    """1 over the ratio of the slowest pairs (among the first ones), from the one of them that is known best."""
+    off = (4 * measured.uncertainty / np.maximum(np.abs(measured.theta), 1e-300) + 64 * U32)[:among]
+    alike = np.abs(ratio / ratio[-1] - 1) <= off + off[-1]
+    best = int(np.argmin(np.where(alike, off, np.inf)))
+    return rounded(1 / float(ratio[best]), max(1e-5, float(off[best])))
+
+
+def _blend(name: str, base: float, s: float, line: Any, usual: Rope | None) -> Explanation:
+    words = f"{name}, base {base:g}, factor {s:g}"
+    if line is not None:
+        sign, where = (-1, "pair") if name == "yarn" else (1, "frequency")
+        one, zero = sign * (1 - line[1]) / line[0], -sign * line[1] / line[0]
+        words += f", ramp from {where} {one:.4g} to {zero:.4g} (only this is seen of its lengths and limits)"
+    if usual is not None:
+        limits = "low 1, high 4" if name == "llama3" else "betas 32 and 1"
+        length = usual.scaling.original_length  # type: ignore[union-attr]  # YaRN or Llama3
+        words += f"; as with {limits}, original length {length}"
+    return Explanation(words, usual)
+
+
+def _usual(name: str, rope: Rope, s: float, measured: Measured, fits: Any) -> Rope | None:
+    """The rope with the limits that everybody uses and a power of two as its length, if one has these frequencies."""
+    for length in (2**k for k in range(8, 21)):
+        choices: list[Any] = [Llama3(s, 1.0, 4.0, length)]
+        if name == "yarn":
+            choices = [YaRN(s, length, truncate=whole) for whole in (True, False)]
+        for scaling in choices:
+            whole = replace(rope, scaling=scaling)
+            if fits(frequencies(whole)):
+                if abs(whole.attention_factor / measured.factor - 1) > measured.unit + 1e-5 and isinstance(
+                    scaling, YaRN
+                ):
+                    factor = rounded(measured.factor, measured.unit / 4)
+                    return replace(whole, scaling=replace(scaling, attention_factor=factor))
+                return whole
+    return None
+
+
+@dataclass(frozen=True)
+class Identification:
+    """What a black box does, as far as its outputs tell."""
+
+    head_dim: int
+    dtype: str
+    layout: str  # a layout of Rope, or "none"
+    rotary_dim: int
+    placement: str
+    pairs: tuple[tuple[int, int], ...]  # features read together, in order
+    direction: int
+    frequencies: tuple[float, ...]
+    uncertainty: tuple[float, ...]
+    offset: float
+    attention_factor: float
+    explanations: tuple[str, ...]  # of the frequencies; several where they cannot be told apart
+    rope: Rope | None  # if one explains them
+    precision: str
+    behaviour: tuple[str, ...]  # what it does beside rotating
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        theta, width = self.frequencies, 12
+        turning = f"{self.rotary_dim} of {self.head_dim} features, {self.placement}, {self.layout}"
+        rows = [("turns", turning if theta else "nothing: every position returns x times a number")]
+        if theta:
+            rows += [("direction", f"{self.direction:+d}"), ("offset", f"{self.offset:g} positions")]
+            rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
+        rows += [("factor", f"{self.attention_factor:.6g}")]
+        rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
+        rows += [("precision", self.precision)]
+        rows += [("also", words) for words in self.behaviour] + [("note", words) for words in self.notes]
+        lines = [f"rotation of {self.head_dim} features, {self.dtype}"]
+        for name, words in rows:
+            lines += textwrap.wrap(words, 79, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain = asdict(replace(self, rope=None))
+        return {**plain, "rope": None if self.rope is None else repr(self.rope)}
+
+
+def layout_of(pairs: Pairs, head_dim: int) -> tuple[str, int, str, int]:
+    """Layout, rotary width, placement and distance of the halves; "none" where no layout has these pairs."""
+    k = len(pairs.reads)
+    if not k:
+        return "none", 0, "prefix", 0
+    distance = int(pairs.reads[0, 1] - pairs.reads[0, 0])
+    for layout in ("interleaved", "half", "interleaved-to-half"):
+        for start in (0, head_dim - 2 * k):
+            reads, writes = features(layout, k, start)
+            if np.array_equal(reads, pairs.reads) and np.array_equal(writes, pairs.writes):
+                return layout, 2 * k, "prefix" if start == 0 else "suffix", k
+    if np.array_equal(features("half", k, 0, head_dim // 2)[0], pairs.reads) and np.array_equal(
+        pairs.reads, pairs.writes
+    ):
+        return "half", 2 * k, "prefix", head_dim // 2
+    return "none", 2 * k, "prefix", distance
+
+
+def identify(
+    fn: Candidate, head_dim: int, *, dtype: Any = None, max_position: int | None = None, suspects: Iterable[Rope] = ()
+) -> Identification:
+    """What rotation a black box fn(x, positions) -> rotated x performs, without being told.
+
+    >>> import pyrope
+    >>> rope = Rope(64, 500000.0, "half", rotary_dim=32)
+    >>> print(identify(lambda x, positions: pyrope.rotate(x, positions, rope), 64))
+    rotation of 64 features, float32
+      turns       32 of 64 features, prefix, half
+      direction   +1
+      offset      0 positions
+      frequencies 1 … 4.54167048e-06, the last ±4.2e-13
+      factor      1
+      rule        base 500000, not rescaled (NTK scaling of a smaller base, at a
+                  fixed length, is the same)
+      precision   tables or products in x's dtype
+
+    ``dtype`` is that of x, float32 if it is not given; ``max_position`` the largest that the candidate can take
+    (131071). LongRoPE's lists would fit any frequencies: it is named only if it is one of the ``suspects``.
+    """
+    probe = Probe(fn, head_dim, np.float32 if dtype is None else dtype, max_position)
+    suspects = tuple(check_rope(rope) for rope in suspects)
+    try:
+        probe.behave()
+        positions = probe_positions(probe.max_position)
+        operator = probe.operator(positions)
+    except Unreadable as error:
+        raise ValueError(f"the candidate cannot be read: {error}") from error
+    measured = measure(operator, positions, probe.unit, probe.step)
+    layout, width, placement, distance = layout_of(measured.pairs, head_dim)
+    notes, found, rope = list(probe.notes), [], None
+    if measured.linear_up_to < positions[-1]:
+        notes.append(f"phases are proportional to the position up to {measured.linear_up_to} only")
+    if measured.pairs.odd or measured.pairs.skew > 32 * probe.unit * max(1.0, measured.factor):
+        notes.append(f"no rotation: {measured.pairs.odd} features belong to no pair, and within the pairs R is off by "
+                     f"{measured.pairs.skew:.2g} from a rotation times a number")  # fmt: skip
+    elif layout != "none":
+        whole = distance == head_dim // 2
+        shape = Rope(head_dim, 10000.0, layout, head_dim if whole else width, placement, direction=measured.direction)
+        found = explain(measured, shape, distance, suspects)
+        rope = next((e.rope for e in found if e.rope is not None), None)
+    precision = _precision(probe, rope, measured)
+    words = tuple(e.words for e in found) or (
+        ("none of these: no published rule has these frequencies",) if width else ()
+    )
+    return Identification(
+        probe.head_dim, probe.dtype.name, layout, width, placement, tuple(map(tuple, measured.pairs.reads.tolist())),
+        measured.direction, tuple(measured.theta.tolist()), tuple(measured.uncertainty.tolist()), measured.offset,
+        measured.factor, words, rope, precision, tuple(f"{k}: {v}" for k, v in probe.seen.items()), tuple(notes),
+    )  # fmt: skip
+
+
+class Sample(NamedTuple):
+    """Dense vectors and combs (ones at the first, or at the second feature of each pair) with what became of them."""
+
+    x: Float64  # (4, n, d): two dense heads, two combs, whose outputs show cos and sin by themselves
+    y: Float64
+    positions: Int64
+
+
+def take_sample(probe: Probe, rope: Rope) -> Sample:
+    top, recipe = probe.max_position, recipe_of(rope)
+    extra = np.random.default_rng(top + 1).integers(top // 2, top, 64, endpoint=True)
+    positions = np.unique(np.append(probe_positions(top), extra))
+    positions[:2] = 1, 0  # not from 0 on: a candidate that counts its rows must not be right by chance
+    x = probe.random(4, len(positions), seed=9)
+    for j in (0, 1):
+        x[2 + j] = 0
+        x[2 + j][:, recipe.reads[:, j]] = 1
+    return Sample(x.astype(np.float64), probe.read(x, positions), positions)
+
+
+def true_rotation(x: Float64, positions: Int64, rope: Rope) -> Float64:
+    """R(m)·x in float64 from the exact tables."""
+    recipe = replace(recipe_of(rope), signs=(-1, 1))  # the tables have the direction
+    return np.asarray(recipe.apply(x, *cos_sin(rope, positions)))
+
+
+def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> dict[str, Float64]:
+    """Error over bound for every output, by grade; features that do not turn may be rounded once."""
+    truth = true_rotation(sample.x, sample.positions, rope)
+    measures = pair_errors(sample.x, sample.positions, rope)
+    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
+    turning, error = slice(start, start + rope.width), np.abs(sample.y - truth)
+    error[np.isnan(error)] = np.inf
+    ratios = {}
+    for grade in grades(dtype):
+        allowed = np.abs(sample.x) * UNIT[dtype.name]
+        allowed[..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios[grade] = np.where(error == 0, 0.0, error / allowed)
+    return ratios
+
+
+def _precision(probe: Probe, rope: Rope | None, measured: Measured) -> str:
+    """The grade of a candidate whose rope is known."""
+    if rope is None or measured.offset:
+        return "cannot tell: no rope explains the numbers"
+    try:
+        ratios = error_ratios(take_sample(probe, rope), rope, probe.dtype)
+    except Unreadable as error:
+        return f"cannot tell: {error}"
+    if rope.base != rounded(rope.base, 1e-9):
+        return "cannot tell: the base is no round number, so its last digits are unknown"
+    worse = "cannot tell: worse than a float32 angle with these numbers"
+    return next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), worse)

@@ -1,0 +1,248 @@
+"""Reads the operator R(m) out of a black box, and watches how the box behaves while it does so.
+
+A candidate is any callable fn(x, positions) -> rotated x on NumPy arrays: x (…, n, d) of one float dtype, positions
+int64 (n,). RoPE is linear in x, so unit vectors return R(m) column by column; dense random vectors show what unit
+vectors cannot, such as products in a low precision. What a candidate does beside the rotation (it keeps a state, mixes
+rows, changes its input, …) is noted in `Probe.seen` under the name that it has in `faults.FAULTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .. import checks
+
+Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Candidate: TypeAlias = Callable[[Any, Any], Any]
+
+DTYPES = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # bits of the significand
+DEFAULT_MAX_POSITION = 131071  # what a cache of 131072 rows still has
+_CALL_LIMIT = 2**20  # elements of x in one call
+
+
+class Unreadable(Exception):
+    """The candidate failed, or returned what is no rotated x: nothing can be read from it."""
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype, if it is one that can be probed."""
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype must be {', '.join(DTYPES)}; for bfloat16 give ml_dtypes.bfloat16: {error}") from error
+    if found.name not in DTYPES or not found.isnative:
+        raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, was {found}")
+    return found
+
+
+def probe_positions(max_position: int) -> Int64:
+    """Where a rotation is read: each power of two and its neighbours, some at random near the end, and the end."""
+    found = {0, 1, 2, 3, 5, 7, 10, 13, max_position}
+    found |= {2**k + step for k in range(2, max_position.bit_length()) for step in (-1, 0, 1)}
+    rng = np.random.default_rng(max_position)
+    found |= set(rng.integers(max_position // 2, max_position, 12, endpoint=True).tolist())
+    return np.array(sorted(m for m in found if m <= max_position), np.int64)
+
+
+class Probe:
+    """A candidate with its head size, dtype and largest position, and what was seen of it so far.
+
+    >>> probe = Probe(lambda x, positions: 2 * x, 4, np.float32, 7)
+    >>> probe.operator(np.array([0, 7]))[1].diagonal()
+    array([2., 2., 2., 2.])
+    """
+
+    def __init__(self, fn: Candidate, head_dim: int, dtype: Any, max_position: int | None) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn must be a function of x and positions, was {type(fn).__name__}")
+        self.fn = fn
+        self.head_dim = checks.integer("head_dim", head_dim, 2)
+        self.dtype = float_dtype(dtype)
+        limit = DEFAULT_MAX_POSITION if max_position is None else max_position
+        self.max_position = min(checks.integer("max_position", limit, 1), checks.MAX_POSITION)
+        self.unit = 2.0 ** -DTYPES[self.dtype.name]
+        self.step = (
+            2.0**-25 if self.dtype.name == "float16" else 0.0
+        )  # rounding of the smallest numbers, where it shows
+        self.seen: dict[str, str] = {}  # name of a fault -> evidence
+        self.notes: list[str] = []
+        self.single: str | None = None  # "head" or "row": what a call must have one of to be right
+
+    def random(self, *shape: int, seed: int = 0) -> Any:
+        """Dense vectors (…, d) of the candidate's dtype."""
+        return np.random.default_rng(seed).standard_normal((*shape, self.head_dim)).astype(self.dtype)
+
+    def call(self, x: Any, positions: Any) -> Float64:
+        """fn(x, positions) as float64, when it is an array like x; what else it did is noted."""
+        m = np.array(positions, np.int64)
+        given, before = m.copy(), x.copy()
+        told = f"for x of shape {x.shape}, dtype {x.dtype}, and {m.size} positions from {m.min()} to {m.max()}"
+        try:
+            with np.errstate(all="ignore"):
+                y = self.fn(x, given)
+        except Exception as error:
+            words = str(error).splitlines()[0] if str(error) else "no message"
+            raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error
+        if not isinstance(y, np.ndarray):
+            raise Unreadable(f"it returns {type(y).__name__}, no NumPy array, {told}")
+        if y.shape != x.shape:
+            raise Unreadable(f"it returns shape {y.shape} {told}")
+        if not np.array_equal(before.view(np.uint8), np.ascontiguousarray(x).view(np.uint8)):
+            changed = int((before.astype(np.float64) != x.astype(np.float64)).sum())
+            self.seen.setdefault("mutates its input", f"{changed} of {x.size} elements of x are others after the call")
+            y = y.copy()  # it may be x itself
+            x[...] = before
+        elif not np.array_equal(m, given):
+            self.seen.setdefault("mutates its input", "the positions are others after the call")
+        if y.dtype != x.dtype:
+            if y.dtype.kind not in "fV" and y.dtype.name != "bfloat16":
+                raise Unreadable(f"it returns {y.dtype} {told}")
+            self.seen.setdefault("wrong dtype out", f"x is {x.dtype}, the result {y.dtype}")
+        return y.astype(np.float64)
+
+    def read(self, x: Any, positions: Int64) -> Float64:
+        """fn(x, positions) for x (h, n, d), in calls that the candidate is known to get right."""
+        y = np.empty(x.shape)
+        if self.single == "row":
+            for j, m in enumerate(positions):
+                y[:, j : j + 1] = self.call(x[:, j : j + 1].copy(), [m])
+        elif self.single == "head":
+            for j in range(len(x)):
+                y[j] = self.call(x[j : j + 1].copy(), positions)[0]
+        else:
+            step = max(1, _CALL_LIMIT // x[0].size)
+            for start in range(0, len(x), step):
+                y[start : start + step] = self.call(x[start : start + step].copy(), positions)
+        return y
+
+    def operator(self, positions: Int64) -> Float64:
+        """R(m) at these positions, (n, d, d): unit vector j at every position returns column j."""
+        units = np.repeat(np.eye(self.head_dim, dtype=self.dtype)[:, None], len(positions), axis=1)
+        return self.read(units, positions).transpose(1, 2, 0)
+
+    def _differ(self, a: Float64, b: Float64, scale: float = 4.0) -> str:
+        """How two results differ by more than the last bits that another order of operations may change, or nothing;
+        ``scale`` is the size of dense vectors."""
+        off = np.abs(a - b)
+        bad = (off > 8 * self.unit * scale) | (np.isfinite(a) != np.isfinite(b))
+        return (
+            f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off, initial=0):.3g}"
+            if bad.any()
+            else ""
+        )
+
+    def behave(self) -> None:
+        """Everything that a rotation does beside rotating: notes in `seen` what a candidate does otherwise."""
+        self._keeps_no_state()
+        self._agrees()
+        if not self.seen.keys() & {"heads read as positions", "rows differ", "depends on the length"}:
+            self._takes_any_shape()
+        self._poison()
+        self._linear()
+        self._memory()
+
+    def _keeps_no_state(self) -> None:
+        """A shorter call must not know of a longer one; so this comes before any other call."""
+        top = self.max_position
+        short = np.array([0, top // 4, min(1, top // 2), top // 2])
+        x = self.random(3, 4)
+        fresh = self.call(x, short)
+        if told := self._differ(fresh, self.call(x, short)):
+            self.seen["state between calls"] = f"the same call twice: {told}"
+            return
+        longer = self.call(x, [0, top, min(1, top // 2), top // 2])
+        again = self.call(x, short)
+        if told := self._differ(fresh, again):
+            before = f"positions up to {short[-1]}, before and after a call with position {top}"
+            self.seen["state between calls"] = f"{before}: {told}"
+        elif told := self._differ(np.delete(fresh, 1, 1), np.delete(longer, 1, 1)):
+            self.seen["depends on the length"] = f"rows that stay, when position {top} joins the call: {told}"
+
+    def _agrees(self) -> None:
+        """Equal heads come out equal, and equal rows at equal positions."""
+        m, one = min(5, self.max_position), self.random(1, 1)
+        x = np.broadcast_to(one, (3, 6, self.head_dim)).copy()
+        y, still = self.call(x, [m, self.max_position, m, m, m, m]), one[0, 0].astype(np.float64)
+        rows = np.delete(y, 1, 1)
+        if told := self._differ(y, np.broadcast_to(y[:1], y.shape)):
+            if not self._differ(y, np.broadcast_to(y[:, :1], y.shape)):
+                self.seen["heads read as positions"] = f"equal heads: {told}; equal along the positions"
+                self.seen.pop("depends on the length", None)  # the positions of other rows reach a row by its head
+            elif [bool((head == still).all()) for head in y] == [False, True, True]:
+                self.seen["only the first head rotated"] = "of 3 equal heads, 2 come back as they were"
+            else:
+                self.seen["heads differ"] = f"equal heads: {told}"
+            self.single = "head"
+        elif told := self._differ(rows, np.broadcast_to(rows[:, :1], rows.shape)):
+            untouched = [bool((rows[:, j] == still).all()) for j in range(5)]
+            if untouched == [False, True, True, True, True]:
+                self.seen["only the first row rotated"] = "rows after the first come back as they were"
+            elif untouched == [False, False, False, False, True]:
+                self.seen["last row not rotated"] = "the last of 6 rows comes back as it was"
+            else:
+                self.seen["rows differ"] = f"5 equal rows, all at position {m}: {told}"
+            self.single = None if "rows differ" in self.seen else "row"
+
+    def _takes_any_shape(self) -> None:
+        """The order of the rows, one row alone, and the number of axes change nothing."""
+        top, m = self.max_position, min(5, self.max_position)
+        at, order = np.array([0, m, m // 2, top, m, 0, m]), [3, 6, 1, 0, 2, 5, 4]
+        x = np.broadcast_to(self.random(3, 1, seed=1), (3, 7, self.head_dim)).copy()
+        y = self.read(x, at)
+        other = self.read(x, at[order])
+        if told := self._differ(other, y[:, order]):
+            if not self._differ(other, y):
+                self.seen["state between calls"] = "the positions of an earlier call of the same length are used again"
+            else:
+                self.seen["rows differ"] = f"the same rows and positions in another order: {told}"
+        if self.single is not None:
+            return
+        if told := self._differ(self.call(x[:, 3:4].copy(), at[3:4]), y[:, 3:4]):
+            self.seen["one row differs"] = f"position {top} alone and in a call of seven: {told}"
+        for axes, part in ((2, x[0]), (4, x[None])):
+            try:
+                other = self.call(part.copy(), at).reshape(-1, 7, self.head_dim)
+            except Unreadable as error:
+                self.notes.append(f"x of {axes} axes is not taken: {error}")
+            else:
+                if told := self._differ(other, y[: len(other)]):
+                    self.seen["heads differ"] = f"x of {axes} and of 3 axes: {told}"
+
+    def _poison(self) -> None:
+        """NaN and infinity in one row of one head must not reach another."""
+        at, x = np.array([0, 1, 1, self.max_position]), self.random(2, 4, seed=2)
+        if not np.isfinite(self.call(x, at)).all():
+            self.seen["not finite"] = "finite x, positions 0, 1 and the largest: NaN or infinity comes out"
+            return
+        for poison in (np.nan, np.inf):
+            bad = x.copy()
+            bad[0, 1] = poison
+            y = self.call(bad, at)
+            y[0, 1] = 0
+            if not np.isfinite(y).all():
+                spread = int((~np.isfinite(y)).any(-1).sum())
+                self.seen["rows leak into each other"] = f"{poison} in one row of one head reaches {spread} other rows"
+
+    def _linear(self) -> None:
+        at = np.array([0, 1, min(5, self.max_position), self.max_position])
+        x, y = self.random(2, 4, seed=3), self.random(2, 4, seed=4)
+        x, y = (np.ldexp(np.rint(np.ldexp(v.astype(np.float64), 4)), -4) for v in (x, y))  # so that x + y is exact
+        fx, fy, total = (self.call(v.astype(self.dtype), at) for v in (x, y, x + y))
+        four = self.call((4 * x).astype(self.dtype), at)
+        told = self._differ(four, 4 * fx, 16.0) or self._differ(fx + fy, total, 8.0)
+        if told:
+            self.seen["not linear"] = f"f(4x) against 4·f(x), f(x + y) against f(x) + f(y): {told}"
+
+    def _memory(self) -> None:
+        at, x = np.array([0, 1, min(5, self.max_position), self.max_position]), self.random(2, 4, seed=5)
+        y = self.call(x, at)
+        wide = np.zeros((2, 4, 2 * self.head_dim), self.dtype)
+        wide[..., ::2] = x
+        swapped = np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2)
+        for what, view in (("strided", wide[..., ::2]), ("transposed", swapped)):
+            if told := self._differ(self.call(view, at), y):
+                self.seen["strides ignored"] = f"the same x, {what} in memory: {told}"

@@ -1,0 +1,132 @@
+"""A rotation, right or wrong, as a value: everything that an implementation decides on its way from x to R(m)·x.
+
+A right recipe comes from a Rope; a fault is a change of some of its fields. The same recipe makes a candidate (in the
+arithmetic of a real pipeline) and predicts, in float64, what a black box with that fault returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..theta import Rope, frequencies
+from .probe import Candidate, Float64, Int64
+
+Rounding = Callable[[Any], Any]
+
+
+def to_bfloat16(x: Any) -> Any:
+    """Values rounded to the 8 bits of bfloat16, kept as float32: NumPy alone has no such dtype."""
+    bits = np.asarray(x, np.float32).copy().view(np.uint32)
+    bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    bits &= np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
+def to_float16(x: Any) -> Any:
+    """Values rounded to float16, kept as float32."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(np.float16).astype(np.float32)
+
+
+def as_is(x: Any) -> Any:
+    return x
+
+
+def fast_cos_sin(angle: Any) -> tuple[Any, Any]:
+    """As a GPU's fast sine does it: the angle in turns, in float32, its whole part taken off."""
+    turns = np.asarray(angle, np.float32) * np.float32(0.5 / np.pi)
+    rest = (turns - np.rint(turns)) * np.float32(2 * np.pi)
+    return np.cos(rest), np.sin(rest)
+
+
+def plain_cos_sin(angle: Any) -> tuple[Any, Any]:
+    return np.cos(angle), np.sin(angle)
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How x becomes R(m)·x: out₁ = x₁·cos + s₁·x₂·sin, out₂ = x₂·cos + s₂·x₁·sin for each pair."""
+
+    theta: Float64  # (p,)
+    reads: Int64  # (p, 2): the two features of each pair
+    writes: Int64  # (p, 2): where they go
+    factor: float = 1.0
+    signs: tuple[int, int] = (-1, 1)  # s₁, s₂; (1, −1) turns backwards
+    angles: Int64 | None = None  # (p, 2): whose angle each of the two outputs has; its own pair's if None
+    place: Callable[[Int64], Any] = as_is  # positions of a call (n,) -> the positions that are used
+    round_position: Rounding = as_is
+    round_theta: Rounding = as_is
+    round_angle: Rounding = as_is
+    cos_sin: Callable[[Any], tuple[Any, Any]] = plain_cos_sin
+    swapped: bool = False  # sine where the cosine should be
+    in_place: bool = False  # pair after pair into the array that is still being read
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it has a low precision: then its last bits, and what follows from them, cannot be predicted."""
+        return (self.round_position, self.round_theta, self.round_angle) != (as_is, as_is, as_is)
+
+    def tables(self, positions: Int64, dtype: Any = np.float64) -> tuple[Any, Any]:
+        """cos and sin times the factor, (n, p), with an angle computed in this dtype."""
+        with np.errstate(all="ignore"):
+            m = self.round_position(np.asarray(self.place(positions)).astype(dtype)).astype(dtype)
+            theta = self.round_theta(self.theta.astype(dtype)).astype(dtype)
+            angle = self.round_angle(m[:, None] * theta).astype(dtype)
+            cos, sin = self.cos_sin(angle)
+            cos, sin = (sin, cos) if self.swapped else (cos, sin)
+            return cos * dtype(self.factor), sin * dtype(self.factor)
+
+    def apply(self, x: Any, cos: Any, sin: Any) -> Any:
+        """The rotation of x (…, n, d) with these tables, in their dtype."""
+        out = x.astype(cos.dtype)
+        if self.in_place:
+            for i, ((a, b), (c, d)) in enumerate(zip(self.reads, self.writes, strict=True)):
+                first, second = out[..., a].copy(), out[..., b].copy()
+                out[..., c] = first * cos[:, i] + self.signs[0] * second * sin[:, i]
+                out[..., d] = second * cos[:, i] + self.signs[1] * first * sin[:, i]
+            return out
+        first, second = out[..., self.reads[:, 0]], out[..., self.reads[:, 1]]
+        one = two = slice(None)
+        if self.angles is not None:
+            one, two = self.angles.T
+        with np.errstate(all="ignore"):
+            out[..., self.writes[:, 0]] = first * cos[:, one] + self.signs[0] * (second * sin[:, one])
+            out[..., self.writes[:, 1]] = second * cos[:, two] + self.signs[1] * (first * sin[:, two])
+        return out
+
+    def predict(self, x: Any, positions: Int64) -> Float64:
+        """What it makes of x, in float64."""
+        return np.asarray(self.apply(x, *self.tables(positions)))
+
+    def candidate(self, low_tables: bool = False) -> Candidate:
+        """A function as people write it: angle and products in float32 (float64 for float64), or
+        (``low_tables``) tables and products in the dtype of x."""
+
+        def fn(x: Any, positions: Any) -> Any:
+            dtype = np.float64 if x.dtype == np.float64 else np.float32
+            cos, sin = self.tables(np.asarray(positions), dtype)
+            if low_tables:
+                cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
+            return self.apply(x, cos, sin).astype(x.dtype)
+
+        return fn
+
+
+def features(layout: str, pairs: int, start: int = 0, distance: int | None = None) -> tuple[Int64, Int64]:
+    """Which features the pairs of a layout read and write, (p, 2) each; halves are ``distance`` apart, or p."""
+    i = np.arange(pairs)
+    split = np.stack((i, i + (distance or pairs)), -1) + start
+    woven = np.stack((2 * i, 2 * i + 1), -1) + start
+    return (split if layout == "half" else woven), (woven if layout == "interleaved" else split)
+
+
+def recipe_of(rope: Rope) -> Recipe:
+    """The right recipe."""
+    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
+    reads, writes = features(rope.layout, rope.pairs, start)
+    signs = (-1, 1) if rope.direction == 1 else (1, -1)
+    return Recipe(frequencies(rope), reads, writes, rope.attention_factor, signs)

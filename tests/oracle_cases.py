@@ -1,0 +1,54 @@
+"""Ropes and candidates for the tests of the oracle: every fault with a rope that it changes, every right pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import pyrope
+from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope.oracle.faults import FAULTS
+from pyrope.oracle.recipes import recipe_of
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def ropes(d: int) -> list[Rope]:
+    """A rope of every kind; the first that a fault changes is the one it is tried with."""
+    lists = [1 + 0.01 * i for i in range(d // 2)], [1 + 0.5 * i for i in range(d // 2)]
+    return [
+        Rope(d, 10000.0, "half"),
+        Rope(d, 10000.0, "half", d // 2),
+        Rope(d, 500000.0, "interleaved", d // 4, "suffix"),
+        Rope(d, 10000.0, "half", scaling=YaRN(8.0, 4096)),
+        Rope(d, 500000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192)),
+        Rope(d, 10000.0, "interleaved", scaling=Linear(4.0)),
+        Rope(d, 10000.0, "half", scaling=DynamicNTK(2.0, 4096, 65536)),
+        Rope(d, 1e6, "half", scaling=Proportional(0.25, 2.0)),
+        Rope(d, 10000.0, "half", scaling=LongRoPE(*lists, 16.0, 4096, length=65536)),
+        Rope(d, 1e6, "interleaved-to-half", direction=-1),
+    ]
+
+
+def cases(name: str, which: int = 0) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:
+    """A fault in each dtype and two head sizes, with the rope (of this place in order) that it changes."""
+    for d in (64, 128):
+        for dtype in DTYPES:
+            made = [(rope, FAULTS[name].make(rope, DTYPES[dtype])) for rope in ropes(d)]
+            made = [(rope, fn) for rope, fn in made if fn is not None]
+            if made:
+                rope, fn = made[which % len(made)]
+                yield rope, dtype, fn
+
+
+def right(rope: Rope) -> dict[str, Callable[..., Any]]:
+    """The same rotation in every precision that is right."""
+    return {
+        "rounded once": lambda x, m: pyrope.rotate(x.astype(np.float64), m, rope).astype(x.dtype),
+        "engine": lambda x, m: pyrope.rotate(x, m, rope),
+        "float32 angle": recipe_of(rope).candidate(),
+        "low tables": recipe_of(rope).candidate(low_tables=True),
+    }

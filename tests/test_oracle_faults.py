@@ -1,0 +1,231 @@
+"""Every known mistake is rejected and named, in every dtype; nothing that is right ever is."""
+
+import pathlib
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_cases import DTYPES, cases, right, ropes
+from strategies import dtypes
+from strategies import ropes as any_rope
+
+import pyrope
+from pyrope import Axes, DynamicNTK, Linear, Llama3, Mismatch, Rope, YaRN, assert_rotation, check_rotation, frequencies
+from pyrope.oracle.faults import FAULTS
+from pyrope.oracle.recipes import recipe_of, to_bfloat16, to_float16
+
+MADE = [name for name, fault in FAULTS.items() if fault.changes or fault.wrap]
+TABLE = pathlib.Path(__file__).parent.parent / "docs/diagnosis.md"
+HALF = Rope(64, 10000.0, "half")
+
+
+def named(report):
+    return {*report.faults, *(name for finding in report.findings for name in finding.alternatives)}
+
+
+def figures(name, which=0):
+    """How many cases of a fault there are, how many were rejected, and in how many it was named."""
+    reports = [check_rotation(fn, rope, dtype=DTYPES[dtype]) for rope, dtype, fn in cases(name, which)]
+    for report in reports:
+        assert len(report.findings) == 1 and len(report.findings[0].alternatives) <= 2, report
+        assert max(map(len, str(report).splitlines())) <= 80
+    return len(reports), sum(not r.ok for r in reports), sum(name in named(r) for r in reports)
+
+
+def row(name):
+    fault = FAULTS[name]
+    return f"| {name} | {fault.symptom} | {fault.cause} | {fault.fix} | {fault.seen} |"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_fault_is_rejected_and_named(name):
+    count, rejected, found = figures(name)
+    assert count == (3 if name == "recursive frequencies" else 6)  # which float32 hides where there are few pairs
+    assert rejected == found == count
+    text = TABLE.read_text()
+    assert f"{row(name)} {rejected}/{count} | {found}/{count} |" in text, "docs/diagnosis.md has another row"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_with_another_rope_too(name):
+    found = [(rope, dtype, fn) for rope, dtype, fn in cases(name, 1) if dtype == "bfloat16" and rope.head_dim == 64]
+    for rope, dtype, fn in found:
+        report = check_rotation(fn, rope, dtype=DTYPES[dtype])
+        assert not report.ok and name in named(report)
+
+
+def test_the_table_has_every_fault_and_no_other():
+    listed = re.findall(r"^\| ([^|]+) \|", TABLE.read_text(), re.M)
+    assert [name.strip() for name in listed if name.strip() not in ("fault", "---")] == list(FAULTS)
+    assert len(MADE) >= 70
+
+
+@pytest.mark.parametrize(
+    "rope", [*ropes(64), *ropes(128)[::3], Rope(2, 10000.0, "half"), Rope(256, 1e6, "half", 64)], ids=repr
+)
+def test_no_right_variant_is_rejected(rope):
+    for dtype in (*DTYPES.values(), np.float64):
+        for kind, fn in right(rope).items():
+            report = check_rotation(fn, rope, dtype=dtype)
+            assert report.verdict == "right" and report.precision, f"{kind}\n{report}"
+
+
+@given(any_rope(with_axes=False), dtypes, st.sampled_from(["rounded once", "engine", "float32 angle", "low tables"]),
+       st.sampled_from([None, None, 1, 7, 40, 4095, 10**6]))  # fmt: skip
+def test_no_right_rope_is_rejected(rope, dtype, kind, max_position):
+    report = check_rotation(right(rope)[kind], rope, dtype=dtype, max_position=max_position)
+    assert report.verdict == "right", report
+
+
+@settings(max_examples=20)
+@given(any_rope(with_axes=False, layout=st.sampled_from(["half", "interleaved"])), st.integers(1, 6))
+def test_small_errors_beyond_the_bound_are_rejected(rope, where):
+    """One output of one position, off by four times what is allowed."""
+    fn = right(rope)["rounded once"]
+    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
+
+    def off(x, positions):
+        y = fn(x, positions)
+        y[..., positions == 2**where, start] *= 1 + 2.0**-20
+        return y
+
+    assert not check_rotation(off, rope, dtype=np.float32, grade="rounded once", max_position=64).ok
+
+
+PAIRS = [
+    ("wrong base", "positions one too high", {"theta": frequencies(Rope(64, 500000.0, "half")), "place": lambda m: m + 1}),
+    ("wrong base", "direction", {"theta": frequencies(Rope(64, 500000.0, "half")), "signs": (1, -1)}),
+    ("wrong pairing", "positions one too high", {"reads": recipe_of(Rope(64, 1e4, "interleaved")).reads, "writes": recipe_of(Rope(64, 1e4, "interleaved")).reads, "place": lambda m: m + 1}),
+    ("attention factor unwanted", "bfloat16 positions", {"factor": 1.25, "round_position": to_bfloat16}),
+    ("direction", "float16 inverse frequencies", {"signs": (1, -1), "round_theta": to_float16}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "two", "fields"), PAIRS, ids=[f"{a} and {b}" for a, b, _ in PAIRS])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_faults_at_once_are_both_named(one, two, fields, dtype):
+    report = check_rotation(replace(recipe_of(HALF), **fields).candidate(), HALF, dtype=DTYPES[dtype])
+    assert len(report.findings) == 2 and {one, two} <= named(report)
+
+
+def test_a_skipped_head_does_not_hide_the_base():
+    broken = FAULTS["only the first head rotated"].wrap(right(Rope(64, 500000.0, "half"))["engine"], HALF)
+    assert set(check_rotation(broken, HALF).faults) == {"only the first head rotated", "wrong base"}
+
+
+def test_three_faults_at_once_are_rejected():
+    fields = {
+        "theta": frequencies(Rope(64, 500000.0, "half")),
+        "place": lambda m: m + 3,
+        "signs": (1, -1),
+        "factor": 1.3,
+    }
+    report = check_rotation(replace(recipe_of(HALF), **fields).candidate(), HALF)
+    assert report.faults == ("unexplained",) and "no known fault" in report.findings[0].evidence
+    assert "the factor is 1.3" in report.findings[0].evidence and "offset 3" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize(("expected", "given", "words"), [
+    ("interleaved", "interleaved-to-half", "pairs are written half, expected was interleaved"),
+    ("interleaved-to-half", "interleaved", "pairs are written interleaved, expected was interleaved-to-half"),
+])  # fmt: skip
+def test_a_permuted_result_is_equivalent(expected, given, words):
+    for dtype in DTYPES.values():
+        ropes_ = [Rope(64, 10000.0, layout, 32, "suffix", scaling=YaRN(4.0, 4096)) for layout in (expected, given)]
+        report = check_rotation(right(ropes_[1])["engine"], ropes_[0], dtype=dtype)
+        assert report.verdict == "equivalent" and report.ok and report.precision
+        assert words in report.notes[0] and "queries and keys" in report.notes[0]
+
+
+def test_a_conjugated_result_is_equivalent_and_an_offset_is_not():
+    def conjugated(x, positions):
+        y = pyrope.rotate(x, positions, HALF)
+        y[..., 32:] *= -1
+        return y
+
+    report = check_rotation(conjugated, HALF)
+    assert report.verdict == "equivalent" and "32 with the other sign" in report.notes[0]
+    assert check_rotation(lambda x, m: pyrope.rotate(x, m + 4, HALF), HALF).faults == ("positions shifted",)
+    permuted_by_position = check_rotation(
+        lambda x, m: np.where((m == 64)[:, None], x[..., ::-1], pyrope.rotate(x, m, HALF)), HALF
+    )
+    assert permuted_by_position.verdict == "wrong"
+
+
+@pytest.mark.parametrize("base", [10001.0, 123456.0, 1e12])
+def test_the_other_base_is_measured(base):
+    evidence = check_rotation(right(Rope(64, base, "half"))["engine"], HALF).findings[0].evidence
+    assert f"base {base:g} instead of 10000" in evidence
+
+
+def test_grades_are_asked_for():
+    fn = right(HALF)["float32 angle"]
+    assert_rotation(fn, HALF, grade="float32 angle")
+    report = check_rotation(fn, HALF, grade="rounded once")
+    assert report.faults == ("coarser than asked",) and report.precision == "float32 angle"
+    assert report.findings[0].since is not None
+    with pytest.raises(ValueError, match="grade must be one of 'rounded once'"):
+        check_rotation(fn, HALF, grade="perfect")
+
+
+def test_bfloat16_says_what_it_cannot_tell():
+    report = check_rotation(right(HALF)["engine"], HALF, dtype=DTYPES["bfloat16"], max_position=60)
+    assert any("cannot tell a float32 angle" in note for note in report.notes)
+    assert not check_rotation(right(HALF)["engine"], HALF, dtype=DTYPES["bfloat16"]).notes
+
+
+def test_assert_raises_with_the_report():
+    assert assert_rotation(right(HALF)["engine"], HALF) is None
+    with pytest.raises(Mismatch, match="positions one too low") as caught:
+        assert_rotation(lambda x, m: pyrope.rotate(x, m - 1, HALF), HALF)
+    assert caught.value.report.findings[0].since == 0
+    assert not any("__tracebackhide__" not in entry.locals for entry in caught.traceback[1:2])
+
+
+def test_since_is_where_tests_would_notice():
+    """float16 positions are exact up to 2048; 2049 is the first that is not."""
+    report = check_rotation(replace(recipe_of(HALF), round_position=to_float16).candidate(), HALF)
+    assert report.findings[0].since == 2049 and report.precision == "low-precision angle"
+    clamped = check_rotation(replace(recipe_of(HALF), place=lambda m: np.minimum(m, 511)).candidate(), HALF)
+    assert clamped.findings[0].since == 512
+
+
+def test_errors_are_listed_by_decade():
+    rows = check_rotation(right(HALF)["float32 angle"], HALF).errors
+    assert [r.where for r in rows][:3] == ["position 0", "positions 1 to 9", "positions 10 to 99"] and len(rows) == 7
+    assert rows[0].worst == 0 and rows[1].worst < 8 < rows[-1].worst and all(r.typical <= r.worst for r in rows)
+
+
+def test_length_dependent_ropes_are_tried_within_their_length():
+    largest = []
+    rope = Rope(64, 10000.0, "half", scaling=DynamicNTK(2.0, 2048, 8192))
+
+    def table_of_the_call(x, positions):  # as transformers does it, without its state
+        largest.append(int(positions.max()))
+        return pyrope.rotate(x, positions, rope.at(int(positions.max()) + 1))
+
+    assert check_rotation(table_of_the_call, rope).verdict == "right"
+    assert max(largest) == 8191
+    assert check_rotation(table_of_the_call, Rope(64, 10000.0, "half")).faults == ("depends on the length",)
+
+
+def test_expectations_are_checked():
+    fn = right(HALF)["engine"]
+    with pytest.raises(TypeError, match="rope must be a Rope"):
+        check_rotation(fn, "llama")
+    with pytest.raises(ValueError, match="fix it first with rope.at"):
+        check_rotation(fn, Rope(64, 1e4, "half", scaling=DynamicNTK(2.0, 2048)))
+    with pytest.raises(ValueError, match="rope with axes"):
+        check_rotation(fn, Rope(64, 1e4, "half", axes=Axes("axial")))
+
+
+def test_faults_that_change_nothing_are_not_made():
+    assert FAULTS["attention factor missing"].make(HALF) is None
+    assert FAULTS["whole head rotated"].make(HALF) is None
+    assert FAULTS["YaRN betas swapped"].make(Rope(64, 1e4, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192))) is None
+    assert FAULTS["scaling ignored"].make(Rope(64, 1e4, "half", scaling=Linear(1.0))) is None
+    assert FAULTS["wrong pairing"].make(Rope(2, 1e4, "half")) is None
+    assert FAULTS["positions in int16"].make(Rope(64, 1e4, "half", scaling=DynamicNTK(2.0, 2048, 4096))) is None

@@ -1,0 +1,162 @@
+"""A rope that is hidden in a black box is read out of it; what cannot be told apart is said to be so."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_cases import DTYPES, right, ropes
+from strategies import dtypes
+from strategies import ropes as any_rope
+
+import pyrope
+from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies, identify
+from pyrope.oracle.identification import find_pairs, measure, rounded
+from pyrope.oracle.probe import Probe, probe_positions
+from pyrope.oracle.recipes import recipe_of
+
+PLAIN = [
+    Rope(64, 10000.0, "half"),
+    Rope(64, 500000.0, "interleaved", 32, "suffix", direction=-1),
+    Rope(128, 1e6, "interleaved-to-half"),
+    Rope(128, 10000.0, "half", 32),
+    Rope(64, 10000.0, "half", scaling=Linear(4.0)),
+    Rope(128, 10000.0, "half", scaling=YaRN(4.0, 4096)),
+    Rope(128, 1e6, "half", scaling=YaRN(4.0, 32768, truncate=False)),
+    Rope(128, 500000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192)),
+    Rope(128, 500000.0, "interleaved", scaling=Llama3(32.0, 1.0, 4.0, 8192)),
+    Rope(128, 1e6, "half", scaling=Proportional(0.25)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["engine", "float32 angle", "low tables"])
+@pytest.mark.parametrize("rope", PLAIN, ids=repr)
+def test_ropes_are_identified_without_being_told(rope, kind, dtype):
+    found = identify(right(rope)[kind], rope.head_dim, dtype=DTYPES[dtype])
+    assert found.rope == rope
+    assert found.offset == 0 and found.behaviour == () and len(found.explanations) == 1
+    expected = {"engine": ("rounded once", "tables or products in x's dtype"), "float32 angle": ("float32 angle",),
+                "low tables": ("float32 angle, and tables or products in x's dtype", "float32 angle")}  # fmt: skip
+    assert found.precision in expected[kind]
+
+
+@pytest.mark.parametrize("rope", ropes(64), ids=repr)
+def test_every_frequency_lies_within_its_uncertainty(rope):
+    for dtype in DTYPES.values():
+        found = identify(right(rope)["rounded once"], 64, dtype=dtype)
+        theta = frequencies(rope)[frequencies(rope) > 0]
+        np.testing.assert_array_less(np.abs(found.frequencies - theta), 2 * np.array(found.uncertainty) + 1e-15)
+        assert found.direction == rope.direction
+        assert found.attention_factor == pytest.approx(rope.attention_factor, rel=2e-3)
+
+
+@pytest.mark.parametrize("offset", [1, -1, 17, -300, 5000])
+def test_offsets_are_whole_numbers(offset):
+    rope = Rope(64, 10000.0, "half")
+    found = identify(replace(recipe_of(rope), place=lambda m: m + offset).candidate(), 64)
+    assert found.offset == offset and found.rope == rope
+
+
+def test_what_cannot_be_told_apart_is_said():
+    one = identify(right(Rope(2, 500000.0, "half"))["engine"], 2)
+    assert "base cannot be seen" in one.explanations[0] and one.rope is None
+    ntk = Rope(64, 10000.0, "half", scaling=DynamicNTK(2.0, 4096, 8192))
+    grown = identify(right(ntk)["engine"], 64)
+    assert "NTK scaling of a smaller base, at a fixed length, is the same" in grown.explanations[0]
+    np.testing.assert_allclose(frequencies(grown.rope), frequencies(ntk), rtol=1e-5)
+    linear = identify(right(Rope(64, 10000.0, "half", scaling=Linear(4.0)))["engine"], 64)
+    assert "rotated twice with linear factor 8 is the same" in linear.explanations[0]
+    twice = identify(
+        replace(recipe_of(Rope(64, 10000.0, "half")), theta=2 * frequencies(Rope(64, 10000.0, "half"))).candidate(), 64
+    )
+    assert "as if rotated 2 times" in twice.explanations[0]
+    yarn = identify(right(Rope(128, 10000.0, "half", scaling=YaRN(4.0, 5000, 20.0, 2.0)))["engine"], 128)
+    assert (
+        "ramp from pair" in yarn.explanations[0] and "only this is seen" in yarn.explanations[0] and yarn.rope is None
+    )
+
+
+def test_longrope_is_named_only_if_suspected():
+    lists = [1 + 0.01 * i for i in range(32)], [1 + i * i % 7 for i in range(32)]
+    rope = Rope(64, 10000.0, "half", scaling=LongRoPE(*lists, 16.0, 4096, length=65536))
+    unknown = identify(right(rope)["engine"], 64)
+    assert unknown.rope is None and "none of these" in unknown.explanations[0]
+    assert "no rope explains" in unknown.precision
+    other = replace(rope, scaling=replace(rope.scaling, length=4096))
+    assert identify(right(rope)["engine"], 64, suspects=[other, rope]).rope == rope
+
+
+def test_what_is_no_rotation_is_said():
+    sign = identify(replace(recipe_of(Rope(64, 10000.0, "half")), signs=(1, 1)).candidate(), 64)
+    assert sign.rope is None and any("no rotation" in note for note in sign.notes)
+    still = identify(lambda x, positions: x.copy(), 64)
+    assert still.rotary_dim == 0 and "nothing" in str(still)
+    mixed = identify(lambda x, positions: x[..., ::-1] + x, 64)
+    assert mixed.rope is None
+
+
+def test_phases_that_are_not_proportional_are_said():
+    rope = Rope(64, 10000.0, "half")
+    found = identify(replace(recipe_of(rope), place=lambda m: m % 1024).candidate(), 64)
+    assert "up to 1023 only" in found.notes[0]
+    np.testing.assert_allclose(found.frequencies, frequencies(rope), rtol=1e-2)
+
+
+def test_behaviour_is_told():
+    def fn(x, positions):
+        y = pyrope.rotate(x, positions, Rope(64, 10000.0, "half"))
+        y[..., 1:, :, :] = x[..., 1:, :, :]
+        return y
+
+    found = identify(fn, 64)
+    assert any("only the first head rotated" in words for words in found.behaviour)
+    assert found.rope == Rope(64, 10000.0, "half")  # read from the first head
+
+
+def test_a_candidate_that_fails_is_an_error():
+    with pytest.raises(ValueError, match="the candidate cannot be read: it raises IndexError"):
+        identify(lambda x, positions: x * np.arange(10)[positions], 64)
+    with pytest.raises(TypeError, match="rope must be a Rope"):
+        identify(right(PLAIN[0])["engine"], 64, suspects=["llama"])
+
+
+@given(any_rope(with_axes=False), dtypes, st.sampled_from([None, 1, 7, 300, 4095]))
+def test_any_rope_gives_words_and_json(rope, dtype, max_position):
+    found = identify(right(rope)["engine"], rope.head_dim, dtype=dtype, max_position=max_position)
+    assert max(map(len, str(found).splitlines())) <= 80
+    json.dumps(found.to_dict())
+    if rope.width > 2 and max_position is None and found.rope is not None and dtype.itemsize > 2:
+        assert found.layout == rope.layout
+        np.testing.assert_allclose(
+            frequencies(found.rope)[: len(found.frequencies)], found.frequencies,
+            atol=8 * max(found.uncertainty), rtol=1e-4,
+        )  # fmt: skip
+
+
+@settings(max_examples=20)
+@given(any_rope(with_axes=False))
+def test_measured_pairs_are_those_of_the_rope(rope):
+    probe = Probe(right(rope)["engine"], rope.head_dim, np.float64, None)
+    at = probe_positions(131071)
+    operator = probe.operator(at)
+    recipe, turning = recipe_of(rope), frequencies(rope) * 131071 > 1e-8
+    pairs = find_pairs(operator)
+    np.testing.assert_array_equal(pairs.reads, recipe.reads[turning])
+    if rope.layout != "interleaved-to-half" or turning.all():
+        np.testing.assert_array_equal(pairs.writes, recipe.writes[turning])
+    fast = frequencies(rope)[turning] < 3
+    if fast.all():  # faster ones cannot be told from slower ones at whole positions
+        np.testing.assert_allclose(
+            measure(operator, at, 2.0**-53).theta, frequencies(rope)[turning], rtol=1e-6, atol=1e-15
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "tolerance", "short"),
+    [(9999.7, 1e-3, 1e4), (500012.0, 1e-3, 5e5), (30527.8, 1e-6, 30527.8), (1.277, 1e-5, 1.277)],
+)
+def test_rounded_takes_the_fewest_digits(value, tolerance, short):
+    assert rounded(value, tolerance) == short

@@ -1,0 +1,147 @@
+"""The probe reads what is there, notes what a candidate does beside rotating, and survives what it should not do."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from oracle_cases import DTYPES, right, ropes
+
+import pyrope
+from pyrope import Rope
+from pyrope.oracle.probe import Probe, Unreadable, float_dtype, probe_positions
+
+ROPE = Rope(16, 10000.0, "half", 12, "suffix")
+
+
+def probe_of(fn, dtype=np.float32, max_position=None, rope=ROPE):
+    probe = Probe(fn, rope.head_dim, dtype, max_position)
+    probe.behave()
+    return probe
+
+
+@pytest.mark.parametrize("rope", ropes(16), ids=repr)
+def test_unit_vectors_return_the_matrix(rope):
+    at = np.array([0, 1, 77])
+    found = Probe(right(rope)["engine"], 16, np.float64, None).operator(at)
+    for matrix, m in zip(found, at, strict=True):
+        np.testing.assert_allclose(matrix, pyrope.rotation_matrix(int(m), rope), atol=1e-14)
+
+
+@pytest.mark.parametrize("single", [None, "head", "row"])
+def test_calls_of_one_head_or_row_return_the_same(single):
+    probe = Probe(right(ROPE)["engine"], 16, np.float32, None)
+    x, at = probe.random(3, 4), np.array([0, 5, 9, 1000])
+    whole = probe.call(x, at)
+    probe.single = single
+    np.testing.assert_array_equal(probe.read(x, at), whole)
+
+
+@pytest.mark.parametrize("kind", ["rounded once", "engine", "float32 angle", "low tables"])
+@pytest.mark.parametrize("dtype", [*DTYPES.values(), np.float64], ids=str)
+def test_a_right_candidate_behaves(kind, dtype):
+    probe = probe_of(right(ROPE)[kind], dtype)
+    assert not probe.seen and not probe.notes
+
+
+@pytest.mark.parametrize("max_position", [1, 2, 3, 17, 4095])
+def test_positions_stay_within_the_cache(max_position):
+    largest = []
+
+    def short(x, positions):
+        largest.append(int(positions.max()))
+        assert positions.dtype == np.int64 and positions.shape == x.shape[-2:-1] and positions.min() >= 0
+        return pyrope.rotate(x, positions, ROPE)
+
+    probe = probe_of(short, max_position=max_position)
+    probe.operator(probe_positions(max_position))
+    assert max(largest) == max_position and not probe.seen
+
+
+def test_probe_positions_double_and_have_neighbours():
+    at = probe_positions(131071)
+    assert at[0] == 0 and at[-1] == 131071 and (np.diff(at) > 0).all()
+    assert {255, 256, 257, 32767, 32768, 65536, 65537} <= set(at.tolist())
+    assert (at[2:] <= 2 * at[1:-1]).all()
+    assert len(at) < 80  # one call for all of them is small
+
+
+def failing(kind):
+    def fn(x, positions):
+        if kind == "raises":
+            raise KeyError("cos_cached\nsecond line")
+        return {"none": None, "shape": x[..., :-1], "list": x.tolist(), "integers": x.astype(int)}[kind]
+
+    return fn
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("raises", r"it raises KeyError \('cos_cached\\nsecond line'\) for x of shape \(3, 4, 16\), dtype float32, and 4 positions from 0"),
+    ("none", "it returns NoneType, no NumPy array"), ("list", "it returns list"),
+    ("shape", r"it returns shape \(3, 4, 15\)"), ("integers", "it returns int64"),
+])  # fmt: skip
+def test_errors_of_the_candidate_are_words(kind, words):
+    with pytest.raises(Unreadable, match=words):
+        probe_of(failing(kind))
+
+
+def test_an_interrupt_is_not_swallowed():
+    def fn(x, positions):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe_of(fn)
+
+
+def test_changed_positions_are_seen():
+    def fn(x, positions):
+        y = pyrope.rotate(x, positions, ROPE)
+        positions += 1
+        return y
+
+    assert "positions" in probe_of(fn).seen["mutates its input"]
+
+
+def test_a_table_kept_by_length_is_a_state():
+    kept = {}
+    probe = probe_of(lambda x, m: pyrope.rotate(x, kept.setdefault(len(m), m.copy()), ROPE))
+    assert probe.seen.keys() == {"state between calls"}
+
+
+def test_noise_is_a_state():
+    rng = np.random.default_rng(0)
+    seen = probe_of(lambda x, m: pyrope.rotate(x, m, ROPE) + rng.standard_normal(x.shape).astype(x.dtype)).seen
+    assert "same call twice" in seen["state between calls"]
+
+
+def test_numbers_of_axes_that_are_not_taken_are_notes():
+    def three(x, positions):
+        if x.ndim != 3:
+            raise ValueError("(h, n, d) only")
+        return pyrope.rotate(x, positions, ROPE)
+
+    probe = probe_of(three)
+    assert not probe.seen and len(probe.notes) == 2 and "x of 4 axes is not taken" in probe.notes[1]
+
+
+def test_inputs_of_a_mutating_candidate_are_restored():
+    x = np.ones((1, 2, 16), np.float32)
+
+    def fn(x, positions):
+        x *= 2
+        return x
+
+    probe = Probe(fn, 16, np.float32, None)
+    np.testing.assert_array_equal(probe.call(x, [0, 1]), 2)
+    np.testing.assert_array_equal(x, 1)
+    assert "32 of 32" in probe.seen["mutates its input"]
+
+
+def test_arguments_are_checked():
+    with pytest.raises(TypeError, match="fn must be a function"):
+        Probe(3, 16, np.float32, None)
+    with pytest.raises(ValueError, match="max_position must be at least 1"):
+        Probe(abs, 16, np.float32, 0)
+    with pytest.raises(TypeError, match="dtype must be one of float16, bfloat16, float32, float64, was int32"):
+        float_dtype(np.int32)
+    with pytest.raises(TypeError, match="give ml_dtypes.bfloat16"):
+        float_dtype("brainfloat")
+    assert float_dtype(ml_dtypes.bfloat16).name == "bfloat16"

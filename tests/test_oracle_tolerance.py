@@ -1,0 +1,97 @@
+"""The bounds hold for pipelines that deserve their grade, and bite for those that do not."""
+
+import mpmath
+import numpy as np
+import pytest
+from oracle_cases import DTYPES, right, ropes
+
+import pyrope
+from pyrope import DynamicNTK, Linear, Rope, YaRN
+from pyrope.oracle import tolerance
+from pyrope.oracle.identification import error_ratios, take_sample, true_rotation
+from pyrope.oracle.probe import Probe
+from pyrope.oracle.tolerance import ANGLE32, ANGLE64, BOTH, LOW_TABLES, ONCE, U32, angle_bound, grades, theta_bound
+
+ALL = {**DTYPES, "float64": np.float64}
+
+
+def ratios(rope, fn, dtype):
+    probe = Probe(fn, rope.head_dim, dtype, None)
+    return {grade: float(r.max()) for grade, r in error_ratios(take_sample(probe, rope), rope, probe.dtype).items()}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("rope", ropes(64), ids=repr)
+def test_every_pipeline_keeps_the_bound_of_its_grade(rope, dtype):
+    wide = np.dtype(ALL[dtype]).itemsize
+    grade = {"rounded once": ONCE if wide < 8 else LOW_TABLES, "engine": ONCE if wide == 2 else LOW_TABLES,
+             "float32 angle": ANGLE32 if wide < 8 else ANGLE64,
+             "low tables": {2: BOTH, 4: ANGLE32, 8: ANGLE64}[wide]}  # fmt: skip
+    for kind, fn in right(rope).items():
+        assert ratios(rope, fn, ALL[dtype])[grade[kind]] <= 1, kind
+
+
+@pytest.mark.parametrize(("dtype", "kind", "too_good"), [
+    ("bfloat16", "low tables", ANGLE32), ("bfloat16", "float32 angle", LOW_TABLES), ("float16", "low tables", ANGLE32),
+    ("float16", "float32 angle", LOW_TABLES), ("float32", "float32 angle", LOW_TABLES), ("float32", "engine", ONCE),
+    ("float64", "float32 angle", LOW_TABLES),
+])  # fmt: skip
+def test_no_pipeline_keeps_a_better_one(dtype, kind, too_good):
+    rope = Rope(64, 10000.0, "half")
+    assert ratios(rope, right(rope)[kind], ALL[dtype])[too_good] > 1
+
+
+def test_bounds_are_not_loose():
+    """A rounding to nearest uses up the bound of one rounding; twice its error breaks it."""
+    rope = Rope(64, 10000.0, "half")
+    for dtype in DTYPES.values():
+        assert 0.95 < ratios(rope, right(rope)["rounded once"], dtype)[ONCE] <= 1
+
+
+def test_the_truth_is_the_truth():
+    """Against 40 digits, without pyrope's phases."""
+    rope, m = Rope(8, 500000.0, "interleaved", 4, "suffix", direction=-1), 98765
+    x = np.random.default_rng(0).standard_normal((1, 1, 8))
+    found = true_rotation(x, np.array([m]), rope)[0, 0]
+    np.testing.assert_array_equal(found[:4], x[0, 0, :4])
+    with mpmath.workdps(40):
+        for i, theta in enumerate((mpmath.mpf(1), mpmath.mpf(500000) ** (-mpmath.mpf(1) / 2))):
+            z = mpmath.mpc(*x[0, 0, 4 + 2 * i : 6 + 2 * i]) * mpmath.expj(-m * theta)
+            np.testing.assert_allclose(found[4 + 2 * i : 6 + 2 * i], (float(z.real), float(z.imag)), rtol=1e-14)
+
+
+@pytest.mark.parametrize("rope", [r for r in ropes(128) if isinstance(r.scaling, Linear | None)], ids=repr)
+def test_float32_frequencies_keep_their_bound(rope):
+    """The usual float32 formula; the rescaled ones are held against transformers' own in tests/peers."""
+    r = rope.width
+    theta = 1 / np.float32(rope.base) ** (np.arange(0, r, 2, dtype=np.float32) / np.float32(r))
+    theta = theta / np.float32(getattr(rope.scaling, "factor", 1))
+    off = np.abs(theta.astype(np.float64) / pyrope.frequencies(rope) - 1)
+    assert (off <= theta_bound(rope)).all() and off[0] == 0
+
+
+def test_an_exact_first_angle_is_allowed_no_error():
+    assert angle_bound(Rope(64, 10000.0, "half"))[0] == 0
+    assert angle_bound(Rope(64, 10000.0, "half", scaling=YaRN(4.0, 4096)))[0] == 0  # kept by the ramp
+    assert angle_bound(Rope(64, 10000.0, "half", scaling=Linear(4.0)))[0] == 0
+    assert angle_bound(Rope(64, 10000.0, "half", scaling=Linear(3.0)))[0] > 4 * U32
+
+
+def test_a_length_in_float32_grows_the_bound_of_dynamic_ntk():
+    rope = Rope(128, 10000.0, "half", scaling=DynamicNTK(64.0, 4096, 4097))
+    assert theta_bound(rope, tensor_length=True)[-1] > 10 * theta_bound(rope)[-1]
+
+
+def test_beyond_a_turn_nothing_is_decided():
+    rope = Rope(64, 10000.0, "half")
+    limit = tolerance.decides_up_to(rope)
+    error = pyrope.frequencies(rope) * angle_bound(rope)
+    assert (error * limit).max() <= np.pi < (error * (limit + 1)).max()
+    fn = right(rope)["engine"]
+    note = pyrope.check_rotation(fn, rope, max_position=4 * limit).notes[0]
+    assert f"beyond position {limit}" in note
+    assert not pyrope.check_rotation(fn, rope).notes
+
+
+def test_grades_are_known():
+    assert all(set(grades(np.dtype(dtype))) <= set(tolerance.GRADES) for dtype in ALL.values())
