@@ -343,7 +343,7 @@ def _gallery(options: argparse.Namespace) -> int:
         rows.append(row)
         if not options.json:
             _progress("")
-            print(f"{row.name:<34} {row.told}", flush=True)
+            print(_told(row), flush=True)
         _progress(f"{len(rows)} checked …")
     _progress("")
     wrong = [row.name for row in rows if not row.as_expected]
@@ -352,6 +352,14 @@ def _gallery(options: argparse.Namespace) -> int:
     else:
         print(f"{len(rows)} implementations, {len(rows) - len(wrong)} judged as they should be")
     return 1 if wrong else 0
+
+
+def _told(row: gallery.Row) -> str:
+    """Name, verdict, what was found, worst error: at most 80 columns."""
+    report = row.report
+    found = ", ".join(report.faults) if report.faults else (report.precision or "").replace("tables or products", "all")
+    worst = f"{max((error.worst for error in report.errors), default=0.0):.2g} ulp, " if report.ok else ""
+    return f"{row.name:<35}{report.verdict:<11}{worst}{found}{'' if row.as_expected else '  UNEXPECTED'}"[:80]
 
 
 def _identify(options: argparse.Namespace) -> int:

@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from models import PLAIN, configs
 
 from pyrope import Axes, Rope, from_numpy, to_numpy

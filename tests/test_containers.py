@@ -16,8 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf_files import EMBEDDING, LLAMA
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import save_file
 
 from pyrope import Llama3, Rope, containers

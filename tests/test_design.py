@@ -11,7 +11,13 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
 ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation", "encodings", "softmax", "linear"}
 MODELS = {"architecture", "transformer", "generation", "checkpoints", "containers", "text"}
-ORACLE = {"oracle/report", "oracle/checking", "oracle/identification", "oracle/attention_checks", "oracle/linear_checks"}
+ORACLE = {
+    "oracle/report",
+    "oracle/checking",
+    "oracle/identification",
+    "oracle/attention_checks",
+    "oracle/linear_checks",
+}
 # The import table of the design: what each module may import of pyrope. One direction, no way back.
 MAY_IMPORT = {
     "__init__": ENGINE | MODELS | ORACLE,  # for types, and by name when it is asked for

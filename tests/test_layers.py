@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import truth
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import UNIT, arrays, to_backend
 
 from pyrope import from_numpy, layers, to_numpy

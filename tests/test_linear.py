@@ -7,8 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import truth
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from strategies import COMPUTE_UNIT, DTYPES, UNIT, arrays, dtypes, position_arrays, ropes, to_backend
 
 import pyrope

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracle_cases import DTYPES, cases, right, ropes
-from strategies import dtypes
-from strategies import ropes as any_rope
+from strategies import dtypes, ropes as any_rope
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, Mismatch, Rope, YaRN, assert_rotation, check_rotation, frequencies

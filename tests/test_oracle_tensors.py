@@ -6,8 +6,7 @@ import os
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pyrope.oracle import tensors
 from pyrope.oracle.tensors import dtype_named, load_npy, load_safetensors, save_npy, save_safetensors, whole

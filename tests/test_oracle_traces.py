@@ -6,8 +6,7 @@ import os
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import DTYPES
 
 import pyrope

@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import truth
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import DTYPES, dtypes, position_arrays, positions, ropes
 
 import pyrope

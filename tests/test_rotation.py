@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import truth
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import COMPUTE_UNIT, DTYPES, UNIT, arrays, dtypes, position_arrays, positions, ropes, to_backend
 
 import pyrope

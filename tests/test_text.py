@@ -9,8 +9,7 @@ import unicodedata
 import gguf_files
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pyrope import text as text_module
 from pyrope.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer

@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from models import KINDS, PLAIN, attentions, configs, named_weights
 
 from pyrope import DynamicNTK, LongRoPE, Rope, from_numpy, rotation_matrix, to_numpy, transformer

@@ -7,8 +7,7 @@ import copy
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pyrope.containers import find_smollm2, open_checkpoint, read_gguf
 from pyrope.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
