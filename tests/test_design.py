@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "generation": {"checks", "backend", "architecture", "transformer"},
     "families": {"checks", "conventions", "theta", "architecture"},
     "containers": {"checks", "theta", "rotation"},
-    "checkpoints": {"backend", "phase", "architecture", "families", "containers"},
+    "checkpoints": {"backend", "theta", "phase", "architecture", "families", "containers"},
     "text": {"checks", "containers"},
     "cli": ENGINE | MODELS | {"__init__"},
     "__main__": {"cli"},

@@ -251,7 +251,8 @@ def test_keys_that_may_be_left_out():
     assert _read("cohere", tie_word_embeddings=False).tied is False
     assert _read("llama", attention_bias=True).out_bias and _read("llama", attention_bias=True).qkv_bias
     assert not _read("glm4").out_bias  # the bias of GLM-4 is one of queries, keys and values alone
-    assert _read("gemma3_text", attn_logit_softcapping=50.0).softcap == 50.0
+    with pytest.raises(ValueError, match="attn_logit_softcapping must be null, was 50.0"):
+        _read("gemma3_text", attn_logit_softcapping=50.0)  # transformers has the key and does not use it
     assert math.isclose(_read("gemma3_text", query_pre_attn_scalar=2).scale, 2**-0.5)
 
 
@@ -310,7 +311,11 @@ WRONG = [
       for bad in ("full_attention", ["full_attention"], ["full_attention"] * 3, [["full_attention"]] * 2, [{}, 1], [None] * 2, {})],
     ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ValueError,
      "layer_types must be one of 'full_attention', 'sliding_attention', was 'chunked_attention'"),
-    ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "the config lacks 'sliding_window'"),
+    ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "but nothing slides in this config of llama"),
+    ("llama", {"sliding_window": 4096}, ValueError, "sliding_window must be null, was 4096"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": False}, ValueError, "nothing slides"),
+    ("llama", {"vocab_size": "40"}, TypeError, r"vocabulary must be an integer, was '40' \(in config.json: vocab_size\)"),
+    ("llama", {"use_mrope": True}, ValueError, "use_mrope must be False, was True"),
 ]  # fmt: skip
 
 
