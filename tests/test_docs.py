@@ -5,6 +5,8 @@ import operator
 import pathlib
 import re
 
+import pytest
+
 import pyrope
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -29,11 +31,14 @@ def test_every_row_is_read_and_its_function_and_test_exist():
         assert body, f"Eq. ({number}): {file} has no {test}"
 
 
-def test_the_readme_is_true():
-    found, _ = doctest.testfile(
-        str(ROOT / "README.md"), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
-    )
-    assert found == 0
+@pytest.mark.parametrize("name", ["README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))])
+def test_examples_in_words_are_true(name):
+    path = ROOT / name if name == "README.md" else ROOT / "docs" / name
+    failed, _ = doctest.testfile(str(path), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
+
+
+def test_the_readme_lists_every_file():
     text = (ROOT / "README.md").read_text()
     for path in re.findall(r"^\| `(pyrope/[\w/]+\.py)`", text, re.M):
         assert (ROOT / path).is_file(), path
