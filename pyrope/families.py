@@ -305,7 +305,7 @@ def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -
     except (ValueError, TypeError) as error:  # which speaks of our names
         option = str(error).partition(" ")[0]
         key = family.read.get(option, option)
-        raise type(error)(f"{error} (in config.json: {key if isinstance(key, str) else key[0]!r})") from error
+        raise type(error)(f"{error} (in config.json: {(key if isinstance(key, str) else key[0])!r})") from error
 
 
 def _value(config: Mapping[str, Any], key: str | tuple[str, Any]) -> Any:

@@ -42,16 +42,16 @@ class Cache:
         self.config, self.weights = config, model.weights  # whose keys and values it holds
         self.length, self.batch = checks.integer("length", length, 1), batch
         self.used = 0
-        self.positions = np.zeros((batch, length), np.int64)
-        self.segments = np.zeros((batch, length), np.int64)
-        self.order = np.zeros((batch, length), np.int64)  # see `_Places`
         ropes = [layer.rope for layer in config.layers]
         self.ropes = [rope if rope is None or rope.resolved else rope.at(length) for rope in ropes]
         softmax = config.attention == "softmax"
         try:  # pages of zeros that nobody has written to take no memory
+            self.positions = np.zeros((batch, length), np.int64)
+            self.segments = np.zeros((batch, length), np.int64)
+            self.order = np.zeros((batch, length), np.int64)  # see `_Places`
             self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
             self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
-        except MemoryError:
+        except (MemoryError, ValueError):  # NumPy's word for more than any address
             size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize
             raise ValueError(
                 f"a cache for {length} tokens would take {size / 1e9:.3g} GB, which is not there"

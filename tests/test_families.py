@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -314,7 +315,7 @@ WRONG = [
     ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "but nothing slides in this config of llama"),
     ("llama", {"sliding_window": 4096}, ValueError, "sliding_window must be null, was 4096"),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": False}, ValueError, "nothing slides"),
-    ("llama", {"vocab_size": "40"}, TypeError, r"vocabulary must be an integer, was '40' \(in config.json: vocab_size\)"),
+    ("llama", {"vocab_size": "40"}, TypeError, "vocabulary must be an integer, was '40' (in config.json: 'vocab_size')"),
     ("llama", {"use_mrope": True}, ValueError, "use_mrope must be False, was True"),
 ]  # fmt: skip
 
@@ -323,7 +324,7 @@ WRONG = [
     ("name", "changed", "error", "says"), WRONG, ids=lambda x: str(x)[:40] if isinstance(x, dict) else ""
 )
 def test_what_is_wrong_is_said(name, changed, error, says):
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=re.escape(says) if "(in config" in says else says):
         _read(name, **changed)
 
 
