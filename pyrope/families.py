@@ -61,6 +61,13 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 
+_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "mlp_width": "intermediate_size",
+}
+
 _LLAMA = Family(
     tensors={
         "embedding": "model.embed_tokens.weight",
@@ -77,11 +84,8 @@ _LLAMA = Family(
     },
     fixed={"norm": "rms", "gated": True, "block": "sequential", "causal": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
+        **_SIZES,
         "key_heads": ("num_key_value_heads", None),
-        "mlp_width": "intermediate_size",
         "eps": "rms_norm_eps",
         "activation": "hidden_act",
         "tied": ("tie_word_embeddings", False),
@@ -178,10 +182,7 @@ _GPT_NEOX = Family(
     },
     fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "causal": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
-        "mlp_width": "intermediate_size",
+        **_SIZES,
         "eps": "layer_norm_eps",
         "activation": "hidden_act",
         "tied": ("tie_word_embeddings", False),
@@ -240,10 +241,7 @@ _ROFORMER = Family(
     | {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "head_bias": True, "head_dense": True}
     | {"embedding_norm": True, "embedding_bias": True, "tied": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
-        "mlp_width": "intermediate_size",
+        **_SIZES,
         "eps": "layer_norm_eps",
         "activation": "hidden_act",
     },
