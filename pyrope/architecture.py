@@ -158,22 +158,8 @@ class Weights:
     @classmethod
     def of(cls, config: Config, arrays: Mapping[str, Array]) -> Weights:
         """Weights from arrays by name; all names, shapes, dtypes and backends that are wrong are told in one error."""
-        expected = weight_shapes(config)
         arrays = {name: array for name, array in arrays.items() if array is not None}
-        if arrays:
-            namespace(**arrays)
-        wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
-        wrong += [f"{name} is unexpected" for name in arrays if name not in expected]
-        wrong += [
-            f"{name} has shape {tuple(arrays[name].shape)}, not {shape}"
-            for name, shape in expected.items()
-            if name in arrays and tuple(arrays[name].shape) != shape
-        ]
-        if wrong:
-            raise ValueError("weights do not fit the config: " + "; ".join(wrong))
-        dtypes = {array.dtype for array in arrays.values()}
-        if len(dtypes) > 1 or not dtypes <= {np.dtype("f4"), np.dtype("f8")}:
-            raise TypeError(f"weights must all be float32 or all float64, were {', '.join(sorted(map(str, dtypes)))}")
+        _check_arrays(config, arrays)
 
         def norm(name: str) -> Norm | None:
             weight = f"{name}.weight"
@@ -199,6 +185,40 @@ class Weights:
             projection("head_dense"),
             norm("head_norm"),
         )
+
+    def named(self) -> dict[str, Array]:
+        """Every array by its name in `weight_shapes`; a tied head is the embedding, and not listed twice."""
+        found: dict[str, Array] = {"embedding": self.embedding, "embedding_bias": self.embedding_bias}
+        tied = self.head.weight is self.embedding
+        parts: dict[str, Norm | Projection | None] = {"head": self.head._replace(weight=None) if tied else self.head}
+        parts |= {name: getattr(self, name) for name in ("norm", "embedding_norm", "head_dense", "head_norm")}
+        for i, layer in enumerate(self.layers):
+            parts |= {f"layers.{i}.{part.name}": getattr(layer, part.name) for part in dataclasses.fields(layer)}
+        for name, part in parts.items():
+            if part is not None:
+                found |= {f"{name}.weight": part.weight, f"{name}.bias": part.bias}
+        return {name: array for name, array in found.items() if array is not None}
+
+
+def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
+    """Whether these are the arrays of a model of this config."""
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a Config, was {type(config).__name__}")
+    expected = weight_shapes(config)
+    if arrays:
+        namespace(**arrays)
+    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
+    wrong += [f"{name} is unexpected" for name in arrays if name not in expected]
+    wrong += [
+        f"{name} has shape {tuple(arrays[name].shape)}, not {shape}"
+        for name, shape in expected.items()
+        if name in arrays and tuple(arrays[name].shape) != shape
+    ]
+    if wrong:
+        raise ValueError("weights do not fit the config: " + "; ".join(wrong))
+    dtypes = {array.dtype for array in arrays.values()}
+    if len(dtypes) > 1 or not dtypes <= {np.dtype("f4"), np.dtype("f8")}:
+        raise TypeError(f"weights must all be float32 or all float64, were {', '.join(sorted(map(str, dtypes)))}")
 
 
 def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -244,6 +264,12 @@ class Model:
     config: Config
     weights: Weights
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, Config) or not isinstance(self.weights, Weights):
+            told = f"{type(self.config).__name__} and {type(self.weights).__name__}"
+            raise TypeError(f"a Model is made of a Config and Weights, not of {told}")
+        _check_arrays(self.config, self.weights.named())
+
 
 def check_model(model: Any) -> Model:
     if not isinstance(model, Model):
@@ -253,7 +279,7 @@ def check_model(model: Any) -> Model:
 
 def random_model(config: Config, seed: int, backend: str | ModuleType = "numpy", dtype: str = "float32") -> Model:
     """A model with weights drawn at random, of the size that keeps activations near 1."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checks.integer("seed", seed, 0))
 
     def draw(name: str, shape: tuple[int, ...]) -> Array:
         noise = rng.standard_normal(shape) / (math.sqrt(shape[1]) if len(shape) == 2 and name != "embedding" else 10)

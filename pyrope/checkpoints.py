@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .backend import from_numpy, get
 from .containers import Tensor, open_checkpoint
 from .families import FAMILIES, Family, find_family, read_architecture
 from .phase import cos_sin
+from .theta import frequencies
 
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _ROFORMER_TABLE = "roformer.encoder.embed_positions.weight"
@@ -38,7 +40,7 @@ def load(
         array, start = np.empty(shape, target), 0
         for source, part in sources[name]:
             values = _arranged(config, family, name, tensors[source].read())
-            array[start : start + part[0]] = values
+            _fill(array[start : start + part[0]], source, values)
             start += part[0]
         arrays[name] = from_numpy(array, xp)
     return Model(config, Weights.of(config, arrays))
@@ -80,23 +82,43 @@ def _check_fit(
         for name, shape in expected.items()
         if name in tensors and tensors[name].shape != shape
     ]
+    copies = dict(family.copies)
+    if config.tied:
+        copies[f"{family.tensors['head']}.weight"] = str(family.tensors["embedding"])
     for name in sorted(set(tensors) - set(expected)):
-        if config.tied and name == f"{family.tensors['head']}.weight":
-            wrong += _differs(name, tensors[name], tensors.get(str(family.tensors["embedding"])))
+        if name in copies:
+            wrong += _differs(name, tensors[name], copies[name], tensors.get(copies[name]))
         elif name == _ROFORMER_TABLE and family is FAMILIES["roformer"]:
             wrong += _other_positions(config, tensors[name])
-        elif not name.endswith(family.buffers):
+        elif _is_buffer(config, family, name):
+            wrong += _other_frequencies(config, name, tensors[name]) if name.endswith("inv_freq") else []
+        else:
             wrong.append(f"unexpected: {name} {tensors[name].shape}")
     if wrong:
         told = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
         raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(told))
 
 
-def _differs(name: str, head: Tensor, embedding: Tensor | None) -> list[str]:
-    """A tied head that is stored beside the embedding must be the same."""
-    if embedding is None or head.shape != embedding.shape or not np.array_equal(head.read(), embedding.read()):
-        return [f"{name} is there and differs from the embedding, though the config says tie_word_embeddings"]
+def _differs(name: str, copy: Tensor, original: str, tensor: Tensor | None) -> list[str]:
+    """A tensor that is stored twice, such as a tied head beside the embedding, must be the same."""
+    if tensor is None or copy.shape != tensor.shape or not np.array_equal(copy.read(), tensor.read()):
+        return [f"{name} is there and differs from {original}, with which it should be one"]
     return []
+
+
+def _is_buffer(config: Config, family: Family, name: str) -> bool:
+    layers = range(len(config.layers))
+    return any(name == one.replace("{i}", str(i)) for one in family.buffers for i in layers)
+
+
+def _other_frequencies(config: Config, name: str, tensor: Tensor) -> list[str]:
+    """Old checkpoints store Θ, some in bfloat16: it must be that of the rope, before or after its rescaling."""
+    ropes = [layer.rope for layer in config.layers if layer.rope is not None]
+    known = [frequencies(one) for rope in ropes for one in (rope, replace(rope, scaling=None)) if one.resolved]
+    values = tensor.read().astype(np.float64)
+    if any(values.shape == theta.shape and np.allclose(values, theta, rtol=1e-2, atol=0) for theta in known):
+        return []
+    return [f"{name} holds other frequencies than the config says: from {values.max():g} to {values.min():g}"]
 
 
 def _other_positions(config: Config, table: Tensor) -> list[str]:
@@ -107,6 +129,14 @@ def _other_positions(config: Config, table: Tensor) -> list[str]:
     cos, sin = cos_sin(rope, np.arange(table.shape[0]))
     off = abs(table.read().astype(np.float64) - np.concatenate((sin, cos), axis=-1)).max()
     return [] if off < 1e-2 else [f"{_ROFORMER_TABLE} differs by {off:.2g} from the sines and cosines of its rope"]
+
+
+def _fill(part: np.ndarray[Any, Any], name: str, values: np.ndarray[Any, Any]) -> None:
+    try:
+        with np.errstate(over="raise"):
+            part[...] = values
+    except FloatingPointError:
+        raise ValueError(f"{name} holds numbers that {part.dtype} cannot: load it with dtype float64") from None
 
 
 def _arranged(config: Config, family: Family, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

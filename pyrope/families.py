@@ -31,7 +31,8 @@ class Family:
     unused: tuple[str, ...] = ()  # keys that change nothing
     windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
     pattern: int = 0  # with "pattern": each of that many layers sees everything, if the config does not say
-    buffers: tuple[str, ...] = ()  # ends of names of tensors that hold nothing that was learnt
+    buffers: tuple[str, ...] = ()  # names of tensors that hold nothing that was learnt
+    copies: Mapping[str, str] = field(default_factory=dict)  # names under which some checkpoints have a tensor again
     qkv_by_head: bool = False  # rows of queries, keys and values alternate head by head
     norm_from_one: bool = False  # norms are stored as what differs from 1
 
@@ -41,18 +42,30 @@ _UNUSED = {
     "_name_or_path", "architectures", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id",
     "chunk_size_feed_forward", "dtype", "eos_token_id", "head_dim", "id2label", "initializer_range", "label2id",
     "layer_types", "model_type", "n_ctx", "num_hidden_layers", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "return_dict", "rope_parameters", "rope_scaling", "rotary_dim", "sliding_window",
-    "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
+    "pad_token_id", "problem_type", "gradient_checkpointing", "task_specific_params", "tokenizer_class",
+    "model_max_length", "is_llama_config", "transformers.js_config", "return_dict", "rope_parameters",
+    "rope_scaling", "rotary_dim", "sliding_window", "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
     *BASE_KEYS, *FRACTION_KEYS, *HEADS_KEYS, *HIDDEN_KEYS, *LENGTH_KEYS,
 }  # fmt: skip
-_ONLY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False,)}
+# Keys that would change the result, and the values with which they do not; families that read one say so themselves.
+_OFF = ("is_encoder_decoder", "add_cross_attention", "is_decoder", "attention_bias", "mlp_bias", "lm_head_bias")
+_ONLY: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_mrope", "rope_interleaved"), (False,))
+_ONLY |= dict.fromkeys(("pretraining_tp", "full_attn_mod", "interpolate_factor"), (1,))
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+}
+
+_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "mlp_width": "intermediate_size",
 }
 
 _LLAMA = Family(
@@ -71,11 +84,8 @@ _LLAMA = Family(
     },
     fixed={"norm": "rms", "gated": True, "block": "sequential", "causal": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
+        **_SIZES,
         "key_heads": ("num_key_value_heads", None),
-        "mlp_width": "intermediate_size",
         "eps": "rms_norm_eps",
         "activation": "hidden_act",
         "tied": ("tie_word_embeddings", False),
@@ -83,8 +93,7 @@ _LLAMA = Family(
         "out_bias": ("attention_bias", False),
         "mlp_bias": ("mlp_bias", False),
     },
-    only={"pretraining_tp": (1,)},
-    buffers=("rotary_emb.inv_freq",),
+    buffers=("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
 )
 
 
@@ -113,7 +122,6 @@ _PHI3 = replace(
         "layers.{i}.qkv": "model.layers.{i}.self_attn.qkv_proj",
         "layers.{i}.up": "model.layers.{i}.mlp.gate_up_proj",
     },
-    only={"attention_bias": (False,)},
     needed=(),
     unused=("embd_pdrop", "resid_pdrop", "original_max_position_embeddings"),
 )
@@ -132,11 +140,10 @@ _GEMMA3 = replace(
         activation="hidden_activation",
         tied=("tie_word_embeddings", True),
         scale="query_pre_attn_scalar",
-        softcap=("attn_logit_softcapping", None),
         logit_softcap=("final_logit_softcapping", None),
         embedding_scale="hidden_size",
     ),
-    only={"use_bidirectional_attention": (False,)},
+    only={"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},
     unused=("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation", "rope_local_base_freq"),
     windows="pattern",
     pattern=6,
@@ -175,10 +182,7 @@ _GPT_NEOX = Family(
     },
     fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "causal": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
-        "mlp_width": "intermediate_size",
+        **_SIZES,
         "eps": "layer_norm_eps",
         "activation": "hidden_act",
         "tied": ("tie_word_embeddings", False),
@@ -186,8 +190,8 @@ _GPT_NEOX = Family(
         "out_bias": ("attention_bias", True),
         "block": ("use_parallel_residual", True),
     },
-    unused=("classifier_dropout", "hidden_dropout"),
-    buffers=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
+    unused=("classifier_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
+    buffers=tuple(f"gpt_neox.layers.{{i}}.attention.{x}" for x in ("rotary_emb.inv_freq", "bias", "masked_bias")),
     qkv_by_head=True,
 )
 _GPTJ = Family(
@@ -213,10 +217,9 @@ _GPTJ = Family(
         "tied": ("tie_word_embeddings", False),
     },
     only={"scale_attn_weights": (True,)},
-    unused=("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_layer", "gradient_checkpointing", "rotary", "tokenizer_class")
-    + ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
-    + ("task_specific_params",),
-    buffers=("attn.bias", "attn.masked_bias"),
+    unused=("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_layer", "rotary")
+    + ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    buffers=("transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"),
 )
 _ROFORMER = Family(
     tensors={
@@ -236,24 +239,22 @@ _ROFORMER = Family(
     },
     fixed={"norm": "layer", "norm_bias": True, "gated": False, "block": "post-norm", "causal": False}
     | {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "head_bias": True, "head_dense": True}
-    | {"embedding_norm": True, "embedding_bias": True},
+    | {"embedding_norm": True, "embedding_bias": True, "tied": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
-        "mlp_width": "intermediate_size",
+        **_SIZES,
         "eps": "layer_norm_eps",
         "activation": "hidden_act",
-        "tied": ("tie_word_embeddings", True),
     },
-    only={"rotary_value": (False,)},
+    only={"rotary_value": (False,), "tie_word_embeddings": (True,)},
     unused=(
         "attention_probs_dropout_prob",
         "hidden_dropout_prob",
         "type_vocab_size",
-        "gradient_checkpointing",
         "embedding_size",
+        "directionality",
+        *(f"pooler_{x}" for x in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
     ),
+    copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )
 
 FAMILIES: dict[str, Family] = {
@@ -297,7 +298,12 @@ def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -
         options["scale"] = 1 / math.sqrt(checks.real("query_pre_attn_scalar", options["scale"], 0, open=True))
     if options.get("embedding_scale") is not None:
         options["embedding_scale"] = math.sqrt(checks.integer("hidden_size", options["embedding_scale"], 1))
-    return Config(layers=layers, **options)
+    try:
+        return Config(layers=layers, **options)
+    except (ValueError, TypeError) as error:  # which speaks of our names
+        option = str(error).partition(" ")[0]
+        key = family.read.get(option, option)
+        raise type(error)(f"{error} (in config.json: {(key if isinstance(key, str) else key[0])!r})") from error
 
 
 def _value(config: Mapping[str, Any], key: str | tuple[str, Any]) -> Any:
@@ -310,13 +316,17 @@ def _value(config: Mapping[str, Any], key: str | tuple[str, Any]) -> Any:
 
 
 def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[str]) -> None:
-    only = {**_ONLY, **family.only}
+    if isinstance(ignore, str):
+        raise TypeError(f"ignore must be a list of keys, was {ignore!r}")
     read = {key if isinstance(key, str) else key[0] for key in family.read.values()}
+    only = {key: allowed for key, allowed in {**_ONLY, **family.only}.items() if key not in read}
+    if family.windows == "none":
+        only["sliding_window"] = ()
     unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - set(ignore)
     wrong = [f"{key} is not known" for key in sorted(unknown) if config[key] is not None]
     wrong += [f"{key} is missing" for key in family.needed if key not in config]
     wrong += [
-        f"{key} must be {' or '.join(map(repr, allowed))}, was {config[key]!r}"
+        f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {config[key]!r}"
         for key, allowed in only.items()
         if config.get(key) is not None and config[key] not in allowed and key not in ignore
     ]
@@ -344,6 +354,8 @@ def _layers(config: Mapping[str, Any], family: Family) -> tuple[Layer, ...]:
     made = {}
     for kind in dict.fromkeys(types):
         checks.choice("layer_types", kind, ("full_attention", "sliding_attention"))
+        if kind == "sliding_attention" and (family.windows == "none" or config.get("use_sliding_window") is False):
+            raise ValueError(f"layer_types says {kind}, but nothing slides in this config of {config['model_type']}")
         window = _value(config, "sliding_window") if kind == "sliding_attention" else None
         named = kind if convention.layers or isinstance(config.get("layer_types"), list) else None
         made[kind] = Layer(Rope.from_config(config, layer_type=named), window)

@@ -21,23 +21,14 @@ def generate(
 
     ``temperature`` 0 takes the likeliest; else tokens are drawn, by ``seed``, from softmax(logits/temperature), of the
     ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``. A token of ``stop`` ends
-    it and is not returned.
+    it and is not returned. Ropes that depend on the length (dynamic NTK, LongRoPE) are fixed at that of the prompt and
+    ``max_new_tokens`` together, from the first token on.
     """
     check_model(model)
     ids = check_tokens(tokens, model.config.vocabulary)
     if np.ndim(on_host(tokens)) != 1:
         raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
-    checks.integer("max_new_tokens", max_new_tokens, 1)
-    checks.real("temperature", temperature, 0)
-    if temperature == 0 and (top_k, top_p, seed) != (None, None, None):
-        raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
-    if top_k is not None:
-        checks.integer("top_k", top_k, 1)
-    if top_p is not None:
-        checks.real("top_p", top_p, 0, 1, open=True)
-    if seed is not None:
-        checks.integer("seed", seed, 0)
-    ends = frozenset(checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0))
+    ends = check_sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
     cache = Cache(model, ids.shape[1] + max_new_tokens)
     rng = np.random.default_rng(seed)
 
@@ -52,6 +43,24 @@ def generate(
             new = np.array([token], np.int64)
 
     return steps()
+
+
+def check_sampling(
+    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
+    stop: Collection[int] = (),
+) -> frozenset[int]:  # fmt: skip
+    """The options of `generate`, which can be checked before a model is there; returns the ids that end a text."""
+    checks.integer("max_new_tokens", max_new_tokens, 1)
+    checks.real("temperature", temperature, 0)
+    if temperature == 0 and (top_k, top_p, seed) != (None, None, None):
+        raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
+    if top_k is not None:
+        checks.integer("top_k", top_k, 1)
+    if top_p is not None:
+        checks.real("top_p", top_p, 0, 1, open=True)
+    if seed is not None:
+        checks.integer("seed", seed, 0)
+    return frozenset(checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0))
 
 
 def sample(

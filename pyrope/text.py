@@ -15,7 +15,7 @@ SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Huggin
 _MARKS = ("<|im_start|>", "<|im_end|>")
 
 
-def chat_prompt(question: str, system: str | None = SMOLLM2_SYSTEM) -> str:
+def chat_prompt(question: str, system: str | None = None) -> str:
     r"""A question as ChatML, up to where the answer begins; ``system=None`` leaves the first part out.
 
     >>> chat_prompt("Why?", system=None)
@@ -39,6 +39,10 @@ class Tokenizer:
         self._missing = frozenset(missing)  # bytes that no token has, and that would be dropped without a word
         self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.stop: frozenset[int] = frozenset(stop)  # ids that end a text
+        # Names that become one token wherever they stand in a text: those who write must not use them by accident.
+        self.special: frozenset[str] = frozenset(
+            token.content for token in inner.get_added_tokens_decoder().values() if token.special
+        )
         for one in (*self.stop, *self._first):
             self._check(one)
 

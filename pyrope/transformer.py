@@ -6,6 +6,7 @@ Tokens and positions are host data. Order decides which tokens a token sees, pos
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,15 +42,20 @@ class Cache:
         self.config, self.weights = config, model.weights  # whose keys and values it holds
         self.length, self.batch = checks.integer("length", length, 1), batch
         self.used = 0
-        self.positions = np.zeros((batch, length), np.int64)
-        self.segments = np.zeros((batch, length), np.int64)
-        self.order = np.zeros((batch, length), np.int64)  # see `_Places`
         ropes = [layer.rope for layer in config.layers]
         self.ropes = [rope if rope is None or rope.resolved else rope.at(length) for rope in ropes]
         softmax = config.attention == "softmax"
-        # Pages of zeros that nobody has written to take no memory.
-        self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
-        self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
+        try:  # pages of zeros that nobody has written to take no memory
+            self.positions = np.zeros((batch, length), np.int64)
+            self.segments = np.zeros((batch, length), np.int64)
+            self.order = np.zeros((batch, length), np.int64)  # see `_Places`
+            self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
+            self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
+        except (MemoryError, ValueError):  # NumPy's word for more than any address
+            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize
+            raise ValueError(
+                f"a cache for {length} tokens would take {size / 1e9:.3g} GB, which is not there"
+            ) from None
         self.states: list[LinearState | None] = [None] * len(config.layers)
 
     def check(self, model: Model, batch: int, n: int) -> None:
@@ -241,8 +247,13 @@ def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> 
     own = places.positions
     every = own if cache is None else np.concatenate((cache.positions[:, : cache.used], own), axis=1)
     rows = 1 if bool((every == every[:1]).all()) else len(every)
-    bias = np.stack([encodings.alibi_bias(config.heads, own[row], every[row]) for row in range(rows)])
-    return from_numpy(bias.astype(like.dtype), namespace(like))
+    bias = np.empty((rows, config.heads, own.shape[1], every.shape[1]), like.dtype)
+    slopes = encodings.alibi_slopes(config.heads)
+    for row in range(rows):  # head by head: in float64 all at once would take three times the memory
+        one = encodings.alibi_bias(1, own[row], every[row])[0] / encodings.alibi_slopes(1)[0]
+        for head, slope in enumerate(slopes):
+            bias[row, head] = slope * one
+    return from_numpy(bias, namespace(like))
 
 
 def _block(run: _Run, i: int, rope: Rope | None, weights: LayerWeights, x: Array) -> tuple[Array, LinearState | None]:

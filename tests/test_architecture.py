@@ -279,3 +279,25 @@ def test_what_is_no_model_is_refused(bad):
         check_model(bad)
     model = random_model(PLAIN, 0)
     assert check_model(model) is model and isinstance(model, Model)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"qk_norm": True}, "layers.0.q_norm.weight is missing"),
+        ({"gated": False}, "layers.0.up.weight has shape"),
+        ({"tied": True}, "head.weight is unexpected"),
+        ({"vocabulary": 3}, "embedding has shape"),
+        ({"post_norms": True}, "layers.1.mlp_post_norm.weight is missing"),
+    ],
+)
+def test_a_model_is_a_config_and_weights_that_fit(changes, said):
+    model = random_model(PLAIN, 0)
+    assert Model(dataclasses.replace(PLAIN, causal=not PLAIN.causal), model.weights).weights is model.weights
+    with pytest.raises(ValueError, match=said):
+        Model(dataclasses.replace(PLAIN, **changes), model.weights)
+    for layers in (PLAIN.layers * 2, PLAIN.layers[:1]):
+        with pytest.raises(ValueError, match="is missing|is unexpected"):
+            Model(dataclasses.replace(PLAIN, layers=layers), model.weights)
+    with pytest.raises(TypeError, match="a Model is made of a Config and Weights, not of NoneType and NoneType"):
+        Model(None, None)

@@ -16,7 +16,7 @@ from models import named_weights
 from safetensors.numpy import save_file
 from test_families import CONFIGS
 
-from pyrope import Rope, checkpoints, load, to_numpy
+from pyrope import Rope, checkpoints, frequencies, load, to_numpy
 from pyrope.architecture import weight_shapes
 from pyrope.containers import Tensor
 from pyrope.families import read_architecture
@@ -254,7 +254,13 @@ def test_buffers_are_passed_over(tmp_path):
     }
     _same(load(_save(tmp_path, raw, tensors | buffers)), w)
     raw, w, tensors = _checkpoint("llama")
-    _same(load(_save(tmp_path, raw, tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2)})), w)
+    name, theta = "model.layers.0.self_attn.rotary_emb.inv_freq", frequencies(read_architecture(raw).layers[0].rope)
+    _same(load(_save(tmp_path, raw, tensors | {name: theta.astype(np.float16)})), w)
+    for other in (theta * 1.1, theta[:-1], np.ones((3, 3))):
+        with pytest.raises(ValueError, match=f"{name} holds other frequencies than the config says"):
+            load(_save(tmp_path, raw, tensors | {name: other}))
+    with pytest.raises(ValueError, match="unexpected: evil.rotary_emb.inv_freq"):
+        load(_save(tmp_path, raw, tensors | {"evil.rotary_emb.inv_freq": theta}))
     with pytest.raises(ValueError, match="unexpected: gpt_neox.layers.0.attention.bias"):
         load(_save(tmp_path, raw, tensors | buffers))
 
@@ -271,9 +277,7 @@ def test_tied_heads_may_be_stored_too_if_they_are_the_same(name, tmp_path):
     other = w["embedding"].copy()
     other[3, 2] += 1
     for head in (other, w["embedding"][:-1]):
-        with pytest.raises(
-            ValueError, match="lm_head.weight is there and differs from the embedding, though the config"
-        ):
+        with pytest.raises(ValueError, match="lm_head.weight is there and differs from model.embed_tokens.weight"):
             load(_save(tmp_path, raw, tensors | {"lm_head.weight": head}))
 
 
@@ -322,11 +326,16 @@ def test_absurd_configs_are_refused_without_the_work(tmp_path, monkeypatch):
     """10,000 layers of which none is there: one list of names, not one for each name; and no array at all."""
     raw, _, tensors = _checkpoint("llama")
     calls = []
-    monkeypatch.setattr(checkpoints, "weight_shapes", lambda config: calls.append(1) or weight_shapes(config))
+
+    def counted(config):
+        calls.append(1)
+        assert len(calls) <= 3, "the names of all weights are listed again and again"
+        return weight_shapes(config)
+
+    monkeypatch.setattr(checkpoints, "weight_shapes", counted)
     for absurd in ({"num_hidden_layers": 10000}, {"vocab_size": 10**15}, {"intermediate_size": 2**62}):
         with pytest.raises(ValueError, match="the tensors do not fit the config"):
             load(_save(tmp_path, raw | absurd, tensors))
-    assert len(calls) <= 3
 
 
 def test_fused_tensors_of_another_split_are_refused(tmp_path):

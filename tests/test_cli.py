@@ -1,10 +1,14 @@
 """The command line: what it prints, its exit codes, and what it says about misuse."""
 
+import io
 import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tokenizers
+from safetensors.numpy import save_file
 
 import pyrope
 from pyrope.cli import main
@@ -105,3 +109,78 @@ def test_help_has_examples(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["table", "--help"])
     assert "examples:" in capsys.readouterr().out
+
+
+# --- generate ---
+
+WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny random Llama with a tokenizer of eight words."""
+    config = {
+        "model_type": "llama", "vocab_size": 8, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    rows = {"q_proj": 16, "k_proj": 16, "v_proj": 16, "o_proj": 16}
+    tensors = {f"model.layers.0.self_attn.{name}.weight": rng.standard_normal((n, 16)) for name, n in rows.items()}
+    tensors |= {f"model.layers.0.mlp.{name}_proj.weight": rng.standard_normal((8, 16)) for name in ("gate", "up")}
+    tensors["model.layers.0.mlp.down_proj.weight"] = rng.standard_normal((16, 8))
+    norms = ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm")
+    tensors |= {f"{name}.weight": np.ones(16) for name in norms}
+    tensors |= {name: rng.standard_normal((8, 16)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    save_file({name: array.astype(np.float32) for name, array in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="h"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_generate_goes_on_from_a_prompt(capsys, folder, monkeypatch):
+    asked = ["generate", "--model", str(folder), "--max-new-tokens", "5"]
+    assert main([*asked, "a b c"]) == 0
+    told = capsys.readouterr()
+    expected = pyrope.generate(pyrope.load(folder), [0, 1, 2], 5)
+    assert told.out.split() == [WORDS[i] for i in expected]
+    assert "3 tokens read in" in told.err and "5 written" in told.err
+    monkeypatch.setattr("sys.stdin", io.StringIO("a b c"))
+    assert main([*asked, "-"]) == 0
+    assert capsys.readouterr().out == told.out
+    assert main([*asked, "--temperature", "5", "--seed", "1", "a b c"]) == 0
+    assert capsys.readouterr().out != told.out
+
+
+def test_generate_passes_over_keys_on_request(capsys, folder):
+    config = json.loads((folder / "config.json").read_text()) | {"harmless": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["generate", "--model", str(folder), "a"]) == 2
+    assert "harmless is not known" in capsys.readouterr().err
+    assert main(["generate", "--model", str(folder), "--ignore", "harmless", "--max-new-tokens", "2", "a"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--temperature", "-1", "a"], "temperature must be finite and at least 0, was -1.0"),
+        (["--top-k", "3", "a"], "need a temperature above 0"),
+        (["--max-new-tokens", "0", "a"], "max_new_tokens must be at least 1, was 0"),
+        (["--dtype", "float16", "a"], "dtype must be one of 'float32', 'float64', was 'float16'"),
+        (["--backend", "torch", "a"], 'backend must be "numpy" or "cupy", was \'torch\''),
+        ([""], "the prompt must not be empty"),
+        (["  "], "the prompt makes no token"),
+        (["--chat", "a"], "the tokenizer of this model has no token <|im_end|>"),
+        (["--max-new-tokens", "1000000000000000", "a"], "a cache for 1000000000000001 tokens would take"),
+    ],
+)
+def test_generate_says_what_is_wrong(capsys, folder, arguments, said):
+    assert main(["generate", "--model", str(folder), *arguments]) == 2
+    told = capsys.readouterr()
+    assert said in told.err and not told.out.strip()
+
+
+def test_generate_says_what_is_not_there(capsys, tmp_path):
+    assert main(["generate", "--model", str(tmp_path / "none"), "a"]) == 2
+    assert "does not exist" in capsys.readouterr().err

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "generation": {"checks", "backend", "architecture", "transformer"},
     "families": {"checks", "conventions", "theta", "architecture"},
     "containers": {"checks", "theta", "rotation"},
-    "checkpoints": {"backend", "phase", "architecture", "families", "containers"},
+    "checkpoints": {"backend", "theta", "phase", "architecture", "families", "containers"},
     "text": {"checks", "containers"},
     "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle"},
     "__main__": {"cli"},

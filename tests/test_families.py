@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -251,7 +252,8 @@ def test_keys_that_may_be_left_out():
     assert _read("cohere", tie_word_embeddings=False).tied is False
     assert _read("llama", attention_bias=True).out_bias and _read("llama", attention_bias=True).qkv_bias
     assert not _read("glm4").out_bias  # the bias of GLM-4 is one of queries, keys and values alone
-    assert _read("gemma3_text", attn_logit_softcapping=50.0).softcap == 50.0
+    with pytest.raises(ValueError, match="attn_logit_softcapping must be null, was 50.0"):
+        _read("gemma3_text", attn_logit_softcapping=50.0)  # transformers has the key and does not use it
     assert math.isclose(_read("gemma3_text", query_pre_attn_scalar=2).scale, 2**-0.5)
 
 
@@ -293,7 +295,7 @@ WRONG = [
     ("llama", {"hidden_act": ["silu"]}, ValueError, r"activation must be one of 'silu', .*, was \['silu'\]"),
     ("llama", {"num_hidden_layers": 0}, ValueError, "num_hidden_layers must be at least 1, was 0"),
     ("llama", {"num_hidden_layers": -3}, ValueError, "num_hidden_layers must be at least 1, was -3"),
-    ("llama", {"num_hidden_layers": 10**9}, ValueError, "num_hidden_layers must be at most 10000, was 1000000000"),
+    ("llama", {"num_hidden_layers": 20000}, ValueError, "num_hidden_layers must be at most 10000, was 20000"),
     ("llama", {"num_hidden_layers": 2.0}, TypeError, "num_hidden_layers must be an integer, was 2.0"),
     ("gptj", {"n_layer": 10001}, ValueError, "n_layer must be at most 10000, was 10001"),
     ("llama", {"vocab_size": "many"}, TypeError, "vocabulary must be an integer, was 'many'"),
@@ -310,7 +312,11 @@ WRONG = [
       for bad in ("full_attention", ["full_attention"], ["full_attention"] * 3, [["full_attention"]] * 2, [{}, 1], [None] * 2, {})],
     ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ValueError,
      "layer_types must be one of 'full_attention', 'sliding_attention', was 'chunked_attention'"),
-    ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "the config lacks 'sliding_window'"),
+    ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "but nothing slides in this config of llama"),
+    ("llama", {"sliding_window": 4096}, ValueError, "sliding_window must be null, was 4096"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": False}, ValueError, "nothing slides"),
+    ("llama", {"vocab_size": "40"}, TypeError, "vocabulary must be an integer, was '40' (in config.json: 'vocab_size')"),
+    ("llama", {"use_mrope": True}, ValueError, "use_mrope must be False, was True"),
 ]  # fmt: skip
 
 
@@ -318,7 +324,7 @@ WRONG = [
     ("name", "changed", "error", "says"), WRONG, ids=lambda x: str(x)[:40] if isinstance(x, dict) else ""
 )
 def test_what_is_wrong_is_said(name, changed, error, says):
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=re.escape(says) if "(in config" in says else says):
         _read(name, **changed)
 
 

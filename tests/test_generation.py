@@ -12,7 +12,7 @@ from models import KINDS, PLAIN, configs
 from pyrope import DynamicNTK, Rope, from_numpy, generation, to_numpy
 from pyrope.architecture import Layer, Model, Weights, random_model, weight_shapes
 from pyrope.generation import generate, sample
-from pyrope.transformer import forward
+from pyrope.transformer import Cache, forward
 
 
 class Choice:
@@ -45,17 +45,13 @@ def test_greedy_tokens_are_the_likeliest_of_full_passes(xp, config, seed, data):
         so_far.append(token)
 
 
-def test_generate_sees_the_length_that_it_may_reach():
+def test_generate_fixes_the_length_that_it_may_reach(monkeypatch):
     """Frequencies that depend on the length are those of prompt and all new tokens, from the first on."""
-    rope = Rope(4, 10000.0, "half", scaling=DynamicNTK(8.0, 4))
-    config = dataclasses.replace(PLAIN, layers=(Layer(rope),))
-    model = random_model(config, 0, dtype="float64")
-    fixed = Model(dataclasses.replace(config, layers=(Layer(rope.at(23)),)), model.weights)
-    tokens = [1, 2, 3]
-    found = list(generate(model, tokens, 20))
-    assert found == list(generate(fixed, tokens, 20))
-    short = Model(dataclasses.replace(config, layers=(Layer(rope.at(3)),)), model.weights)
-    assert not np.allclose(forward(short, tokens + found), forward(fixed, tokens + found))
+    rope, made = Rope(4, 10000.0, "half", scaling=DynamicNTK(8.0, 4)), []
+    model = random_model(dataclasses.replace(PLAIN, layers=(Layer(rope),)), 0)
+    monkeypatch.setattr(generation, "Cache", lambda *args: made.append(Cache(*args)) or made[-1])
+    assert len(list(generate(model, [1, 2, 3], 20))) == 20
+    assert [cache.ropes for cache in made] == [[rope.at(23)]]
 
 
 def test_tokens_come_one_at_a_time(monkeypatch):

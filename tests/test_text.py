@@ -326,7 +326,7 @@ def test_a_missing_package_is_named_with_the_command(folder, monkeypatch):
 
 
 def test_a_question_as_chatml():
-    assert chat_prompt("Why?") == (
+    assert chat_prompt("Why?", SMOLLM2_SYSTEM) == (
         f"<|im_start|>system\n{SMOLLM2_SYSTEM}<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert chat_prompt("Why?", system="Be brief.").startswith("<|im_start|>system\nBe brief.<|im_end|>\n")

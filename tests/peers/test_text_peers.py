@@ -60,7 +60,7 @@ def test_numbers_are_cut_one_by_one(ours):
 
 
 def test_known_ids(ours, theirs):
-    prompt = chat_prompt("What is the capital of France?")
+    prompt = chat_prompt("What is the capital of France?", SMOLLM2_SYSTEM)
     ids = ours.encode(prompt)
     assert ids[:2] == [1, 9690] and ids[-4:] == [1, 520, 9531, 198]
     assert ids == theirs(prompt, add_special_tokens=False)["input_ids"]
