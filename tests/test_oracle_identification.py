@@ -15,7 +15,7 @@ import pyrope
 from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies, identify
 from pyrope.oracle.identification import find_pairs, measure, rounded
 from pyrope.oracle.probe import Probe, probe_positions
-from pyrope.oracle.recipes import recipe_of
+from pyrope.oracle.recipes import recipe_of, to_bfloat16, to_float16
 
 PLAIN = [
     Rope(64, 10000.0, "half"),
@@ -103,6 +103,26 @@ def test_phases_that_are_not_proportional_are_said():
     found = identify(replace(recipe_of(rope), place=lambda m: m % 1024).candidate(), 64)
     assert "up to 1023 only" in found.notes[0]
     np.testing.assert_allclose(found.frequencies, frequencies(rope), rtol=1e-2)
+
+
+@pytest.mark.parametrize(("name", "rounding"), [("bfloat16", to_bfloat16), ("float16", to_float16)])
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+def test_frequencies_betray_the_dtype_they_were_kept_in(name, rounding, base):
+    rope = Rope(128, base, "half")
+    found = identify(replace(recipe_of(rope), round_theta=rounding).candidate(), 128)
+    assert found.precision == f"low-precision angle: all frequencies are {name} numbers"
+    assert found.rope == rope
+
+
+def test_powers_of_two_betray_nothing():
+    rope = Rope(32, 65536.0, "half")
+    found = identify(right(rope)["engine"], 32)
+    assert found.rope == rope and found.precision == "tables or products in x's dtype"
+
+
+def test_a_quarter_turn_at_position_0_is_told():
+    found = identify(replace(recipe_of(Rope(64, 10000.0, "half")), swapped=True).candidate(), 64)
+    assert any("at position 0 pairs are turned" in note for note in found.notes)
 
 
 def test_behaviour_is_told():
