@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle_cases import DTYPES, right, ropes
 from strategies import dtypes
@@ -162,7 +162,9 @@ def test_measured_pairs_are_those_of_the_rope(rope):
     probe = Probe(right(rope)["engine"], rope.head_dim, np.float64, None)
     at = probe_positions(131071)
     operator = probe.operator(at)
-    recipe, turning = recipe_of(rope), frequencies(rope) * 131071 > 1e-8
+    recipe, farthest = recipe_of(rope), frequencies(rope) * 131071
+    turning = farthest > 1e-9  # what is seen to turn; whether more was seen of one in between is left to rounding
+    assume(not ((farthest > 0.9e-9) & (farthest < 1.1e-9)).any())
     pairs = find_pairs(operator)
     np.testing.assert_array_equal(pairs.reads, recipe.reads[turning])
     if rope.layout != "interleaved-to-half" or turning.all():

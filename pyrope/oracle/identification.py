@@ -135,7 +135,11 @@ def possible_bases(theta: Float64, period: int, snap: float = 1e-3) -> tuple[flo
     spans = ((0, p - 1), (0, 1), (0, p // 2), (p - 2, p - 1))
     logs = [math.log(theta[a] / theta[b]) * period / (b - a) for a, b in spans if b > a]
     found = [math.exp(value) for value in logs if 1e-6 < value < 27.7]
-    return tuple(dict.fromkeys(value for base in found for value in (rounded(base, snap), base) if 1 < value <= 1e12))
+    return tuple(
+        dict.fromkeys(
+            value for base in found for value in (rounded(base, snap), rounded(base, 1e-6), base) if 1 < value <= 1e12
+        )
+    )
 
 
 def rounded(value: float, tolerance: float) -> float:
