@@ -210,6 +210,13 @@ def test_length_dependent_ropes_are_tried_within_their_length():
     assert check_rotation(table_of_the_call, Rope(64, 10000.0, "half")).faults == ("depends on the length",)
 
 
+def test_a_table_that_may_depend_on_the_length_may_not_be_wrong():
+    rope = Rope(64, 10000.0, "half", scaling=DynamicNTK(2.0, 2048, 8192))
+    other = replace(rope, base=500000.0)
+    report = check_rotation(lambda x, m: pyrope.rotate(x, m, other.at(int(m.max()) + 1)), rope)
+    assert report.faults == ("wrong base",)
+
+
 def test_expectations_are_checked():
     fn = right(HALF)["engine"]
     with pytest.raises(TypeError, match="rope must be a Rope"):

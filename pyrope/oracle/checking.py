@@ -117,6 +117,8 @@ class _Check:
     def report(self) -> Report:
         probe, rope = self.probe, self.rope
         probe.behave()
+        if isinstance(rope.scaling, LENGTH_DEPENDENT):
+            probe.seen.pop("depends on the length", None)  # as it should
         self.rounding = float(theta_bound(rope, tensor_length=True).max())
         self.sample = take_sample(probe, rope)
         self.truth = true_rotation(self.sample.x, self.sample.positions, rope)
@@ -142,10 +144,7 @@ class _Check:
         return Report("rotation", repr(rope), verdict, tuple(findings), found, self._rows(), tuple(notes))
 
     def _behaviour(self) -> Iterator[Finding]:
-        seen = dict(self.probe.seen)
-        if isinstance(self.rope.scaling, LENGTH_DEPENDENT):
-            seen.pop("depends on the length", None)  # as it should
-        for name, evidence in seen.items():
+        for name, evidence in self.probe.seen.items():
             yield Finding(name, evidence, FAULTS[name].cause, FAULTS[name].fix)
 
     def _coarse(self, found: str, ratio: Float64) -> Finding:

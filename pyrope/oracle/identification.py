@@ -18,8 +18,8 @@ import numpy as np
 from ..phase import cos_sin
 from ..theta import Linear, Llama3, Proportional, Rope, YaRN, check_rope, frequencies
 from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
-from .recipes import features, recipe_of
-from .tolerance import U32, UNIT, bound, grades, pair_errors
+from .recipes import Rounding, as_is, features, recipe_of, to_bfloat16, to_float16
+from .tolerance import LOW_ANGLE, U32, UNIT, bound, grades, pair_errors
 
 _COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
 _TWO_PI = 2 * np.pi
@@ -42,6 +42,7 @@ class Measured(NamedTuple):
     uncertainty: Float64  # (k,)
     direction: int
     offset: float
+    start: float  # how far phases at position 0 are from what the offset explains
     factor: float
     linear_up_to: int  # the last position up to which phases grow in proportion
     unit: float  # unit roundoff of what was measured
@@ -86,10 +87,9 @@ def measure(operator: Float64, positions: Int64, unit: float, step: float = 0.0)
     )  # elsewhere one and the same rounding comes again and again
     chosen = size[mixed] if mixed.sum() > 16 else size[rows]
     factor = float(np.nanmedian(chosen)) if chosen.size else 1.0
-    return Measured(
-        pairs, direction * theta, uncertainty, direction, _offset(direction * phase[0], direction * theta, unit),
-        factor, limit, unit,
-    )  # fmt: skip
+    offset = _offset(direction * phase[0], direction * theta, unit)
+    start = float(np.abs(_wrapped(direction * phase[0] - offset * direction * theta)).max(initial=0.0))
+    return Measured(pairs, direction * theta, uncertainty, direction, offset, start, factor, limit, unit)
 
 
 def _unwrap(phase: Float64, positions: Int64, unit: float, step: float) -> tuple[Float64, Float64, int]:
@@ -127,7 +127,7 @@ def _offset(phase: Float64, theta: Float64, unit: float) -> float:
     return float(round(offset) if abs(offset - round(offset)) < 0.05 else offset)
 
 
-def possible_bases(theta: Float64, period: int) -> tuple[float, ...]:
+def possible_bases(theta: Float64, period: int, snap: float = 1e-3) -> tuple[float, ...]:
     """Bases of θ_i = base^(−i/period) that the outermost, the first two, … frequencies suggest, round numbers first."""
     p = len(theta)
     if p < 2 or not (theta > 0).all():
@@ -135,7 +135,11 @@ def possible_bases(theta: Float64, period: int) -> tuple[float, ...]:
     spans = ((0, p - 1), (0, 1), (0, p // 2), (p - 2, p - 1))
     logs = [math.log(theta[a] / theta[b]) * period / (b - a) for a, b in spans if b > a]
     found = [math.exp(value) for value in logs if 1e-6 < value < 27.7]
-    return tuple(dict.fromkeys(value for base in found for value in (rounded(base, 1e-3), base) if 1 < value <= 1e12))
+    return tuple(
+        dict.fromkeys(
+            value for base in found for value in (rounded(base, snap), rounded(base, 1e-6), base) if 1 < value <= 1e12
+        )
+    )
 
 
 def rounded(value: float, tolerance: float) -> float:
@@ -154,14 +158,28 @@ class Explanation(NamedTuple):
     rope: Rope | None = None
 
 
-def explain(measured: Measured, rope: Rope, distance: int, suspects: Sequence[Rope] = ()) -> list[Explanation]:
+def low_precision(measured: Measured) -> tuple[str, Rounding]:
+    """The narrow dtype that all frequencies are numbers of, if they are known well enough, and its rounding."""
+    theta, uncertainty = measured.theta, measured.uncertainty
+    for name, rounding, bits in (("bfloat16", to_bfloat16, 8), ("float16", to_float16, 11)):
+        known = uncertainty < np.abs(theta) * 2.0 ** (
+            -bits - 6
+        )  # so that it would be no number of that dtype by chance
+        if known.sum() >= 4 and (np.abs(theta - rounding(theta)) <= 4 * uncertainty + 16 * U32 * theta)[known].all():
+            return name, rounding
+    return "", as_is
+
+
+def explain(
+    measured: Measured, rope: Rope, distance: int, suspects: Sequence[Rope] = (), rounding: Rounding = as_is
+) -> list[Explanation]:
     """The rules that explain the frequencies of a rope whose layout, width and direction are known."""
     theta, p = measured.theta, len(measured.theta)
     # What four times the uncertainty, and the roundings of a float32 pipeline (256: llama3's ramp), leave open.
     tolerance = 4 * measured.uncertainty / np.maximum(np.abs(theta), 1e-300) + 256 * U32
 
     def fits(expected: Any) -> bool:
-        expected = np.asarray(expected)
+        expected = np.asarray(rounding(expected), np.float64)
         return len(expected) == p and bool((np.abs(theta - expected) <= tolerance * np.abs(expected)).all())
 
     named = [Explanation(f"as {s!r}", s) for s in suspects if fits(frequencies(s)[frequencies(s) > 0])]
@@ -174,13 +192,14 @@ def explain(measured: Measured, rope: Rope, distance: int, suspects: Sequence[Ro
         return [
             Explanation(f"one pair, which turns by {theta[0]:.6g}: linear factor {slower:.6g}; the base cannot be seen")
         ]
-    return list(_geometric(rope, theta, fits, distance)) or list(_blends(rope, measured, fits))
+    snap = 1e-3 if rounding is as_is else 1e-2  # of bases
+    return list(_geometric(rope, theta, fits, distance, snap)) or list(_blends(rope, measured, fits))
 
 
-def _geometric(rope: Rope, theta: Float64, fits: Any, distance: int) -> Iterator[Explanation]:
+def _geometric(rope: Rope, theta: Float64, fits: Any, distance: int, snap: float) -> Iterator[Explanation]:
     p, d = len(theta), rope.head_dim
     apart = rope.layout == "half" and distance == d // 2 and p < d // 2
-    for base in possible_bases(theta, d // 2 if apart else p):
+    for base in possible_bases(theta, d // 2 if apart else p, snap):
         w = base ** -(np.arange(p) / (d // 2 if apart else p))
         s = rounded(1 / float(theta[0]), 1e-4)
         if not fits(w / s):
@@ -357,9 +376,11 @@ def identify(
         raise ValueError(f"the candidate cannot be read: {error}") from error
     measured = measure(operator, positions, probe.unit, probe.step)
     layout, width, placement, distance = layout_of(measured.pairs, head_dim)
-    notes, found, rope = list(probe.notes), [], None
+    notes, found, rope, narrow = list(probe.notes), [], None, ""
     if measured.linear_up_to < positions[-1]:
         notes.append(f"phases are proportional to the position up to {measured.linear_up_to} only")
+    if measured.start > 0.1:
+        notes.append(f"at position 0 pairs are turned by up to {measured.start:.4g} more than any offset explains")
     if measured.pairs.odd or measured.pairs.skew > 32 * probe.unit * max(1.0, measured.factor):
         notes.append(f"no rotation: {measured.pairs.odd} features belong to no pair, and within the pairs R is off by "
                      f"{measured.pairs.skew:.2g} from a rotation times a number")  # fmt: skip
@@ -367,8 +388,13 @@ def identify(
         whole = distance == head_dim // 2
         shape = Rope(head_dim, 10000.0, layout, head_dim if whole else width, placement, direction=measured.direction)
         found = explain(measured, shape, distance, suspects)
+        if not found:  # frequencies that are powers of two are right in any dtype: so this comes second
+            narrow, rounding = low_precision(measured)
+            found = explain(measured, shape, distance, suspects, rounding) if narrow else []
         rope = next((e.rope for e in found if e.rope is not None), None)
     precision = _precision(probe, rope, measured)
+    if narrow:
+        precision = f"{LOW_ANGLE}: all frequencies are {narrow} numbers"
     words = tuple(e.words for e in found) or (
         ("none of these: no published rule has these frequencies",) if width else ()
     )
@@ -416,7 +442,7 @@ def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> dict[str, 
     for grade in grades(dtype):
         allowed = np.abs(sample.x) * UNIT[dtype.name]
         allowed[..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             ratios[grade] = np.where(error == 0, 0.0, error / allowed)
     return ratios
 
@@ -429,7 +455,7 @@ def _precision(probe: Probe, rope: Rope | None, measured: Measured) -> str:
         ratios = error_ratios(take_sample(probe, rope), rope, probe.dtype)
     except Unreadable as error:
         return f"cannot tell: {error}"
-    if rope.base != rounded(rope.base, 1e-9):
-        return "cannot tell: the base is no round number, so its last digits are unknown"
     worse = "cannot tell: worse than a float32 angle with these numbers"
+    if rope.base != float(f"{rope.base:.6e}"):
+        worse = "cannot tell: the base is no round number, so that its last digits are not known"
     return next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), worse)

@@ -126,9 +126,9 @@ class Probe:
 
     def _differ(self, a: Float64, b: Float64, scale: float = 4.0) -> str:
         """How two results differ by more than the last bits that another order of operations may change, or nothing;
-        ``scale`` is the size of dense vectors."""
-        off = np.abs(a - b)
-        bad = (off > 8 * self.unit * scale) | (np.isfinite(a) != np.isfinite(b))
+        ``scale`` is the size of dense vectors, if the results are not larger."""
+        off, largest = np.abs(a - b), float(np.abs(b[np.isfinite(b)]).max(initial=scale))
+        bad = (off > 8 * self.unit * largest) | (np.isfinite(a) != np.isfinite(b))
         return (
             f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off, initial=0):.3g}"
             if bad.any()
