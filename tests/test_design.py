@@ -24,7 +24,18 @@ MAY_IMPORT = {
     "linear": {"checks", "backend", "theta", "rotation"},
     "cli": ENGINE | {"__init__"},
     "__main__": {"cli"},
-}
+    "oracle/attention_steps": {"backend", "rotation", "theta"},
+    "oracle/attention_faults": {"theta", "oracle/attention_steps"},
+    "oracle/judging": {"backend", "oracle/attention_faults", "oracle/report"},
+    "oracle/attention_checks": {
+        "checks", "backend", "rotation", "softmax", "theta",
+        "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
+    },
+    "oracle/linear_checks": {
+        "checks", "backend", "linear", "theta",
+        "oracle/attention_checks", "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
+    },
+}  # fmt: skip
 THIRD_PARTY = {"numpy"}
 
 

@@ -92,6 +92,9 @@ def _probes(case: Case, dtype: np.dtype[Any], incremental: Callable[[], Candidat
     probes += [make.random(f"{n} tokens", n, batch=1) for n in (63, 64, 65)]
     if incremental is not None:
         probes += [replace(make.random(f"step by step, {name}", 20), pieces=pieces) for name, pieces in _PIECES.items()]
+    if case.feature_map.startswith("relu"):  # so that hardly any two have no feature in common, and a denominator of 0
+        one = dtype.type(1)
+        probes = [replace(probe, q=probe.q + one, k=probe.k + one) for probe in probes]
     return probes
 
 
