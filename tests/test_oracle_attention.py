@@ -203,6 +203,12 @@ def test_mistakes_made_by_hand(name):
     assert check_attention(fn, heads=4, key_heads=2, head_dim=D).faults == (name,)
 
 
+def test_bfloat16_scores_within_float32():
+    fn = functools.partial(by_hand, low=DTYPES["bfloat16"])
+    report = check_attention(fn, head_dim=D)
+    assert report.faults == ("softmax in low precision",) and "float16 allows" in report.findings[0].evidence
+
+
 def test_a_window_off_by_one_by_hand():
     assert check_attention(functools.partial(by_hand, window=5), window=5, head_dim=D).faults == (
         "window one too wide",

@@ -44,6 +44,7 @@ from .attention_steps import incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, explain
 from .report import Finding, Mismatch, Report
 
+SMALL = ("float16", "bfloat16")
 GRADES = ("rounded once", "weights rounded", "scores rounded")  # best first
 LENGTH = 24  # tokens of most probes
 MANY = "many small weights"
@@ -72,7 +73,7 @@ def check_attention(
     checks.choice("grade", grade, GRADES)
     probes, notes = _probes(case, np.dtype(dtype), _accepted(fn), cache and rope is None, max_position, incremental)
     answers, wrong = ask(fn, incremental, probes)
-    judges = _judges(case, np.dtype(dtype), probes, answers)
+    judges = _judges(case, np.dtype(dtype).name, probes, answers)
     reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
     if reached is None:
         wrong = wrong + (_explained(fn, case, judges[-1]) or symptoms(fn, case, judges[-1], ATTENTION))
@@ -334,11 +335,11 @@ def _truth(case: Case, probe: Probe) -> Array:
     return attention_by_definition(q, k, v, mask=mask, **options)
 
 
-def _bounds(case: Case, dtype: np.dtype[Any], probe: Probe, parts: Parts, level: int) -> tuple[Array, float]:
+def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> tuple[Array, float]:
     """How far off outputs may be, each and in the mean square, as the top of this file derives it."""
-    u, fine = UNIT[dtype.name], UNIT["float64" if dtype.itemsize == 8 else "float32"]
+    u, fine, low = UNIT[dtype], UNIT["float64" if dtype == "float64" else "float32"], dtype in SMALL
     m, d = parts.k.shape[-2:]
-    low, (factors, of_score) = dtype.itemsize == 2, [(0, 0), (0, 0), (10, 3 if case.softcap is None else 6)][level]
+    factors, of_score = [(0, 0), (0, 0), (10, 3 if case.softcap is None else 6)][level]
     w, v, out = np.nan_to_num(np.abs(parts.weights)), parts.v, np.nan_to_num(parts.weights @ parts.v)
     with np.errstate(all="ignore"):
         terms = case.scale * np.sqrt(parts.q**2 @ (parts.k**2).swapaxes(-1, -2))
@@ -349,7 +350,7 @@ def _bounds(case: Case, dtype: np.dtype[Any], probe: Probe, parts: Parts, level:
         noise += low * u**2 / 3 * (factors * terms**2 + of_score * scores**2)
     most = 6 * np.sqrt(noise) + (0 if probe.random else 4 * u * low * (level == 2) * scores)
     rounded = u * low * (level > 0)
-    tiny = (m + 1) * 2.0**-24 if dtype.name == "float16" else 0.0  # below the normal numbers
+    tiny = (m + 1) * 2.0**-24 if dtype == "float16" else 0.0  # below the normal numbers
     total, size = w.sum(axis=-1, keepdims=True), float(np.abs(v).max())
     worst = _moved(w * most, v, out) * np.exp(np.minimum((w * most).sum(axis=-1, keepdims=True), 6))
     if (total < 1 + 1e-9).all():  # a mean, which is not so where the softmax is over the wrong axis
@@ -371,8 +372,8 @@ def _moved(errors: Array, v: Array, out: Array) -> Array:
     return total * (np.abs(v).max() + np.abs(out))
 
 
-def _judges(case: Case, dtype: np.dtype[Any], probes: Sequence[Probe], answers: Sequence[Array]) -> list[Judge]:
-    """One for each grade."""
+def _judges(case: Case, dtype: str, probes: Sequence[Probe], answers: Sequence[Array]) -> list[Judge]:
+    """One for each grade, with the tolerance of a dtype."""
     truths = [(_truth(case, probe), attend(case, Steps(), *probe.wide(), **probe.options)) for probe in probes]
 
     def judge(level: int) -> Judge:
@@ -385,10 +386,10 @@ def _judges(case: Case, dtype: np.dtype[Any], probes: Sequence[Probe], answers: 
 
         known = zip(probes, truths, strict=True)
         right = [Prediction(out, *_bounds(case, dtype, probe, parts, level)) for probe, (out, parts) in known]
-        return Judge(probes, answers, right, predict, 2 * UNIT[dtype.name])
+        return Judge(probes, answers, right, predict, 2 * UNIT[dtype])
 
-    levels = [judge(level) for level in range(len(GRADES)) if dtype.itemsize == 2 or level == len(GRADES) - 1]
-    return levels if dtype.itemsize == 2 else levels * len(GRADES)  # grades are for small dtypes
+    levels = [judge(level) for level in range(len(GRADES)) if dtype in SMALL or level == len(GRADES) - 1]
+    return levels if dtype in SMALL else levels * len(GRADES)  # grades are for small dtypes
 
 
 # Names for what is wrong
@@ -473,11 +474,13 @@ def _lost_weights(judge: Judge) -> list[Finding]:
 
 
 def _rough(case: Case, judge: Judge) -> list[Finding]:
-    """Low precision within float32 or float64: all would be well, or nearly, at the tolerance of a smaller dtype."""
-    for dtype in {np.dtype(np.float16), case.low} if judge.eps <= 2 * UNIT["float32"] else ():
-        again = _judges(case, dtype, judge.probes, judge.answers)[-1]
-        if not again.failed or _lost_weights(again):
-            return _low(judge)
+    """Low precision inside: all would be well, or nearly so, at the tolerance of a smaller dtype."""
+    smaller = [name for name in ("float32", *SMALL) if UNIT[name] > judge.eps]
+    judges = {name: _judges(case, name, judge.probes, judge.answers)[-1] for name in smaller}
+    for fits in (lambda again: not again.failed, _lost_weights):
+        for name, again in judges.items():
+            if fits(again):
+                return _low(judge, f", but within what {name} allows")
     return []
 
 

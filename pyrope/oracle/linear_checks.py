@@ -87,7 +87,7 @@ def _probes(case: Case, dtype: np.dtype[Any], incremental: Callable[[], Candidat
         replace(random, name="shifted by 1000", at=np.arange(1000, 1024) + np.zeros((3, 1), np.int64)),
         replace(ones, v=np.ones_like(ones.v), random=False),
         make.random("one token", 1),
-        make.random("520 tokens", 520, batch=1),
+        make.random("264 tokens", 264, batch=1),
     ]
     probes += [make.random(f"{n} tokens", n, batch=1) for n in (63, 64, 65)]
     if incremental is not None:
