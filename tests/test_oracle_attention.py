@@ -66,6 +66,15 @@ def test_every_mistake_is_rejected_and_named(name, dtype, shape):
     assert report.findings[0].alternatives == ()
 
 
+@pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
+@pytest.mark.parametrize("name", ["attention factor not squared", "attention factor missing"])
+def test_small_factors_are_told_from_noise(name, factor):
+    rope = Rope(64, 10000.0, "half", scaling=YaRN(factor, 1024))
+    case = make_case(4, 2, 64, True, rope, None, None, None, DTYPES["bfloat16"])
+    report = check_attention(ATTENTION[name].make(case), rope=rope, dtype=DTYPES["bfloat16"])
+    assert name in (report.findings[0].fault, *report.findings[0].alternatives)
+
+
 @pytest.mark.parametrize("name", ATTENTION)
 def test_every_variant_of_a_mistake_is_named(name):
     case = case_of(SHAPES["grouped"], "float32", **options(name))

@@ -41,7 +41,7 @@ from ..theta import Rope, check_rope, frequencies
 from .attention_faults import ATTENTION, Changes, Fault
 from .attention_steps import Case, Parts, Steps, attend
 from .attention_steps import incremental as stepping
-from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, explain
+from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
 from .report import Finding, Mismatch, Report
 
 SMALL = ("float16", "bfloat16")
@@ -402,8 +402,10 @@ def _explained(fn: Candidate, case: Case, judge: Judge) -> list[Finding]:
         if fault.name not in MEASURED
         for changes in fault.changes(case)
     ]
-    lost = _lost_weights(judge)
-    return lost or explain(judge, known, _measured(fn, case, judge)) or _rough(case, judge)
+    if found := one_of(judge, known) or _lost_weights(judge):
+        return found
+    measured = list(_measured(fn, case, judge))
+    return one_of(judge, measured) or two_of(judge, known + measured) or _rough(case, judge)
 
 
 def _measured(fn: Candidate, case: Case, judge: Judge) -> Iterator[Named]:

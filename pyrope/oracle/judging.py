@@ -143,22 +143,19 @@ class Judge:
 Named: TypeAlias = tuple[Fault, Changes]
 
 
-def explain(judge: Judge, known: Sequence[Named], measured: Iterable[Named]) -> list[Finding]:
-    """Findings, by the mistakes that fit; none if none does."""
-    tried: list[Named] = []
-    for some in (known, measured):
-        more = list(some)
-        fits = [(judge.ratio(changes), i) for i, (_, changes) in enumerate(more)]
-        fitting = [more[i] for ratio, i in sorted(fits) if ratio <= 1]
-        if fitting:
-            fault, changes = fitting[0]
-            others = dict.fromkeys(other.name for other, _ in fitting if other is not fault)
-            return [_finding(judge, fault, changes, tuple(others))]
-        tried += more
-    return _pair(judge, tried)
+def one_of(judge: Judge, named: Iterable[Named]) -> list[Finding]:
+    """The mistake that fits, with the others that do; none if none does."""
+    tried = list(named)
+    fits = [(judge.ratio(changes), i) for i, (_, changes) in enumerate(tried)]
+    fitting = [tried[i] for ratio, i in sorted(fits) if ratio <= 1]
+    if not fitting:
+        return []
+    fault, changes = fitting[0]
+    others = dict.fromkeys(other.name for other, _ in fitting if other is not fault)
+    return [_finding(judge, fault, changes, tuple(others))]
 
 
-def _pair(judge: Judge, named: Sequence[Named]) -> list[Finding]:
+def two_of(judge: Judge, named: Sequence[Named]) -> list[Finding]:
     """Two mistakes at once: those that change something here, and fit together."""
     short = [i for i in judge.failed if judge.probes[i].k.shape[-2] <= 64] or judge.failed[:1]
     matter = [(f, c) for f, c in named if any(judge.predict(c, i).ratio(judge.right[i].out) > 1 for i in short)]

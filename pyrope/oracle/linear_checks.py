@@ -30,8 +30,8 @@ from .attention_checks import Maker, ask, make_case, step_by_step, symptoms
 from .attention_faults import LINEAR, Changes
 from .attention_steps import Case, LinearSteps, Parts, attend_linearly
 from .attention_steps import incremental as stepping
-from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, explain
-from .report import Mismatch, Report
+from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
+from .report import Finding, Mismatch, Report
 
 GRADES = ("rounded once", "features rounded")  # best first
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
@@ -140,11 +140,14 @@ def _judges(case: Case, dtype: np.dtype[Any], probes: Sequence[Probe], answers: 
     return [judge(level) for level in range(len(GRADES))]
 
 
-def _explained(case: Case, judge: Judge) -> list[Any]:
+def _explained(case: Case, judge: Judge) -> list[Finding]:
     known: list[Named] = [
         (fault, changes) for fault in LINEAR.values() if fault.name not in MEASURED for changes in fault.changes(case)
     ]
-    return explain(judge, known, _measured(case, judge))
+    if found := one_of(judge, known):
+        return found
+    measured = list(_measured(case, judge))
+    return one_of(judge, measured) or two_of(judge, known + measured)
 
 
 def _measured(case: Case, judge: Judge) -> Iterator[Named]:
