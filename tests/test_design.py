@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "containers": {"checks", "theta", "rotation"},
     "checkpoints": {"backend", "theta", "phase", "architecture", "families", "containers"},
     "text": {"checks", "containers"},
-    "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle"},
+    "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle/__init__", "oracle/tensors"},
     "__main__": {"cli"},
     "oracle/__init__": set(),
     "oracle/report": set(),
@@ -63,10 +63,21 @@ MAY_IMPORT = {
     },
     "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/report"},
     "oracle/tensors": set(),
-    "oracle/adapters": {"checks", "oracle/tensors"},
+    "oracle/adapters": {"backend", "checks", "oracle/tensors"},
     "oracle/vector_cases": {"checks", "phase", "theta", "softmax", "linear", "oracle/tolerance"},
     "oracle/vectors": {"checks", "phase", "theta", "oracle/tolerance", "oracle/report", "oracle/tensors", "oracle/vector_cases"},
     "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
+    "oracle/attention_steps": {"backend", "rotation", "theta"},
+    "oracle/attention_faults": {"theta", "oracle/attention_steps"},
+    "oracle/judging": {"backend", "oracle/attention_faults", "oracle/report"},
+    "oracle/attention_checks": {
+        "checks", "backend", "rotation", "softmax", "theta",
+        "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
+    },
+    "oracle/linear_checks": {
+        "checks", "backend", "linear", "theta",
+        "oracle/attention_checks", "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
+    },
 }  # fmt: skip
 THIRD_PARTY = {"numpy"}
 

@@ -1,0 +1,355 @@
+"""The oracle of softmax attention: every known mistake is rejected and named, nothing that is right is rejected."""
+
+import functools
+import math
+import pathlib
+
+import attention_forms as forms
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import DTYPES, layouts
+
+import pyrope
+from pyrope import Rope, YaRN
+from pyrope.oracle import attention_checks
+from pyrope.oracle.attention_checks import assert_attention, check_attention, make_case
+from pyrope.oracle.attention_faults import ATTENTION, LINEAR
+from pyrope.oracle.attention_steps import Steps, attend, candidate
+from pyrope.oracle.report import Mismatch
+
+D = 32
+SHAPES = {"grouped": {"heads": 4, "key_heads": 2}, "plain": {"heads": 3, "key_heads": 3}}
+ROPE = Rope(D, 10000.0, "half")
+YARN = Rope(D, 10000.0, "interleaved", scaling=YaRN(8.0, 1024))
+LOW = ["float32", "float16", "bfloat16"]
+
+
+def options(name):
+    """Options in which a mistake changes something."""
+    fault, chosen = ATTENTION[name], {}
+    chosen |= {"window": 7} if "window" in name else {}
+    chosen |= {"softcap": 20.0} if "softcap" in name else {}
+    chosen |= {"causal": False} if name == "causal by mistake" else {}
+    chosen |= {"rope": ROPE} if fault.where == "rotation" or "positions" in name else {}
+    return chosen | ({"rope": YARN} if "factor" in name or "scaling" in name else {})
+
+
+def case_of(shape, dtype, **chosen):
+    full = {"causal": True, "rope": None, "window": None, "softcap": None, "scale": None} | chosen
+    return make_case(**shape, head_dim=D, dtype=DTYPES[dtype], **full)
+
+
+def broken(name, shape, dtype, variant=0):
+    """The report about a candidate that makes a mistake, or None where the mistake changes nothing."""
+    chosen, fault = options(name), ATTENTION[name]
+    case = case_of(shape, dtype, **chosen)
+    if len(fault.changes(case)) <= variant:
+        return None
+    fn, more = fault.make(case, variant), {}
+    if fault.where == "cache":
+        fn, more = candidate(case, Steps()), {"incremental": fault.make(case, variant, stepping=True)}
+    return check_attention(fn, **shape, head_dim=D, dtype=DTYPES[dtype], **chosen, **more)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_every_mistake_is_rejected_and_named(name, dtype, shape):
+    report = broken(name, SHAPES[shape], dtype)
+    if report is None:
+        assert (name, shape) == ("heads tiled", "plain")
+        return
+    assert not report.ok
+    assert report.faults == (name,), str(report)
+    assert report.findings[0].alternatives == ()
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
+@pytest.mark.parametrize("name", ["attention factor not squared", "attention factor missing"])
+def test_small_factors_are_told_from_noise(name, factor):
+    rope = Rope(64, 10000.0, "half", scaling=YaRN(factor, 1024))
+    case = make_case(4, 2, 64, True, rope, None, None, None, DTYPES["bfloat16"])
+    report = check_attention(ATTENTION[name].make(case), rope=rope, dtype=DTYPES["bfloat16"])
+    assert name in (report.findings[0].fault, *report.findings[0].alternatives)
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_every_variant_of_a_mistake_is_named(name):
+    case = case_of(SHAPES["grouped"], "float32", **options(name))
+    for variant in range(1, len(ATTENTION[name].changes(case))):
+        assert broken(name, SHAPES["grouped"], "float32", variant).faults == (name,)
+
+
+def test_there_are_enough_and_each_says_what_to_do():
+    assert len(ATTENTION) + len(LINEAR) >= 60
+    for fault in (*ATTENTION.values(), *LINEAR.values()):
+        assert all((fault.name, fault.where, fault.symptom, fault.cause, fault.fix))
+
+
+# What is right
+
+
+@st.composite
+def tasks(draw):
+    g, r = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 3), (3, 2)]))
+    d = draw(st.sampled_from([4, 16, 64]))
+    rope = Rope(d, draw(st.sampled_from([100.0, 10000.0, 5e5])), draw(layouts)) if draw(st.booleans()) else None
+    return {
+        "heads": g * r, "key_heads": g, "head_dim": d, "causal": draw(st.booleans()), "rope": rope,
+        "window": draw(st.sampled_from([None, None, 1, 2, 9, 60])), "softcap": draw(st.sampled_from([None, None, 5.0, 50.0])),
+        "scale": draw(st.sampled_from([None, None, 0.3, 1.0])), "dtype": DTYPES[draw(st.sampled_from([*LOW, "float64"]))],
+    }  # fmt: skip
+
+
+def by_pyrope(function, causal=True, rope=None, **rest):
+    def fn(q, k, v, positions=None, mask=None):
+        if rope is not None:
+            q, k = pyrope.rotate(q, positions, rope), pyrope.rotate(k, positions, rope)
+        return function(q, k, v, causal=causal, mask=mask, **rest)
+
+    return fn
+
+
+def stepping(fn):
+    """A candidate with a cache, of one without: it keeps the keys as they are."""
+
+    def begin():
+        past = []
+
+        def step(q, k, v, positions=None):
+            new = (k, v) if positions is None else (k, v, positions)
+            past[:] = (
+                [np.concatenate(x, axis=-2 if x[0].ndim > 2 else -1) for x in zip(past, new, strict=True)]
+                if past
+                else new
+            )
+            k, v = past[:2]
+            # The queries before are not asked again: any will do.
+            before = np.zeros((*q.shape[:-2], k.shape[-2] - q.shape[-2], q.shape[-1]), q.dtype)
+            return fn(np.concatenate((before, q), axis=-2), *past)[..., -q.shape[-2] :, :]
+
+        return step
+
+    return begin
+
+
+@settings(max_examples=25)
+@given(tasks(), st.sampled_from(["attention", "definition", "eager", "eager, exact", "online", "online, exact"]))
+def test_what_is_right_is_never_rejected(task, form):
+    named = {name: task[name] for name in ("causal", "rope", "window", "softcap", "scale")}
+    kind, _, exact = form.partition(", ")
+    if kind in ("attention", "definition"):
+        function = pyrope.attention if kind == "attention" else pyrope.attention_by_definition
+        fn = by_pyrope(function, **named)
+    else:
+        make = forms.eager if kind == "eager" else forms.online
+        fn = make(task["dtype"], low=not exact and task["dtype"].itemsize == 2, **named)
+    report = check_attention(fn, incremental=stepping(fn) if task["causal"] else None, **task)
+    assert report.verdict == "right", str(report)
+    if kind in ("attention", "definition") and task["rope"] is None and task["dtype"].itemsize == 2:
+        assert report.precision == "rounded once"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_grade_says_what_was_rounded(dtype):
+    kind, shape = DTYPES[dtype], {"heads": 4, "key_heads": 2, "head_dim": 64}
+    grades = {}
+    for name, fn in {
+        "once": forms.online(kind, low=False),
+        "weights": forms.online(kind),
+        "scores": forms.eager(kind),
+    }.items():
+        grades[name] = check_attention(fn, dtype=kind, **shape).precision
+    assert grades == {"once": "rounded once", "weights": "weights rounded", "scores": "scores rounded"}
+    strict = check_attention(forms.eager(kind), dtype=kind, grade="weights rounded", **shape)
+    assert strict.faults == ("softmax in low precision",) and "asked for" in strict.findings[0].evidence
+
+
+@settings(max_examples=20)
+@given(tasks())
+def test_the_steps_are_right_by_default(task):
+    # Predictions of mistakes start from these steps, what is right does not: the two must agree.
+    case = make_case(**task)
+    probes, _ = attention_checks._probes(
+        case, np.dtype(np.float64), {"mask", "segments"}, case.rope is None, 4096, None
+    )
+    for probe in probes:
+        got = attend(case, Steps(), *probe.wide(), **probe.options).out
+        assert np.abs(got - attention_checks._truth(case, probe)).max() < 1e-9
+
+
+# Mistakes written by hand, in other code than the catalogue's
+
+
+def by_hand(q, k, v, *, scale=None, tile=False, away=0, window=None, low=None):
+    h, g, n, m, d = q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    k, v = (np.tile(x, (1, h // g, 1, 1)) if tile else np.repeat(x, h // g, axis=1) for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) * np.float32(d**-0.5 if scale is None else scale)
+    s = s if low is None else s.astype(low).astype(np.float32)
+    no = np.triu(np.ones((n, m), bool), 1 + m - n + away)
+    if window is not None:
+        no |= ~np.triu(np.ones((n, m), bool), m - n - window)
+    s = np.where(no, -np.inf, s)
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True) @ v
+
+
+HANDMADE = {
+    "another scale": {"scale": 0.0711},
+    "scale missing": {"scale": 1.0},
+    "heads tiled": {"tile": True},
+    "sees the next token": {"away": 1},
+    "softmax in low precision": {"low": np.float16},
+}
+
+
+@pytest.mark.parametrize("name", HANDMADE)
+def test_mistakes_made_by_hand(name):
+    fn = functools.partial(by_hand, **HANDMADE[name])
+    assert check_attention(fn, heads=4, key_heads=2, head_dim=D).faults == (name,)
+
+
+def test_bfloat16_scores_within_float32():
+    fn = functools.partial(by_hand, low=DTYPES["bfloat16"])
+    report = check_attention(fn, head_dim=D)
+    assert report.faults == ("softmax in low precision",) and "float16 allows" in report.findings[0].evidence
+
+
+def test_a_window_off_by_one_by_hand():
+    assert check_attention(functools.partial(by_hand, window=5), window=5, head_dim=D).faults == (
+        "window one too wide",
+    )
+    assert check_attention(functools.partial(by_hand, window=4), window=5, head_dim=D).ok
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("window", [100, 1000])
+def test_a_long_window_is_seen_at_its_edge(window, dtype):
+    def fn(q, k, v, width):
+        return pyrope.attention(q, k, v, causal=True, window=width)
+
+    for width, faults in (
+        (window, ()),
+        (window + 1, ("window one too wide",)),
+        (window - 1, ("window one too narrow",)),
+    ):
+        assert (
+            check_attention(functools.partial(fn, width=width), window=window, dtype=DTYPES[dtype], head_dim=D).faults
+            == faults
+        )
+    silent = check_attention(functools.partial(fn, width=window), window=window, cache=False, head_dim=D)
+    assert silent.ok and any("could not be tried" in note for note in silent.notes) == (window > 512)
+
+
+def test_the_scale_is_measured():
+    report = check_attention(functools.partial(by_hand, scale=0.3 / math.sqrt(D)), head_dim=D)
+    assert "scale=0.3000" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("base", [123.4, 500000.0])
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_base_is_read_from_scores(base, layout):
+    fn = by_pyrope(pyrope.attention, rope=Rope(D, base, layout))
+    report = check_attention(fn, rope=ROPE, head_dim=D)
+    assert report.faults == ("another base",)
+    found = float(report.findings[0].evidence.partition("base=")[2].partition(",")[0])
+    assert abs(found / base - 1) < 1e-3 and layout in report.findings[0].evidence
+
+
+PAIRS = [
+    ("scale missing", "heads tiled"), ("sees the next token", "softcap missing"), ("values rotated", "keys not rotated"),
+    ("not causal", "values rotated"), ("window one too wide", "scale applied twice"), ("another pairing", "scale missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("first, second", PAIRS)
+def test_two_mistakes_at_once(first, second, dtype):
+    chosen = options(first) | options(second)
+    case = case_of(SHAPES["grouped"], dtype, **chosen)
+    one, two = ATTENTION[first].changes(case)[0], ATTENTION[second].changes(case)[0]
+    both = {**one, **two}
+    fn = candidate(case, Steps(**both))
+    report = check_attention(fn, head_dim=D, dtype=DTYPES[dtype], **chosen)
+    assert not report.ok
+    if not set(one) & set(two):
+        assert set(report.faults) == {first, second}
+
+
+def attend_to_shuffled_rows(q, k, v):
+    return pyrope.attention(q, np.roll(k, 1, axis=0), np.roll(v, 1, axis=0), causal=True)
+
+
+def blend_heads(q, k, v):
+    k = (0.9 * k + 0.1 * k[:, ::-1]).astype(k.dtype)
+    return pyrope.attention(q, k, v, causal=True)
+
+
+def peek(q, k, v):
+    out = pyrope.attention(q, k, v, causal=True)
+    return (0.9 * out + 0.1 * pyrope.attention(q, k, v)).astype(q.dtype)
+
+
+@pytest.mark.parametrize(
+    "fn, name", [(attend_to_shuffled_rows, "batch rows mixed"), (blend_heads, "heads mixed"), (peek, "not causal")]
+)
+def test_who_influences_whom_is_seen_without_a_mistake_that_fits(fn, name):
+    assert name in check_attention(fn, head_dim=D).faults
+
+
+def test_what_nothing_explains_is_said_so():
+    report = check_attention(lambda q, k, v: pyrope.attention(q, k, v, causal=True) + np.float32(0.01), head_dim=D)
+    assert report.faults == ("unexplained",)
+    assert "none of the known mistakes" in str(report)
+
+
+def test_a_cache_that_restarts_is_named_though_the_full_pass_is_right():
+    fn = by_pyrope(pyrope.attention, rope=ROPE)
+
+    def begin():
+        step = stepping(fn)()
+        return lambda q, k, v, positions: step(q, k, v, positions - positions[:, :1])
+
+    report = check_attention(fn, rope=ROPE, head_dim=D, incremental=begin)
+    # One token at a time all are at position 0, as if nothing were rotated; a prompt first shows what it is.
+    assert report.faults == ("cache positions restart",)
+    assert check_attention(fn, rope=ROPE, head_dim=D, incremental=stepping(fn)).ok
+
+
+# The rest of the contract
+
+
+def test_the_report_is_an_assertion_too():
+    assert_attention(functools.partial(by_hand), head_dim=D)
+    with pytest.raises(Mismatch, match="scale missing") as caught:
+        assert_attention(functools.partial(by_hand, scale=1.0), head_dim=D)
+    assert caught.value.report.errors[0].worst > 1e3
+
+
+def test_what_a_candidate_cannot_do_is_noted():
+    notes = check_attention(lambda q, k, v: by_hand(q, k, v), head_dim=D).notes
+    assert any("mask, segments" in note for note in notes)
+    assert not check_attention(forms.eager(np.float32), head_dim=D).notes
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"heads": 3, "key_heads": 2}, "key_heads must divide"), ({"grade": "perfect"}, "grade must be one of"),
+        ({"rope": Rope(16, 1e4, "half")}, "head_dim of 64"), ({"max_position": 5}, "max_position must be at least"),
+        ({"dtype": np.int64}, "dtype must be"), ({"window": 0}, "window must be at least 1"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(options, told):
+    with pytest.raises((ValueError, TypeError), match=told):
+        check_attention(by_hand, **options)
+
+
+def test_the_document_is_the_catalogue():
+    text = (pathlib.Path(__file__).parent.parent / "docs/diagnosis-attention.md").read_text()
+    for title, faults in (("softmax", ATTENTION), ("linear", LINEAR)):
+        rows = [f"| {f.name} | {f.where} | {f.symptom} | {f.cause} | {f.fix} |" for f in faults.values()]
+        assert "\n".join(rows) in text, title

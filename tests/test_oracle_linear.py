@@ -1,0 +1,203 @@
+"""The oracle of linear attention: every known mistake is rejected and named, nothing that is right is rejected."""
+
+import functools
+
+import attention_forms as forms
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import DTYPES, layouts
+
+import pyrope
+from pyrope import Rope, YaRN
+from pyrope.oracle import linear_checks
+from pyrope.oracle.attention_checks import make_case
+from pyrope.oracle.attention_faults import LINEAR
+from pyrope.oracle.attention_steps import LinearSteps, attend_linearly, candidate
+from pyrope.oracle.linear_checks import MAPS, assert_linear_attention, check_linear_attention
+from pyrope.oracle.report import Mismatch
+
+D = 32
+SHAPES = {"grouped": {"heads": 4, "key_heads": 2}, "plain": {"heads": 3, "key_heads": 3}}
+ROPE = Rope(D, 10000.0, "half")
+YARN = Rope(D, 10000.0, "interleaved", scaling=YaRN(8.0, 1024))
+LOW = ["float32", "float16", "bfloat16"]
+
+
+def options(name):
+    chosen = {"rope": YARN if "factor" in name else ROPE}
+    return chosen | ({"causal": False} if name == "causal by mistake" else {})
+
+
+def broken(name, shape, dtype, variant=0):
+    """The report about a candidate that makes a mistake, or None where the mistake changes nothing."""
+    chosen, fault = options(name), LINEAR[name]
+    full = {"causal": True, "window": None, "softcap": None, "scale": None} | chosen
+    case = make_case(**shape, head_dim=D, dtype=DTYPES[dtype], **full)
+    if len(fault.changes(case)) <= variant:
+        return None
+    fn, more = fault.make(case, variant), {}
+    if fault.where == "cache":
+        fn, more = candidate(case, LinearSteps()), {"incremental": fault.make(case, variant, stepping=True)}
+    return check_linear_attention(fn, **shape, dtype=DTYPES[dtype], **chosen, **more)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", LINEAR)
+def test_every_mistake_is_rejected_and_named(name, dtype, shape):
+    report = broken(name, SHAPES[shape], dtype)
+    if report is None:
+        assert (name, shape) == ("heads tiled", "plain")
+        return
+    assert report.faults == (name,), str(report)
+    assert report.findings[0].alternatives == ()
+
+
+@pytest.mark.parametrize("name", ["another feature map", "output transposed"])
+def test_every_variant_of_a_mistake_is_named(name):
+    for variant in range(1, 9 if "map" in name else 2):
+        assert broken(name, SHAPES["grouped"], "float32", variant).faults == (name,)
+
+
+@pytest.mark.parametrize("chunk", [16, 48, 100, 256])
+@pytest.mark.parametrize("lost", ["state", "numerator", "normaliser"])
+def test_a_chunk_of_any_length_is_measured(lost, chunk):
+    case = make_case(4, 2, D, True, ROPE, None, None, None, np.dtype(np.float32))
+    changes = {"chunk": chunk, "lost": linear_checks.LOST[lost]}
+    report = check_linear_attention(candidate(case, LinearSteps(**changes)), rope=ROPE)
+    assert report.faults == (f"{lost} lost between chunks",)
+    assert f"chunk={chunk}" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("decay", [0.6, 0.93, 0.9987])
+def test_a_decay_is_measured(decay):
+    case = make_case(4, 2, D, True, ROPE, None, None, None, np.dtype(np.float32))
+    report = check_linear_attention(candidate(case, LinearSteps(decay=decay)), rope=ROPE)
+    assert report.faults == ("state decays",)
+    found = float(report.findings[0].evidence.partition("decay=")[2].rstrip(").").removeprefix("np.float64("))
+    assert abs(found - decay) < 1e-4
+
+
+# What is right
+
+
+@st.composite
+def tasks(draw):
+    g, r = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 3)]))
+    d, name = draw(st.sampled_from([2, 16, 64])), draw(st.sampled_from(MAPS))
+    d = 16 if name.startswith("relu") and d < 16 else d
+    return {
+        "heads": g * r, "key_heads": g, "rope": Rope(d, draw(st.sampled_from([100.0, 10000.0, 5e5])), draw(layouts)),
+        "feature_map": name, "causal": draw(st.booleans()), "dtype": DTYPES[draw(st.sampled_from([*LOW, "float64"]))],
+    }  # fmt: skip
+
+
+def by_pyrope(q, k, v, positions, rope, **named):
+    return pyrope.linear_attention(q, k, v, positions, rope, **named)
+
+
+def rounded(q, k, v, positions, *, rope, feature_map, causal, dtype):
+    """All weights at once, every step rounded to the dtype, as eager code does it."""
+    phi = {"elu+1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))), "exp": np.exp,
+           "relu": lambda x: np.maximum(x, 0), "relu2": lambda x: np.maximum(x, 0) ** 2}[feature_map]  # fmt: skip
+    r, h = forms.rounder(dtype), q.shape[1]
+    wide = np.float64 if dtype == np.float64 else np.float32
+    q, k, v = (x.astype(wide) for x in (q, k, v))
+    k, v = np.repeat(k, h // k.shape[1], axis=1), np.repeat(v, h // v.shape[1], axis=1)
+    q, k = r(phi(q)), r(phi(k))
+    lower = np.tri(q.shape[2]) if causal else 1.0
+    turned = [r(forms.turned(x, positions, rope.pure, r)) for x in (q, k)]
+    numerator = r(turned[0] @ turned[1].swapaxes(-1, -2)) * lower @ v
+    denominator = ((q @ k.swapaxes(-1, -2)) * lower).sum(axis=-1, keepdims=True)
+    # Sums over many tokens are beyond float16, and nobody keeps them in it.
+    sums = r if dtype != np.float16 else forms.exactly
+    return (sums(numerator) / sums(denominator)).astype(dtype)
+
+
+def begin(rope, feature_map):
+    state = None
+
+    def step(q, k, v, positions):
+        nonlocal state
+        out, state = pyrope.linear_step(q, k, v, positions, rope, state=state, feature_map=feature_map)
+        return out
+
+    return step
+
+
+@settings(max_examples=25)
+@given(
+    tasks(),
+    st.sampled_from(["chunked", "recurrent", "quadratic", "parallel", "rounded"]),
+    st.sampled_from([7, 64, 192]),
+)
+def test_what_is_right_is_never_rejected(task, form, chunk):
+    named = {name: task[name] for name in ("rope", "feature_map", "causal")}
+    if form == "rounded":
+        fn = functools.partial(rounded, dtype=task["dtype"], **named)
+    else:
+        form = (
+            form
+            if form in (("chunked", "recurrent", "quadratic") if task["causal"] else ("parallel", "quadratic"))
+            else "quadratic"
+        )
+        fn = functools.partial(by_pyrope, form=form, chunk=chunk, **named)
+    step = functools.partial(begin, task["rope"], task["feature_map"]) if task["causal"] else None
+    report = check_linear_attention(fn, incremental=step, **task)
+    assert report.verdict == "right", str(report)
+    if form != "rounded" and task["dtype"].itemsize == 2:
+        assert report.precision == "rounded once"
+
+
+@settings(max_examples=10)
+@given(tasks())
+def test_the_steps_are_right_by_default(task):
+    case = make_case(
+        task["heads"],
+        task["key_heads"],
+        task["rope"].head_dim,
+        task["causal"],
+        task["rope"],
+        None,
+        None,
+        None,
+        task["dtype"],
+    )
+    case = linear_checks.replace(case, feature_map=task["feature_map"])
+    for probe in linear_checks._probes(case, np.dtype(np.float64), None):
+        got = attend_linearly(case, LinearSteps(), *probe.wide()).out
+        assert np.abs(got - linear_checks._truth(case, probe)).max() < 1e-11
+
+
+# Mistakes written by hand
+
+
+def test_mistakes_of_well_known_kinds_by_hand():
+    linear = functools.partial(pyrope.linear_attention, causal=True)
+    before = lambda q, k, v, at: linear(pyrope.rotate(q, at, ROPE), pyrope.rotate(k, at, ROPE), v)  # noqa: E731
+    other = lambda q, k, v, at: linear(q, k, v, at, ROPE, feature_map="relu")  # noqa: E731
+    late = lambda q, k, v, at: linear(q, k, v, at, Rope(D, 10000.0, "interleaved"))  # noqa: E731
+    assert check_linear_attention(before, rope=ROPE).faults == ("rotated before the feature map",)
+    assert check_linear_attention(other, rope=ROPE).faults == ("another feature map",)
+    assert check_linear_attention(late, rope=ROPE).faults == ("unexplained",)
+
+
+def test_two_mistakes_at_once():
+    case = make_case(4, 2, D, True, ROPE, None, None, None, np.dtype(np.float32))
+    fn = candidate(case, LinearSteps(groups="tiled", denominator="rotated"))
+    assert set(check_linear_attention(fn, rope=ROPE).faults) == {"heads tiled", "denominator rotated"}
+
+
+def test_the_report_is_an_assertion_too():
+    assert_linear_attention(lambda q, k, v, at: pyrope.linear_attention(q, k, v, at, ROPE, causal=True), rope=ROPE)
+    with pytest.raises(Mismatch, match="Eq. \\(18\\)"):
+        assert_linear_attention(lambda q, k, v, at: pyrope.linear_attention(q, k, v, causal=True), rope=ROPE)
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match="feature_map must be one of"):
+        check_linear_attention(by_pyrope, rope=ROPE, feature_map="identity")
+    with pytest.raises(ValueError, match="at least 16 for relu"):
+        check_linear_attention(by_pyrope, rope=Rope(8, 1e4, "half"), feature_map="relu")
