@@ -10,22 +10,62 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import encodings as encodings
-    from .architecture import Config as Config, Layer as Layer, Model as Model, Weights as Weights, random_model as random_model, weight_shapes as weight_shapes
+    from .architecture import (
+        Config as Config,
+        Layer as Layer,
+        Model as Model,
+        Weights as Weights,
+        random_model as random_model,
+        weight_shapes as weight_shapes,
+    )
     from .backend import from_numpy as from_numpy, get as get, namespace as namespace, to_numpy as to_numpy
     from .checkpoints import load as load
     from .containers import find_smollm2 as find_smollm2
     from .generation import generate as generate
-    from .linear import LinearState as LinearState, attention_weights as attention_weights, linear_attention as linear_attention, linear_state as linear_state, linear_step as linear_step
+    from .linear import (
+        LinearState as LinearState,
+        attention_weights as attention_weights,
+        linear_attention as linear_attention,
+        linear_state as linear_state,
+        linear_step as linear_step,
+    )
     from .oracle.attention_checks import assert_attention as assert_attention, check_attention as check_attention
     from .oracle.checking import assert_rotation as assert_rotation, check_rotation as check_rotation
     from .oracle.identification import identify as identify
-    from .oracle.linear_checks import assert_linear_attention as assert_linear_attention, check_linear_attention as check_linear_attention
+    from .oracle.linear_checks import (
+        assert_linear_attention as assert_linear_attention,
+        check_linear_attention as check_linear_attention,
+    )
     from .oracle.report import Mismatch as Mismatch, Report as Report
     from .phase import cos_sin as cos_sin
-    from .rotation import Tables as Tables, decay as decay, permute_weights as permute_weights, rotate as rotate, rotate_complex as rotate_complex, rotation_matrix as rotation_matrix, rotation_tables as rotation_tables, unrotate as unrotate
-    from .softmax import attention as attention, attention_by_definition as attention_by_definition, attention_scores as attention_scores
+    from .rotation import (
+        Tables as Tables,
+        decay as decay,
+        permute_weights as permute_weights,
+        rotate as rotate,
+        rotate_complex as rotate_complex,
+        rotation_matrix as rotation_matrix,
+        rotation_tables as rotation_tables,
+        unrotate as unrotate,
+    )
+    from .softmax import (
+        attention as attention,
+        attention_by_definition as attention_by_definition,
+        attention_scores as attention_scores,
+    )
     from .text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
-    from .theta import Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE, Proportional as Proportional, Rope as Rope, YaRN as YaRN, frequencies as frequencies, wavelengths as wavelengths
+    from .theta import (
+        Axes as Axes,
+        DynamicNTK as DynamicNTK,
+        Linear as Linear,
+        Llama3 as Llama3,
+        LongRoPE as LongRoPE,
+        Proportional as Proportional,
+        Rope as Rope,
+        YaRN as YaRN,
+        frequencies as frequencies,
+        wavelengths as wavelengths,
+    )
     from .transformer import Cache as Cache, forward as forward
 
 _PLACES = {

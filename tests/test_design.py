@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/report"},
     "oracle/tensors": set(),
     "oracle/adapters": {"backend", "checks", "oracle/tensors"},
-    "oracle/vector_cases": {"checks", "phase", "theta", "softmax", "linear", "oracle/tolerance"},
+    "oracle/vector_cases": {"checks", "phase", "theta", "linear", "oracle/tolerance", "oracle/tensors"},
     "oracle/vectors": {"checks", "phase", "theta", "oracle/tolerance", "oracle/report", "oracle/tensors", "oracle/vector_cases"},
     "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
     "oracle/attention_steps": {"backend", "rotation", "theta"},

@@ -7,8 +7,7 @@ import pathlib
 import attention_forms as forms
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import DTYPES, layouts
 
 import pyrope

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from oracle_cases import DTYPES, right, ropes
-from strategies import dtypes
-from strategies import ropes as any_rope
+from strategies import dtypes, ropes as any_rope
 
 import pyrope
 from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies, identify

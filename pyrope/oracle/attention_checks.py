@@ -39,8 +39,7 @@ from ..rotation import rotate
 from ..softmax import attention_by_definition
 from ..theta import Rope, check_rope, frequencies
 from .attention_faults import ATTENTION, Changes, Fault
-from .attention_steps import Case, Parts, Steps, attend
-from .attention_steps import incremental as stepping
+from .attention_steps import Case, Parts, Steps, attend, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
 from .report import Finding, Mismatch, Report
 

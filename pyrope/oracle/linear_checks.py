@@ -28,8 +28,7 @@ from ..linear import linear_attention
 from ..theta import Rope
 from .attention_checks import Maker, ask, make_case, step_by_step, symptoms
 from .attention_faults import LINEAR, Changes
-from .attention_steps import Case, LinearSteps, Parts, attend_linearly
-from .attention_steps import incremental as stepping
+from .attention_steps import Case, LinearSteps, Parts, attend_linearly, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
 from .report import Finding, Mismatch, Report
 
