@@ -109,6 +109,13 @@ def test_two_faults_at_once_are_both_named(one, two, fields, dtype):
     assert len(report.findings) == 2 and {one, two} <= named(report)
 
 
+def test_a_fault_that_explains_nearly_everything_is_not_named():
+    theta = frequencies(Rope(64, 500000.0, "half"))
+    theta[20] *= 1.01
+    report = check_rotation(replace(recipe_of(HALF), theta=theta).candidate(), HALF)
+    assert report.faults == ("unexplained",)
+
+
 def test_a_skipped_head_does_not_hide_the_base():
     broken = FAULTS["only the first head rotated"].wrap(right(Rope(64, 500000.0, "half"))["engine"], HALF)
     assert set(check_rotation(broken, HALF).faults) == {"only the first head rotated", "wrong base"}
