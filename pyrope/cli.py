@@ -73,13 +73,17 @@ examples:
 class _Parser(argparse.ArgumentParser):
     """A parser that suggests what a typo may have meant."""
 
+    typed: Sequence[str] = ()  # the words of the command line
+    options: frozenset[str] = frozenset()  # of all commands
+
     def error(self, message: str) -> NoReturn:
-        known = [word for action in self._actions for word in action.option_strings]
-        known += [word for action in self._actions if isinstance(action.choices, dict) for word in action.choices]
-        typed = re.findall(r"invalid choice: '([^']+)'|(--[\w-]+)", message)
-        for word in (one or other for one, other in typed):
-            if close := difflib.get_close_matches(word, known, n=1):
-                message += f" (did you mean {close[0]}?)" if close[0] != word else ""
+        known = {word: _Parser.options for word in _Parser.typed if word.startswith("--")}
+        if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
+            known[found[1]] = frozenset(re.findall(r"[\w-]+", found[2]))
+        for word, words in known.items():
+            word = word.partition("=")[0]
+            if word not in words and (close := difflib.get_close_matches(word, words, n=1)):
+                message += f" (did you mean {close[0]}?)"
         super().error(message)
 
 
@@ -89,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (_add_check, _add_identify, _add_table, _add_vectors, _add_trace, _add_diff, _add_generate):
         add(commands)
+    every = [action for command in (parser, *commands.choices.values()) for action in command._actions]
+    _Parser.options = frozenset(word for action in every for word in action.option_strings)
     return parser
 
 
@@ -484,7 +490,9 @@ def _progress(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 if all went well, 2 for misuse, 130 if it was interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    _Parser.typed = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
         if sys.stdout is not None:  # it may be closed

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 import pyrope
 from pyrope.cli import main
+from pyrope.oracle import gallery
 
 LLAMA3 = "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
 PLAIN = ["table", "--head-dim", "8", "--base", "10000", "--layout", "half"]
@@ -184,3 +185,178 @@ def test_generate_says_what_is_wrong(capsys, folder, arguments, said):
 def test_generate_says_what_is_not_there(capsys, tmp_path):
     assert main(["generate", "--model", str(tmp_path / "none"), "a"]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+# --- the oracle ---
+
+ROPE = ["--head-dim", "32", "--base", "10000", "--layout", "half"]
+CANDIDATES = """
+import numpy as np
+import pyrope
+
+ROPE = pyrope.Rope(32, 10000.0, "half")
+
+
+def right(x, positions):
+    return pyrope.rotate(x, positions, ROPE)
+
+
+def late(x, positions):
+    return pyrope.rotate(x, positions + 1, ROPE)
+
+
+def heads_last(x, positions):  # (b, n, h, d)
+    return pyrope.rotate(x.swapaxes(1, 2), positions, ROPE).swapaxes(1, 2)
+
+
+def offset(x, offset):
+    return pyrope.rotate(x, np.arange(offset, offset + x.shape[-2]), ROPE)
+
+
+number = 3
+"""
+PROGRAM = """
+import sys
+import numpy as np
+import pyrope
+
+x, positions = np.load(sys.argv[1]), np.load(sys.argv[2])
+np.save(sys.argv[3], pyrope.rotate(x, positions, pyrope.Rope(32, {base}, "half")))
+"""
+
+
+@pytest.fixture
+def candidates(tmp_path):
+    (tmp_path / "candidates.py").write_text(CANDIDATES)
+    return str(tmp_path / "candidates.py")
+
+
+def test_check_without_a_target_runs_the_gallery(capsys):
+    assert main(["check"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
+    assert max(map(len, lines)) <= 80
+    assert sum(" right " in line for line in lines) >= 7 and sum(" wrong " in line for line in lines) >= 12
+    assert any("wrong base" in line for line in lines)
+
+
+def test_the_gallery_says_where_it_was_not_as_expected(capsys, monkeypatch):
+    pieces = [piece for piece in gallery.pieces() if piece.name == "rope_theta not read"]
+    monkeypatch.setattr(gallery, "pieces", lambda: [pieces[0]._replace(faults=("direction",))])
+    assert main(["check"]) == 1
+    assert "UNEXPECTED" in capsys.readouterr().out
+    assert main(["check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["as_expected"] is False
+
+
+def test_check_of_a_function(capsys, candidates):
+    assert main(["check", f"{candidates}:right", *ROPE]) == 0
+    assert capsys.readouterr().out.startswith("rotation: RIGHT")
+    assert main(["check", f"{candidates}:late", *ROPE]) == 1
+    told = capsys.readouterr().out
+    assert "positions one too high" in told and max(map(len, told.splitlines())) <= 80
+    assert main(["check", f"{candidates}:late", *ROPE, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False and told["findings"][0]["fault"] == "positions one too high"
+    assert main(["check", f"{candidates}:right", *ROPE[:3], "500000", *ROPE[4:]]) == 1
+    assert "wrong base" in capsys.readouterr().out
+
+
+def test_check_in_another_shape_dtype_and_from_a_config(capsys, candidates, tmp_path):
+    config = {"model_type": "llama", "head_dim": 32, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = ["--config", str(tmp_path), "--max-position", "2000"]
+    assert main(["check", f"{candidates}:heads_last", "--axes", "bnhd", "--dtype", "bfloat16", *expected]) == 0
+    assert main(["check", f"{candidates}:offset", "--call", "offset", "--dtype", "float64", *expected]) == 0
+    assert "rounded once" in capsys.readouterr().out
+
+
+def test_check_of_a_program(capsys, tmp_path):
+    for base, code in ((10000.0, 0), (500000.0, 1)):
+        (tmp_path / "my_rope.py").write_text(PROGRAM.format(base=base))
+        command = f"{sys.executable} {tmp_path / 'my_rope.py'} {{x}} {{positions}} {{y}}"
+        assert main(["check", "--exec", command, *ROPE, "--max-position", "4095"]) == code
+    assert "wrong base" in capsys.readouterr().out
+    assert main(["check", "--exec", f"{sys.executable} -c 1/0 {{x}} {{positions}} {{y}}", *ROPE]) in (1, 2)
+    told = capsys.readouterr()
+    assert "ZeroDivisionError" in told.out + told.err
+
+
+def test_identify(capsys, candidates):
+    assert main(["identify", f"{candidates}:right", "--head-dim", "32"]) == 0
+    told = capsys.readouterr().out
+    assert "base 10000" in told and "half" in told and max(map(len, told.splitlines())) <= 80
+    assert main(["identify", f"{candidates}:late", "--head-dim", "32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["offset"] == 1
+
+
+def test_vectors_are_written_and_judged(capsys, tmp_path):
+    where, outputs = str(tmp_path / "vectors"), tmp_path / "outputs"
+    assert main(["vectors", where, "--suite", "linear"]) == 0
+    assert "cases written to" in capsys.readouterr().out
+    outputs.mkdir()
+    assert main(["vectors", "--verify", where, str(outputs)]) == 1
+    assert "missing output" in capsys.readouterr().out
+    assert main(["vectors", "--verify", where, str(outputs), "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)[0]["ok"]
+
+
+def test_trace_and_diff(capsys, folder):
+    first, second = str(folder / "a.safetensors"), str(folder / "b.safetensors")
+    assert main(["trace", str(folder), "--tokens", "0,1,2", "-o", first]) == 0
+    assert "of 3 tokens written to" in capsys.readouterr().out
+    assert main(["trace", str(folder), "--text", "a b c", "-o", second]) == 0
+    assert main(["diff", first, second]) == 0
+    config = json.loads((folder / "config.json").read_text()) | {"rope_theta": 500.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["trace", str(folder), "--tokens", "0, 1, 2", "-o", second]) == 0
+    assert main(["diff", first, second]) == 1
+    assert "layers.0.q_rotated" in capsys.readouterr().out
+    assert main(["diff", first, second, "--json"]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"),
+        (["check", "no_such_module:f", *ROPE], "no_such_module"),
+        (["check", "json:nothing", *ROPE], "nothing"),
+        (["check", "json", *ROPE], "module:function"),
+        (["check", "json:dumps", "--exec", "x", *ROPE], "give a target or --exec, not both"),
+        (["check", "--exec", "./x {x}", *ROPE], "{positions}"),
+        (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),
+        (["check", "json:dumps", *ROPE, "--grade", "perfect"], "grade must be one of"),
+        (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"),
+        (["vectors", "--verify", "only-one"], "--verify needs two paths"),
+        (["vectors", "one", "two"], "a second path goes with --verify"),
+        (["diff", "no-such-file", "other"], "no-such-file"),
+        (["trace", "x", "--tokens", "1,b", "-o", "t"], "--tokens must be integers with commas between them, was '1,b'"),
+    ],
+)
+def test_the_oracle_says_what_is_misused(capsys, arguments, said):
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("pyrope: error: ") and said in told
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["chekc"], "did you mean check?"),
+        (["check", "--haed-dim", "3"], "did you mean --head-dim?"),
+        (["generate", "--modle", "x", "y"], "did you mean --model?"),
+        (["vectors", "x", "--suite", "rotatoin"], "did you mean rotation?"),
+    ],
+)
+def test_a_typo_gets_a_suggestion(capsys, arguments, said):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "identify", "table", "vectors", "trace", "diff", "generate"])
+def test_every_command_has_examples(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert stopped.value.code == 0 and f"pyrope {command}" in told.partition("examples:")[2]

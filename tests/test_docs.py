@@ -34,7 +34,9 @@ def test_every_row_is_read_and_its_function_and_test_exist():
 @pytest.mark.parametrize("name", ["README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))])
 def test_examples_in_words_are_true(name):
     path = ROOT / name if name == "README.md" else ROOT / "docs" / name
-    failed, _ = doctest.testfile(str(path), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    failed, _ = doctest.testfile(
+        str(path), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    )
     assert failed == 0
 
 

@@ -85,7 +85,8 @@ class Probe:
             with np.errstate(all="ignore"):
                 y = self.fn(x, given)
         except Exception as error:
-            words = str(error).splitlines()[0] if str(error) else "no message"
+            lines = str(error).splitlines() or ["no message"]
+            words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"  # a program's last words
             raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error
         if not isinstance(y, np.ndarray):
             raise Unreadable(f"it returns {type(y).__name__}, no NumPy array, {told}")
