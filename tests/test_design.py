@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "oracle/__init__": set(),
     "oracle/report": set(),
-    "oracle/probe": {"checks"},
+    "oracle/probe": {"checks", "oracle/tensors"},
     "oracle/tolerance": {"theta", "phase"},
     "oracle/recipes": {"theta", "oracle/probe"},
     "oracle/identification": {"theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
@@ -71,11 +71,11 @@ MAY_IMPORT = {
     "oracle/attention_faults": {"theta", "oracle/attention_steps"},
     "oracle/judging": {"backend", "oracle/attention_faults", "oracle/report"},
     "oracle/attention_checks": {
-        "checks", "backend", "rotation", "softmax", "theta",
+        "checks", "oracle/probe", "backend", "rotation", "softmax", "theta",
         "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
     },
     "oracle/linear_checks": {
-        "checks", "backend", "linear", "theta",
+        "checks", "oracle/probe", "backend", "linear", "theta",
         "oracle/attention_checks", "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
     },
 }  # fmt: skip

@@ -142,6 +142,6 @@ def test_arguments_are_checked():
         Probe(abs, 16, np.float32, 0)
     with pytest.raises(TypeError, match="dtype must be one of float16, bfloat16, float32, float64, was int32"):
         float_dtype(np.int32)
-    with pytest.raises(TypeError, match="give ml_dtypes.bfloat16"):
+    with pytest.raises(TypeError, match="was 'brainfloat'"):
         float_dtype("brainfloat")
     assert float_dtype(ml_dtypes.bfloat16).name == "bfloat16"

@@ -41,6 +41,7 @@ from ..theta import Rope, check_rope, frequencies
 from .attention_faults import ATTENTION, Changes, Fault
 from .attention_steps import Case, Parts, Steps, attend, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
+from .probe import float_dtype
 from .report import Finding, Mismatch, Report
 
 SMALL = ("float16", "bfloat16")
@@ -68,19 +69,20 @@ def check_attention(
     The options say what it is meant to do. ``cache=False`` is for candidates that need n = m, ``max_position`` for
     those with short tables. ``grade`` asks for better rounding than the least that is accepted, of `GRADES`.
     """
-    case = make_case(heads, key_heads, head_dim, causal, rope, window, softcap, scale, np.dtype(dtype))
+    dtype = float_dtype(dtype)
+    case = make_case(heads, key_heads, head_dim, causal, rope, window, softcap, scale, dtype)
     checks.choice("grade", grade, GRADES)
-    probes, notes = _probes(case, np.dtype(dtype), _accepted(fn), cache and rope is None, max_position, incremental)
+    probes, notes = _probes(case, dtype, _accepted(fn), cache and rope is None, max_position, incremental)
     answers, wrong = ask(fn, incremental, probes)
-    judges = _judges(case, np.dtype(dtype).name, probes, answers)
+    judges = _judges(case, dtype.name, probes, answers)
     reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
     if reached is None:
         wrong = wrong + (_explained(fn, case, judges[-1]) or symptoms(fn, case, judges[-1], ATTENTION))
     elif reached > GRADES.index(grade):
         asked = f'; the grade "{grade}" was asked for, "{GRADES[reached]}" was found'
         wrong = wrong + _low(judges[GRADES.index(grade)], asked)
-    told = f"softmax attention of {_words(case)}, {np.dtype(dtype).name}"
-    found = None if reached is None else GRADES[reached] if np.dtype(dtype).itemsize == 2 else "the dtype's own"
+    told = f"softmax attention of {_words(case)}, {dtype.name}"
+    found = None if reached is None else GRADES[reached] if dtype.itemsize == 2 else "the dtype's own"
     return Report(
         "attention", told, "wrong" if wrong else "right", tuple(wrong), found, judges[-1].errors(), tuple(notes)
     )

@@ -30,6 +30,7 @@ from .attention_checks import Maker, ask, make_case, step_by_step, symptoms
 from .attention_faults import LINEAR, Changes
 from .attention_steps import Case, LinearSteps, Parts, attend_linearly, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
+from .probe import float_dtype
 from .report import Finding, Mismatch, Report
 
 GRADES = ("rounded once", "features rounded")  # best first
@@ -53,7 +54,7 @@ def check_linear_attention(
     >>> check_linear_attention(lambda q, k, v, at: linear_attention(q, k, v, causal=True), rope=rope).faults
     ('not rotated: Eq. (18)',)
     """
-    d, dtype = rope.head_dim if head_dim is None else head_dim, np.dtype(dtype)
+    d, dtype = rope.head_dim if head_dim is None else head_dim, float_dtype(dtype)
     case = make_case(heads, key_heads, d, causal, rope, None, None, 1 / math.sqrt(d), dtype)
     case = replace(case, feature_map=checks.choice("feature_map", feature_map, MAPS))
     if feature_map.startswith("relu") and d < 16:

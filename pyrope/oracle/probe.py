@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import checks
+from .tensors import dtype_named
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -29,11 +30,11 @@ class Unreadable(Exception):
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype, if it is one that can be probed."""
+    """The dtype, or the one of this name, if it is one that can be probed."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise TypeError(f"dtype must be {', '.join(DTYPES)}; for bfloat16 give ml_dtypes.bfloat16: {error}") from error
+        found: np.dtype[Any] = dtype_named(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, was {dtype!r}") from error
     if found.name not in DTYPES or not found.isnative:
         raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, was {found}")
     return found
