@@ -110,10 +110,42 @@ def test_two_faults_at_once_are_both_named(one, two, fields, dtype):
 
 
 def test_a_fault_that_explains_nearly_everything_is_not_named():
-    theta = frequencies(Rope(64, 500000.0, "half"))
+    """Neither with one pair nor with one position that it does not predict."""
+    other = recipe_of(Rope(64, 500000.0, "half"))
+    theta = other.theta.copy()
     theta[20] *= 1.01
-    report = check_rotation(replace(recipe_of(HALF), theta=theta).candidate(), HALF)
-    assert report.faults == ("unexplained",)
+    assert check_rotation(replace(other, theta=theta).candidate(), HALF).faults == ("unexplained",)
+    skips = replace(other, place=lambda m: np.where(m == 4096, 0, m))
+    assert check_rotation(skips.candidate(), HALF).faults == ("unexplained",)
+
+
+@pytest.mark.parametrize(
+    "name", ["positions ignored", "consecutive positions assumed", "float16 positions", "float16 angle"]
+)
+def test_faults_that_can_be_told_apart_are(name):
+    for dtype in DTYPES.values():
+        for rope in (HALF, Rope(64, 10000.0, "interleaved", 16, "suffix")):
+            finding = check_rotation(FAULTS[name].make(rope, dtype), rope, dtype=dtype).findings[0]
+            assert (finding.fault, finding.alternatives) == (name, ())
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+def test_one_position_that_is_not_finite_is_seen(base):
+    """And no fault is named that does not predict it."""
+
+    def fn(x, positions):
+        y = pyrope.rotate(x, positions, Rope(64, base, "half"))
+        y[..., positions == 4096, 5] = np.nan
+        return y
+
+    assert check_rotation(fn, HALF).faults == ("unexplained",)
+
+
+@pytest.mark.parametrize("rope", [rope for rope in ropes(64) if rope.base != 150000.0], ids=repr)
+def test_another_base_is_found_under_every_rescaling(rope):
+    for dtype in (np.float32, DTYPES["bfloat16"]):
+        report = check_rotation(right(replace(rope, base=150000.0))["float32 angle"], rope, dtype=dtype)
+        assert report.faults == ("wrong base",) and "150000" in report.findings[0].evidence
 
 
 def test_a_skipped_head_does_not_hide_the_base():

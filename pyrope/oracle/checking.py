@@ -264,9 +264,15 @@ class _Check:
             with np.errstate(invalid="ignore"):
                 same = np.abs(predicted - sample.y) <= self._allowed(recipe, sample)
             same |= ~np.isfinite(predicted) & ~np.isfinite(sample.y)
-            if not same.all() and (not recipe.rounds or same.mean() < 0.97 or same.mean(axis=(0, 1)).min() < 0.5):
+            if not same.all() and not (recipe.rounds and self._nearly(same, sample.y)):
                 return False
         return True
+
+    def _nearly(self, same: Any, y: Float64) -> bool:
+        """97 of 100 outputs, and most of each feature, where something turns and is finite: the rest says little."""
+        rows = np.isfinite(y).all(axis=(0, 2))
+        part = same[:, rows][..., recipe_of(self.rope).writes.ravel()]
+        return bool(same.mean() > 0.97 and part.size and part.mean() > 0.97 and part.mean(axis=(0, 1)).min() > 0.5)
 
     def _stages(self) -> Iterator[Sample]:
         """Ever more of the sample, so that most hypotheses fall early; never another choice of rows within a call."""
