@@ -25,6 +25,7 @@ from .identification import (
     measure,
     possible_bases,
     rounded,
+    rules,
     slowed,
     take_sample,
     true_rotation,
@@ -117,6 +118,8 @@ class _Check:
     def report(self) -> Report:
         probe, rope = self.probe, self.rope
         probe.behave()
+        if isinstance(rope.scaling, LENGTH_DEPENDENT):
+            probe.seen.pop("depends on the length", None)  # as it should
         self.rounding = float(theta_bound(rope, tensor_length=True).max())
         self.sample = take_sample(probe, rope)
         self.truth = true_rotation(self.sample.x, self.sample.positions, rope)
@@ -142,10 +145,7 @@ class _Check:
         return Report("rotation", repr(rope), verdict, tuple(findings), found, self._rows(), tuple(notes))
 
     def _behaviour(self) -> Iterator[Finding]:
-        seen = dict(self.probe.seen)
-        if isinstance(self.rope.scaling, LENGTH_DEPENDENT):
-            seen.pop("depends on the length", None)  # as it should
-        for name, evidence in seen.items():
+        for name, evidence in self.probe.seen.items():
             yield Finding(name, evidence, FAULTS[name].cause, FAULTS[name].fix)
 
     def _coarse(self, found: str, ratio: Float64) -> Finding:
@@ -320,6 +320,8 @@ class _Check:
             off = self.measured.theta / np.maximum(frequencies(self.rope), 1e-300) - 1
             evidence += f"; measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"
         evidence += f", the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g} positions"
+        if found := rules(self.measured, self.rope.head_dim):
+            evidence += "; the frequencies are those of " + ", or of ".join(rule.words for rule in found)
         cause, fix = "not among the known faults", "see what identify() reads of it"
         return Finding("unexplained", evidence, cause, fix, self.since)
 
