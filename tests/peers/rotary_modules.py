@@ -7,6 +7,7 @@ Families differ in where the tables come from (a module, one for each type of la
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pyrope.conventions import MODEL_TYPES
 
+COMPOSITE = ("qwen2_vl", "qwen2_5_vl")  # a text and a vision part; older configs have the text part at the top level
 SINUSOIDAL = ("codegen", "gptj", "roformer")  # tables made once, no base in the config, no rotary module
 MROPE = [name for name, convention in MODEL_TYPES.items() if convention.axes]
 LATENT = [name for name, convention in MODEL_TYPES.items() if convention.latent]
@@ -40,6 +42,13 @@ def class_of(model_type: str, ending: str) -> type:
     found = [c for c in own if c.__name__.endswith(ending) and not any(w in c.__name__ for w in ("Vision", "Audio"))]
     assert len(found) == 1, found
     return found[0]
+
+
+def known_keys(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a config that the model's class, or that of its text part, knows."""
+    cls = CONFIG_MAPPING[f"{model_type}_text" if model_type in COMPOSITE else model_type]
+    names = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
+    return {key: value for key, value in config.items() if key in names}
 
 
 def their_config(model_type: str, config: dict[str, Any]) -> Any:

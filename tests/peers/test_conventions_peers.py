@@ -18,11 +18,13 @@ pytest.importorskip("transformers", reason="needs Hugging Face transformers")
 
 from peer_bounds import U32, float32_bound, theta_bound  # noqa: E402
 from rotary_modules import (  # noqa: E402
+    COMPOSITE,
     LATENT,
     MROPE,
     SINUSOIDAL,
     class_of,
     in_their_form,
+    known_keys,
     module_of,
     their_config,
     turned,
@@ -36,7 +38,6 @@ from pyrope import Rope, YaRN  # noqa: E402
 from pyrope.conventions import MODEL_TYPES  # noqa: E402
 from pyrope.theta import LAYOUTS  # noqa: E402
 
-COMPOSITE = ("qwen2_vl", "qwen2_5_vl")  # a text and a vision part; older configs have the text part at the top level
 OWN_ATTENTION = ("codegen", "falcon", "gptj", "gpt_neox_japanese", "roformer")
 SCALED = [name for name, convention in MODEL_TYPES.items() if convention.explicit]
 PER_LAYER = [name for name, convention in MODEL_TYPES.items() if convention.layers]
@@ -413,10 +414,7 @@ def catch_in(model_type: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> No
 def tiny_model(model_type: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[dict[str, Any], Any]:
     """A small model with random weights whose queries and keys are caught, and its config.json."""
     cls = CONFIG_MAPPING[model_type]
-    names = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
-    if model_type in COMPOSITE:  # older configs have the text part at the top level
-        names = {field.name for field in dataclasses.fields(CONFIG_MAPPING[model_type + "_text"])}
-    given = {key: value for key, value in SMALL.items() if key in names} | BESIDES.get(model_type, {}) | more
+    given = known_keys(model_type, SMALL) | BESIDES.get(model_type, {}) | more
     config = cls(**copy.deepcopy(given))
     text = config.get_text_config()
     text._attn_implementation = {"falcon": "sdpa"}.get(model_type, "eager") if model_type in OWN_ATTENTION else "catch"
