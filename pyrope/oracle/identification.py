@@ -422,10 +422,27 @@ def true_rotation(x: Float64, positions: Int64, rope: Rope) -> Float64:
     return np.asarray(recipe.apply(x, *cos_sin(rope, positions)))
 
 
-def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> dict[str, Float64]:
+class Graded(NamedTuple):
+    """How good a candidate is."""
+
+    grade: str | None  # the best that holds
+    ratios: dict[str, Float64]  # error over bound, by grade
+    logarithm: bool  # whether a bound needs frequencies by a logarithm, which are worse than those by a power
+
+
+def graded(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> Graded:
+    for logarithm in (False, True):
+        ratios = error_ratios(sample, rope, dtype, logarithm)
+        grade = next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), None)
+        if grade is not None:
+            break
+    return Graded(grade, ratios, logarithm)
+
+
+def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> dict[str, Float64]:
     """Error over bound for every output, by grade; features that do not turn may be rounded once."""
     truth = true_rotation(sample.x, sample.positions, rope)
-    measures = pair_errors(sample.x, sample.positions, rope)
+    measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
     turning, error = slice(start, start + rope.width), np.abs(sample.y - truth)
     error[np.isnan(error)] = np.inf
@@ -443,10 +460,9 @@ def _precision(probe: Probe, rope: Rope | None, measured: Measured) -> str:
     if rope is None or measured.offset:
         return "cannot tell: no rope explains the numbers"
     try:
-        ratios = error_ratios(take_sample(probe, rope), rope, probe.dtype)
+        grade = graded(take_sample(probe, rope), rope, probe.dtype).grade
     except Unreadable as error:
         return f"cannot tell: {error}"
     if rope.base != float(f"{rope.base:.8g}"):
         return "cannot tell: the base is no round number, so its last digits are unknown"
-    worse = "cannot tell: worse than a float32 angle with these numbers"
-    return next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), worse)
+    return grade or "cannot tell: worse than a float32 angle with these numbers"
