@@ -380,6 +380,7 @@ def test_complex_tables_as_in_metas_code() -> None:
     assert_identified_and_right(fn, rope, None, bfloat16, MADE_BEFOREHAND)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of parts of itself
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_torch(backend: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, with C++ kernels where there is a compiler: the same rotation, within the same bounds."""
