@@ -256,6 +256,27 @@ def test_a_table_that_may_depend_on_the_length_may_not_be_wrong():
     assert report.faults == ("wrong base",)
 
 
+def test_a_length_dependent_rope_is_no_excuse():
+    """A candidate whose table depends on the length, as it should, but is another one."""
+    rope = Rope(64, 10000.0, "half", scaling=DynamicNTK(2.0, 2048))
+    other = replace(rope, base=20000.0)
+
+    def fn(x, positions):
+        return pyrope.rotate(x, positions, other.at(int(positions.max()) + 1))
+
+    for length in (2049, 3000, 8192):  # seen to depend on it, or not
+        assert check_rotation(fn, rope.at(length)).faults == ("wrong base",)
+        assert check_rotation(fn, other.at(length)).verdict == "right"
+
+
+def test_a_rule_that_was_not_expected_is_told():
+    """No fault has numbers of its own for a rule that is applied where none is meant: then the rule is told."""
+    scaled = replace(HALF, scaling=YaRN(32.0, 4096, truncate=False))
+    (finding,) = check_rotation(right(scaled)["engine"], HALF).findings
+    assert finding.fault == "unexplained"
+    assert "the frequencies are those of yarn, base 10000, factor 32" in finding.evidence
+
+
 def test_expectations_are_checked():
     fn = right(HALF)["engine"]
     with pytest.raises(TypeError, match="rope must be a Rope"):

@@ -77,6 +77,29 @@ def test_what_cannot_be_told_apart_is_said():
     )
 
 
+def test_lengths_that_make_the_same_ramp_are_all_told():
+    """With few pairs the rounded ends of a ramp are those of several lengths."""
+    rope = Rope(16, 10000.0, "half", scaling=YaRN(8.0, 4096))
+    (words,) = identify(right(rope)["engine"], 16).explanations
+    assert words.endswith("as with betas 32 and 1, original length 2048 or 4096")
+
+
+@pytest.mark.parametrize("base", [1234.5, 283461.0, 1638400.0, 11158840.0])
+def test_bases_of_many_digits(base):
+    for dtype in (np.float32, np.float64):
+        rope = Rope(64, base, "half")
+        for kind in ("engine", "float32 angle"):
+            found = identify(right(rope)[kind], 64, dtype=dtype)
+            assert found.rope == rope and not found.precision.startswith("cannot tell")
+
+
+def test_a_base_that_is_no_short_number():
+    base = 10000.0 * 1000 ** (64 / 62)
+    found = identify(right(Rope(64, base, "half"))["engine"], 64, dtype=np.float64)
+    assert found.rope.base == pytest.approx(base, rel=1e-12)
+    assert found.precision == "cannot tell: the base is no round number, so its last digits are unknown"
+
+
 def test_longrope_is_named_only_if_suspected():
     lists = [1 + 0.01 * i for i in range(32)], [1 + i * i % 7 for i in range(32)]
     rope = Rope(64, 10000.0, "half", scaling=LongRoPE(*lists, 16.0, 4096, length=65536))
@@ -136,7 +159,7 @@ def test_behaviour_is_told():
 
 def test_a_candidate_that_fails_is_an_error():
     with pytest.raises(ValueError, match="the candidate cannot be read: it raises IndexError"):
-        identify(lambda x, positions: x * np.arange(10)[positions], 64)
+        identify(lambda x, positions: x * np.arange(10)[positions, None], 64)
     with pytest.raises(TypeError, match="rope must be a Rope"):
         identify(right(PLAIN[0])["engine"], 64, suspects=["llama"])
 

@@ -1,5 +1,7 @@
 """The probe reads what is there, notes what a candidate does beside rotating, and survives what it should not do."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -104,6 +106,22 @@ def test_a_table_kept_by_length_is_a_state():
     kept = {}
     probe = probe_of(lambda x, m: pyrope.rotate(x, kept.setdefault(len(m), m.copy()), ROPE))
     assert probe.seen.keys() == {"state between calls"}
+
+
+@pytest.mark.parametrize("switch", [5, 100, 4096, 40000, 131071])
+def test_tables_that_change_at_a_length_are_seen(switch):
+    """Wherever it is below the largest position; and whoever keeps the longer table has a state."""
+    slower, longest = replace(ROPE, base=80000.0), [0]
+
+    def of_the_call(x, m):
+        return pyrope.rotate(x, m, slower if m.max() >= switch else ROPE)
+
+    def of_the_longest_call(x, m):
+        longest[0] = max(longest[0], int(m.max()))
+        return pyrope.rotate(x, m, slower if longest[0] >= switch else ROPE)
+
+    assert probe_of(of_the_call).seen.keys() == {"depends on the length"}
+    assert probe_of(of_the_longest_call).seen.keys() == {"state between calls"}
 
 
 def test_noise_is_a_state():

@@ -1,15 +1,18 @@
 """The bounds hold for pipelines that deserve their grade, and bite for those that do not."""
 
+from dataclasses import replace
+
 import mpmath
 import numpy as np
 import pytest
 from oracle_cases import DTYPES, right, ropes
 
 import pyrope
-from pyrope import DynamicNTK, Linear, Rope, YaRN
+from pyrope import DynamicNTK, Linear, Rope, YaRN, check_rotation
 from pyrope.oracle import tolerance
 from pyrope.oracle.identification import error_ratios, take_sample, true_rotation
 from pyrope.oracle.probe import Probe
+from pyrope.oracle.recipes import recipe_of
 from pyrope.oracle.tolerance import ANGLE32, ANGLE64, BOTH, LOW_TABLES, ONCE, U32, angle_bound, grades, theta_bound
 
 ALL = {**DTYPES, "float64": np.float64}
@@ -95,3 +98,55 @@ def test_beyond_a_turn_nothing_is_decided():
 
 def test_grades_are_known():
     assert all(set(grades(np.dtype(dtype))) <= set(tolerance.GRADES) for dtype in ALL.values())
+
+
+def by_logarithm(rope, divided):
+    """θ in float32 by exp(−i·(ln base/p)), or exp(−(i/p)·ln base)."""
+    p, log = np.float32(rope.pairs), np.log(np.float32(rope.base))
+    i = np.arange(rope.pairs, dtype=np.float32)
+    return np.exp(-i * (log / p) if divided else -(i / p) * log)
+
+
+@pytest.mark.parametrize("base", [100.0, 10000.0, 100000.0, 500000.0, 1e6, 1e7])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_frequencies_by_a_logarithm_are_right(base, head_dim):
+    """As good as logarithms can be in float32, they are within their bound, often beyond that of a power; right."""
+    rope = Rope(head_dim, base, "half")
+    for divided in (True, False):
+        theta = by_logarithm(rope, divided)
+        off = np.abs(theta / pyrope.frequencies(rope) - 1)
+        assert (off <= theta_bound(rope, logarithm=True)).all()
+        for dtype in ALL.values():
+            fn = replace(recipe_of(rope), theta=theta.astype(np.float64)).candidate()
+            report = check_rotation(fn, rope, dtype=dtype)
+            assert report.verdict == "right", report
+            beyond = (off[1:] > angle_bound(rope)[1:]).any()
+            assert any("float32 logarithm" in note for note in report.notes) <= beyond
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.5, "right"), (0.95, "right"), (1.3, "wrong")])
+def test_the_bound_of_a_logarithm_is_where_right_ends(share, verdict):
+    """Frequencies off by a share of what is allowed, before they are rounded: 55 u where a power has 17."""
+    rope = Rope(64, 500000.0, "half")
+    off = share * (theta_bound(rope, logarithm=True) - U32) * np.where(np.arange(32) % 2, 1, -1)
+    off[0] = 0
+    fn = replace(recipe_of(rope), theta=pyrope.frequencies(rope) * (1 + off)).candidate()
+    report = check_rotation(fn, rope)
+    assert report.verdict == verdict
+    told = "the frequencies are worse than by a float32 power, and as good as by a float32 logarithm"
+    assert (told in report.notes) == (verdict == "right")
+
+
+@pytest.mark.parametrize("ulps", [-1, 0, 1])
+@pytest.mark.parametrize("dtype", ALL)
+def test_a_running_product_is_named_where_a_logarithm_is_as_bad(dtype, ulps):
+    rope, step = Rope(128, 10000.0, "half"), np.float32(10000.0 ** (-1 / 64))
+    theta = np.ones(64, np.float32)
+    for i in range(1, 64):
+        theta[i] = theta[i - 1] * (step + ulps * np.spacing(step))
+    report = check_rotation(
+        replace(recipe_of(rope), theta=theta.astype(np.float64)).candidate(), rope, dtype=ALL[dtype]
+    )
+    beyond = (np.abs(theta / pyrope.frequencies(rope) - 1) > 1.5 * angle_bound(rope)).any()
+    assert report.faults == (("recursive frequencies",) if beyond else ())
+    assert beyond or ulps

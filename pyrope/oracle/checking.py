@@ -22,9 +22,11 @@ from .identification import (
     Measured,
     Sample,
     error_ratios,
+    graded,
     measure,
     possible_bases,
     rounded,
+    rules,
     slowed,
     take_sample,
     true_rotation,
@@ -122,12 +124,11 @@ class _Check:
         self.rounding = float(theta_bound(rope, tensor_length=True).max())
         self.sample = take_sample(probe, rope)
         self.truth = true_rotation(self.sample.x, self.sample.positions, rope)
-        ratios, verdict, notes = error_ratios(self.sample, rope, probe.dtype), "right", list(probe.notes)
-        if ratios[grades(probe.dtype)[-1]].max() > 1 and (unpermuted := self._unpermuted()):
+        (found, ratios, logarithm), verdict, notes = graded(self.sample, rope, probe.dtype), "right", list(probe.notes)
+        if found is None and (unpermuted := self._unpermuted()):
             verdict, self.sample, told = "equivalent", unpermuted[0], unpermuted[1]
-            ratios = error_ratios(self.sample, rope, probe.dtype)
+            found, ratios, logarithm = graded(self.sample, rope, probe.dtype)
             notes.append(told)
-        found = next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), None)
         findings = list(self._behaviour())
         if found is None:
             findings += self._explained(ratios[grades(probe.dtype)[-1]])
@@ -136,8 +137,12 @@ class _Check:
                 found = LOW_ANGLE
             if names - self.probe.seen.keys():
                 findings = [f for f in findings if f.fault not in _EXPLAINED]
+        elif logarithm and (recursive := self._recursive()):
+            findings.append(recursive)
         elif grades(probe.dtype).index(found) > grades(probe.dtype).index(self.grade):
             findings.append(self._coarse(found, ratios[self.grade]))
+        elif logarithm:
+            notes.append("the frequencies are worse than by a float32 power, and as good as by a float32 logarithm")
         if findings:
             verdict = "wrong"
         notes += self._undecided(found)
@@ -171,7 +176,7 @@ class _Check:
             return None
         moved = int((whole.diagonal() == 0).sum())
         sample = self.sample._replace(y=np.where(np.isfinite(self.sample.y), self.sample.y, 0) @ whole)
-        if error_ratios(sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]].max() > 1:
+        if graded(sample, self.rope, self.probe.dtype).grade is None:
             return None
         return sample, self._order(whole, moved)
 
@@ -279,6 +284,20 @@ class _Check:
         for heads, rows in ((1, slice(0, 6)), (1, slice(0, None)), (4, slice(0, None))):
             yield Sample(self.sample.x[:heads, rows], self.sample.y[:heads, rows], self.sample.positions[rows])
 
+    def _recursive(self) -> Finding | None:
+        """A running product can be as good as a logarithm: it is one if it predicts what that leaves open."""
+        right, sample, fault = recipe_of(self.rope), self.sample, FAULTS["recursive frequencies"]
+        measures = pair_errors(sample.x, sample.positions, self.rope)
+        measures = measures._replace(relative=np.where(measures.relative > 0, 2 * U32, 0.0))  # the angle's own rounding
+        writes = np.sort(right.writes.ravel())
+        for change in fault.recipes(self.rope, Found()):
+            h = Hypothesis((fault,), (change.told,), replace(right, **change.fields))
+            predicted = h.recipe.predict(sample.x, sample.positions)[..., writes]
+            allowed = bound(grades(self.probe.dtype)[-1], measures, predicted, self.probe.dtype, right.factor)
+            if (np.abs(sample.y[..., writes] - predicted) <= allowed).all():
+                return self._finding(h, ())
+        return None
+
     def _subtle(self, ratio: Float64) -> list[Finding] | None:
         """Faults of the last digits: the expected rotation, only with an angle worse than float32's."""
         right, sample = recipe_of(self.rope), self.sample
@@ -321,6 +340,8 @@ class _Check:
             off = self.measured.theta / np.maximum(frequencies(self.rope), 1e-300) - 1
             evidence += f"; measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"
         evidence += f", the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g} positions"
+        if found := rules(self.measured, self.rope.head_dim):
+            evidence += "; the frequencies are those of " + ", or of ".join(rule.words for rule in found)
         cause, fix = "not among the known faults", "see what identify() reads of it"
         return Finding("unexplained", evidence, cause, fix, self.since)
 

@@ -380,11 +380,14 @@ def _still(rope: Rope, found: Found | None) -> Iterable[Change]:
 def _recursive(rope: Rope, found: Found | None) -> Iterable[Change]:
     if rope.scaling is not None or rope.pairs < 2:
         return
-    ratio = np.full(rope.pairs, frequencies(rope)[1], np.float32)
-    ratio[0] = 1
-    theta = np.multiply.accumulate(ratio, dtype=np.float32).astype(np.float64)
-    if (np.abs(theta / frequencies(rope) - 1) > 1.5 * angle_bound(rope)).any():  # else as good as any float32 pipeline
-        yield Change("", {"theta": theta})
+    step = np.float32(frequencies(rope)[1])
+    for ulps in (0,) if found is None else (0, 1, -1):  # a library's power is good to 1
+        ratio = np.full(rope.pairs, step + ulps * np.spacing(step), np.float32)
+        ratio[0] = 1
+        theta = np.multiply.accumulate(ratio, dtype=np.float32).astype(np.float64)
+        off = np.abs(theta / frequencies(rope) - 1)
+        if (off > 1.5 * angle_bound(rope)).any():  # else as good as any float32 pipeline
+            yield Change("", {"theta": theta})
 
 
 _CONFIG = "read it from the config, under its new and its old name (rope_parameters, rope_scaling)"

@@ -128,18 +128,19 @@ def _offset(phase: Float64, theta: Float64, unit: float) -> float:
 
 
 def possible_bases(theta: Float64, period: int, snap: float = 1e-3) -> tuple[float, ...]:
-    """Bases of θ_i = base^(−i/period) that the outermost, the first two, … frequencies suggest, round numbers first."""
+    """Bases of θ_i = base^(−i/period) that the outermost, the first two, … frequencies suggest, round numbers first.
+
+    Estimates that differ from each other are known no better than that; within it the fewest digits are meant.
+    """
     p = len(theta)
     if p < 2 or not (theta > 0).all():
         return ()
     spans = ((0, p - 1), (0, 1), (0, p // 2), (p - 2, p - 1))
     logs = [math.log(theta[a] / theta[b]) * period / (b - a) for a, b in spans if b > a]
     found = [math.exp(value) for value in logs if 1e-6 < value < 27.7]
-    return tuple(
-        dict.fromkeys(
-            value for base in found for value in (rounded(base, snap), rounded(base, 1e-6), base) if 1 < value <= 1e12
-        )
-    )
+    known = min(1e-6, max(logs) - min(logs))  # 10⁻⁶: a float32 power of a large base
+    choices = (value for base in found for value in (rounded(base, snap), rounded(base, known), base))
+    return tuple(dict.fromkeys(value for value in choices if 1 < value <= 1e12))
 
 
 def rounded(value: float, tolerance: float) -> float:
@@ -253,35 +254,39 @@ def slowed(ratio: Float64, measured: Measured, among: int | None = None) -> floa
     return rounded(1 / float(ratio[best]), max(1e-5, float(off[best])))
 
 
-def _blend(name: str, base: float, s: float, line: Any, usual: Rope | None) -> Explanation:
+def _blend(name: str, base: float, s: float, line: Any, usual: Sequence[Rope]) -> Explanation:
     words = f"{name}, base {base:g}, factor {s:g}"
     if line is not None:
         sign, where = (-1, "pair") if name == "yarn" else (1, "frequency")
         one, zero = sign * (1 - line[1]) / line[0], -sign * line[1] / line[0]
         words += f", ramp from {where} {one:.4g} to {zero:.4g} (only this is seen of its lengths and limits)"
-    if usual is not None:
+    if usual:
         limits = "low 1, high 4" if name == "llama3" else "betas 32 and 1"
-        length = usual.scaling.original_length  # type: ignore[union-attr]  # YaRN or Llama3
-        words += f"; as with {limits}, original length {length}"
-    return Explanation(words, usual)
+        lengths = " or ".join(str(rope.scaling.original_length) for rope in usual)  # type: ignore[union-attr]
+        words += f"; as with {limits}, original length {lengths}"
+    return Explanation(words, usual[0] if usual else None)
 
 
-def _usual(name: str, rope: Rope, s: float, measured: Measured, fits: Any) -> Rope | None:
-    """The rope with the limits that everybody uses and a power of two as its length, if one has these frequencies."""
+def _usual(name: str, rope: Rope, s: float, measured: Measured, fits: Any) -> list[Rope]:
+    """Ropes with the limits that everybody uses and a power of two as their length that have these frequencies."""
+    found = []
     for length in (2**k for k in range(8, 21)):
         choices: list[Any] = [Llama3(s, 1.0, 4.0, length)]
         if name == "yarn":
             choices = [YaRN(s, length, truncate=whole) for whole in (True, False)]
-        for scaling in choices:
-            whole = replace(rope, scaling=scaling)
-            if fits(frequencies(whole)):
-                if abs(whole.attention_factor / measured.factor - 1) > measured.unit + 1e-5 and isinstance(
-                    scaling, YaRN
-                ):
-                    factor = rounded(measured.factor, measured.unit / 4)
-                    return replace(whole, scaling=replace(scaling, attention_factor=factor))
-                return whole
-    return None
+        ropes = (replace(rope, scaling=scaling) for scaling in choices)
+        if whole := next((r for r in ropes if fits(frequencies(r))), None):
+            found.append(_with_factor(whole, measured))
+    return found
+
+
+def _with_factor(rope: Rope, measured: Measured) -> Rope:
+    """The rope, with the attention factor that was measured if YaRN's own is another."""
+    same = abs(rope.attention_factor / measured.factor - 1) <= measured.unit + 1e-5
+    if same or not isinstance(rope.scaling, YaRN):
+        return rope
+    factor = rounded(measured.factor, measured.unit / 4)
+    return replace(rope, scaling=replace(rope.scaling, attention_factor=factor))
 
 
 @dataclass(frozen=True)
@@ -345,6 +350,18 @@ def layout_of(pairs: Pairs, head_dim: int) -> tuple[str, int, str, int]:
     return "none", 2 * k, "prefix", distance
 
 
+def rules(
+    measured: Measured, head_dim: int, suspects: Sequence[Rope] = (), rounding: Rounding = as_is
+) -> list[Explanation]:
+    """The rules that explain what was measured; none where no layout has these pairs."""
+    layout, width, placement, distance = layout_of(measured.pairs, head_dim)
+    if layout == "none":
+        return []
+    whole = distance == head_dim // 2
+    shape = Rope(head_dim, 10000.0, layout, head_dim if whole else width, placement, direction=measured.direction)
+    return explain(measured, shape, distance, suspects, rounding)
+
+
 def identify(
     fn: Candidate, head_dim: int, *, dtype: Any = None, max_position: int | None = None, suspects: Iterable[Rope] = ()
 ) -> Identification:
@@ -375,7 +392,7 @@ def identify(
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be read: {error}") from error
     measured = measure(operator, positions, probe.unit, probe.step)
-    layout, width, placement, distance = layout_of(measured.pairs, head_dim)
+    layout, width, placement, _ = layout_of(measured.pairs, head_dim)
     notes, found, rope, narrow = list(probe.notes), [], None, ""
     if measured.linear_up_to < positions[-1]:
         notes.append(f"phases are proportional to the position up to {measured.linear_up_to} only")
@@ -384,13 +401,13 @@ def identify(
     if measured.pairs.odd or measured.pairs.skew > 32 * probe.unit * max(1.0, measured.factor):
         notes.append(f"no rotation: {measured.pairs.odd} features belong to no pair, and within the pairs R is off by "
                      f"{measured.pairs.skew:.2g} from a rotation times a number")  # fmt: skip
-    elif layout != "none":
-        whole = distance == head_dim // 2
-        shape = Rope(head_dim, 10000.0, layout, head_dim if whole else width, placement, direction=measured.direction)
-        found = explain(measured, shape, distance, suspects)
-        if not found:  # frequencies that are powers of two are right in any dtype: so this comes second
+    else:
+        found = rules(measured, head_dim, suspects)
+        if (
+            not found and layout != "none"
+        ):  # frequencies that are powers of two are right in any dtype: so this is second
             narrow, rounding = low_precision(measured)
-            found = explain(measured, shape, distance, suspects, rounding) if narrow else []
+            found = rules(measured, head_dim, suspects, rounding) if narrow else []
         rope = next((e.rope for e in found if e.rope is not None), None)
     precision = _precision(probe, rope, measured)
     if narrow:
@@ -431,10 +448,27 @@ def true_rotation(x: Float64, positions: Int64, rope: Rope) -> Float64:
     return np.asarray(recipe.apply(x, *cos_sin(rope, positions)))
 
 
-def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> dict[str, Float64]:
+class Graded(NamedTuple):
+    """How good a candidate is."""
+
+    grade: str | None  # the best that holds
+    ratios: dict[str, Float64]  # error over bound, by grade
+    logarithm: bool  # whether a bound needs frequencies by a logarithm, which are worse than those by a power
+
+
+def graded(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> Graded:
+    for logarithm in (False, True):
+        ratios = error_ratios(sample, rope, dtype, logarithm)
+        grade = next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), None)
+        if grade is not None:
+            break
+    return Graded(grade, ratios, logarithm)
+
+
+def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> dict[str, Float64]:
     """Error over bound for every output, by grade; features that do not turn may be rounded once."""
     truth = true_rotation(sample.x, sample.positions, rope)
-    measures = pair_errors(sample.x, sample.positions, rope)
+    measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
     turning, error = slice(start, start + rope.width), np.abs(sample.y - truth)
     error[np.isnan(error)] = np.inf
@@ -452,10 +486,9 @@ def _precision(probe: Probe, rope: Rope | None, measured: Measured) -> str:
     if rope is None or measured.offset:
         return "cannot tell: no rope explains the numbers"
     try:
-        ratios = error_ratios(take_sample(probe, rope), rope, probe.dtype)
+        grade = graded(take_sample(probe, rope), rope, probe.dtype).grade
     except Unreadable as error:
         return f"cannot tell: {error}"
-    worse = "cannot tell: worse than a float32 angle with these numbers"
-    if rope.base != float(f"{rope.base:.6e}"):
-        worse = "cannot tell: the base is no round number, so that its last digits are not known"
-    return next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), worse)
+    if rope.base != float(f"{rope.base:.8g}"):
+        return "cannot tell: the base is no round number, so its last digits are unknown"
+    return grade or "cannot tell: worse than a float32 angle with these numbers"

@@ -148,20 +148,24 @@ class Probe:
         self._memory()
 
     def _keeps_no_state(self) -> None:
-        """A shorter call must not know of a longer one; so this comes before any other call."""
+        """A shorter call must not know of a longer one; so this comes before any other call. Some calls are much
+        shorter: tables that change at a length do so anywhere below the largest position."""
         top = self.max_position
-        short = np.array([0, top // 4, min(1, top // 2), top // 2])
+        short, least = np.array([0, top // 4, min(1, top // 2), top // 2]), np.minimum([0, 2, 1, 3], top // 2)
         x = self.random(3, 4)
-        fresh = self.call(x, short)
+        shortest, fresh = self.call(x, least), self.call(x, short)
         if told := self._differ(fresh, self.call(x, short)):
             self.seen["state between calls"] = f"the same call twice: {told}"
             return
         longer = self.call(x, [0, top, min(1, top // 2), top // 2])
-        again = self.call(x, short)
-        if told := self._differ(fresh, again):
-            before = f"positions up to {short[-1]}, before and after a call with position {top}"
-            self.seen["state between calls"] = f"{before}: {told}"
-        elif told := self._differ(np.delete(fresh, 1, 1), np.delete(longer, 1, 1)):
+        for before, at in ((fresh, short), (shortest, least)):
+            if told := self._differ(before, self.call(x, at)):
+                when = f"positions up to {at[-1]}, before and after a call with position {top}"
+                self.seen["state between calls"] = f"{when}: {told}"
+                return
+        # Rows 0 and 2 have the same positions in all three, row 3 in two of them.
+        told = self._differ(np.delete(fresh, 1, 1), np.delete(longer, 1, 1))
+        if told := told or self._differ(shortest[:, :3:2], longer[:, :3:2]):
             self.seen["depends on the length"] = f"rows that stay, when position {top} joins the call: {told}"
 
     def _agrees(self) -> None:

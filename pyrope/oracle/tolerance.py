@@ -52,11 +52,13 @@ _APPLICABLE = {
 }
 
 
-def theta_bound(rope: Rope, *, tensor_length: bool = False) -> Float64:
+def theta_bound(rope: Rope, *, tensor_length: bool = False, logarithm: bool = False) -> Float64:
     """Relative error allowed to each float32 θ_i of a correct float32 pipeline, (p,).
 
     w_i = 1/base^e with e = 2i/r: the exponent is rounded (e·ln base), base is rounded (e ≤ 1), the power has 2, the
-    reciprocal 1, together at most 4 + e·ln base, in units of u. On top of it, for each rescaling:
+    reciprocal 1, together at most 4 + e·ln base, in units of u. With ``logarithm``, w_i = exp(−e·ln base), as MLX has
+    it: the logarithm has 2, its product or quotient with i and r 1 each, all of them times e·ln base: 4 + 4·e·ln base
+    with the exponential and the base. On top of it, for each rescaling:
 
     linear, longrope, proportional: the factor is rounded, and the product or quotient with it: 2.
 
@@ -83,7 +85,8 @@ def theta_bound(rope: Rope, *, tensor_length: bool = False) -> Float64:
     r, scaling = check_rope(rope).width, rope.scaling
     e = 2 * np.arange(rope.pairs) / r
     delta: Any
-    errors = 4 + e * math.log(rope.base)
+    steps = 4 if logarithm else 1
+    errors = 4 + steps * e * math.log(rope.base)
     w = rope.base**-e
     if isinstance(scaling, Linear | LongRoPE | Proportional):
         errors = errors + 2
@@ -113,10 +116,10 @@ def theta_bound(rope: Rope, *, tensor_length: bool = False) -> Float64:
         ratio = max((scaling.length or 0) / scaling.original_length, 1.0)
         g = s * ratio - (s - 1)
         log_base = math.log(rope.base) + k * math.log(g)
-        errors = 4 + e * log_base
+        errors = 4 + steps * e * log_base
         if tensor_length:
             rho = (3 * s * ratio + (s - 1) + g) / g
-            errors = 3 + e * (k * rho + k * math.log(g) + 4) + e * log_base
+            errors = 3 + e * (k * rho + k * math.log(g) + 4) + steps * e * log_base
     if rope.axes is not None:
         errors = errors[[index for _, index in rope.axes.assign(rope.pairs)]]
     return np.asarray(errors * U32 * SECOND_ORDER)
@@ -127,14 +130,15 @@ def _in_ramp(t: Any) -> Any:
     return (t > -1e-3) & (t < 1 + 1e-3)
 
 
-def angle_bound(rope: Rope) -> Float64:
-    """Relative error allowed to each float32 angle m·θ_i, (p,): that of θ_i and one rounding more.
+def angle_bound(rope: Rope, *, logarithm: bool = False) -> Float64:
+    """Relative error allowed to each float32 angle m·θ_i, (p,): that of θ_i, by a power or a logarithm, and one
+    rounding more.
 
     Nothing is rounded at all in the first pair where θ₀ = base⁰ = 1, or that over a power of two: the power, the
     quotient, a ramp that has not begun or has ended, and the product with m < 2²⁴ are exact. There a library's sine
     shows its own error.
     """
-    bound = theta_bound(rope, tensor_length=True) + U32
+    bound = theta_bound(rope, tensor_length=True, logarithm=logarithm) + U32
     if rope.axes is None and math.frexp(float(frequencies(rope)[0]))[0] == 0.5:
         bound[0] = 0.0
     return bound
@@ -159,7 +163,7 @@ class PairErrors(NamedTuple):
     length: Float64  # a·|z|: the length of the pair
 
 
-def pair_errors(x: Any, positions: Any, rope: Rope) -> PairErrors:
+def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False) -> PairErrors:
     """The measures of `PairErrors`, written in the order of the rope's layout."""
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
     turned = np.asarray(x, np.float64)[..., start : start + rope.width]
@@ -177,7 +181,7 @@ def pair_errors(x: Any, positions: Any, rope: Rope) -> PairErrors:
     length = np.hypot(first, second) * rope.attention_factor
     size = length * (np.abs(m) * frequencies(rope))
     sums = np.abs(first * cos) + np.abs(second * sin), np.abs(second * cos) + np.abs(first * sin)
-    relative = np.broadcast_to(angle_bound(rope), size.shape)
+    relative = np.broadcast_to(angle_bound(rope, logarithm=logarithm), size.shape)
     both = ((value, value) for value in (size, relative, length))
     return PairErrors(*(_written(*pair, rope) for pair in (sums, *both)))
 

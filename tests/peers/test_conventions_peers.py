@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,18 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("transformers", reason="needs Hugging Face transformers")
 
 from peer_bounds import U32, float32_bound, theta_bound  # noqa: E402
+from rotary_modules import (  # noqa: E402
+    COMPOSITE,
+    LATENT,
+    MROPE,
+    SINUSOIDAL,
+    class_of,
+    in_their_form,
+    known_keys,
+    module_of,
+    their_config,
+    turned,
+)
 from transformers import AttentionInterface, AutoModel  # noqa: E402
 from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
@@ -27,11 +38,7 @@ from pyrope import Rope, YaRN  # noqa: E402
 from pyrope.conventions import MODEL_TYPES  # noqa: E402
 from pyrope.theta import LAYOUTS  # noqa: E402
 
-COMPOSITE = ("qwen2_vl", "qwen2_5_vl")  # a text and a vision part; older configs have the text part at the top level
 OWN_ATTENTION = ("codegen", "falcon", "gptj", "gpt_neox_japanese", "roformer")
-SINUSOIDAL = ("codegen", "gptj", "roformer")  # tables made once, no base in the config, no rotary module
-MROPE = [name for name, convention in MODEL_TYPES.items() if convention.axes]
-LATENT = [name for name, convention in MODEL_TYPES.items() if convention.latent]
 SCALED = [name for name, convention in MODEL_TYPES.items() if convention.explicit]
 PER_LAYER = [name for name, convention in MODEL_TYPES.items() if convention.layers]
 PLAIN = [name for name in MODEL_TYPES if name not in LATENT + SCALED]
@@ -43,24 +50,6 @@ OTHER_NAMES = {  # where the sizes have other names
     "codegen": {"hidden_size": "n_embd", "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"},
     "gptj": {"hidden_size": "n_embd", "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"},
 }
-
-
-def module_of(model_type: str) -> Any:
-    return importlib.import_module(CONFIG_MAPPING[model_type].__module__.replace("configuration_", "modeling_"))
-
-
-def class_of(model_type: str, ending: str) -> type:
-    """The one class of a model's text part whose name ends so, e.g. LlamaRotaryEmbedding."""
-    module = module_of(model_type)
-    own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
-    found = [c for c in own if c.__name__.endswith(ending) and not any(w in c.__name__ for w in ("Vision", "Audio"))]
-    assert len(found) == 1, found
-    return found[0]
-
-
-def their_config(model_type: str, config: dict[str, Any]) -> Any:
-    """What transformers makes of a config.json: the part of it that says how text is rotated."""
-    return CONFIG_MAPPING[model_type](**copy.deepcopy(config)).get_text_config()
 
 
 def their_theta(model_type: str, config: Any) -> dict[str | None, Any]:
@@ -317,37 +306,12 @@ def test_known_differences() -> None:
     assert ours.scaling == YaRN(8.0, 1024, truncate=False)
 
 
-# What the function that rotates is called, where it is not apply_rotary_pos_emb.
-FUNCTIONS = {
-    "deepseek_v2": "apply_rotary_emb",
-    "llama4_text": "apply_rotary_emb",
-    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu"), "apply_rotary_pos_emb_interleave"),
-}
-
-
 def their_rotation(model_type: str, cos: Any, sin: Any) -> list[Any]:
     """The matrices by which a module's own function turns queries and keys, from tables (p,) of one position."""
     d = 2 * len(cos)
     cos, sin = (torch.tensor(table).expand(1, d, -1) for table in (cos, sin))  # (b, n, p), the d unit vectors as n
     x = torch.eye(d, dtype=torch.float64)[None, None]  # (b, h, n, d)
-    function = getattr(module_of(model_type), FUNCTIONS.get(model_type, "apply_rotary_pos_emb"), None)
-    if model_type == "roformer":
-        attention = class_of(model_type, "SelfAttention")
-        results = attention.apply_rotary_position_embeddings(torch.cat((sin, cos), -1)[:, None], x, x)
-    elif model_type in SINUSOIDAL:
-        results = (function(x.transpose(1, 2), sin, cos).transpose(1, 2),)
-    elif model_type == "llama4_text":
-        results = [y.transpose(1, 2) for y in function(x.transpose(1, 2), x.transpose(1, 2), torch.complex(cos, sin))]
-    elif model_type == "deepseek_v2":
-        results = function(x, x, torch.complex(cos, sin))
-    elif model_type == "gpt_oss":
-        results = function(x, x, cos, sin)
-    elif model_type in ("cohere", "cohere2"):
-        results = function(x, x, cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1))
-    elif model_type in ("gemma3n_text", "gemma4_text"):
-        results = (function(x, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)),)
-    else:
-        results = function(x, x, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+    results = turned(model_type, x, in_their_form(model_type, cos, sin))
     assert all(result.dtype == torch.float64 for result in results)
     return [result[0, 0].T.numpy() for result in results]
 
@@ -450,10 +414,7 @@ def catch_in(model_type: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> No
 def tiny_model(model_type: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[dict[str, Any], Any]:
     """A small model with random weights whose queries and keys are caught, and its config.json."""
     cls = CONFIG_MAPPING[model_type]
-    names = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
-    if model_type in COMPOSITE:  # older configs have the text part at the top level
-        names = {field.name for field in dataclasses.fields(CONFIG_MAPPING[model_type + "_text"])}
-    given = {key: value for key, value in SMALL.items() if key in names} | BESIDES.get(model_type, {}) | more
+    given = known_keys(model_type, SMALL) | BESIDES.get(model_type, {}) | more
     config = cls(**copy.deepcopy(given))
     text = config.get_text_config()
     text._attn_implementation = {"falcon": "sdpa"}.get(model_type, "eager") if model_type in OWN_ATTENTION else "catch"
