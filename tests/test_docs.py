@@ -115,3 +115,12 @@ def test_the_reference_has_every_public_name():
     for module, members in told.items():  # None: all that have a docstring
         for name in members or ():
             assert hasattr(importlib.import_module(f"pyrope.{module}"), name), name
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_every_row_of_a_table_has_the_cells_of_its_header(path):
+    for table in re.findall(r"(?:^\|.*\|\n)+", path.read_text(), re.M):
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(cells) == 1, table.splitlines()[0]
