@@ -1,6 +1,7 @@
-"""docs/paper.md and the README speak of what is there."""
+"""The README and the pages in docs speak of what is there."""
 
 import doctest
+import importlib
 import operator
 import pathlib
 import re
@@ -8,6 +9,7 @@ import re
 import pytest
 
 import pyrope
+from pyrope import conventions
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(
@@ -47,3 +49,78 @@ def test_the_readme_lists_every_file():
     listed = set(re.findall(r"^\| `pyrope/([\w/]+\.py)`", text, re.M))
     files = {path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")}
     assert listed == files
+
+
+def convention_row(name: str, convention: conventions.Convention) -> str:
+    """A model type as docs/conventions.md tells it."""
+    base = f"{convention.base:.0f}"
+    if convention.layers:
+        base = ", ".join(f"{layer.base:.0f} {kind.partition('_')[0]}" for kind, layer in convention.layers.items())
+    width = "all" if convention.fraction == 1 else f"first {convention.fraction:g}"
+    if convention.latent or convention.rotary_dim:
+        width = "`qk_rope_head_dim`, last" if convention.latent else f"first {convention.rotary_dim} features"
+    particular = {
+        "direction −1": convention.direction == -1,
+        f'axes "{convention.axes}"': convention.axes,
+        "a rope for each type of layer": convention.layers,
+        f"{convention.still} layers do not turn": convention.still,
+        "`alpha` in dynamic: another base": convention.alpha,
+        "the config must say its scaling": convention.explicit,
+        f"original length {convention.original_length}": convention.original_length,
+        f"head size {convention.head_dim}": convention.head_dim,
+    }
+    told = "; ".join(words for words, holds in particular.items() if holds)
+    return f"| `{name}` | {convention.layout} | {base} | {width} | {told} |"
+
+
+def test_the_table_of_conventions_is_the_data():
+    rows = re.findall(r"^\| `\w+` \| (?:half|interleaved)[^\n]*$", (ROOT / "docs/conventions.md").read_text(), re.M)
+    assert rows == [convention_row(name, data) for name, data in conventions.MODEL_TYPES.items()]
+
+
+def test_every_page_is_in_the_index():
+    entries = re.findall(r"^([\w-]+\.md)$", (ROOT / "docs/index.md").read_text(), re.M)
+    assert sorted([*entries, "index.md"]) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def anchors(path: pathlib.Path) -> set[str]:
+    """The headings of a page, as links spell them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_every_relative_link_leads_somewhere(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:|mailto:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs/api.md").read_text()
+    told = {
+        module: set(re.findall(r"\w+", members)) if members else None
+        for module, members in re.findall(r"^\.\. automodule:: pyrope\.([\w.]+)$(?:\n +:members: (.+)$)?", text, re.M)
+    }
+    for module, names in pyrope._PLACES.items():
+        assert module in told, module
+        assert told[module] is None or set(names.split()) <= told[module], module
+    for module, members in told.items():  # None: all that have a docstring
+        for name in members or ():
+            assert hasattr(importlib.import_module(f"pyrope.{module}"), name), name
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_every_row_of_a_table_has_the_cells_of_its_header(path):
+    for table in re.findall(r"(?:^\|.*\|\n)+", path.read_text(), re.M):
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(cells) == 1, table.splitlines()[0]

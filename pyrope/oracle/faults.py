@@ -238,8 +238,8 @@ _add("half the width rotated", "features within the rotary width do not turn",
      "the rotary width divided by two once too often (r/2 is the number of pairs)", "rotate r features, r/2 pairs",
      "—", _width(lambda rope: rope.width // 2))  # fmt: skip
 _add("wrong end rotated", "the features that turn are at the other end of the head",
-     "prefix and suffix exchanged: [rope | nope] for [nope | rope]", "rotate the end that the model rotates",
-     "DeepSeek's [nope | rope] read as a prefix", _placement)  # fmt: skip
+     "prefix and suffix exchanged: [rope, nope] for [nope, rope]", "rotate the end that the model rotates",
+     "DeepSeek's [nope, rope] read as a prefix", _placement)  # fmt: skip
 _add("proportional instead of contiguous", "pairs are d/2 apart though only r features turn",
      "Gemma's proportional rotation where a contiguous part was meant", "pair i with i + r/2, exponent 2i/r",
      "pie#602", _proportional)  # fmt: skip
