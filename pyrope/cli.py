@@ -377,11 +377,19 @@ def _check(options: argparse.Namespace) -> int:
     _progress("")
     code = _print_reports([report], options.json)
     if options.plot is not None:
-        at = min((finding.since for finding in report.findings if finding.since is not None), default=1)
-        plots.draw("operator", options.plot, candidate=fn, rope=rope, position=at, dtype=chosen["dtype"])
-        if not options.json:
-            print(f"\nR({at}) drawn in {options.plot}")
+        _draw_operator(options, report, {"candidate": fn, "rope": rope, "dtype": chosen["dtype"]})
     return code
+
+
+def _draw_operator(options: argparse.Namespace, report: Report, what: dict[str, Any]) -> None:
+    """R(m) at the first position where a fault shows, into a file; the report stands without it too."""
+    at = min((finding.since for finding in report.findings if finding.since is not None), default=1)
+    try:
+        plots.draw("operator", options.plot, position=at, **what)
+    except ValueError as error:
+        print(f"pyrope: no picture: {error}", file=sys.stderr)
+    else:
+        print(f"R({at}) drawn in {options.plot}", file=sys.stderr)
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -285,7 +285,7 @@ def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0
     title = f"Rotation in the numerator alone, Eq. (19): φ = elu + 1, d = {rope.width}, base {rope.base:g}"
     figure, (left, middle, right) = _figure(title, 1, 3, (12.4, 4.2))
     for panel, matrix, name in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, "linear, Eq. (19)")):
-        image = _map(panel, np.where(seen, matrix * (at + 1)[:, None], np.nan), 3.0)
+        image = _map(panel, np.where(seen, matrix * (at + 1)[:, None], np.nan), 2.0)
         _label(panel, name, "key n (position)", "query m (position)")
     figure.colorbar(image, ax=[left, middle], label="weight × keys seen (black: negative)", extend="both")
     negative = weights.clip(max=0).sum(axis=-1)
@@ -353,20 +353,21 @@ def operator_figure(
     expected = rotation_matrix(position, rope)
     figure, axes = _figure(f"R(m) at position {position}: column j is what unit vector j becomes", 1, 3, (12.4, 4.3))
     most = max(1.0, rope.attention_factor)
-    maps = {
-        "expected": expected,
-        "candidate": found,
-        f"difference, at most {_greatest(found - expected)}": found - expected,
-    }
-    for panel, (name, matrix) in zip(axes, maps.items(), strict=True):
+    for panel, name, matrix in zip(axes, ("expected", "candidate"), (expected, found), strict=False):
         image = _map(panel, matrix, most)
         _label(panel, name, "feature in", "feature out")
-    figure.colorbar(image, ax=list(axes), label="element of R(m) (grey: 0)", extend="both")
+    figure.colorbar(image, ax=list(axes[:2]), label="element of R(m) (grey: 0)", extend="both")
+    off = found - expected
+    largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))
+    image = _map(axes[2], off, largest or 1.0)  # on a scale of its own: most differences are small
+    _label(
+        axes[2],
+        f"difference, at most {largest:.2g}" if np.isfinite(off).all() else "difference, not finite",
+        "feature in",
+        "feature out",
+    )
+    figure.colorbar(image, ax=axes[2], label="candidate − expected (grey: 0)")
     return figure
-
-
-def _greatest(matrix: Float64) -> str:
-    return f"{np.nanmax(np.abs(matrix), initial=0):.2g}" if np.isfinite(matrix).any() else "NaN"
 
 
 def operator_of(fn: Candidate, rope: Rope, position: int, dtype: Any = np.float32) -> Float64:

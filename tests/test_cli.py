@@ -387,8 +387,8 @@ def test_check_draws_the_operator_where_the_fault_shows(capsys, candidates, tmp_
     file = tmp_path / "r.svg"
     few = ["--max-position", "64", "--dtype", "float64"]
     assert main(["check", f"{candidates}:late", *ROPE, *few, "--plot", str(file)]) == 1
-    told = capsys.readouterr().out
-    assert "positions one too high" in told and told.endswith(f"R({drawn['position']}) drawn in {file}\n")
+    told, said = capsys.readouterr()
+    assert "positions one too high" in told and said == f"R({drawn['position']}) drawn in {file}\n"
     assert file.read_bytes().startswith(b"<?xml") and drawn["rope"] == pyrope.Rope(32, 10000.0, "half")
     x, shows = np.eye(32)[:, None], f"from position {drawn['position']} on"
     assert drawn["dtype"] == np.float64 and shows in told
@@ -418,9 +418,10 @@ def test_plot_says_what_is_misused(capsys, tmp_path, monkeypatch, arguments, sai
 
 
 def test_a_candidate_that_fails_is_reported_and_not_drawn(capsys, tmp_path):
-    assert main(["check", "math:hypot", *ROPE, "--plot", str(tmp_path / "x.png")]) == 2
+    assert main(["check", "math:hypot", *ROPE, "--plot", str(tmp_path / "x.png")]) == 1
     caught = capsys.readouterr()
-    assert caught.out.startswith("rotation: WRONG") and "the candidate cannot be drawn: it raises" in caught.err
+    assert caught.out.startswith("rotation: WRONG") and "no picture: the candidate cannot be drawn" in caught.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_plot_knows_its_pictures(capsys):

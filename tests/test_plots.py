@@ -156,7 +156,7 @@ def test_operator_is_what_the_candidate_does():
 
 def test_operator_of_a_candidate_that_returns_nan():
     figure = plots.operator_figure(lambda x, m: x * np.float32("nan"), ROPE)
-    assert _panels(figure)[2].get_title() == "difference, at most NaN"
+    assert _panels(figure)[2].get_title() == "difference, not finite"
 
 
 @pytest.mark.parametrize(
