@@ -117,3 +117,34 @@ def test_an_example_is_short_and_begins_with_what_it_is(path):
     assert text.count("\n") < 80 and text.startswith('"""')
     assert f"python examples/{path.name}" in ast.get_docstring(ast.parse(text)), "how it is run"
     assert max(map(len, text.splitlines())) <= 120
+
+
+# --- benchmarks ---
+
+
+def test_one_command_measures_everything_and_writes_markdown(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    told = _run(EXAMPLES / "benchmarks" / "all.py", "--quick", "-o", str(there / "found.md"), cwd=here)
+    text = (there / "found.md").read_text(encoding="utf-8")
+    parts = text.split("\n## ")
+    assert [part.partition("\n")[0] for part in parts[1:]] == ["Rotation", "Attention", "Whole models"]
+    assert "say nothing about speed" in parts[0] and "NumPy" in parts[0] and "limit 1.35" not in text
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    rows = [row for row in rows if row[0] != "what"]
+    assert all(len(row) == 6 for row in rows)
+    for what, value, ratio, *_ in rows:
+        assert f"\n{what} " in told or f"\n{what}\n" in told, "printed, too"
+        if ratio:
+            assert float(ratio) > 0 and float(value.split()[0]) >= 0
+    names = {row[0] for row in rows if row[2]}
+    assert {"pyrope interleaved", "pyrope half", "pyrope.attention", "bare matrix products", "pyrope"} <= names
+    assert any(row[0].startswith("prefill") for row in rows) and any("SmolLM2" in row[0] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["rotation", "attention", "forward"])
+def test_a_benchmark_says_how_it_is_run(name):
+    text = (EXAMPLES / "benchmarks" / f"{name}.py").read_text()
+    assert f"python examples/benchmarks/{name}.py" in ast.get_docstring(ast.parse(text)) and "def rows()" in text
