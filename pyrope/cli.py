@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import inspect
 import io
 import json
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from . import __version__
+from . import __version__, plots
 from .architecture import check_dtype
 from .checkpoints import load
 from .containers import find_smollm2
@@ -40,6 +42,7 @@ examples:
   pyrope check mymodel.rope:apply --head-dim 128 --base 10000 --layout half
   pyrope check rope.py:rotate --framework torch --dtype bfloat16 --config config.json
   pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json --json
+  pyrope check rope.py:rotate --config config.json --plot operator.png
 
 a target is module:function or file.py:function, called as fn(x, positions) on
 arrays (…, n, d); exit 0: right, or equivalent; 1: wrong; 2: misuse
@@ -48,6 +51,15 @@ _IDENTIFY_EXAMPLES = """\
 examples:
   pyrope identify mymodel.rope:apply --head-dim 128
   pyrope identify --exec "./my_rope {x} {positions} {y}" --head-dim 64 --max-position 4095
+"""
+_PLOT_EXAMPLES = """\
+pictures:
+{pictures}
+
+examples:
+  pyrope plot decay -o decay.svg
+  pyrope plot wavelengths -o theta.png --config path/to/config.json
+  pyrope check rope.py:rotate --config config.json --plot operator.png
 """
 _VECTORS_EXAMPLES = """\
 examples:
@@ -68,6 +80,7 @@ examples:
   pyrope generate --model model.gguf --temperature 0.8 --top-p 0.9 --seed 1 "…"
   echo "Tell me about rotations." | pyrope generate --model smollm2 -
 """
+_ROPE_OPTIONS = ("config", "layer_type", "head_dim", "rotary_dim", "base", "layout", "scaling", "length")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pyrope", description="Rotary position embeddings: a reference, and an oracle for others.")
     parser.add_argument("--version", action="version", version=f"pyrope {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_check, _add_identify, _add_table, _add_vectors, _add_trace, _add_diff, _add_generate):
+    for add in (_add_check, _add_identify, _add_table, _add_vectors, _add_trace, _add_diff, _add_generate, _add_plot):
         add(commands)
     every = [action for command in (parser, *commands.choices.values()) for action in command._actions]
     _Parser.options = frozenset(word for action in every for word in action.option_strings)
@@ -100,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **words: str) -> Any:
     """A command with its help, its examples below it."""
+    words["description"] = textwrap.fill(
+        words["description"], 79
+    )  # raw, for the sake of the examples: nobody else does
     parser = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
     parser.set_defaults(run=run)
     return parser
@@ -160,6 +176,7 @@ def _add_check(commands: Any) -> None:
     )
     _add_candidate_options(check, optional=True)
     _add_rope_options(check)
+    check.add_argument("--plot", metavar="FILE", help="also draw R(m) beside the expected one, .png or .svg")
     check.add_argument("--grade", metavar="WORDS", help='ask for better than usual, such as "rounded once"')
 
 
@@ -258,6 +275,24 @@ def _add_generate(commands: Any) -> None:
     generate.add_argument("--dtype", default="float32", metavar="NAME", help='"float32" (default) or "float64"')
 
 
+def _add_plot(commands: Any) -> None:
+    told = {name: str(make.__doc__).partition("\n")[0] for name, make in plots.PLOTS.items()}
+    pictures = "\n".join(textwrap.fill(f"{name:<13}{words}", 79, initial_indent="  ", subsequent_indent=" " * 15)
+                         for name, words in told.items())  # fmt: skip
+    plot = _command(
+        commands,
+        "plot",
+        _plot,
+        help="pictures of what RoPE does",
+        description="Draws one picture, SVG or PNG by the name of the file; of another rope than the usual one if its "
+        "options are given.",
+        epilog=_PLOT_EXAMPLES.format(pictures=pictures),
+    )
+    plot.add_argument("name", choices=tuple(plots.PLOTS), metavar="NAME", help="one of the pictures below")
+    plot.add_argument("-o", "--output", required=True, metavar="FILE", help="a .png or .svg file")
+    _add_rope_options(plot)
+
+
 def _scaling(text: str) -> Any:
     """A scaling written as a call with literal arguments; nothing in it is executed."""
     classes = {kind.__name__: kind for kind in SCALINGS.values()}
@@ -334,11 +369,39 @@ def _check(options: argparse.Namespace) -> int:
         return _gallery(options)
     rope = _rope(options)
     fn = _candidate(options)
+    if options.plot is not None:
+        plots.check_file(options.plot)  # before the long part
     _progress("probing …")
     chosen = {"dtype": dtype_named(options.dtype), "max_position": options.max_position, "grade": options.grade}
     report = checking.check_rotation(fn, rope, **chosen)
     _progress("")
-    return _print_reports([report], options.json)
+    code = _print_reports([report], options.json)
+    if options.plot is not None:
+        _draw_operator(options, report, {"candidate": fn, "rope": rope, "dtype": chosen["dtype"]})
+    return code
+
+
+def _draw_operator(options: argparse.Namespace, report: Report, what: dict[str, Any]) -> None:
+    """R(m) at the first position where a fault shows, into a file; the report stands without it too."""
+    at = min((finding.since for finding in report.findings if finding.since is not None), default=1)
+    try:
+        plots.draw("operator", options.plot, position=at, **what)
+    except ValueError as error:
+        print(f"pyrope: no picture: {error}", file=sys.stderr)
+    else:
+        print(f"R({at}) drawn in {options.plot}", file=sys.stderr)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    plots.check_file(options.output)
+    given = [name for name in _ROPE_OPTIONS if getattr(options, name) is not None]
+    if given and "rope" not in inspect.signature(plots.PLOTS[options.name]).parameters:
+        raise ValueError(f"the picture {options.name} is of no rope: leave out --{given[0].replace('_', '-')}")
+    _progress("drawing …")
+    plots.draw(options.name, options.output, **({"rope": _rope(options)} if given else {}))
+    _progress("")
+    print(f"{options.name} drawn in {options.output}")
+    return 0
 
 
 def _print_reports(reports: Sequence[Report], as_json: bool) -> int:
@@ -352,7 +415,7 @@ def _print_reports(reports: Sequence[Report], as_json: bool) -> int:
 
 def _gallery(options: argparse.Namespace) -> int:
     """One line for each implementation of the gallery: 0 if every good one is right and every broken one is named."""
-    if given := [name for name in ("config", "head_dim", "base", "layout", "scaling") if getattr(options, name)]:
+    if given := [name for name in (*_ROPE_OPTIONS, "plot") if getattr(options, name)]:
         raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
     rows = []
     for row in gallery.run_gallery():

@@ -11,6 +11,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 import pyrope
+from pyrope import plots
 from pyrope.cli import main
 from pyrope.oracle import gallery
 
@@ -354,9 +355,87 @@ def test_a_typo_gets_a_suggestion(capsys, arguments, said):
     assert stopped.value.code == 2 and said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["check", "identify", "table", "vectors", "trace", "diff", "generate"])
+@pytest.mark.parametrize("command", ["check", "identify", "table", "vectors", "trace", "diff", "generate", "plot"])
 def test_every_command_has_examples(capsys, command):
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
     told = capsys.readouterr().out
     assert stopped.value.code == 0 and f"pyrope {command}" in told.partition("examples:")[2]
+
+
+# --- plot ---
+
+
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("SVG", b"<?xml")])
+def test_plot_writes_a_picture(capsys, tmp_path, suffix, magic):
+    file = tmp_path / f"decay.{suffix}"
+    assert main(["plot", "decay", "-o", str(file)]) == 0
+    assert file.read_bytes().startswith(magic) and capsys.readouterr().out == f"decay drawn in {file}\n"
+
+
+def test_plot_is_of_the_rope_that_is_given(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setitem(plots.PLOTS, "decay", lambda rope=None: seen.update(rope=rope) or plots.rotation_figure())
+    assert main(["plot", "decay", "-o", str(tmp_path / "x.png"), *ROPE, "--scaling", "Linear(factor=4.0)"]) == 0
+    assert seen["rope"] == pyrope.Rope(32, 10000.0, "half", scaling=pyrope.Linear(4.0))
+    assert main(["plot", "decay", "-o", str(tmp_path / "x.png")]) == 0 and seen["rope"] is None
+
+
+def test_check_draws_the_operator_where_the_fault_shows(capsys, candidates, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setitem(plots.PLOTS, "operator", lambda **told: drawn.update(told) or plots.rotation_figure())
+    file = tmp_path / "r.svg"
+    few = ["--max-position", "64", "--dtype", "float64"]
+    assert main(["check", f"{candidates}:late", *ROPE, *few, "--plot", str(file)]) == 1
+    told, said = capsys.readouterr()
+    assert "positions one too high" in told and said == f"R({drawn['position']}) drawn in {file}\n"
+    assert file.read_bytes().startswith(b"<?xml") and drawn["rope"] == pyrope.Rope(32, 10000.0, "half")
+    x, shows = np.eye(32)[:, None], f"from position {drawn['position']} on"
+    assert drawn["dtype"] == np.float64 and shows in told
+    np.testing.assert_array_equal(drawn["candidate"](x, np.array([2])), pyrope.rotate(x, [3], drawn["rope"]))
+    assert main(["check", f"{candidates}:right", *ROPE, *few, "--plot", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "right" and drawn["position"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["plot", "decay", "-o", "x.pdf"], "a picture must be a .png or .svg file, was 'x.pdf'"),
+        (["plot", "decay", "-o", "x"], "a picture must be a .png or .svg file"),
+        (["plot", "decay", "-o", "no/such/x.png"], "there is no directory"),
+        (["plot", "time", "-o", "x.png", "--base", "5"], "the picture time is of no rope: leave out --base"),
+        (["plot", "decay", "-o", "x.png", "--base", "5"], "give --config, or --head-dim, --layout"),
+        (["check", "--plot", "x.png"], "--plot needs a target"),
+        (["check", "math:hypot", *ROPE, "--plot", "x.jpg"], "a picture must be a .png or .svg file"),
+    ],
+)
+def test_plot_says_what_is_misused(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    caught = capsys.readouterr()
+    assert caught.err.startswith("pyrope: error: ") and said in caught.err and not caught.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_candidate_that_fails_is_reported_and_not_drawn(capsys, tmp_path):
+    assert main(["check", "math:hypot", *ROPE, "--plot", str(tmp_path / "x.png")]) == 1
+    caught = capsys.readouterr()
+    assert caught.out.startswith("rotation: WRONG") and "no picture: the candidate cannot be drawn" in caught.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_plot_knows_its_pictures(capsys):
+    with pytest.raises(SystemExit):
+        main(["plot", "dekay", "-o", "x.png"])
+    assert "did you mean decay?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plot", "--help"])
+    told = capsys.readouterr().out
+    assert all(f"\n  {name:<13}" in told for name in plots.PLOTS) and max(map(len, told.splitlines())) <= 80
+
+
+def test_without_matplotlib_plot_says_what_to_install(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["plot", "decay", "-o", str(tmp_path / "x.png")]) == 2
+    assert 'pip install "pyrope-reference[plot]"' in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -48,7 +49,8 @@ MAY_IMPORT = {
     "containers": {"checks", "theta", "rotation"},
     "checkpoints": {"backend", "theta", "phase", "architecture", "families", "containers"},
     "text": {"checks", "containers"},
-    "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle/__init__", "oracle/tensors"},
+    "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle/__init__", "oracle/tensors", "plots"},
+    "plots": ENGINE | MODELS | ORACLE | {"__init__", "oracle/gallery", "oracle/probe", "oracle/recipes"},
     "__main__": {"cli"},
     "oracle/__init__": set(),
     "oracle/report": set(),
@@ -113,6 +115,11 @@ def test_imports_follow_the_table(path):
     own = {name if name in known else "__init__" for name in own}
     assert own <= MAY_IMPORT[_name(path)], f"{_name(path)} may not import {own - MAY_IMPORT[_name(path)]}"
     assert others <= THIRD_PARTY
+
+
+def test_nothing_imports_plots_but_the_command_line():
+    for path in FILES:
+        assert _name(path) == "cli" or not re.search(r"import.*\bplots\b|\.plots\b", path.read_text()), path.name
 
 
 def test_modules_and_public_functions_never_share_a_name():

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from rows import Row, show
 
 import pyrope
 from pyrope import Rope
 from pyrope.linear import CHUNK
 
 HEADS, LENGTH, HEAD_DIM, ROWS = 8, 4096, 64, 256
+MEMORY = 32768  # positions
+LENGTHS = (2048, 4096, 32768, 262144)  # of linear attention; times per token are held against the second
+BEFORE = (16, 4096, 262144)  # tokens before the one that is decoded
+STEPS = 500
 
 
 def in_turns(functions: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
@@ -35,13 +40,9 @@ def in_turns(functions: dict[str, Callable[[], object]], rounds: int = 7) -> dic
     return seconds
 
 
-def row(name: str, value: str, ratio: str = "", limit: str = "") -> None:
-    print(f"{name:<36}{value:>12}{ratio:>14}   {limit}")
-
-
-def inputs(n: int, heads: int = HEADS) -> list[np.ndarray]:
+def inputs(n: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [rng.standard_normal((heads, n, HEAD_DIM), dtype=np.float32) for _ in "qkv"]
+    return [rng.standard_normal((HEADS, n, HEAD_DIM), dtype=np.float32) for _ in "qkv"]
 
 
 def products(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
@@ -60,7 +61,6 @@ def torch_forms(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Callab
     try:
         import torch
     except ImportError:
-        print("torch is not installed: its rows are left out")
         return {}
     torch.set_num_threads(2)
     a, b, c = (torch.from_numpy(x)[None] for x in (q, k, v))
@@ -74,7 +74,7 @@ def torch_forms(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Callab
     return {"torch SDPA": lambda: fused(a, b, c, is_causal=True), "torch eager": eager}
 
 
-def softmax_speed() -> None:
+def softmax_speed() -> Iterator[Row]:
     arrays = inputs(LENGTH)
     forms: dict[str, Callable[[], object]] = {
         "pyrope.attention": lambda: pyrope.attention(*arrays, causal=True),
@@ -84,17 +84,20 @@ def softmax_speed() -> None:
     limits = {"torch SDPA": "limit 2.80", "torch eager": "limit 0.33"}
     seconds = in_turns(forms)
     for name, time_taken in seconds.items():
-        ratio = f"{seconds['pyrope.attention'] / time_taken:.2f}"
-        row(name, f"{time_taken * 1e3:.0f} ms", ratio, limits.get(name, ""))
+        ratio = seconds["pyrope.attention"] / time_taken
+        yield Row(name, f"{time_taken * 1e3:.0f} ms", ratio, "pyrope / it", limits.get(name, ""))
+    if "torch SDPA" not in seconds:
+        yield Row("torch is not installed: left out")
 
 
-def softmax_memory(n: int = 32768) -> None:
+def softmax_memory() -> Iterator[Row]:
+    n = MEMORY
     arrays = inputs(n)
     tracemalloc.start()
     out = pyrope.attention(*arrays, causal=True)
     beyond = tracemalloc.get_traced_memory()[1] - out.nbytes
     tracemalloc.stop()
-    row(f"beyond in- and outputs, {n} positions", f"{beyond / 1e6:.0f} MB", "", "limit 300 MB")
+    yield Row(f"beyond in- and outputs, {n} positions", f"{beyond / 1e6:.0f} MB", limit="limit 300 MB")
 
 
 def chunk_products(n: int) -> Callable[[], None]:
@@ -115,9 +118,9 @@ def chunk_products(n: int) -> Callable[[], None]:
     return run
 
 
-def linear_speed() -> None:
+def linear_speed() -> Iterator[Row]:
     rope, flat = Rope(HEAD_DIM, 10000.0, "half"), 0.0
-    for n in (2048, 4096, 32768, 262144):
+    for n in LENGTHS:
         arrays, m = inputs(n), np.arange(n)
         out, tables = np.empty_like(arrays[0]), pyrope.rotation_tables(rope, m, like=arrays[0])
         options = {"causal": True, "tables": tables, "out": out}  # as a model has them ready for all its layers
@@ -125,47 +128,44 @@ def linear_speed() -> None:
             "linear": lambda a=arrays, m=m, o=options: pyrope.linear_attention(*a, m, rope, **o),
             "products": chunk_products(n),
         }
-        if n <= 4096:
+        if n <= LENGTHS[1]:
             forms["softmax"] = lambda a=arrays: pyrope.attention(*a, causal=True)
         seconds = in_turns(forms, rounds=max(3, min(9, 2**17 // n)))
         each = seconds["linear"] / n
-        flat = each if n == 4096 else flat
-        told = f"{each / flat:.2f} x that at 4096, limit 1.15" if n > 4096 else ""
+        flat = each if n == LENGTHS[1] else flat
+        told = f"{each / flat:.2f} x that at {LENGTHS[1]}, limit 1.15" if n > LENGTHS[1] else ""
         if "softmax" in seconds:
             told = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} x it"
-        row(
-            f"linear, {n} positions, per token",
-            f"{each * 1e6:.2f} µs",
-            f"{seconds['linear'] / seconds['products']:.2f}",
-            told,
-        )
+        ratio = seconds["linear"] / seconds["products"]
+        name = f"linear, {n} positions, per token"
+        yield Row(name, f"{each * 1e6:.2f} µs", ratio, "x its products", "limit 2.50", told)
 
 
-def decoding() -> None:
+def decoding() -> Iterator[Row]:
     rope, (x, *_) = Rope(HEAD_DIM, 10000.0, "half"), inputs(1)
-    for before in (16, 4096, 262144):
+    for before in BEFORE:
         past = np.repeat(x, before, axis=-2)
         state = pyrope.linear_state(past, past, np.arange(before), rope)
 
         def step(state: object = state, before: int = before) -> object:
             return pyrope.linear_step(x, x, x, [before], rope, state=state)
 
-        seconds = in_turns({"step": step}, rounds=500)["step"]
+        seconds = in_turns({"step": step}, rounds=STEPS)["step"]
         tracemalloc.start()
         step()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        row(f"linear, one token after {before}", f"{seconds * 1e6:.0f} µs", "", f"{peak} bytes at most")
+        yield Row(f"linear, one token after {before}", f"{seconds * 1e6:.0f} µs", note=f"{peak} bytes at most")
 
 
-def main() -> None:
-    row(f"causal softmax, {HEADS} x {LENGTH} x {HEAD_DIM}", "time", "pyrope / it")
-    softmax_speed()
-    softmax_memory()
-    row("causal linear attention", "time", "to products", "limit 2.50")
-    linear_speed()
-    decoding()
+def rows() -> Iterator[Row]:
+    yield Row(f"causal softmax, {HEADS} x {LENGTH} x {HEAD_DIM}")
+    yield from softmax_speed()
+    yield from softmax_memory()
+    yield Row("causal linear attention")
+    yield from linear_speed()
+    yield from decoding()
 
 
 if __name__ == "__main__":
-    main()
+    show(rows())

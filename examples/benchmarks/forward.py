@@ -17,16 +17,20 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
 
 import numpy as np
+from rows import Row, show
 
 import pyrope
 from pyrope import Cache, Config, Layer, Model, Rope
 
 VOCABULARY, WIDTH, HEADS, LAYERS, MLP, ROWS = 32000, 768, 12, 12, 2048, 256
+PREFILLS = (512, 2048)
+BEFORE, STEPS = 256, 40  # tokens before those that are decoded, and how many these are
+SMOLLM2_STEPS = 100
 
 
 def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -40,13 +44,13 @@ def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[st
     return {name: sorted(times) for name, times in seconds.items()}
 
 
-def report(title: str, seconds: dict[str, list[float]], limits: dict[str, str]) -> None:
-    print(f"\n{title:<36}{'shortest':>11}{'median':>11}{'pyrope / it':>13}")
+def report(title: str, seconds: dict[str, list[float]], limits: dict[str, str]) -> Iterator[Row]:
+    yield Row(title)
     own = seconds["pyrope"]
     for name, times in seconds.items():
         best, middle = times[0], statistics.median(times)
-        ratio = f"{own[0] / best:.2f}, {statistics.median(own) / middle:.2f}" if name != "pyrope" else ""
-        print(f"{name:<36}{best * 1e3:>8.1f} ms{middle * 1e3:>8.1f} ms{ratio:>13}  {limits.get(name, '')}")
+        told = f"median {middle * 1e3:.1f} ms, ratio {statistics.median(own) / middle:.2f}"
+        yield Row(name, f"{best * 1e3:.1f} ms", own[0] / best, "pyrope / it", limits.get(name, ""), told)
 
 
 def llama() -> Model:
@@ -88,7 +92,6 @@ def transformers_models() -> dict[str, object]:
         import torch
         import transformers
     except ImportError:
-        print("torch and transformers are not installed: their rows are left out")
         return {}
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)
@@ -101,7 +104,7 @@ def transformers_models() -> dict[str, object]:
     return made
 
 
-def prefill(model: Model, others: dict[str, object], n: int) -> None:
+def prefill(model: Model, others: dict[str, object], n: int) -> Iterator[Row]:
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, n)
     forms: dict[str, Callable[[], object]] = {
         "pyrope": lambda: pyrope.forward(model, tokens, logits="last"),
@@ -119,10 +122,11 @@ def prefill(model: Model, others: dict[str, object], n: int) -> None:
     }
     if n < 2048:
         del limits["transformers, eager"]
-    report(f"prefill, {n} tokens", in_turns(forms, rounds=5 if n > 1000 else 9), limits)
+    yield from report(f"prefill, {n} tokens", in_turns(forms, rounds=5 if n > 1000 else 9), limits)
 
 
-def decoding(model: Model, others: dict[str, object], before: int = 256, rounds: int = 40) -> None:
+def decoding(model: Model, others: dict[str, object]) -> Iterator[Row]:
+    before, rounds = BEFORE, STEPS
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, before)
     cache = Cache(model, before + rounds + 1)
     pyrope.forward(model, tokens, cache=cache, logits="last")
@@ -137,16 +141,17 @@ def decoding(model: Model, others: dict[str, object], before: int = 256, rounds:
         one = torch.tensor([[7]])
         forms[name] = lambda other=other, past=past, one=one: other(one, past_key_values=past)  # type: ignore[operator]
     limits = {"bare matrix products": "limit 1.50", "transformers, sdpa": "limit 1.00"}
-    report(f"decoding after {before} tokens", in_turns(forms, rounds), limits)
+    yield from report(f"decoding after {before} tokens", in_turns(forms, rounds), limits)
 
 
-def smollm2(count: int = 100) -> None:
+def smollm2() -> Iterator[Row]:
+    count = SMOLLM2_STEPS
     try:
         path = pyrope.find_smollm2()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         model = pyrope.load(path)
-    except ImportError as error:
-        print(f"\nSmolLM2 is left out: {error}")
+    except (ImportError, FileNotFoundError) as error:
+        yield Row("SmolLM2 is left out", note=str(error))
         return
     size = sum(weight.nbytes for weight in _arrays(model))
     prompt = list(range(20, 60))
@@ -158,9 +163,9 @@ def smollm2(count: int = 100) -> None:
     speed = count / (time.perf_counter() - start)
     size += sum(array.nbytes for array in (*cache.keys, *cache.values))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"\nSmolLM2, decoding: {speed:.1f} tokens per second, limit 20")
+    yield Row("SmolLM2, decoding, tokens per second", f"{speed:.1f}", limit="at least 20")
     if before < 150_000:  # kB: this process had been small, so that its peak is what loading and running took
-        print(f"peak memory {peak / 1e3:.0f} MB, {peak * 1024 / size:.2f} x weights and cache, limit 1.30")
+        yield Row("peak memory", f"{peak / 1e3:.0f} MB", peak * 1024 / size, "x weights, cache", "limit 1.30")
 
 
 def _arrays(model: Model) -> list[np.ndarray]:
@@ -170,16 +175,15 @@ def _arrays(model: Model) -> list[np.ndarray]:
     return found
 
 
-def main() -> None:
-    if "smollm2" in sys.argv[1:]:  # by itself, so that its peak memory can be seen
-        smollm2()
-        return
+def rows() -> Iterator[Row]:
     model, others = llama(), transformers_models()
-    decoding(model, others)
-    for n in (512, 2048):
-        prefill(model, others, n)
-    smollm2()
+    if not others:
+        yield Row("torch, transformers not installed: left out")
+    yield from decoding(model, others)
+    for n in PREFILLS:
+        yield from prefill(model, others, n)
+    yield from smollm2()
 
 
 if __name__ == "__main__":
-    main()
+    show(smollm2() if "smollm2" in sys.argv[1:] else rows())  # by itself, so that its peak memory can be seen

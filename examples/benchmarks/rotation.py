@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from rows import Row, show
 
 import pyrope
 from pyrope import Rope
 
 HEADS, LENGTH, HEAD_DIM = 32, 4096, 128
+POSITIONS = 131072  # of the tables
 
 
 def best(function: Callable[[], object], rounds: int = 15) -> float:
@@ -31,22 +33,22 @@ def best(function: Callable[[], object], rounds: int = 15) -> float:
     return min(times)
 
 
-def row(name: str, seconds: float, unit: float, of: str, limit: str = "") -> None:
-    print(f"{name:<38}{seconds * 1e3:9.2f} ms {seconds / unit:8.2f} x {of:<10}{limit}")
+def row(name: str, seconds: float, unit: float, of: str, limit: str = "") -> Row:
+    return Row(name, f"{seconds * 1e3:.2f} ms", seconds / unit, f"x {of}", limit)
 
 
-def rotation() -> dict[str, float]:
+def rotation(seconds: dict[str, float]) -> Iterator[Row]:
+    """Rows of pyrope's rotation; their times go into ``seconds``."""
     x = np.random.default_rng(0).standard_normal((HEADS, LENGTH, HEAD_DIM)).astype(np.float32)
     out, m = np.empty_like(x), np.arange(LENGTH)
     copy = best(lambda: np.copyto(out, x))
-    row("numpy.copyto", copy, copy, "a copy")
-    seconds = {"copy": copy}
+    seconds["copy"] = copy
+    yield row("numpy.copyto", copy, copy, "a copy")
     for layout, limit in (("interleaved", "limit 1.35"), ("half", "limit 3.20"), ("interleaved-to-half", "")):
         rope = Rope(HEAD_DIM, 10000.0, layout)
         tables = pyrope.rotation_tables(rope, m, like=x)
         seconds[layout] = best(lambda r=rope, t=tables: pyrope.rotate(x, m, r, tables=t, out=out))
-        row(f"pyrope {layout}", seconds[layout], copy, "a copy", limit)
-    return seconds
+        yield row(f"pyrope {layout}", seconds[layout], copy, "a copy", limit)
 
 
 def naive(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -55,17 +57,17 @@ def naive(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1).reshape(x.shape)
 
 
-def plain_numpy(copy: float) -> None:
+def plain_numpy(copy: float) -> Iterator[Row]:
     x = np.random.default_rng(0).standard_normal((HEADS, LENGTH, HEAD_DIM)).astype(np.float32)
     tables = pyrope.cos_sin(Rope(HEAD_DIM, 10000.0, "interleaved"), np.arange(LENGTH), np.float32)
-    row("NumPy, naive interleaved", best(lambda: naive(x, *tables), 5), copy, "a copy")
+    yield row("NumPy, naive interleaved", best(lambda: naive(x, *tables), 5), copy, "a copy")
 
 
-def peers(ours: dict[str, float]) -> None:
+def peers(ours: dict[str, float]) -> Iterator[Row]:
     try:
         import torch
     except ImportError:
-        print("torch is not installed: its rows are left out")
+        yield Row("torch is not installed: left out")
         return
     torch.set_num_threads(2)
     x = torch.randn(1, HEADS, LENGTH, HEAD_DIM)
@@ -82,22 +84,22 @@ def peers(ours: dict[str, float]) -> None:
 
     for name, function, table in (("half", half, wide), ("interleaved", interleaved, angle)):
         arguments = (x, table.cos(), table.sin())
-        row(
+        yield row(
             f"torch {name}, eager", best(lambda f=function, a=arguments: f(*a), 7), ours[name], "pyrope's", "> 1 wanted"
         )
         try:
             compiled = torch.compile(function)
             compiled(*arguments)
         except Exception as error:  # no C++ compiler on this machine, for one
-            print(f"torch {name}: cannot be compiled here ({type(error).__name__})")
+            yield Row(f"torch {name}: cannot be compiled here", note=type(error).__name__)
             continue
-        row(
+        yield row(
             f"torch {name}, compiled", best(lambda f=compiled, a=arguments: f(*a)), ours[name], "pyrope's", "> 1 wanted"
         )
 
 
-def tables() -> None:
-    n, rope = 131072, Rope(128, 10000.0, "half")
+def tables() -> Iterator[Row]:
+    n, rope = POSITIONS, Rope(128, 10000.0, "half")
     m, theta = np.arange(n), pyrope.frequencies(rope)
 
     def plain() -> tuple[np.ndarray, np.ndarray]:
@@ -105,21 +107,22 @@ def tables() -> None:
         return np.cos(angle), np.sin(angle)
 
     unit = best(plain, 7)
-    row(f"numpy cos, sin of {n} x 64", unit, unit, "numpy")
-    row("pyrope.cos_sin of the same", best(lambda: pyrope.cos_sin(rope, m), 7), unit, "numpy", "limit 1.50")
+    yield row(f"numpy cos, sin of {n} x 64", unit, unit, "numpy")
+    yield row("pyrope.cos_sin of the same", best(lambda: pyrope.cos_sin(rope, m), 7), unit, "numpy", "limit 1.50")
     tracemalloc.start()
     result = pyrope.cos_sin(rope, m)
     beyond = tracemalloc.get_traced_memory()[1] - sum(table.nbytes for table in result)
     tracemalloc.stop()
-    print(f"memory of pyrope.cos_sin beyond its result: {beyond / 2**20:.1f} MB (limit 64)")
+    yield Row("memory of it beyond its result", f"{beyond / 2**20:.1f} MB", limit="limit 64 MB")
 
 
-def main() -> None:
-    seconds = rotation()
-    plain_numpy(seconds["copy"])
-    peers(seconds)
-    tables()
+def rows() -> Iterator[Row]:
+    seconds: dict[str, float] = {}
+    yield from rotation(seconds)
+    yield from plain_numpy(seconds["copy"])
+    yield from peers(seconds)
+    yield from tables()
 
 
 if __name__ == "__main__":
-    main()
+    show(rows())

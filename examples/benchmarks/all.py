@@ -1,0 +1,77 @@
+"""All measurements in one run: every ratio as a table, printed and written as Markdown.
+
+    python examples/benchmarks/all.py [-o benchmarks.md] [--quick]
+
+Takes some minutes; run it where nothing else runs. With --quick, everything is tiny: that shows that it works and says
+nothing about speed. torch, transformers and SmolLM2 are optional; what is not installed is left out, in words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import platform
+from types import ModuleType
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
+
+import attention
+import forward
+import numpy as np
+import rotation
+from rows import Row, show
+
+import pyrope
+
+PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": forward}
+TINY: dict[ModuleType, dict[str, object]] = {
+    rotation: {"HEADS": 2, "LENGTH": 64, "POSITIONS": 256},
+    attention: {"HEADS": 2, "LENGTH": 256, "MEMORY": 512, "LENGTHS": (192, 384, 768), "BEFORE": (16, 64), "STEPS": 3},
+    forward: {
+        "VOCABULARY": 64, "WIDTH": 32, "HEADS": 2, "LAYERS": 2, "MLP": 64, "PREFILLS": (16, 32), "BEFORE": 16,
+        "STEPS": 3, "SMOLLM2_STEPS": 2,
+    },
+}  # fmt: skip
+
+
+def machine() -> str:
+    threads = os.environ["OPENBLAS_NUM_THREADS"]
+    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, OPENBLAS_NUM_THREADS={threads}"
+    return f"pyrope {pyrope.__version__}, Python {platform.python_version()}, NumPy {np.__version__}; {system}"
+
+
+def markdown(found: dict[str, list[Row]], quick: bool) -> str:
+    lines = ["# Benchmarks", "", machine() + "."]
+    lines += ["", "Tiny sizes (--quick): these numbers say nothing about speed."] if quick else []
+    for title, rows in found.items():
+        lines += ["", f"## {title}", "", "| what | measured | ratio | to | limit | note |", "|---|---|---|---|---|---|"]
+        for row in rows:
+            cells = (row.what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit, row.note)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--output", default="benchmarks.md", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: only to see that it works")
+    options = parser.parse_args()
+    if not options.output.parent.is_dir():
+        parser.error(f"there is no directory {options.output.parent}")
+    if options.quick:
+        for part, sizes in TINY.items():
+            for name, value in sizes.items():
+                setattr(part, name, value)
+    print(machine())
+    found = {}
+    for title, part in PARTS.items():
+        print(f"\n── {title}")
+        # Limits are for the full sizes.
+        found[title] = show(row._replace(limit="") if options.quick else row for row in part.rows())
+    options.output.write_text(markdown(found, options.quick), encoding="utf-8")
+    print(f"\nwritten to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

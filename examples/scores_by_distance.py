@@ -1,0 +1,47 @@
+"""Scores depend on the distance of query and key only, Eq. (16), near the start and two billion tokens later.
+
+    python examples/scores_by_distance.py [--backend cupy]
+
+What is computed with a float32 angle, as most code does, loses this far from the start.
+"""
+
+import argparse
+
+import numpy as np
+
+import pyrope
+from pyrope import Rope
+from pyrope.oracle.gallery import rotate_half  # the usual form, with its float32 angle
+
+ROPE = Rope(head_dim=64, base=10000.0, layout="half")
+
+
+def main(backend: str = "numpy") -> None:
+    xp = pyrope.get(backend)
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, 64)) for _ in "qk")
+
+    def score(m: int, n: int) -> float:
+        """q at position m, k at position n."""
+        at_m = pyrope.rotate(pyrope.from_numpy(q, xp), [m], ROPE)
+        at_n = pyrope.rotate(pyrope.from_numpy(k, xp), [n], ROPE)
+        return float((at_m * at_n).sum())
+
+    def usual(m: int, n: int) -> float:
+        at_m, at_n = (rotate_half(x, np.array([p])) for x, p in ((q, m), (k, n)))
+        return float((at_m * at_n).sum())
+
+    print("query at m, key at n, always 5 apart:")
+    print(f"{'m':>12}{'n':>12}{'exact':>22}{'with a float32 angle':>24}")
+    for start in (0, 1000, 10**6, 2 * 10**9):
+        m, n = start + 5, start
+        print(f"{m:>12}{n:>12}{score(m, n):>22.13f}{usual(m, n):>24.13f}")
+    drift = abs(score(2 * 10**9 + 5, 2 * 10**9) - score(5, 0))
+    print(f"exact scores differ by {drift:.1e}, the last bits of float64")
+    print("and another distance gives another score:", [round(score(d, 0), 4) for d in (0, 1, 5, 50)])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
+    main(**vars(parser.parse_args()))

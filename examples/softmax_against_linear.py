@@ -1,0 +1,63 @@
+"""Softmax against linear attention with RoPE: what Eq. (19) gives, and what it gives up.
+
+    python examples/softmax_against_linear.py [--backend cupy]
+
+Linear attention keeps a state of constant size instead of all keys, and its time grows with the length, not
+with its square. In return weights may be negative and do not add up to 1, since the rotation is in the
+numerator alone.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+import pyrope
+from pyrope import Rope
+
+HEADS, HEAD_DIM = 2, 32
+ROPE = Rope(HEAD_DIM, 10000.0, "half")
+
+
+def main(backend: str = "numpy") -> None:
+    xp, rng = pyrope.get(backend), np.random.default_rng(0)
+
+    def inputs(n: int) -> list[np.ndarray]:
+        return [pyrope.from_numpy(rng.standard_normal((HEADS, n, HEAD_DIM)).astype(np.float32), xp) for _ in "qkv"]
+
+    print(f"{'length':>8}{'softmax':>12}{'linear':>12}   both causal; shortest of three times")
+    for n in (256, 1024, 4096):
+        (q, k, v), m, best = inputs(n), np.arange(n), [np.inf, np.inf]
+        for _ in range(3):
+            start = time.perf_counter()
+            pyrope.to_numpy(pyrope.attention(pyrope.rotate(q, m, ROPE), pyrope.rotate(k, m, ROPE), v, causal=True))
+            middle = time.perf_counter()
+            pyrope.to_numpy(pyrope.linear_attention(q, k, v, m, ROPE, causal=True))
+            best = [min(best[0], middle - start), min(best[1], time.perf_counter() - middle)]
+        print(f"{n:>8}{best[0] * 1e3:>9.1f} ms{best[1] * 1e3:>9.1f} ms")
+
+    q, k, v = inputs(100)
+    m = np.arange(100)
+    weights, sums = pyrope.attention_weights(q, k, m, ROPE, causal=True)
+    _, plain = pyrope.attention_weights(q, k, causal=True)
+    told = pyrope.to_numpy(sums)
+    print(f"row sums of Eq. (19): from {told.min():.3f} to {told.max():.3f}; of Eq. (18), without RoPE:", end=" ")
+    print(f"{float(plain.min()):.3f} to {float(plain.max()):.3f}")
+    print(f"negative weights: {100 * float((weights < 0).mean()):.1f} % of all, the least {float(weights.min()):.5f}")
+
+    whole = pyrope.linear_attention(q, k, v, m, ROPE, causal=True)
+    state, steps = None, []
+    for t in range(100):  # as a decoder does it: one token at a time, and a state
+        row = slice(t, t + 1)
+        out, state = pyrope.linear_step(q[:, row], k[:, row], v[:, row], m[row], ROPE, state=state)
+        steps.append(pyrope.to_numpy(out))
+    off = np.abs(np.concatenate(steps, axis=-2) - pyrope.to_numpy(whole)).max()
+    assert state is not None
+    size = state.numerator.nbytes + state.denominator.nbytes
+    print(f"token by token: off by {off:.1e}; the state has {size} bytes, the keys and values {k.nbytes + v.nbytes}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
+    main(**vars(parser.parse_args()))

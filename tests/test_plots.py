@@ -1,0 +1,193 @@
+"""Every picture has what a reader needs, and shows the numbers that it says it shows."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pyrope
+from pyrope import Linear, Rope, YaRN, plots
+
+ROPE = Rope(8, 10000.0, "half")
+TINY = {
+    "rotation": {"count": 3},
+    "wavelengths": {},
+    "decay": {"distances": 8, "scores": 2},
+    "scores": {"distances": 8},
+    "precision": {"rope": ROPE, "octaves": 3, "samples": 2},
+    "attention": {"rope": ROPE, "length": 4},
+    "linear": {"rope": ROPE, "length": 4},
+    "time": {"lengths": (4, 8), "heads": 1, "head_dim": 4, "rounds": 1},
+    "operator": {},
+}
+
+
+def _panels(figure):
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def _lines(axes):
+    return {line.get_label(): line.get_ydata() for line in axes.lines}
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_every_picture_can_be_read(name):
+    figure = plots.PLOTS[name](**TINY[name])
+    assert figure.get_suptitle()
+    for axes in _panels(figure):
+        assert axes.get_title() and axes.get_xlabel() and axes.get_ylabel(), axes
+        assert axes.lines or axes.images, "an empty panel"
+        for data in [line.get_ydata() for line in axes.lines] + [image.get_array() for image in axes.images]:
+            assert np.isfinite(data).any()
+        dashes = [(line.get_linestyle(), line.get_dashes() if hasattr(line, "get_dashes") else line._dash_pattern,
+                   line.get_linewidth()) for line in axes.lines if not line.get_label().startswith("_")]  # fmt: skip
+        assert len(set(map(str, dashes))) == len(dashes), "two lines that cannot be told apart in grey"
+    for axes in set(figure.axes) - set(_panels(figure)):
+        assert axes.get_ylabel(), "a colour bar without a word"
+
+
+def test_no_picture_leaves_a_trace_in_pyplot():
+    code = "import sys; from pyrope import plots; plots.PLOTS['decay'](); print('matplotlib.pyplot' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+
+
+def test_rotation_ends_where_the_vector_is_turned_to():
+    for i, axes in enumerate(_panels(plots.rotation_figure((3.0, 4.0), 5))):
+        z = np.array([complex(line.get_xdata()[1], line.get_ydata()[1]) for line in axes.lines])
+        np.testing.assert_allclose(z, (3 + 4j) * np.exp(1j * np.arange(5) * (1.0, 0.1)[i]), rtol=1e-14)
+        low, high = axes.get_xlim()
+        assert low < -5 and high > 5, "the circle is cut off"
+
+
+def test_wavelengths_are_those_of_each_rescaling():
+    left, right = _panels(plots.wavelengths_figure())
+    found, ropes = _lines(left), plots.scaled_ropes()
+    assert list(found) == list(ropes) and len(ropes) == 7
+    for name, rope in ropes.items():
+        expected = pyrope.wavelengths(rope)
+        np.testing.assert_array_equal(found[name], expected[np.isfinite(expected)])
+    np.testing.assert_allclose(right.lines[1].get_ydata(), 8.0, rtol=1e-15)  # linear
+
+
+def test_one_rope_is_shown_against_itself_without_rescaling():
+    rope = Rope(8, 500.0, "half", scaling=Linear(2.0))
+    left, _ = _panels(plots.wavelengths_figure(rope))
+    assert list(_lines(left)) == ["none", "Linear"]
+    np.testing.assert_array_equal(_lines(left)["Linear"], pyrope.wavelengths(rope))
+    (panel,) = _panels(plots.scores_figure(rope, 4))
+    assert [len(data) for data in _lines(panel).values()] == [4, 4]
+    assert list(_lines(_panels(plots.wavelengths_figure(ROPE))[0])) == ["none"]
+
+
+def test_decay_is_figure_2_and_bounds_the_scores():
+    rope = Rope(16, 10000.0, "interleaved")
+    left, right = _panels(plots.decay_figure(rope, 50, 6))
+    curve = pyrope.decay(np.arange(50), rope)
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), curve)
+    bound, *scores = (line.get_ydata() for line in right.lines)
+    np.testing.assert_array_equal(bound, curve)
+    assert len(scores) == 6 and all((score <= curve).all() and (score > 0).all() for score in scores)
+    ones = _lines(right)["query and key all ones"]  # |Σe^{i(m−n)θ}|/p
+    z = np.exp(1j * np.arange(50)[:, None] * pyrope.frequencies(rope))
+    np.testing.assert_allclose(ones, np.abs(z.mean(-1)), rtol=1e-12)
+
+
+def test_scores_are_those_of_rotated_ones():
+    rope = Rope(8, 10000.0, "half", scaling=YaRN(4.0, 64))
+    (panel,) = _panels(plots.scores_figure(rope, 30))
+    q = np.ones((30, 8))
+    for name, one in {"rescaled": rope, "not rescaled": Rope(8, 10000.0, "half")}.items():
+        expected = pyrope.rotate(q, np.arange(30), one) @ pyrope.rotate(q[:1], [0], one)[0] / 8
+        np.testing.assert_allclose(_lines(panel)[name], expected, rtol=1e-12)
+    assert "a² = 1.296" in panel.get_title()  # (0.1·ln 4 + 1)²
+
+
+def test_precision_dies_as_it_should():
+    found = {name: errors for name, (_, errors) in plots.precision_errors(Rope(64, 10000.0, "half"), 16, 16).items()}
+    assert found["rounded once (pyrope)"].max() <= 2.0**-25
+    assert 2.0**-26 * 2**15 < found["float32 angle"][-1] < 2.0**-20 * 2**15
+    assert found["float32 angle"][-1] > 100 * found["float32 angle"][2]
+    np.testing.assert_array_equal(found["bfloat16 positions"][:8], found["float32 angle"][:8])  # whole numbers to 256
+    assert found["bfloat16 positions"][8] > 0.1 and found["bfloat16 frequencies"][0] > 1e-4
+    drawn = _lines(_panels(plots.precision_figure(Rope(64, 10000.0, "half"), 16, 16))[0])
+    assert all((drawn[name] == errors).all() for name, errors in found.items())
+
+
+def test_attention_is_the_softmax_of_the_scores():
+    without, rotated = (-axes.images[0].get_array() for axes in _panels(plots.attention_figure(ROPE, 6)))
+    for shown in (without, rotated):
+        weights = np.asarray(shown.filled(np.nan)) ** 2
+        np.testing.assert_allclose(np.nansum(weights, axis=1), 1, rtol=1e-12)
+        assert (np.isnan(weights) == ~np.tri(6, dtype=bool)).all()
+    assert not np.allclose(np.nan_to_num(without.filled(0)), np.nan_to_num(rotated.filled(0)))
+    q = np.random.default_rng(3).standard_normal((1, 5, 8))
+    np.testing.assert_allclose(
+        plots.softmax_weights(q, q) @ q[0], pyrope.attention(q, q, q, causal=True)[0], rtol=1e-12
+    )
+
+
+def test_linear_shows_what_weights_add_up_to():
+    softmax, weights, sums = _panels(plots.linear_figure(length=40))
+    for panel, name in ((softmax, "softmax"), (weights, "linear, Eq. (19)")):
+        shown = panel.images[0].get_array().filled(0) / np.arange(1, 41)[:, None]
+        np.testing.assert_allclose(shown.sum(-1), _lines(sums)[name], rtol=1e-12)
+    np.testing.assert_allclose(_lines(sums)["softmax"], 1, rtol=1e-12)
+    assert _lines(sums)["linear, Eq. (19)"].min() < 0.9 and _lines(sums)["of it, negative weights"].min() < 0
+
+
+def test_time_is_measured_for_each_length():
+    taken = plots.attention_times((4, 8, 16), 1, 4, 1)
+    assert len(taken) == 2 and all(len(times) == 3 and min(times) > 0 for times in taken.values())
+    (axes,) = _panels(plots.time_figure(**TINY["time"]))
+    assert "measured on this machine while this was drawn" in axes.get_title()
+
+
+def test_operator_is_what_the_candidate_does():
+    turned = Rope(8, 10000.0, "interleaved")
+    figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m, turned), ROPE, position=7, dtype=np.float64)
+    expected, found, difference = (axes.images[0].get_array() for axes in _panels(figure))
+    np.testing.assert_array_equal(expected, pyrope.rotation_matrix(7, ROPE))
+    np.testing.assert_allclose(found, pyrope.rotation_matrix(7, turned), atol=1e-15)
+    np.testing.assert_array_equal(difference, found - expected)
+    assert "position 7" in figure.get_suptitle()
+
+
+def test_operator_of_a_candidate_that_returns_nan():
+    figure = plots.operator_figure(lambda x, m: x * np.float32("nan"), ROPE)
+    assert _panels(figure)[2].get_title() == "difference, not finite"
+
+
+@pytest.mark.parametrize(
+    "name, options, said",
+    [
+        ("operator", {"candidate": lambda x, m: x}, "a candidate needs the rope"),
+        ("operator", {"candidate": lambda x, m: x[0], "rope": ROPE}, "the candidate cannot be drawn: it returns shape"),
+        ("operator", {"position": -1}, "position must be"),
+        ("rotation", {"vector": (0.0, 0.0)}, "vector must be two numbers, not both 0"),
+        ("rotation", {"vector": (1.0,)}, "vector must be two numbers"),
+        ("decay", {"distances": 1}, "length must be"),
+        ("decay", {"scores": 0}, "scores must be"),
+        ("precision", {"octaves": 0}, "octaves must be"),
+        ("time", {"lengths": (4,), "rounds": 0}, "rounds must be"),
+        ("deacy", {}, "name must be one of 'rotation'"),
+    ],
+)
+def test_misuse_is_refused_in_words(tmp_path, name, options, said):
+    with pytest.raises(ValueError, match=said):
+        plots.draw(name, tmp_path / "x.png", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_picture_is_the_same_file(tmp_path):
+    for suffix in ("svg", "png"):
+        for i in "ab":
+            plots.draw("decay", tmp_path / f"{i}.{suffix}", **TINY["decay"])
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_a_suffix_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
+    monkeypatch.setitem(plots.PLOTS, "time", lambda: pytest.fail("was computed"))
+    with pytest.raises(ValueError, match=r"must be a \.png or \.svg file, was .*time\.pdf"):
+        plots.draw("time", tmp_path / "time.pdf")
