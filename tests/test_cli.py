@@ -320,6 +320,13 @@ def test_trace_and_diff(capsys, folder):
     "arguments, said",
     [
         (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"),
+        (["check", "--dtype", "float16"], "--dtype needs a target: without one, the gallery is run"),
+        (["check", "--max-position", "9"], "--max-position needs a target"),
+        (
+            ["check", "--exec", "./no-such-program {x} {positions} {y}", *ROPE],
+            "there is no program './no-such-program'",
+        ),
+        (["check", "--exec", "true {x} {positions} {y}", "--axes", "bnhd", *ROPE], "are for functions"),
         (["check", "no_such_module:f", *ROPE], "no_such_module"),
         (["check", "json:nothing", *ROPE], "nothing"),
         (["check", "json", *ROPE], "module:function"),
@@ -356,11 +363,13 @@ def test_a_typo_gets_a_suggestion(capsys, arguments, said):
 
 
 @pytest.mark.parametrize("command", ["check", "identify", "table", "vectors", "trace", "diff", "generate", "plot"])
-def test_every_command_has_examples(capsys, command):
+def test_every_command_has_examples(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
     told = capsys.readouterr().out
     assert stopped.value.code == 0 and f"pyrope {command}" in told.partition("examples:")[2]
+    assert max(map(len, told.splitlines())) <= 80
 
 
 # --- plot ---

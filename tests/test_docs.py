@@ -9,7 +9,7 @@ import re
 import pytest
 
 import pyrope
-from pyrope import conventions
+from pyrope import conventions, plots
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(
@@ -124,3 +124,10 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(path):
     for table in re.findall(r"(?:^\|.*\|\n)+", path.read_text(), re.M):
         cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
         assert len(cells) == 1, table.splitlines()[0]
+
+
+def test_every_picture_of_the_pages_can_be_drawn():
+    named = {
+        name for path in (ROOT / "docs").glob("*.md") for name in re.findall(r"{picture} ([\w-]+)", path.read_text())
+    }
+    assert named == set(plots.PLOTS)

@@ -373,8 +373,13 @@ def test_ctrl_c_kills_the_program_and_leaves_nothing(tmp_path):
 
 def test_commands_are_no_shell(tmp_path, program):
     target = tmp_path / "made"
+    with pytest.raises(ValueError, match="there is no program 'no-such-program-at-all' that can be run"):
+        from_command(f"no-such-program-at-all {{x}} {{positions}} {{y}}; touch {target}")
+    fake = tmp_path / "fake"
+    fake.write_bytes(b"\x7fELF no program")
+    fake.chmod(0o755)
     with pytest.raises(CommandFailed, match="cannot be started"):
-        from_command(f"no-such-program-at-all {{x}} {{positions}} {{y}}; touch {target}")(np.ones((1, 2)), np.arange(1))
+        from_command([fake, "{x}", "{positions}", "{y}"])(np.ones((1, 2)), np.arange(1))
     assert not target.exists()
     fn = from_command(
         [

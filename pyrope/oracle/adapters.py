@@ -29,6 +29,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -340,6 +341,8 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
     for name in ("{x}", "{positions}", "{y}"):
         if not any(name in word for word in words):
             raise ValueError(f'the command must say where {name} goes, as in "./my_rope {{x}} {{positions}} {{y}}"')
+    if shutil.which(words[0]) is None:
+        raise ValueError(f"there is no program {words[0]!r} that can be run")
 
     def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
         with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
