@@ -1,5 +1,6 @@
 """Every known mistake is rejected and named, in every dtype; nothing that is right ever is."""
 
+import json
 import pathlib
 import re
 from dataclasses import replace
@@ -294,3 +295,52 @@ def test_faults_that_change_nothing_are_not_made():
     assert FAULTS["scaling ignored"].make(Rope(64, 1e4, "half", scaling=Linear(1.0))) is None
     assert FAULTS["wrong pairing"].make(Rope(2, 1e4, "half")) is None
     assert FAULTS["positions in int16"].make(Rope(64, 1e4, "half", scaling=DynamicNTK(2.0, 2048, 4096))) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_report_is_json_whatever_comes_out(value):
+    report = check_rotation(lambda x, m: np.full_like(x, value), HALF)
+    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert told["ok"] is False and told["errors"][0]["worst"] is None
+    json.dumps(pyrope.identify(lambda x, m: np.full_like(x, value), 64).to_dict(), allow_nan=False)
+
+
+def test_what_fails_is_told_by_its_evidence():
+    def slow(x, m):
+        raise TimeoutError("no answer after 60 s")
+
+    (finding,) = check_rotation(slow, HALF).findings
+    assert finding.fault == "fails" and "no answer after 60 s" in finding.evidence
+    assert "time-out" in finding.cause and "evidence" in finding.fix
+
+
+@pytest.mark.parametrize("factor", [1.003, 1.0035, 1.004, 1.0045, 1.006])
+def test_a_fault_no_better_than_the_truth_is_not_named(factor):
+    """In bfloat16 a base of 9999.85 is within the roundings of a factor of 1.004, and so is the truth."""
+    fn = replace(recipe_of(HALF), factor=factor).candidate(low_tables=True)
+    report = check_rotation(fn, HALF, dtype=DTYPES["bfloat16"])
+    assert report.ok or set(report.faults) <= {"unexplained", "attention factor unwanted"}, report
+
+
+@pytest.mark.parametrize(
+    ("base", "dtype"), [(10000.1, "bfloat16"), (10000.1, "float32"), (10000.03, "float32"), (10001.0, "bfloat16")]
+)
+def test_a_base_that_is_nearly_right_is_named(base, dtype):
+    for size in (64, 128):
+        report = check_rotation(
+            recipe_of(Rope(size, base, "half")).candidate(), Rope(size, 10000.0, "half"), dtype=DTYPES[dtype]
+        )
+        assert report.faults == ("wrong base",), report
+        assert set(report.findings[0].alternatives) <= {"recursive frequencies"}  # whose first step is off
+
+
+@pytest.mark.parametrize("length", [37, 3000, 40960, 100001, 131072])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lengths_are_measured(length, dtype):
+    for name, place, told in (
+        ("table clamped at its end", lambda m: np.minimum(m, length - 1), f"at row {length - 1};"),
+        ("positions modulo a length", lambda m: m % length, f"modulo {length};"),
+    ):
+        fn = replace(recipe_of(HALF), place=place).candidate()
+        (finding,) = check_rotation(fn, HALF, dtype=DTYPES[dtype], max_position=2**18).findings
+        assert finding.fault == name and told in finding.evidence, finding

@@ -203,3 +203,40 @@ def test_measured_pairs_are_those_of_the_rope(rope):
 )
 def test_rounded_takes_the_fewest_digits(value, tolerance, short):
     assert rounded(value, tolerance) == short
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 2.0, -3.0])
+def test_x_times_a_number_is_told_with_the_number(factor):
+    found = identify(lambda x, m: x * x.dtype.type(factor), 16)
+    assert found.multiple and found.attention_factor == factor and not found.pairs
+    assert "every position returns x times a number" in str(found) and f"factor      {factor:g}\n" in str(found)
+
+
+@pytest.mark.parametrize("made", ["random", "diagonal", "by position"])
+def test_only_a_number_is_called_a_number(made):
+    matrix = {"random": np.random.default_rng(0).standard_normal((16, 16)), "diagonal": np.diag(np.arange(16.0))}
+
+    def fn(x, m):
+        return (x @ matrix[made] if made in matrix else x * (1.0 + m[:, None])).astype(x.dtype)
+
+    found = identify(fn, 16)
+    assert not found.multiple and "times a number" not in str(found).split("precision")[0]
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1e6])
+@pytest.mark.parametrize("top", [15, 31, 127, 511])
+@pytest.mark.parametrize("size", [64, 128])
+def test_low_precision_and_a_short_cache_leave_a_common_base(base, top, size):
+    rope = Rope(size, base, "half")
+    found = identify(recipe_of(rope).candidate(), size, dtype=DTYPES["bfloat16"], max_position=top)
+    assert found.rope == rope and f"base {base:g} ± " in found.explanations[0]
+
+
+def test_what_is_said_of_a_base_holds():
+    for base in (10010.0, 12345.0, 20000.0, 77777.0):
+        for top in (15, 127, 2047):
+            found = identify(
+                recipe_of(Rope(64, base, "half")).candidate(), 64, dtype=DTYPES["bfloat16"], max_position=top
+            )
+            told, within = found.explanations[0].removeprefix("base ").split(",")[0].split(" ± ")
+            assert abs(float(told) - base) <= float(within)

@@ -140,6 +140,77 @@ def test_numbers_of_axes_that_are_not_taken_are_notes():
     assert not probe.seen and len(probe.notes) == 2 and "x of 4 axes is not taken" in probe.notes[1]
 
 
+def partly(rotated):
+    """A candidate that leaves alone what is not chosen by a function of x (…, n, d) and its positions."""
+
+    def fn(x, m):
+        chosen = np.broadcast_to(rotated(x, m), x.shape)
+        return np.where(chosen, pyrope.rotate(x, m, ROPE), x)
+
+    return fn
+
+
+def heads_of(x, k):
+    return np.arange(x.shape[-3])[:, None, None] < k if x.ndim > 2 else True
+
+
+@pytest.mark.parametrize("k", [4, 8, 16, 32])
+def test_more_heads_than_a_block_has_are_seen(k):
+    assert probe_of(partly(lambda x, m: heads_of(x, k))).seen.keys() == {"heads differ"}
+
+
+@pytest.mark.parametrize("k", [128, 256, 512])
+def test_more_rows_than_a_block_has_are_seen(k):
+    only_first = partly(lambda x, m: np.arange(len(m))[:, None] < k)
+    not_when_long = partly(lambda x, m: len(m) < k)
+    assert probe_of(only_first).seen.keys() == probe_of(not_when_long).seen.keys() == {"rows differ"}
+    assert not probe_of(only_first, max_position=k - 1).seen  # there is no longer call
+
+
+def test_two_rows_are_seen():
+    assert probe_of(partly(lambda x, m: len(m) != 2)).seen.keys() == {"rows differ"}
+
+
+@pytest.mark.parametrize("wrong", [lambda m: m <= 1000, lambda m: m == 1, lambda m: m > 1000])
+def test_one_row_is_seen_at_every_size_of_position(wrong):
+    assert probe_of(partly(lambda x, m: len(m) > 1 or not wrong(m[0]))).seen.keys() == {"one row differs"}
+
+
+def test_batches_are_seen():
+    only_first = partly(lambda x, m: np.arange(len(x))[:, None, None, None] < 1 if x.ndim == 4 else True)
+
+    def shifted(x, m):
+        parts = x if x.ndim == 4 else x[None]
+        return np.stack([pyrope.rotate(part, m + b, ROPE) for b, part in enumerate(parts)]).reshape(x.shape)
+
+    def repeated(x, m):
+        y = pyrope.rotate(x, m, ROPE)
+        return np.broadcast_to(y[:1], y.shape).copy() if x.ndim == 4 else y
+
+    for fn in (only_first, shifted, repeated):
+        assert probe_of(fn).seen.keys() == {"heads differ"}
+
+
+def test_shapes_are_tried_where_tables_depend_on_the_length():
+    slower = replace(ROPE, base=80000.0)
+
+    def fn(x, m):
+        return np.where(heads_of(x, 8), pyrope.rotate(x, m, slower if m.max() > 4096 else ROPE), x)
+
+    assert probe_of(fn).seen.keys() == {"depends on the length", "heads differ"}
+
+
+def test_sizes_that_are_not_taken_are_notes():
+    def fn(x, m):
+        if len(m) > 256 or x.ndim > 2 and x.shape[-3] > 32:
+            raise ValueError("too large")
+        return pyrope.rotate(x, m, ROPE)
+
+    probe = probe_of(fn)
+    assert not probe.seen and [note.split(" not taken")[0] for note in probe.notes] == [
+        "525 rows in one call are", "x of 40 heads is", "x of 4 axes is"]  # fmt: skip
+
+
 def test_inputs_of_a_mutating_candidate_are_restored():
     x = np.ones((1, 2, 16), np.float32)
 

@@ -150,3 +150,36 @@ def test_a_running_product_is_named_where_a_logarithm_is_as_bad(dtype, ulps):
     beyond = (np.abs(theta / pyrope.frequencies(rope) - 1) > 1.5 * angle_bound(rope)).any()
     assert report.faults == (("recursive frequencies",) if beyond else ())
     assert beyond or ulps
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("top", [2**24, 2**25, 2**31 - 1])
+def test_a_position_above_2_24_may_be_rounded_to_float32(dtype, top):
+    for rope in (
+        Rope(64, 10000.0, "half"),
+        Rope(2, 10000.0, "interleaved"),
+        Rope(64, 1e6, "half", scaling=Linear(4.0)),
+    ):
+        theta = pyrope.frequencies(rope).astype(np.float32)
+
+        def fn(x, m, theta=theta, rope=rope):
+            angle = m.astype(np.float32)[:, None] * theta
+            return recipe_of(rope).apply(x.astype(np.float32), np.cos(angle), np.sin(angle)).astype(x.dtype)
+
+        report = check_rotation(fn, rope, dtype=ALL[dtype], max_position=top)
+        assert report.verdict == "right", report
+
+
+def test_what_decides_one_pair_is_the_rounding_of_the_position():
+    assert tolerance.decides_up_to(Rope(2, 10000.0, "half")) == int(np.pi * 2**24)
+
+
+@pytest.mark.parametrize("rope", [Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved", 32)], ids=repr)
+def test_float64_computed_in_float32_is_judged_by_its_grade(rope):
+    report = check_rotation(
+        lambda x, m: right(rope)["low tables"](x.astype(np.float32), m).astype(x.dtype), rope, dtype=np.float64
+    )
+    assert (report.verdict, report.precision) == ("right", ANGLE32)
+    assert not check_rotation(
+        lambda x, m: pyrope.rotate(x.astype(np.float16), m, rope).astype(x.dtype), rope, dtype=np.float64
+    ).ok

@@ -116,6 +116,7 @@ class _Check:
     rounding: float = field(init=False)  # of float32 frequencies, at most
     measured: Measured = field(init=False)  # once something has to be explained
 
+    @np.errstate(invalid="ignore", over="ignore")  # whatever the candidate returns
     def report(self) -> Report:
         probe, rope = self.probe, self.rope
         probe.behave()
@@ -198,17 +199,24 @@ class _Check:
     def _explained(self, ratio: Float64) -> list[Finding]:
         if self.probe.seen.keys() & _SPOILS:
             return []
-        if (subtle := self._subtle(ratio)) is not None:
-            return subtle
-        changes, right = self._changes(), recipe_of(self.rope)
+        changes, right, subtle = self._changes(ratio), recipe_of(self.rope), self._subtle(ratio)
         singles = (Hypothesis((fault,), (change.told,), replace(right, **change.fields)) for fault, change in changes)
-        matches = [h for h in singles if self._predicts(h.recipe)]
+        if subtle is not None:  # then a fault is named only if it predicts the last digits
+            if recursive := self._recursive():  # which look like a base that is no round number
+                return [recursive]
+            exact = (h for h in singles if self._to_the_last(h.recipe) and self._explains(h.recipe, ratio))
+            if best := next((h for h in exact if h.faults[0].name != subtle[0].fault), None):
+                drifts = {best.faults[0].name, subtle[0].fault} == {"wrong base", "recursive frequencies"}
+                return [self._finding(best, (subtle[0].fault,) if drifts else ())]
+            return subtle
+        matches = [h for h in singles if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
         specific = [h for h in matches if not h.faults[0].generic] or matches
         if specific:
             others = dict.fromkeys(h.faults[0].name for h in specific[1:])
             return [self._finding(specific[0], tuple(name for name in others if name != specific[0].faults[0].name))]
         known = self.probe.seen.keys() & _EXPLAINED  # found anyway
-        pairs = [h for h in self._doubles(changes) if not known and self._predicts(h.recipe)]
+        doubles = () if known else self._doubles(changes)
+        pairs = [h for h in doubles if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
         if pairs:
             best = min(pairs, key=lambda h: sum(fault.generic for fault in h.faults))
             return [self._finding(best, self._instead(best, pairs, k), k) for k in (0, 1)]
@@ -238,8 +246,28 @@ class _Check:
         # A factor is the median of many roundings: rounded only as far as these reach.
         return Found(bases, slower, offset, rounded(measured.factor, self.probe.unit / 4))
 
-    def _changes(self) -> list[tuple[Fault, Change]]:
-        found = self._found()
+    def _first_wrong(self, ratio: Float64) -> int | None:
+        """The first position that is wrong, as far as halving (by 64 at once) tells, if there are some before it."""
+        order = np.argsort(self.sample.positions)
+        positions, wrong = self.sample.positions[order], np.asarray((ratio > 1).any(axis=(0, 2)))[order]
+        k = int(np.argmax(wrong))
+        if k < 4:
+            return None
+        low, high = int(positions[k - 1]), int(positions[k])
+        while high - low > 1:
+            at = np.unique(np.linspace(low, high, 66).astype(np.int64))
+            rows = np.append(at, self.probe.max_position)
+            x = self.probe.random(2, len(rows), seed=9)
+            sample = Sample(x.astype(np.float64), self.probe.read(x, rows), rows)
+            worst = error_ratios(sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
+            bad = np.asarray((worst > 1).any(axis=(0, 2)))[:-1]
+            bad[0], bad[-1] = False, True
+            high = int(at[j := int(np.argmax(bad))])
+            low = int(at[j - 1])
+        return high
+
+    def _changes(self, ratio: Float64) -> list[tuple[Fault, Change]]:
+        found = self._found()._replace(length=self._first_wrong(ratio))
         return [(fault, change) for fault in FAULTS.values() for change in fault.recipes(self.rope, found)]
 
     def _doubles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
@@ -272,6 +300,27 @@ class _Check:
             if not same.all() and not (recipe.rounds and self._nearly(same, sample.y)):
                 return False
         return True
+
+    def _explains(self, recipe: Recipe, ratio: Float64) -> bool:
+        """Whether a recipe is much nearer than the truth, where that misses: low precision leaves room for many that
+        are no better than it."""
+        beyond = ratio > 1
+        y, truth = self.sample.y[beyond], self.truth[beyond]
+        predicted = recipe.predict(self.sample.x, self.sample.positions)[beyond]
+        with np.errstate(invalid="ignore"):
+            left, missed = np.abs(predicted - y), np.abs(truth - y)
+        left[~np.isfinite(predicted) & ~np.isfinite(y)] = 0
+        return bool(np.median(np.nan_to_num(left, nan=np.inf)) < np.median(np.nan_to_num(missed, nan=np.inf)) / 2)
+
+    def _to_the_last(self, recipe: Recipe) -> bool:
+        """Whether a recipe predicts every output as well as a float32 angle allows."""
+        sample, writes = self.sample, np.sort(recipe_of(self.rope).writes.ravel())
+        predicted = recipe.predict(sample.x, sample.positions)
+        allowed = np.abs(sample.x) * self.probe.unit
+        measures, dtype = pair_errors(sample.x, sample.positions, self.rope), self.probe.dtype
+        allowed[..., writes] = bound(grades(dtype)[-1], measures, predicted[..., writes], dtype, recipe.factor)
+        with np.errstate(invalid="ignore"):
+            return bool((np.abs(predicted - sample.y) <= allowed).all())
 
     def _nearly(self, same: Any, y: Float64) -> bool:
         """97 of 100 outputs, and most of each feature, where something turns and is finite: the rest says little."""

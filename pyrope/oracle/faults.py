@@ -26,6 +26,7 @@ class Found(NamedTuple):
     stretches: tuple[float, ...] = ()  # by how much its pairs are slower than without any rescaling
     offset: int | None = None
     factor: float | None = None
+    length: int | None = None  # the first position that is wrong, if some before it are right
 
 
 class Change(NamedTuple):
@@ -472,14 +473,19 @@ def _any_shift(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _shift(by)(rope, found)
 
 
+def _length(found: Found | None) -> int | None:
+    """The length of a table that was right up to its end, as measured."""
+    return found.length if found else None
+
+
 def _modulo(rope: Rope, found: Found | None) -> Iterable[Change]:
-    for k in (12, *(k for k in range(4, 17) if k != 12)):
-        yield Change(f"modulo {2**k}", {"place": lambda m, k=k: m % 2**k})
+    for length in dict.fromkeys((_length(found) or 4096, *(2**k for k in range(4, 17)))):
+        yield Change(f"modulo {length}", {"place": lambda m, n=length: m % n})
 
 
 def _clamped(rope: Rope, found: Found | None) -> Iterable[Change]:
     original = getattr(rope.scaling, "original_length", 4096)
-    for length in (original, *(2**k for k in range(4, 17) if 2**k != original)):
+    for length in dict.fromkeys((_length(found) or original, original, *(2**k for k in range(4, 17)))):
         yield Change(f"at row {length - 1}", {"place": lambda m, n=length: np.minimum(m, n - 1)})
 
 
@@ -536,7 +542,7 @@ _add("positions one too low", "at position 0 each pair is turned back by its own
 _add("positions shifted", "the phase at position 0 over the frequency is a whole number",
      "padding counted, or the row count of a cache used as position", _OFF, "unsloth#3699, VeloxQuant-MLX#389",
      _any_shift)  # fmt: skip
-_add("positions modulo a power of two", "right up to a power of two, then from the start again",
+_add("positions modulo a length", "right up to a length, often a power of two, then from the start again",
      "positions in too few bits, or a ring buffer's row as position", "int64 positions, unwrapped", "—",
      _modulo)  # fmt: skip
 _add("positions in int16", "right up to 32767, then turned backwards", "positions overflow 16 bits", "int32 or int64",
@@ -718,8 +724,9 @@ _add_behaviour("not finite", "NaN or infinity from finite x", "a division by the
 _add_behaviour("not linear", "f(4x) is not 4·f(x)", "x is normalised or clipped on the way", "rotation alone",
      "kernels with a fused norm", _normalised)  # fmt: skip
 _add_behaviour("fails", "an exception, or no array like x",
-     "a table shorter than the positions, or an unexpected shape",
-     "grow the table; for a cache that is meant to be short give max_position=", "all of them",
+     "a table shorter than the positions, a shape or dtype that it does not take, a crash, or a time-out",
+     "read the error, exit status or kind of result in the evidence; "
+     "for a table that is meant to be short give max_position=", "all of them",
      _short_table)  # fmt: skip
 FAULTS["coarser than asked"] = Fault(
     "coarser than asked", "errors are within a float32 angle's, but not within the grade that was asked for",

@@ -19,7 +19,8 @@ from ..phase import cos_sin
 from ..theta import Linear, Llama3, Proportional, Rope, YaRN, check_rope, frequencies
 from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
 from .recipes import Rounding, as_is, features, recipe_of, to_bfloat16, to_float16
-from .tolerance import LOW_ANGLE, U32, UNIT, bound, grades, pair_errors
+from .report import finite
+from .tolerance import ANGLE32, LOW_ANGLE, U32, UNIT, bound, grades, pair_errors
 
 _COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
 _TWO_PI = 2 * np.pi
@@ -86,7 +87,9 @@ def measure(operator: Float64, positions: Int64, unit: float, step: float = 0.0)
         np.abs(np.sin(2 * phase)) > 0.5
     )  # elsewhere one and the same rounding comes again and again
     chosen = size[mixed] if mixed.sum() > 16 else size[rows]
-    factor = float(np.nanmedian(chosen)) if chosen.size else 1.0
+    if not chosen.size:  # nothing turns
+        chosen = operator.diagonal(axis1=1, axis2=2)
+    factor = float(np.nanmedian(chosen)) if np.isfinite(chosen).any() else math.nan
     offset = _offset(direction * phase[0], direction * theta, unit)
     start = float(np.abs(_wrapped(direction * phase[0] - offset * direction * theta)).max(initial=0.0))
     return Measured(pairs, direction * theta, uncertainty, direction, offset, start, factor, limit, unit)
@@ -194,29 +197,37 @@ def explain(
             Explanation(f"one pair, which turns by {theta[0]:.6g}: linear factor {slower:.6g}; the base cannot be seen")
         ]
     snap = 1e-3 if rounding is as_is else 1e-2  # of bases
-    return list(_geometric(rope, theta, fits, distance, snap)) or list(_blends(rope, measured, fits))
+    return list(_geometric(rope, theta, tolerance, fits, distance, snap)) or list(_blends(rope, measured, fits))
 
 
-def _geometric(rope: Rope, theta: Float64, fits: Any, distance: int, snap: float) -> Iterator[Explanation]:
+def _geometric(
+    rope: Rope, theta: Float64, tolerance: Float64, fits: Any, distance: int, snap: float
+) -> Iterator[Explanation]:
     p, d = len(theta), rope.head_dim
     apart = rope.layout == "half" and distance == d // 2 and p < d // 2
-    for base in possible_bases(theta, d // 2 if apart else p, snap):
-        w = base ** -(np.arange(p) / (d // 2 if apart else p))
-        s = rounded(1 / float(theta[0]), 1e-4)
+    period = d // 2 if apart else p
+    s = rounded(1 / float(theta[0]), max(1e-4, float(tolerance[0]))) if abs(theta[0] - 1) > tolerance[0] else 1.0
+    measured = possible_bases(theta, period, snap)
+    # How far a base may be off: each pair i tells it to period/i times what is known of its own frequency.
+    known = float(((tolerance + tolerance[0] * (s != 1))[1:] * period / np.arange(1, p)).min())
+    common = sorted(_COMMON_BASES, key=lambda base: abs(math.log(base / measured[0]))) if measured else []
+    for base in (*common, *measured):
+        w = base ** -(np.arange(p) / period)
         if not fits(w / s):
             continue
+        told = f"base {base:g}" + (f" ± {float(f'{base * known:.1g}'):g}" if known > 5e-5 else "")
         if apart:
             fraction = next(f for f in (2 * p / d, (2 * p + 0.5) / d) if int(f * d // 2) == p)
-            words = f"proportional, base {base:g}" + (f", factor {s:g}" if s != 1 else "")
+            words = f"proportional, {told}" + (f", factor {s:g}" if s != 1 else "")
             yield Explanation(words, replace(rope, base=base, scaling=Proportional(fraction, s)) if s >= 1 else None)
         elif s == 1:
-            words = f"base {base:g}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
+            words = f"{told}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
             yield Explanation(words, replace(rope, base=base))
         elif s > 1:
-            words = f"base {base:g}, linear scaling by {s:g} (rotated twice with linear factor {2 * s:g} is the same)"
+            words = f"{told}, linear scaling by {s:g} (rotated twice with linear factor {2 * s:g} is the same)"
             yield Explanation(words, replace(rope, base=base, scaling=Linear(s)))
         else:
-            yield Explanation(f"base {base:g}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
+            yield Explanation(f"{told}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
         return
 
 
@@ -309,15 +320,17 @@ class Identification:
     precision: str
     behaviour: tuple[str, ...]  # what it does beside rotating
     notes: tuple[str, ...] = ()
+    multiple: bool = False  # whether every position returns attention_factor·x
 
     def __str__(self) -> str:
         theta, width = self.frequencies, 12
         turning = f"{self.rotary_dim} of {self.head_dim} features, {self.placement}, {self.layout}"
-        rows = [("turns", turning if theta else "nothing: every position returns x times a number")]
+        still = "nothing: every position returns x times a number" if self.multiple else "no two features as a pair"
+        rows = [("turns", turning if theta else still)]
         if theta:
             rows += [("direction", f"{self.direction:+d}"), ("offset", f"{self.offset:g} positions")]
             rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
-        rows += [("factor", f"{self.attention_factor:.6g}")]
+        rows += [("factor", f"{self.attention_factor:.6g}")] if theta or self.multiple else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)]
         rows += [("also", words) for words in self.behaviour] + [("note", words) for words in self.notes]
@@ -327,8 +340,8 @@ class Identification:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        plain = asdict(replace(self, rope=None))
+        """Plain values, for JSON, which has no NaN and no infinity: these become None."""
+        plain = finite(asdict(replace(self, rope=None)))
         return {**plain, "rope": None if self.rope is None else repr(self.rope)}
 
 
@@ -362,6 +375,7 @@ def rules(
     return explain(measured, shape, distance, suspects, rounding)
 
 
+@np.errstate(invalid="ignore", over="ignore")  # whatever the candidate returns
 def identify(
     fn: Candidate, head_dim: int, *, dtype: Any = None, max_position: int | None = None, suspects: Iterable[Rope] = ()
 ) -> Identification:
@@ -419,7 +433,13 @@ def identify(
         probe.head_dim, probe.dtype.name, layout, width, placement, tuple(map(tuple, measured.pairs.reads.tolist())),
         measured.direction, tuple(measured.theta.tolist()), tuple(measured.uncertainty.tolist()), measured.offset,
         measured.factor, words, rope, precision, tuple(f"{k}: {v}" for k, v in probe.seen.items()), tuple(notes),
+        _multiple(operator, measured.factor, probe.unit),
     )  # fmt: skip
+
+
+def _multiple(operator: Float64, factor: float, unit: float) -> bool:
+    """Whether R(m) is this number times the identity at every position."""
+    return bool((np.abs(operator - factor * np.eye(operator.shape[-1])) <= 4 * unit * abs(factor)).all())
 
 
 class Sample(NamedTuple):
@@ -466,7 +486,8 @@ def graded(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> Graded:
 
 
 def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> dict[str, Float64]:
-    """Error over bound for every output, by grade; features that do not turn may be rounded once."""
+    """Error over bound for every output, by grade; features that do not turn may be rounded once, to float32 where
+    that is the grade."""
     truth = true_rotation(sample.x, sample.positions, rope)
     measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
@@ -474,7 +495,7 @@ def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bo
     error[np.isnan(error)] = np.inf
     ratios = {}
     for grade in grades(dtype):
-        allowed = np.abs(sample.x) * UNIT[dtype.name]
+        allowed = np.abs(sample.x) * (max(UNIT[dtype.name], U32) if grade == ANGLE32 else UNIT[dtype.name])
         allowed[..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
         with np.errstate(all="ignore"):
             ratios[grade] = np.where(error == 0, 0.0, error / allowed)

@@ -23,6 +23,7 @@ Candidate: TypeAlias = Callable[[Any, Any], Any]
 DTYPES = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # bits of the significand
 DEFAULT_MAX_POSITION = 131071  # what a cache of 131072 rows still has
 _CALL_LIMIT = 2**20  # elements of x in one call
+_LONG, _HEADS = 525, 40  # more rows and heads than a block or a loop of usual size has
 
 
 class Unreadable(Exception):
@@ -128,9 +129,12 @@ class Probe:
 
     def _differ(self, a: Float64, b: Float64, scale: float = 4.0) -> str:
         """How two results differ by more than the last bits that another order of operations may change, or nothing;
-        ``scale`` is the size of dense vectors, if the results are not larger."""
-        off, largest = np.abs(a - b), float(np.abs(b[np.isfinite(b)]).max(initial=scale))
-        bad = (off > 8 * self.unit * largest) | (np.isfinite(a) != np.isfinite(b))
+        ``scale`` is the size of dense vectors, if the results are not larger. Even float64 may be computed in float32:
+        how good that is, is for the grades to say."""
+        unit = max(self.unit, 2.0**-24)
+        with np.errstate(invalid="ignore"):  # ∞ − ∞
+            off, largest = np.abs(a - b), float(np.abs(b[np.isfinite(b)]).max(initial=scale))
+        bad = (off > 8 * unit * largest) | (np.isfinite(a) != np.isfinite(b))
         return (
             f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off, initial=0):.3g}"
             if bad.any()
@@ -141,7 +145,7 @@ class Probe:
         """Everything that a rotation does beside rotating: notes in `seen` what a candidate does otherwise."""
         self._keeps_no_state()
         self._agrees()
-        if not self.seen.keys() & {"heads read as positions", "rows differ", "depends on the length"}:
+        if not self.seen.keys() & {"heads read as positions", "rows differ"}:
             self._takes_any_shape()
         self._poison()
         self._linear()
@@ -194,9 +198,10 @@ class Probe:
             self.single = None if "rows differ" in self.seen else "row"
 
     def _takes_any_shape(self) -> None:
-        """The order of the rows, one row alone, and the number of axes change nothing."""
+        """The order of the rows, how many of them there are, and how many heads and axes, change nothing. All calls
+        of several rows have the largest position among theirs, since tables may depend on that."""
         top, m = self.max_position, min(5, self.max_position)
-        at, order = np.array([0, m, m // 2, top, m, 0, m]), [3, 6, 1, 0, 2, 5, 4]
+        at, order = np.array([0, m, min(1, top), top, m, 0, m]), [3, 6, 1, 0, 2, 5, 4]
         x = np.broadcast_to(self.random(3, 1, seed=1), (3, 7, self.head_dim)).copy()
         y = self.read(x, at)
         other = self.read(x, at[order])
@@ -205,18 +210,39 @@ class Probe:
                 self.seen["state between calls"] = "the positions of an earlier call of the same length are used again"
             else:
                 self.seen["rows differ"] = f"the same rows and positions in another order: {told}"
-        if self.single is not None:
-            return
-        if told := self._differ(self.call(x[:, 3:4].copy(), at[3:4]), y[:, 3:4]):
-            self.seen["one row differs"] = f"position {top} alone and in a call of seven: {told}"
-        for axes, part in ((2, x[0]), (4, x[None])):
-            try:
-                other = self.call(part.copy(), at).reshape(-1, 7, self.head_dim)
-            except Unreadable as error:
-                self.notes.append(f"x of {axes} axes is not taken: {error}")
-            else:
-                if told := self._differ(other, y[: len(other)]):
-                    self.seen["heads differ"] = f"x of {axes} and of 3 axes: {told}"
+        if self.single is None and "state between calls" not in self.seen:
+            self._takes_any_rows(x, y, at)
+            self._takes_any_heads(x, y, at)
+
+    def _takes_any_rows(self, x: Any, y: Float64, at: Int64) -> None:
+        """One row alone, two, and as many as a long prompt has, if the positions have room for them."""
+        alone = (3,) if "depends on the length" in self.seen else (3, 0, 2, 1)
+        for j in alone:
+            if told := self._differ(self.call(x[:, j : j + 1].copy(), at[j : j + 1]), y[:, j : j + 1]):
+                self.seen.setdefault("one row differs", f"position {at[j]} alone and in a call of seven: {told}")
+        for rows in ([1, 3], np.arange(min(_LONG, self.max_position + 1)) % 7):
+            told = self._same_as(x[:, rows], at[rows], y[:, rows], f"{len(rows)} rows in one call are")
+            if told:
+                self.seen.setdefault("rows differ", f"{len(rows)} rows in one call, and in a call of seven: {told}")
+
+    def _takes_any_heads(self, x: Any, y: Float64, at: Int64) -> None:
+        """x of two axes; many heads; and many in two batches, which have other heads at the same place."""
+        many = np.arange(2 * _HEADS) % 3
+        batches = x[many].reshape(2, _HEADS, *x.shape[1:])
+        for part, expected in ((x[0], y[:1]), (x[many[:_HEADS]], y[many[:_HEADS]]), (batches, y[many])):
+            shape = f"{part.shape[-3]} heads" if part.ndim == 3 else f"{part.ndim} axes"
+            if told := self._same_as(part, at, expected, f"x of {shape} is"):
+                self.seen.setdefault("heads differ", f"x of {shape}, and of 3 axes and 3 heads: {told}")
+                self.single = "head"
+
+    def _same_as(self, x: Any, at: Int64, y: Float64, what: str) -> str:
+        """How f(x) differs from y (h, n, d); a shape that is not taken is a note."""
+        try:
+            found = self.call(x.copy(), at)
+        except Unreadable as error:
+            self.notes.append(f"{what} not taken: {error}")
+            return ""
+        return self._differ(found.reshape(y.shape), y)
 
     def _poison(self) -> None:
         """NaN and infinity in one row of one head must not reach another."""

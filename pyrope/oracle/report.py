@@ -5,6 +5,7 @@ A report is no bool: ``if check(…)`` would pass for every result. Ask for ``re
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -83,8 +84,17 @@ class Report:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"ok": self.ok, **asdict(self)}
+        """Plain values, for JSON, which has no NaN and no infinity: these become None."""
+        return {"ok": self.ok, **{name: finite(value) for name, value in asdict(self).items()}}
+
+
+def finite(value: Any) -> Any:
+    """Plain values with None for NaN and infinity."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(finite(part) for part in value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _field(name: str, text: str) -> list[str]:

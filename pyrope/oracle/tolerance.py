@@ -30,6 +30,7 @@ Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 U32 = 2.0**-24
 U64 = 2.0**-53
+_EXACT = 2**24  # whole numbers up to here are float32 numbers
 SECOND_ORDER = 1 + 2.0**-10  # products of roundings, far below the roundings themselves
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": U32, "float64": U64}
 # Half the smallest subnormal number.
@@ -130,17 +131,17 @@ def _in_ramp(t: Any) -> Any:
     return (t > -1e-3) & (t < 1 + 1e-3)
 
 
-def angle_bound(rope: Rope, *, logarithm: bool = False) -> Float64:
+def angle_bound(rope: Rope, *, logarithm: bool = False, large: bool = False) -> Float64:
     """Relative error allowed to each float32 angle m·θ_i, (p,): that of θ_i, by a power or a logarithm, and one
-    rounding more.
+    rounding more; two where m is ``large``, above 2²⁴, and is rounded itself.
 
     Nothing is rounded at all in the first pair where θ₀ = base⁰ = 1, or that over a power of two: the power, the
-    quotient, a ramp that has not begun or has ended, and the product with m < 2²⁴ are exact. There a library's sine
+    quotient, a ramp that has not begun or has ended, and the product with m ≤ 2²⁴ are exact. There a library's sine
     shows its own error.
     """
-    bound = theta_bound(rope, tensor_length=True, logarithm=logarithm) + U32
+    bound = theta_bound(rope, tensor_length=True, logarithm=logarithm) + (1 + large) * U32
     if rope.axes is None and math.frexp(float(frequencies(rope)[0]))[0] == 0.5:
-        bound[0] = 0.0
+        bound[0] = large * U32
     return bound
 
 
@@ -150,8 +151,10 @@ def decides_up_to(rope: Rope) -> int:
     >>> decides_up_to(Rope(128, 10000.0, "half"))
     11823192
     """
-    largest = float((frequencies(rope) * angle_bound(rope)).max())
-    return 2**31 if largest * 2**31 <= math.pi else int(math.pi / largest)
+    small, large = (
+        math.pi / float((frequencies(rope) * angle_bound(rope, large=large)).max() or 1e-300) for large in (False, True)
+    )
+    return int(small if small <= _EXACT else min(max(large, _EXACT), 2**31))
 
 
 class PairErrors(NamedTuple):
@@ -181,7 +184,8 @@ def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False) 
     length = np.hypot(first, second) * rope.attention_factor
     size = length * (np.abs(m) * frequencies(rope))
     sums = np.abs(first * cos) + np.abs(second * sin), np.abs(second * cos) + np.abs(first * sin)
-    relative = np.broadcast_to(angle_bound(rope, logarithm=logarithm), size.shape)
+    exact, large = (angle_bound(rope, logarithm=logarithm, large=large) for large in (False, True))
+    relative = np.broadcast_to(np.where(np.abs(m) <= _EXACT, exact, large), size.shape)
     both = ((value, value) for value in (size, relative, length))
     return PairErrors(*(_written(*pair, rope) for pair in (sums, *both)))
 
