@@ -195,6 +195,25 @@ def test_the_report_is_an_assertion_too():
         assert_linear_attention(lambda q, k, v, at: pyrope.linear_attention(q, k, v, causal=True), rope=ROPE)
 
 
+def test_what_shows_without_numbers():
+    def right(q, k, v, at):
+        return pyrope.linear_attention(q, k, v, at, ROPE, causal=True)
+
+    def raises(q, k, v, at):
+        raise KeyError("positions")
+
+    calls = []
+    fading = lambda *x: calls.append(1) or right(*x) * np.float32(len(calls) < 12)  # noqa: E731
+    named = {
+        "fails": raises,
+        "not finite": lambda *x: right(*x) * np.float32(np.nan),
+        "wrong dtype out": lambda *x: right(*x).astype(np.float64),
+        "state between calls": fading,
+    }
+    for name, fn in named.items():
+        assert check_linear_attention(fn, rope=ROPE).faults == (name,)
+
+
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="feature_map must be one of"):
         check_linear_attention(by_pyrope, rope=ROPE, feature_map="identity")

@@ -268,3 +268,17 @@ LINEAR = _catalogue(
     ("cache forgotten", "cache", "a step sees only itself", "the state is not kept", "pass the state on", _if(_causal,
      {"cache": "forgotten"})),
 )  # fmt: skip
+
+# What shows without numbers, in either kind.
+BEHAVIOUR = _catalogue(
+    object,
+    ("fails", "call", "an exception, or no array of numbers", "a shape or a position that it was not written for",
+     "take every shape that it will meet; see the options of the check for what need not be taken", _always()),
+    ("not finite", "output", "NaN or infinity from finite numbers",
+     "0/0, inf − inf, an overflow, or memory that is not written", "look where the first one appears", _always()),
+    ("wrong dtype out", "output", "the result has another dtype than q", "float32 sums or tables promote it",
+     "cast the result to the dtype of q", _always()),
+    ("state between calls", "call", "the same call returns something else later",
+     "a mask, a table or a buffer of an earlier call is used again", "make its key complete, or build it anew",
+     _always()),
+)  # fmt: skip

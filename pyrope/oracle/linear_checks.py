@@ -26,11 +26,11 @@ from .. import checks
 from ..backend import Array
 from ..linear import linear_attention
 from ..theta import Rope
-from .attention_checks import Maker, ask, make_case, step_by_step, symptoms
+from .attention_checks import Maker, ask, behaviour, make_case, nothing_finite, remembers, step_by_step, symptoms
 from .attention_faults import LINEAR, Changes
 from .attention_steps import Case, LinearSteps, Parts, attend_linearly, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
-from .probe import float_dtype
+from .probe import Unreadable, float_dtype
 from .report import Finding, Mismatch, Report
 
 GRADES = ("rounded once", "features rounded")  # best first
@@ -60,13 +60,17 @@ def check_linear_attention(
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
     probes = _probes(case, dtype, incremental)
-    answers, wrong = ask(fn, incremental, probes)
-    judges = _judges(case, dtype, probes, answers)
-    reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
-    if reached is None:
-        wrong = wrong + (_explained(case, judges[-1]) or symptoms(fn, case, judges[-1], LINEAR))
     told = f"linear attention, Eq. (19), of {heads} heads over {key_heads}, {feature_map}, "
     told += f"{'causal' if causal else 'not causal'}, {rope!r}, {dtype.name}"
+    try:
+        answers, wrong = ask(fn, incremental, probes)
+        judges = _judges(case, dtype, probes, answers)
+        wrong += remembers(fn, incremental, judges[-1])
+    except Unreadable as error:
+        return Report("linear attention", told, "wrong", (behaviour("fails", str(error)),))
+    reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
+    if reached is None:
+        wrong += nothing_finite(judges[-1]) or _explained(case, judges[-1]) or symptoms(fn, case, judges[-1], LINEAR)
     found = None if reached is None else GRADES[reached] if dtype.itemsize == 2 else "the dtype's own"
     return Report("linear attention", told, "wrong" if wrong else "right", tuple(wrong), found, judges[-1].errors())
 
