@@ -151,6 +151,28 @@ def test_what_is_right_is_never_rejected(task, form):
         assert report.precision == "rounded once"
 
 
+def single(x, positions, products=np.float64):
+    """Half pairs of float64 vectors, with float32 angles."""
+    theta = np.float32(1) / np.float32(10000) ** (np.arange(0, D, 2, dtype=np.float32) / np.float32(D))
+    angle = positions[:, None, :, None].astype(np.float32) * theta
+    cos, sin = np.cos(angle).astype(products), np.sin(angle).astype(products)
+    a, b = np.split(x.astype(products), 2, axis=-1)
+    return np.concatenate((a * cos - b * sin, a * sin + b * cos), axis=-1).astype(x.dtype)
+
+
+@pytest.mark.parametrize("products", [np.float64, np.float32])
+def test_float32_angles_are_right_in_float64_and_said_so(products):
+    def fn(q, k, v, at):
+        return pyrope.attention(single(q, at, products), single(k, at, products), v, causal=True)
+
+    report = check_attention(fn, rope=ROPE, head_dim=D, dtype=np.float64)
+    assert (report.verdict, report.precision) == ("right", "float32 angles")
+    asked = check_attention(fn, rope=ROPE, head_dim=D, dtype=np.float64, grade="rounded once")
+    assert not asked.ok and '"float32 angles" was found' in asked.findings[0].evidence
+    own = check_attention(by_pyrope(pyrope.attention, rope=ROPE), rope=ROPE, head_dim=D, dtype=np.float64)
+    assert own.precision == "the dtype's own"
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_grade_says_what_was_rounded(dtype):
     kind, shape = DTYPES[dtype], {"heads": 4, "key_heads": 2, "head_dim": 64}

@@ -10,7 +10,9 @@ those before: ``step = incremental(); o = step(q, k, v[, positions])``.
 How far off an output may be. Let u be half an ulp of 1 in the candidate's dtype, U that of its arithmetic (float32, or
 float64 for float64), s a score, t² = Σ(q_i k_i)² times the scale squared, w a weight. All values are ±1 or less.
 - A score is a sum of d products, each rounded: its standard error is at most U·√(d + 8)·(t + max|s|), the maximum that
-  is subtracted included. RoPE inside adds the error of a float32 angle, 4·m·2⁻²⁴ at position m, times t.
+  is subtracted included. RoPE inside adds the error of a float32 angle, 4·m·2⁻²⁴ at position m, times t. In
+  float64 it is asked without that first; with it, and 6·2⁻²⁴ for the tables and products that a float32 angle comes
+  with, the `precision` is "float32 angles".
 - Accepted, since good kernels do so, and reported as `precision`: weights rounded to the dtype before they meet the
   values ("weights rounded": FlashAttention); rotated vectors, scaled queries and scores rounded to it too ("scores
   rounded": eager attention in float16 or bfloat16). Ten roundings of the factors of a product, relative error uniform
@@ -46,6 +48,7 @@ from .report import Finding, Mismatch, Report
 
 SMALL = ("float16", "bfloat16")
 GRADES = ("rounded once", "weights rounded", "scores rounded")  # best first
+ANGLES = "float32 angles"  # of float64
 LENGTH = 24  # tokens of most probes
 MANY = "many small weights"
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
@@ -86,11 +89,12 @@ def check_attention(
             nothing_finite(judges[-1]) or _explained(fn, case, judges[-1]) or symptoms(fn, case, judges[-1], ATTENTION)
         )
     elif reached > GRADES.index(grade):
-        asked = f'; the grade "{grade}" was asked for, "{GRADES[reached]}" was found'
+        found = GRADES[reached] if dtype.itemsize == 2 else ANGLES
+        asked = f'; the grade "{grade}" was asked for, "{found}" was found'
         wrong += _low(judges[GRADES.index(grade)], asked)
-    found = None if reached is None else GRADES[reached] if dtype.itemsize == 2 else "the dtype's own"
+    precision = None if reached is None else own_or_angles(reached) if dtype.itemsize > 2 else GRADES[reached]
     return Report(
-        "attention", told, "wrong" if wrong else "right", tuple(wrong), found, judges[-1].errors(), tuple(notes)
+        "attention", told, "wrong" if wrong else "right", tuple(wrong), precision, judges[-1].errors(), tuple(notes)
     )
 
 
@@ -135,6 +139,11 @@ def _accepted(fn: Candidate) -> set[str]:
         return {"mask", "segments"} & set(inspect.signature(fn).parameters)
     except (TypeError, ValueError):  # no signature to read
         return set()
+
+
+def own_or_angles(level: int) -> str:
+    """The precision of float32 and float64."""
+    return ANGLES if level else "the dtype's own"
 
 
 def behaviour(name: str, evidence: str) -> Finding:
@@ -407,7 +416,7 @@ def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> t
     with np.errstate(all="ignore"):
         terms = case.scale * np.sqrt(parts.q**2 @ (parts.k**2).swapaxes(-1, -2))
         scores = np.where((w > 0) & (np.abs(parts.scores) < 1e30), np.abs(parts.scores), 0)
-    angle = 0.0 if probe.at is None else 4 * float(probe.at.max(initial=0)) * fine
+    angle = 0.0 if probe.at is None else angle_error(dtype, probe.at, level)
     noise = (fine * math.sqrt(d + 8) * (terms + scores.max(axis=-1, keepdims=True))) ** 2 + (angle * terms) ** 2
     if probe.random:
         noise += low * u**2 / 3 * (factors * terms**2 + of_score * scores**2)
@@ -425,6 +434,14 @@ def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> t
     square *= np.exp(np.minimum(4 * (w * np.sqrt(noise)).sum(axis=-1, keepdims=True), 6))
     square += u**2 / 3 * out**2 + (w**2).sum(axis=-1, keepdims=True) * (rounded**2 / 1.5 + (16 * fine) ** 2)
     return worst, math.inf if not probe.random else 3 * math.sqrt(square.mean()) + 8 * fine + tiny
+
+
+def angle_error(dtype: str, at: Array, level: int) -> float:
+    """Of a float32 angle, or in float64 at the best level of a float64 one."""
+    last = float(at.max(initial=0))
+    if dtype != "float64":
+        return 4 * last * UNIT["float32"]
+    return (4 * last + 6) * UNIT["float32"] if level else 4 * last * UNIT["float64"]
 
 
 def _moved(errors: Array, v: Array, out: Array) -> Array:
@@ -451,8 +468,10 @@ def _judges(case: Case, dtype: str, probes: Sequence[Probe], answers: Sequence[A
         right = [Prediction(out, *_bounds(case, dtype, probe, parts, level)) for probe, (out, parts) in known]
         return Judge(probes, answers, right, predict, 2 * UNIT[dtype])
 
-    levels = [judge(level) for level in range(len(GRADES)) if dtype in SMALL or level == len(GRADES) - 1]
-    return levels if dtype in SMALL else levels * len(GRADES)  # grades are for small dtypes
+    if dtype in SMALL:
+        return [judge(level) for level in range(len(GRADES))]
+    own, last = judge(0), len(GRADES) - 1  # grades are for small dtypes, but for the angles of float64
+    return [own] + [judge(last) if dtype == "float64" and case.rope is not None else own] * last
 
 
 # Names for what is wrong
