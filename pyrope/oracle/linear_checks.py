@@ -48,7 +48,11 @@ from .report import Finding, Mismatch, Report
 GRADES = ("rounded once", "features rounded")  # best first
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
 LOST = {"state": "both", "numerator": "numerator", "normaliser": "denominator"}
-MEASURED = ("state decays", *(f"{what} lost between chunks" for what in LOST))  # not tried as they stand
+MEASURED = (
+    "state decays",
+    "another base",
+    *(f"{what} lost between chunks" for what in LOST),
+)  # not tried as they stand
 _PIECES = {"one each": (1,) * 20, "in chunks": (8, 1, 1, 10)}
 
 
@@ -167,7 +171,12 @@ def _explained(case: Case, judge: Judge) -> list[Finding]:
 
 
 def _measured(case: Case, judge: Judge) -> Iterator[Named]:
-    """Mistakes with a number in them: the length of a chunk, by the first wrong token, and a decay."""
+    """Mistakes with a number in them: a base, the length of a chunk, by the first wrong token, and a decay."""
+    rope = case.rope
+    if rope is not None and rope.width > 2:
+        base = judge.tuned(lambda x: {"rope": replace(rope, base=x)}, np.geomspace(10, 1e9, 33).tolist())
+        if base is not None:
+            yield LINEAR["another base"], base
     if not case.causal:
         return
     usual = {changes["chunk"] for changes in LINEAR["state lost between chunks"].changes(case)}  # noise hides its begin
