@@ -14,7 +14,7 @@ import pyrope
 from pyrope import Rope, YaRN
 from pyrope.oracle import attention_checks
 from pyrope.oracle.attention_checks import assert_attention, check_attention, make_case
-from pyrope.oracle.attention_faults import ATTENTION, LINEAR
+from pyrope.oracle.attention_faults import ATTENTION, BEHAVIOUR, LINEAR
 from pyrope.oracle.attention_steps import Steps, attend, candidate
 from pyrope.oracle.report import Mismatch
 
@@ -149,6 +149,28 @@ def test_what_is_right_is_never_rejected(task, form):
     assert report.verdict == "right", str(report)
     if kind in ("attention", "definition") and task["rope"] is None and task["dtype"].itemsize == 2:
         assert report.precision == "rounded once"
+
+
+def single(x, positions, products=np.float64):
+    """Half pairs of float64 vectors, with float32 angles."""
+    theta = np.float32(1) / np.float32(10000) ** (np.arange(0, D, 2, dtype=np.float32) / np.float32(D))
+    angle = positions[:, None, :, None].astype(np.float32) * theta
+    cos, sin = np.cos(angle).astype(products), np.sin(angle).astype(products)
+    a, b = np.split(x.astype(products), 2, axis=-1)
+    return np.concatenate((a * cos - b * sin, a * sin + b * cos), axis=-1).astype(x.dtype)
+
+
+@pytest.mark.parametrize("products", [np.float64, np.float32])
+def test_float32_angles_are_right_in_float64_and_said_so(products):
+    def fn(q, k, v, at):
+        return pyrope.attention(single(q, at, products), single(k, at, products), v, causal=True)
+
+    report = check_attention(fn, rope=ROPE, head_dim=D, dtype=np.float64)
+    assert (report.verdict, report.precision) == ("right", "float32 angles")
+    asked = check_attention(fn, rope=ROPE, head_dim=D, dtype=np.float64, grade="rounded once")
+    assert not asked.ok and '"float32 angles" was found' in asked.findings[0].evidence
+    own = check_attention(by_pyrope(pyrope.attention, rope=ROPE), rope=ROPE, head_dim=D, dtype=np.float64)
+    assert own.precision == "the dtype's own"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -318,6 +340,116 @@ def test_a_cache_that_restarts_is_named_though_the_full_pass_is_right():
     assert check_attention(fn, rope=ROPE, head_dim=D, incremental=stepping(fn)).ok
 
 
+# What shows without numbers
+
+
+def right(q, k, v):
+    return pyrope.attention(q, k, v, causal=True)
+
+
+def zero_for_one(q, k, v):
+    return 0 * q if q.shape[2] == 1 and k.shape[2] > 1 else right(q, k, v)
+
+
+def first_key_for(count):
+    return lambda q, k, v: right(q, k[:, :, :count], v[:, :, :count]) if q.shape[2] == count else right(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "fn, queries", [(zero_for_one, "1 query"), (first_key_for(1), "1 query"), (first_key_for(2), "2")]
+)
+def test_one_query_and_two_against_a_cache_are_tried(fn, queries):
+    report = check_attention(fn, head_dim=D)
+    assert not report.ok and f'"cache, {queries}' in report.findings[0].evidence
+    assert check_attention(fn, head_dim=D, cache=False).ok
+
+
+@pytest.mark.parametrize("given, returned", [("float32", "float64"), ("bfloat16", "float32"), ("float16", "float32")])
+def test_another_dtype_is_a_fault(given, returned):
+    report = check_attention(lambda *x: right(*x).astype(returned), head_dim=D, dtype=DTYPES[given])
+    assert report.faults == ("wrong dtype out",)
+    assert f"q is {given}, the result {returned}" in report.findings[0].evidence
+
+
+def forgetful(after):
+    """Right for so many calls."""
+    calls = []
+
+    def fn(q, k, v):
+        calls.append(1)
+        return right(q, k, v) * q.dtype.type(len(calls) <= after)
+
+    return fn
+
+
+def keeps_the_longest():
+    """Right, until a call is shorter than one before: a buffer that is not cut."""
+    longest = 0
+
+    def fn(q, k, v):
+        nonlocal longest
+        longest = max(longest, k.shape[2])
+        return right(q, k, v) * q.dtype.type(1 if longest < 130 or k.shape[2] > 24 else 0.5)
+
+    return fn
+
+
+@pytest.mark.parametrize("fn", [forgetful(9), forgetful(12), keeps_the_longest()])
+def test_state_between_calls_is_a_fault(fn):
+    assert "state between calls" in check_attention(fn, head_dim=D).faults
+
+
+def test_noise_within_the_rounding_is_no_state():
+    rng = np.random.default_rng(1)
+    fn = lambda q, k, v: right(q, k, v) * (1 + rng.uniform(-1, 1, q.shape) * 2.0**-24).astype(q.dtype)  # noqa: E731
+    assert check_attention(fn, head_dim=D).ok
+
+
+def refuses(q, k, v):
+    if q.shape[2] != k.shape[2]:
+        raise NotImplementedError("n must be m")
+    return right(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "fn, told",
+    [
+        (refuses, r'it raises NotImplementedError (n must be m) in the probe "cache", q (3, 4, 5, 32)'),
+        (lambda q, k, v: None, "it returns object in the probe"),
+        (lambda q, k, v: right(q, k, v) > 0, "it returns bool in the probe"),
+    ],
+)
+def test_what_fails_is_a_finding(fn, told):
+    report = check_attention(fn, head_dim=D)
+    assert report.faults == ("fails",) and told in report.findings[0].evidence
+    if fn is refuses:
+        assert check_attention(fn, head_dim=D, cache=False).ok
+
+
+def test_a_cache_that_fails_is_a_finding():
+    def begin():
+        raise RuntimeError("no memory")
+
+    report = check_attention(right, head_dim=D, incremental=begin)
+    assert report.faults == ("fails",) and "step by step, one each" in report.findings[0].evidence
+
+
+def test_a_candidate_that_fails_only_where_it_is_examined_has_a_report():
+    def fn(q, k, v, positions):
+        if q.shape[0] > 3:
+            raise MemoryError
+        return by_pyrope(pyrope.attention, rope=Rope(D, 123.4, "half"))(q, k, v, positions)
+
+    assert check_attention(fn, rope=ROPE, head_dim=D).faults == ("unexplained",)
+
+
+def test_nothing_finite_is_named_so():
+    report = check_attention(lambda q, k, v: np.full_like(q, np.nan), head_dim=D)
+    assert report.faults == ("not finite",)
+    some = lambda q, k, v: np.where(np.arange(D) == 3, np.inf, right(q, k, v)).astype(q.dtype)  # noqa: E731
+    assert check_attention(some, head_dim=D).faults == ("not finite",)
+
+
 # The rest of the contract
 
 
@@ -349,6 +481,6 @@ def test_bad_options_are_refused(options, told):
 
 def test_the_document_is_the_catalogue():
     text = (pathlib.Path(__file__).parent.parent / "docs/diagnosis-attention.md").read_text()
-    for title, faults in (("softmax", ATTENTION), ("linear", LINEAR)):
+    for title, faults in (("softmax", ATTENTION), ("linear", LINEAR), ("both", BEHAVIOUR)):
         rows = [f"| {f.name} | {f.where} | {f.symptom} | {f.cause} | {f.fix} |" for f in faults.values()]
         assert "\n".join(rows) in text, title

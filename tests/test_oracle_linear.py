@@ -170,7 +170,50 @@ def test_the_steps_are_right_by_default(task):
         assert np.abs(got - linear_checks._truth(case, probe)).max() < 1e-11
 
 
+def test_float32_angles_are_right_in_float64_and_said_so():
+    def rotated(x, positions):
+        theta = np.float32(1) / np.float32(10000) ** (np.arange(0, D, 2, dtype=np.float32) / np.float32(D))
+        angle = positions[:, None, :, None].astype(np.float32) * theta
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate((a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)), axis=-1)
+
+    def fn(q, k, v, at):
+        q, k = (np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (q, np.repeat(k, 2, axis=1)))
+        lower = np.tri(q.shape[2])
+        scores = rotated(q, at) @ rotated(k, at).swapaxes(-1, -2) * lower
+        return scores @ np.repeat(v, 2, axis=1) / (q @ k.swapaxes(-1, -2) * lower).sum(axis=-1, keepdims=True)
+
+    report = check_linear_attention(fn, rope=ROPE, dtype=np.float64)
+    assert (report.verdict, report.precision) == ("right", "float32 angles")
+    own = functools.partial(by_pyrope, rope=ROPE, causal=True)
+    assert check_linear_attention(own, rope=ROPE, dtype=np.float64).precision == "the dtype's own"
+
+
 # Mistakes written by hand
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"chunk": 16, "lost": "both"}, "state lost between chunks"),
+        ({"chunk": 32, "lost": "denominator"}, "normaliser lost between chunks"),
+        ({"denominator": "missing"}, "normaliser missing"),
+        ({"order": "rotation first"}, "rotated before the feature map"),
+    ],
+)
+def test_a_mistake_of_large_numbers_does_not_explain_small_ones(changes, name, dtype):
+    rope = Rope(64, 10000.0, "half")
+    case = make_case(4, 2, 64, True, rope, None, None, None, DTYPES[dtype])
+    report = check_linear_attention(candidate(case, LinearSteps(**changes)), rope=rope, dtype=DTYPES[dtype])
+    assert report.faults == (name,) and report.findings[0].alternatives == ()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_what_is_no_known_mistake_is_not_named_as_one(dtype):
+    rope = Rope(64, 10000.0, "half")
+    faster = lambda q, k, v, at: pyrope.linear_attention(q, k, v, 3 * at, rope, causal=True)  # noqa: E731
+    assert check_linear_attention(faster, rope=rope, dtype=DTYPES[dtype]).faults == ("unexplained",)
 
 
 def test_mistakes_of_well_known_kinds_by_hand():
@@ -193,6 +236,25 @@ def test_the_report_is_an_assertion_too():
     assert_linear_attention(lambda q, k, v, at: pyrope.linear_attention(q, k, v, at, ROPE, causal=True), rope=ROPE)
     with pytest.raises(Mismatch, match="Eq. \\(18\\)"):
         assert_linear_attention(lambda q, k, v, at: pyrope.linear_attention(q, k, v, causal=True), rope=ROPE)
+
+
+def test_what_shows_without_numbers():
+    def right(q, k, v, at):
+        return pyrope.linear_attention(q, k, v, at, ROPE, causal=True)
+
+    def raises(q, k, v, at):
+        raise KeyError("positions")
+
+    calls = []
+    fading = lambda *x: calls.append(1) or right(*x) * np.float32(len(calls) < 12)  # noqa: E731
+    named = {
+        "fails": raises,
+        "not finite": lambda *x: right(*x) * np.float32(np.nan),
+        "wrong dtype out": lambda *x: right(*x).astype(np.float64),
+        "state between calls": fading,
+    }
+    for name, fn in named.items():
+        assert check_linear_attention(fn, rope=ROPE).faults == (name,)
 
 
 def test_bad_options_are_refused():

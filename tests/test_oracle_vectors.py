@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,53 @@ def test_the_tolerances_are_those_of_the_judgement(directory):
         tolerances = list(entry["tolerances"].values())
         assert any((rows <= limits).all() for limits in tolerances), case.name
         assert case.dtype == "float64" or rows.max() > 1e-3 * min(map(max, tolerances))
+
+
+def by_float32_angles(x, positions, rope):
+    """Either pairing, float32 θ, angles and tables."""
+    p = rope.pairs
+    theta = np.float32(1) / np.float32(rope.base) ** (np.arange(0, 2 * p, 2, dtype=np.float32) / np.float32(2 * p))
+    angle = positions.astype(np.float32)[:, None] * theta
+    cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    pairs = (slice(0, p), slice(p, 2 * p)) if rope.layout == "half" else (slice(0, None, 2), slice(1, None, 2))
+    out = np.empty_like(x)
+    a, b = (x[..., pair] for pair in pairs)
+    out[..., pairs[0]], out[..., pairs[1]] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def with_float32_angles(case):
+    own = {name: a if a.dtype == np.int64 else a.astype(DTYPES[case.dtype]) for name, a in case.inputs.items()}
+    q, k, v, q_at, k_at = (own[name] for name in ("q", "k", "v", "q_positions", "k_positions"))
+    if case.kind == "attention":
+        q, k = by_float32_angles(q, q_at, case.rope), by_float32_angles(k, k_at, case.rope)
+        return pyrope.attention(q, k, v, q_positions=q_at, k_positions=k_at, **case.options)
+    k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
+    phi = (
+        (lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))) if case.options["feature_map"] != "exp" else np.exp
+    )
+    q, k = phi(q), phi(k)
+    lower = np.tri(q.shape[-2], dtype=q.dtype) if case.options["causal"] else 1
+    turned = by_float32_angles(q, q_at, case.rope), by_float32_angles(k, q_at, case.rope)
+    return turned[0] @ turned[1].swapaxes(-1, -2) * lower @ v / (q @ k.swapaxes(-1, -2) * lower).sum(-1, keepdims=True)
+
+
+def test_attention_with_float32_angles_is_right_as_its_rotations_are(directory):
+    wide = [case for case in cases() if case.kind != "rotation" and case.rope and case.dtype in ("float32", "float64")]
+    outputs = {case.name: computed(case) for case in cases()} | {case.name: with_float32_angles(case) for case in wide}
+    told = {report.subject: report for report in verify_vectors(directory, outputs)}
+    assert all(report.verdict == "right" for report in told.values()), {
+        n: r.faults for n, r in told.items() if not r.ok
+    }
+    for name in ("attention-far", "attention-causal-float64", "linear-19-causal-float64"):
+        assert told[name].precision == "float32 angle"
+
+
+def test_float32_angles_excuse_no_mistake_far_away(directory):
+    case = next(case for case in cases() if case.name == "attention-far")
+    *_, loosest = TRUTH["attention"](case).bounds.values()
+    for wrong in (computed(case, rope=None), computed(case, rope=replace(case.rope, layout="half"))):
+        assert (np.abs(wrong - TRUTH["attention"](case).out) > loosest).any()
 
 
 def test_right_results_are_right(directory, tmp_path):

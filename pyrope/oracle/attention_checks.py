@@ -10,7 +10,9 @@ those before: ``step = incremental(); o = step(q, k, v[, positions])``.
 How far off an output may be. Let u be half an ulp of 1 in the candidate's dtype, U that of its arithmetic (float32, or
 float64 for float64), s a score, t² = Σ(q_i k_i)² times the scale squared, w a weight. All values are ±1 or less.
 - A score is a sum of d products, each rounded: its standard error is at most U·√(d + 8)·(t + max|s|), the maximum that
-  is subtracted included. RoPE inside adds the error of a float32 angle, 4·m·2⁻²⁴ at position m, times t.
+  is subtracted included. RoPE inside adds the error of a float32 angle, 4·m·2⁻²⁴ at position m, times t. In
+  float64 it is asked without that first; with it, and 6·2⁻²⁴ for the tables and products that a float32 angle comes
+  with, the `precision` is "float32 angles".
 - Accepted, since good kernels do so, and reported as `precision`: weights rounded to the dtype before they meet the
   values ("weights rounded": FlashAttention); rotated vectors, scaled queries and scores rounded to it too ("scores
   rounded": eager attention in float16 or bfloat16). Ten roundings of the factors of a product, relative error uniform
@@ -38,14 +40,15 @@ from ..backend import Array
 from ..rotation import rotate
 from ..softmax import attention_by_definition
 from ..theta import Rope, check_rope, frequencies
-from .attention_faults import ATTENTION, Changes, Fault
+from .attention_faults import ATTENTION, BEHAVIOUR, Changes, Fault
 from .attention_steps import Case, Parts, Steps, attend, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
-from .probe import float_dtype
+from .probe import Unreadable, float_dtype
 from .report import Finding, Mismatch, Report
 
 SMALL = ("float16", "bfloat16")
 GRADES = ("rounded once", "weights rounded", "scores rounded")  # best first
+ANGLES = "float32 angles"  # of float64
 LENGTH = 24  # tokens of most probes
 MANY = "many small weights"
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
@@ -73,18 +76,25 @@ def check_attention(
     case = make_case(heads, key_heads, head_dim, causal, rope, window, softcap, scale, dtype)
     checks.choice("grade", grade, GRADES)
     probes, notes = _probes(case, dtype, _accepted(fn), cache and rope is None, max_position, incremental)
-    answers, wrong = ask(fn, incremental, probes)
-    judges = _judges(case, dtype.name, probes, answers)
+    told = f"softmax attention of {_words(case)}, {dtype.name}"
+    try:
+        answers, wrong = ask(fn, incremental, probes)
+        judges = _judges(case, dtype.name, probes, answers)
+        wrong += remembers(fn, incremental, judges[-1])
+    except Unreadable as error:
+        return Report("attention", told, "wrong", (behaviour("fails", str(error)),), notes=tuple(notes))
     reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
     if reached is None:
-        wrong = wrong + (_explained(fn, case, judges[-1]) or symptoms(fn, case, judges[-1], ATTENTION))
+        wrong += (
+            nothing_finite(judges[-1]) or _explained(fn, case, judges[-1]) or symptoms(fn, case, judges[-1], ATTENTION)
+        )
     elif reached > GRADES.index(grade):
-        asked = f'; the grade "{grade}" was asked for, "{GRADES[reached]}" was found'
-        wrong = wrong + _low(judges[GRADES.index(grade)], asked)
-    told = f"softmax attention of {_words(case)}, {dtype.name}"
-    found = None if reached is None else GRADES[reached] if dtype.itemsize == 2 else "the dtype's own"
+        found = GRADES[reached] if dtype.itemsize == 2 else ANGLES
+        asked = f'; the grade "{grade}" was asked for, "{found}" was found'
+        wrong += _low(judges[GRADES.index(grade)], asked)
+    precision = None if reached is None else own_or_angles(reached) if dtype.itemsize > 2 else GRADES[reached]
     return Report(
-        "attention", told, "wrong" if wrong else "right", tuple(wrong), found, judges[-1].errors(), tuple(notes)
+        "attention", told, "wrong" if wrong else "right", tuple(wrong), precision, judges[-1].errors(), tuple(notes)
     )
 
 
@@ -131,23 +141,83 @@ def _accepted(fn: Candidate) -> set[str]:
         return set()
 
 
+def own_or_angles(level: int) -> str:
+    """The precision of float32 and float64."""
+    return ANGLES if level else "the dtype's own"
+
+
+def behaviour(name: str, evidence: str) -> Finding:
+    return Finding(name, evidence, BEHAVIOUR[name].cause, BEHAVIOUR[name].fix)
+
+
+def call(fn: Candidate, *arguments: Array, told: str = "", **options: Array) -> Array:
+    """What a candidate returns, of any float dtype; it is said in words when there is no such thing."""
+    told = told or f"for q of shape {arguments[0].shape}, k and v {arguments[1].shape}, dtype {arguments[0].dtype}"
+    try:
+        with np.errstate(all="ignore"):
+            out = np.asarray(fn(*arguments, **options))
+    except Exception as error:
+        lines = str(error).splitlines() or ["no message"]
+        words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"
+        raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error
+    if out.dtype.kind != "f" and out.dtype.name not in UNIT:
+        raise Unreadable(f"it returns {out.dtype} {told}")
+    return out
+
+
+def _answer(fn: Candidate, incremental: Callable[[], Candidate] | None, probe: Probe, given: list[Array]) -> Array:
+    told = f'in the probe "{probe.name}", q {probe.q.shape}, k and v {probe.k.shape}, {probe.q.dtype}'
+    if probe.pieces and incremental is not None:
+        begin = incremental
+        return call(lambda *arguments: step_by_step(begin(), probe, arguments), *given, told=told)
+    return call(fn, *given, told=told, **{name: x.copy() for name, x in probe.options.items()})
+
+
 def ask(
     fn: Candidate, incremental: Callable[[], Candidate] | None, probes: Sequence[Probe]
 ) -> tuple[list[Array], list[Finding]]:
-    """The candidate's answers, in float64, and whether it changed what it was given."""
+    """The candidate's answers, in float64, whether it changed what it was given, and whether its dtype is another."""
     answers: list[Array] = []
-    wrong: list[Finding] = []
+    wrong: dict[str, Finding] = {}
     for probe in probes:
         given = [x.copy() for x in probe.arguments]
-        if probe.pieces and incremental is not None:
-            answer = step_by_step(incremental(), probe, given)
-        else:
-            answer = np.asarray(fn(*given, **{name: x.copy() for name, x in probe.options.items()}))
-            if not wrong and any((a != b).any() for a, b in zip(given, probe.arguments, strict=True)):
-                fault = ATTENTION["inputs changed"]
-                wrong.append(Finding(fault.name, f'probe "{probe.name}": q, k or v changed', fault.cause, fault.fix))
+        answer = _answer(fn, incremental, probe, given)
+        if not probe.pieces and any((a != b).any() for a, b in zip(given, probe.arguments, strict=True)):
+            fault = ATTENTION["inputs changed"]
+            told = f'probe "{probe.name}": q, k or v changed'
+            wrong.setdefault(fault.name, Finding(fault.name, told, fault.cause, fault.fix))
+        if answer.dtype != probe.q.dtype:
+            told = f'probe "{probe.name}": q is {probe.q.dtype}, the result {answer.dtype}'
+            wrong.setdefault("wrong dtype out", behaviour("wrong dtype out", told))
         answers.append(answer.astype(np.float64))
-    return answers, wrong
+    return answers, list(wrong.values())
+
+
+def remembers(fn: Candidate, incremental: Callable[[], Candidate] | None, judge: Judge) -> list[Finding]:
+    """Whether the same calls in the reverse order, the last one twice in a row, return something else. Two right
+    results may differ, by twice what rounding explains."""
+    for i in reversed(range(len(judge.probes))):
+        probe, before, right = judge.probes[i], judge.answers[i], judge.right[i]
+        again = _answer(fn, incremental, probe, [x.copy() for x in probe.arguments]).astype(np.float64)
+        if again.shape != before.shape:
+            told = f"the shape was {before.shape}, then {again.shape}"
+        else:
+            with np.errstate(all="ignore"):
+                near = np.abs(again - before) <= 2 * (
+                    right.worst if before.shape == right.out.shape else right.worst.max()
+                )
+            off = ~(near | (again == before) | (np.isnan(again) & np.isnan(before)))
+            told = f"{int(off.sum())} of {off.size} outputs differ" if off.any() else ""
+        if told:
+            return [behaviour("state between calls", f'probe "{probe.name}", the same call twice: {told}')]
+    return []
+
+
+def nothing_finite(judge: Judge) -> list[Finding]:
+    """Outputs that are all NaN or infinite say nothing about what led to them."""
+    if any(np.isfinite(answer).any() for answer in judge.answers):
+        return []
+    return [behaviour("not finite", "no output of any probe is finite")]
 
 
 def step_by_step(step: Candidate, probe: Probe, arguments: Sequence[Array]) -> Array:
@@ -174,7 +244,8 @@ def _probes(
     if case.rope is not None and case.window is None:
         probes.append(make.random("far apart", LENGTH, far=True))
     if cache:
-        probes.append(make.random("cache", near, queries=5))
+        probes += [make.random("cache", near, queries=5)]
+        probes += [make.random(f"cache, {n} quer{'y' if n == 1 else 'ies'}", near, queries=n) for n in (1, 2)]
     probes.append(make.many())
     extra = {"scores of ±6144": make.large()}
     extra |= {f"the softcap of {case.softcap}": make.saturated()} if case.softcap is not None else {}
@@ -345,7 +416,7 @@ def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> t
     with np.errstate(all="ignore"):
         terms = case.scale * np.sqrt(parts.q**2 @ (parts.k**2).swapaxes(-1, -2))
         scores = np.where((w > 0) & (np.abs(parts.scores) < 1e30), np.abs(parts.scores), 0)
-    angle = 0.0 if probe.at is None else 4 * float(probe.at.max(initial=0)) * fine
+    angle = 0.0 if probe.at is None else angle_error(dtype, probe.at, level)
     noise = (fine * math.sqrt(d + 8) * (terms + scores.max(axis=-1, keepdims=True))) ** 2 + (angle * terms) ** 2
     if probe.random:
         noise += low * u**2 / 3 * (factors * terms**2 + of_score * scores**2)
@@ -363,6 +434,14 @@ def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> t
     square *= np.exp(np.minimum(4 * (w * np.sqrt(noise)).sum(axis=-1, keepdims=True), 6))
     square += u**2 / 3 * out**2 + (w**2).sum(axis=-1, keepdims=True) * (rounded**2 / 1.5 + (16 * fine) ** 2)
     return worst, math.inf if not probe.random else 3 * math.sqrt(square.mean()) + 8 * fine + tiny
+
+
+def angle_error(dtype: str, at: Array, level: int) -> float:
+    """Of a float32 angle, or in float64 at the best level of a float64 one."""
+    last = float(at.max(initial=0))
+    if dtype != "float64":
+        return 4 * last * UNIT["float32"]
+    return (4 * last + 6) * UNIT["float32"] if level else 4 * last * UNIT["float64"]
 
 
 def _moved(errors: Array, v: Array, out: Array) -> Array:
@@ -389,8 +468,10 @@ def _judges(case: Case, dtype: str, probes: Sequence[Probe], answers: Sequence[A
         right = [Prediction(out, *_bounds(case, dtype, probe, parts, level)) for probe, (out, parts) in known]
         return Judge(probes, answers, right, predict, 2 * UNIT[dtype])
 
-    levels = [judge(level) for level in range(len(GRADES)) if dtype in SMALL or level == len(GRADES) - 1]
-    return levels if dtype in SMALL else levels * len(GRADES)  # grades are for small dtypes
+    if dtype in SMALL:
+        return [judge(level) for level in range(len(GRADES))]
+    own, last = judge(0), len(GRADES) - 1  # grades are for small dtypes, but for the angles of float64
+    return [own] + [judge(last) if dtype == "float64" and case.rope is not None else own] * last
 
 
 # Names for what is wrong
@@ -464,7 +545,13 @@ def _unit_scores(fn: Candidate, case: Case, rope: Rope, dtype: np.dtype[Any]) ->
     v[..., range(3), range(3)] = 1
     for distance in _DISTANCES:
         at = np.broadcast_to(np.array([0, 1, distance]), (p, 3)).copy()
-        w = np.asarray(fn(*(z.astype(dtype) for z in (q, k, v)), at)).astype(np.float64)[:, :, 2]
+        try:
+            out = call(fn, *(z.astype(dtype) for z in (q, k, v)), at).astype(np.float64)
+        except Unreadable:  # it may take only what it was written for
+            out = np.empty(0)
+        if out.shape != q.shape:
+            return np.full((2, 1, p), np.nan)
+        w = out[:, :, 2]
         with np.errstate(all="ignore"):
             read.append(np.log(w[..., :2] / w[..., 2:3]).mean(axis=1).T)
     return np.stack(read, axis=1) / (c * c * case.scale * rope.attention_factor**2)
@@ -500,11 +587,16 @@ def symptoms(fn: Candidate, case: Case, judge: Judge, faults: dict[str, Fault]) 
     def moved(keys: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
         k, v = probe.k.copy(), probe.v.copy()
         k[keys], v[keys] = -k[keys], -v[keys]
-        again = np.asarray(fn(probe.q, k, v, *probe.arguments[3:])).astype(np.float64)
         before = judge.answers[0]
-        return again.shape == right.out.shape and bool(
-            (np.abs(again - before)[outputs] > 2 * np.broadcast_to(right.worst, before.shape)[outputs]).any()
-        )
+        try:
+            again = call(fn, probe.q.copy(), k, v, *probe.arguments[3:]).astype(np.float64)
+        except Unreadable:  # though it took the same shapes before
+            return False
+        if again.shape != right.out.shape or before.shape != again.shape:
+            return False
+        with np.errstate(all="ignore"):
+            off = np.abs(again - before) > 2 * np.broadcast_to(right.worst, before.shape)
+        return bool(off[outputs].any())
 
     every, own = slice(None), slice(0, h - h // g)
     last = (every, every, slice(-1, None)), (every, every, slice(0, -1))
@@ -520,4 +612,6 @@ def symptoms(fn: Candidate, case: Case, judge: Judge, faults: dict[str, Fault]) 
     if found:
         return found
     evidence = judge.seen(judge.failed[0])
+    if not np.isfinite(judge.answers[judge.failed[0]]).all():
+        return [behaviour("not finite", evidence)]
     return [Finding("unexplained", evidence, "none of the known mistakes gives these numbers", "compare step by step")]

@@ -84,6 +84,12 @@ def _other_layout(rope: Rope) -> list[Rope]:
     return [replace(rope, layout=other)] if rope.width > 2 else []
 
 
+def _other_widths(rope: Rope) -> list[Rope]:
+    """All of it where a part is meant, and halves and quarters; a rescaling may not allow it."""
+    widths = {rope.head_dim, rope.width // 2 // 2 * 2, rope.width // 4 // 2 * 2} - {0, rope.width}
+    return [replace(rope, rotary_dim=width) for width in sorted(widths)] if rope.scaling is None else []
+
+
 def _without_scaling(rope: Rope) -> list[Rope]:
     return [] if rope.scaling is None else [replace(rope, scaling=None)]
 
@@ -175,6 +181,11 @@ ATTENTION = _catalogue(
      "only q is rotated, or the cache holds raw keys", "rotate q and k", _if(_rope, {"rotated": "q"})),
     ("queries not rotated", "rotation", "scores depend on the key's position alone", "only k is rotated",
      "rotate q and k", _if(_rope, {"rotated": "k"})),
+    ("rotated twice", "rotation", "scores as if tokens were twice as far apart",
+     "in the model and in the kernel, or keys again when read from the cache", "rotate once", _if(_rope,
+     {"times": 2})),
+    ("another width", "rotation", "wrong scores from distance 1 on", "another part of the head is rotated",
+     "pass the rotary_dim, or partial_rotary_factor, of the model", _ropes(_other_widths)),
     ("values rotated", "rotation", "right weights, turned outputs", "v is rotated too", "rotate q and k only",
      _if(_rope, {"rotated": "qkv"})),
     ("attention factor not squared", "rotation", "weights too flat", "only q or only k is multiplied with it",
@@ -230,6 +241,11 @@ LINEAR = _catalogue(
      "rotate φ(q) and φ(k)", _always({"rotated": "k"})),
     ("values rotated", "rotation", "outputs change when all positions are shifted", "v is rotated too",
      "rotate φ(q) and φ(k) only", _always({"rotated": "qkv"})),
+    ("rotated twice", "rotation", "outputs as if tokens were twice as far apart", "in the model and in the kernel",
+     "rotate once", _always({"times": 2})),
+    ("another base", "rotation", "wrong outputs, the more the further apart",
+     "a default instead of the model's rope_theta", "pass the base",
+     _ropes(lambda rope: [replace(rope, base=50 * rope.base)] if rope.width > 2 else [])),
     ("attention factor applied", "rotation", "outputs a² times too large", "the tables of softmax attention are used",
      "Eq. (19) needs the rotation alone", _if(_factor, {"factor": True})),
     ("normaliser missing", "normaliser", "outputs grow with the length", "no division", "divide by φ(q)ᵀΣφ(k)",
@@ -267,4 +283,18 @@ LINEAR = _catalogue(
      "transpose heads and tokens once", _if(lambda c: c.heads > 1, {"output": "transposed"}, {"output": "reshaped"})),
     ("cache forgotten", "cache", "a step sees only itself", "the state is not kept", "pass the state on", _if(_causal,
      {"cache": "forgotten"})),
+)  # fmt: skip
+
+# What shows without numbers, in either kind.
+BEHAVIOUR = _catalogue(
+    object,
+    ("fails", "call", "an exception, or no array of numbers", "a shape or a position that it was not written for",
+     "take every shape that it will meet; see the options of the check for what need not be taken", _always()),
+    ("not finite", "output", "NaN or infinity from finite numbers",
+     "0/0, inf − inf, an overflow, or memory that is not written", "look where the first one appears", _always()),
+    ("wrong dtype out", "output", "the result has another dtype than q", "float32 sums or tables promote it",
+     "cast the result to the dtype of q", _always()),
+    ("state between calls", "call", "the same call returns something else later",
+     "a mask, a table or a buffer of an earlier call is used again", "make its key complete, or build it anew",
+     _always()),
 )  # fmt: skip

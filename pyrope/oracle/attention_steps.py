@@ -43,6 +43,7 @@ class Steps:
     batch: str = "own"  # or "first": all rows read the keys of row 0
     rotated: str = "qk"
     rope: Rope | None = None  # instead of the right one
+    times: int = 1  # how often q and k are rotated
     factor: int = 2  # how often the attention factor enters a score
     positions: str = "given"  # or "counted": 0 … n−1, whatever is given
     lag: int = 0  # added to the positions of queries
@@ -108,10 +109,11 @@ def _turned(rope: Rope, steps: Steps, q: Array, k: Array, v: Array, at: Array) -
         at = np.broadcast_to(np.arange(m), at.shape)
     with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
     places = {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
-    q, k, v = (
-        rotate(x, places[name], rope if with_factor[name] else rope.pure) if name in steps.rotated else x
-        for name, x in (("q", q), ("k", k), ("v", v))
-    )
+    for _ in range(steps.times):
+        q, k, v = (
+            rotate(x, places[name], rope if with_factor[name] else rope.pure) if name in steps.rotated else x
+            for name, x in (("q", q), ("k", k), ("v", v))
+        )
     return q, k, v
 
 
@@ -180,6 +182,8 @@ class LinearSteps:
     feature_map: str | None = None  # instead of the right one
     order: str = "map first"  # or "rotation first", "no rotation"
     rotated: str = "qk"
+    times: int = 1
+    rope: Rope | None = None  # instead of the right one
     denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys"
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
@@ -214,11 +218,15 @@ def attend_linearly(case: Case, steps: LinearSteps, q: Array, k: Array, v: Array
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
-    rope = None if case.rope is None or steps.order == "no rotation" else case.rope
+    rope = None if case.rope is None or steps.order == "no rotation" else steps.rope or case.rope
     rope = rope.pure if rope is not None and not steps.factor else rope
 
     def turned(name: str, x: Array) -> Array:
-        return x if rope is None or name not in steps.rotated else rotate(x, at[:, at.shape[-1] - x.shape[-2] :], rope)
+        if rope is None or name not in steps.rotated:
+            return x
+        for _ in range(steps.times):
+            x = rotate(x, at[:, at.shape[-1] - x.shape[-2] :], rope)
+        return x
 
     with np.errstate(all="ignore"):
         if steps.order == "rotation first":

@@ -1,9 +1,10 @@
 """Which known mistake gives the numbers that a candidate for attention returned.
 
 A candidate answers some probes. What is right, and what each mistake would return, are computed in float64; an answer
-fits a prediction if no output is further off than rounding explains. If what is right does not fit, the mistakes are
-tried one by one, then those with a number of their own (a scale, a base), then two at a time. Those that fit are named;
-where several do, they cannot be told apart by these probes, and the report says so.
+fits a prediction if no output is further off than rounding explains, and far less than from what is right. If what is
+right does not fit, the mistakes are tried one by one, then those with a number of their own (a scale, a base), then two
+at a time. Those that fit are named; where several do, they cannot be told apart by these probes, and the report says
+so.
 """
 
 from __future__ import annotations
@@ -88,6 +89,20 @@ class Judge:
                 break
         return worst
 
+    def explains(self, changes: Changes) -> bool:
+        """Whether a mistake that fits also leaves less than half of each error: the bound of one that makes large
+        numbers holds any small ones."""
+        for i in self.failed:
+            answer, right, out = self.answers[i], self.right[i], self.predict(changes, i).out
+            if answer.shape != right.out.shape or not np.isfinite(answer).all():
+                continue  # as predicted, and not as it should be
+            error = np.abs(answer - right.out)
+            bad = error > right.worst
+            bad = bad if bad.any() else np.ones_like(bad)
+            if not (np.abs(answer - out)[bad] ** 2).mean() < (error[bad] ** 2).mean() / 4:
+                return False
+        return True
+
     def errors(self) -> tuple[ErrorRow, ...]:
         """In ulps of 1, for each probe."""
         rows = []
@@ -147,7 +162,7 @@ def one_of(judge: Judge, named: Iterable[Named]) -> list[Finding]:
     """The mistake that fits, with the others that do; none if none does."""
     tried = list(named)
     fits = [(judge.ratio(changes), i) for i, (_, changes) in enumerate(tried)]
-    fitting = [tried[i] for ratio, i in sorted(fits) if ratio <= 1]
+    fitting = [tried[i] for ratio, i in sorted(fits) if ratio <= 1 and judge.explains(tried[i][1])]
     if not fitting:
         return []
     fault, changes = fitting[0]
@@ -161,9 +176,10 @@ def two_of(judge: Judge, named: Sequence[Named]) -> list[Finding]:
     matter = [(f, c) for f, c in named if any(judge.predict(c, i).ratio(judge.right[i].out) > 1 for i in short)]
     pairs = [(a, b) for a, b in itertools.combinations(matter, 2) if a[0] is not b[0] and not set(a[1]) & set(b[1])]
     fits = [(judge.ratio({**a[1], **b[1]}), i) for i, (a, b) in enumerate(pairs)]
-    if not fits or min(fits)[0] > 1:
+    fitting = [pairs[i] for ratio, i in sorted(fits) if ratio <= 1]
+    together = [(a, b) for a, b in fitting if judge.explains({**a[1], **b[1]})]
+    if not together:
         return []
-    together = [pairs[i] for ratio, i in sorted(fits) if ratio <= 1]
     others = tuple(f"{a[0].name} with {b[0].name}" for a, b in together[1:4])
     return [_finding(judge, fault, changes, others) for fault, changes in together[0]]
 

@@ -6,11 +6,12 @@ those before: ``step = incremental(); o = step(q, k, v, positions)``.
 
 How far off an output may be. With u and U as in `attention_checks`, D the denominator, P = |φ(q)||φ(k)|/D and w the
 weight of a key, all values ±1: a weight, a sum of d products divided by D, has a standard error of U·√(d + n + 8)·P,
-sums over n keys included, and float32 angles add 4·m·2⁻²⁴·P. Accepted in float16 and bfloat16, since chunked kernels do
-so, and reported as `precision`: features, rotated or not, weights and states rounded to the dtype ("features rounded"):
-ten roundings of the factors of d products that add up at random, u·√(10/3)·P/√d, and three of the weight, u·|w|.
-Six of these are allowed for any output, summed over the keys as if all conspired, three times the root of the sum of
-squares for the mean square; |o| times as much for the denominator, and 3u·|o| for the last roundings of all three.
+sums over n keys included, and float32 angles add 4·m·2⁻²⁴·P, in float64 as `attention_checks` says. Accepted in float16
+and bfloat16, since chunked kernels do so, and reported as `precision`: features, rotated or not, weights and states
+rounded to the dtype ("features rounded"): ten roundings of the factors of d products that add up at random,
+u·√(10/3)·P/√d, and three of the weight, u·|w|. Six of these are allowed for any output, summed over the keys as if all
+conspired, three times the root of the sum of squares for the mean square; |o| times as much for the denominator, and
+3u·|o| for the last roundings of all three.
 """
 
 from __future__ import annotations
@@ -26,17 +27,32 @@ from .. import checks
 from ..backend import Array
 from ..linear import linear_attention
 from ..theta import Rope
-from .attention_checks import Maker, ask, make_case, step_by_step, symptoms
+from .attention_checks import (
+    Maker,
+    angle_error,
+    ask,
+    behaviour,
+    make_case,
+    nothing_finite,
+    own_or_angles,
+    remembers,
+    step_by_step,
+    symptoms,
+)
 from .attention_faults import LINEAR, Changes
 from .attention_steps import Case, LinearSteps, Parts, attend_linearly, incremental as stepping
 from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
-from .probe import float_dtype
+from .probe import Unreadable, float_dtype
 from .report import Finding, Mismatch, Report
 
 GRADES = ("rounded once", "features rounded")  # best first
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
 LOST = {"state": "both", "numerator": "numerator", "normaliser": "denominator"}
-MEASURED = ("state decays", *(f"{what} lost between chunks" for what in LOST))  # not tried as they stand
+MEASURED = (
+    "state decays",
+    "another base",
+    *(f"{what} lost between chunks" for what in LOST),
+)  # not tried as they stand
 _PIECES = {"one each": (1,) * 20, "in chunks": (8, 1, 1, 10)}
 
 
@@ -60,14 +76,18 @@ def check_linear_attention(
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
     probes = _probes(case, dtype, incremental)
-    answers, wrong = ask(fn, incremental, probes)
-    judges = _judges(case, dtype, probes, answers)
-    reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
-    if reached is None:
-        wrong = wrong + (_explained(case, judges[-1]) or symptoms(fn, case, judges[-1], LINEAR))
     told = f"linear attention, Eq. (19), of {heads} heads over {key_heads}, {feature_map}, "
     told += f"{'causal' if causal else 'not causal'}, {rope!r}, {dtype.name}"
-    found = None if reached is None else GRADES[reached] if dtype.itemsize == 2 else "the dtype's own"
+    try:
+        answers, wrong = ask(fn, incremental, probes)
+        judges = _judges(case, dtype, probes, answers)
+        wrong += remembers(fn, incremental, judges[-1])
+    except Unreadable as error:
+        return Report("linear attention", told, "wrong", (behaviour("fails", str(error)),))
+    reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
+    if reached is None:
+        wrong += nothing_finite(judges[-1]) or _explained(case, judges[-1]) or symptoms(fn, case, judges[-1], LINEAR)
+    found = None if reached is None else own_or_angles(reached) if dtype.itemsize > 2 else GRADES[reached]
     return Report("linear attention", told, "wrong" if wrong else "right", tuple(wrong), found, judges[-1].errors())
 
 
@@ -111,7 +131,7 @@ def _bounds(dtype: np.dtype[Any], probe: Probe, parts: Parts, level: int) -> tup
     (n, d), low = parts.k.shape[-2:], dtype.itemsize == 2
     sizes, w = (np.nan_to_num(np.abs(x)) for x in (parts.scores, parts.weights))
     out, size = np.nan_to_num(np.abs(parts.weights @ parts.v)), np.abs(parts.v).max()
-    angle = 4 * float(0 if probe.at is None else probe.at.max(initial=0)) * fine
+    angle = 0.0 if probe.at is None else angle_error(dtype.name, probe.at, level)
     noise = (fine**2 * (d + n + 8) + angle**2) * sizes**2
     noise += low * (level == 1) * u**2 * (10 / 3 / d * sizes**2 + w**2)
     tiny = 2.0**-24 * (n + 1) if dtype.name == "float16" else 0.0
@@ -151,13 +171,19 @@ def _explained(case: Case, judge: Judge) -> list[Finding]:
 
 
 def _measured(case: Case, judge: Judge) -> Iterator[Named]:
-    """Mistakes with a number in them: the length of a chunk, by the first wrong token, and a decay."""
+    """Mistakes with a number in them: a base, the length of a chunk, by the first wrong token, and a decay."""
+    rope = case.rope
+    if rope is not None and rope.width > 2:
+        base = judge.tuned(lambda x: {"rope": replace(rope, base=x)}, np.geomspace(10, 1e9, 33).tolist())
+        if base is not None:
+            yield LINEAR["another base"], base
     if not case.causal:
         return
-    for chunk in sorted({judge.since(i) or 0 for i in judge.failed} - {0}):
+    usual = {changes["chunk"] for changes in LINEAR["state lost between chunks"].changes(case)}  # noise hides its begin
+    for chunk in sorted({judge.since(i) or 0 for i in judge.failed} - {0} | usual):
         for what, lost in LOST.items():
             yield LINEAR[f"{what} lost between chunks"], {"chunk": chunk, "lost": lost}
-    if judge.failed[0] != 0:
+    if judge.failed[0] != 0 and judge.eps <= 2 * UNIT["float32"]:
         return  # it would show among 24 tokens
     decay = judge.tuned(lambda x: {"decay": x}, [0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999])
     if decay is not None:

@@ -10,6 +10,11 @@ of what sums are kept in, float32 at least: a rotated vector is off by 3√2·u 
 δ = (11u + d·v)·‖q‖‖k‖·scale; weights then by e^{2δ} − 1 + 4u + m·v of their size, outputs by that, 2u + m·v of Σ w|v|,
 and u·|out|. Linear attention: features have 3u, rotated ones 3√2·u more, products and sums 2u + (d + m)·v: in all
 20u + (d + m)·v of Σ ‖φ(q)‖‖φ(k)‖|v| / denominator, and 8u + (d + m)·v of |out| for the denominator itself.
+
+With float32 angles, a grade of its own, q and k at positions m and n have the same θ, off by t of its size, and each
+product with a position is rounded: the angle between pair i of both is off by ε_i = θ_i·(|m − n|·t + (|m| + |n|)·2⁻²⁴),
+and 12·2⁻²⁴ for tables and products in float32. Scores are then off by δ = scale·Σ |q_i||k_i|·ε_i, and outputs by
+Σ w(e^δ − 1)|v − out|·e^max δ; the numerator of linear attention by Σ δ|v| without scale.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import numpy as np
 from .. import checks
 from ..linear import FEATURE_MAPS
 from ..phase import cos_sin
-from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
 from . import tolerance
 from .tensors import NumPyArray
 
@@ -205,6 +210,17 @@ def _norms(q: NumPyArray, k: NumPyArray) -> NumPyArray:
     return np.sqrt(np.square(q).sum(-1)[..., :, None] * np.square(k).sum(-1)[..., None, :])  # type: ignore[no-any-return]
 
 
+def _angle_errors(q: NumPyArray, k: NumPyArray, q_at: NumPyArray, k_at: NumPyArray, rope: Rope) -> NumPyArray:
+    """By how much float32 angles change the products of rotated vectors, (h, n, m)."""
+    first, second = _features(rope)[1]
+    lengths = [np.hypot(x[..., first], x[..., second]) for x in (q, k)]
+    theta, relative = frequencies(rope), tolerance.angle_bound(rope)
+    far = np.abs(q_at)[:, None, None] + np.abs(k_at)[:, None]
+    away = np.abs(q_at[:, None, None] - k_at[:, None])
+    error = theta * (away * relative + far * tolerance.U32 * (relative > 0)) + 12 * tolerance.U32
+    return np.asarray(np.einsum("hni,hmi,nmi->hnm", *lengths, error))
+
+
 def _heads(case: Case) -> NumPyArray:
     """The key head that each query head reads."""
     h, g = len(case.inputs["q"]), len(case.inputs["k"])
@@ -236,7 +252,13 @@ def _attention(case: Case) -> Truth:
         off = np.expm1(2 * (11 * u + d * unit) * norms) + 6 * u + 2 * m * unit
         return np.asarray(size * off + u * np.abs(out) + u * 2.0**-14 * m)  # the last: float16 weights may vanish
 
-    return Truth(out, {"": bound(*_units(case.dtype))}, size, float(bound(2.0**-53, 2.0**-53).max()))
+    bounds = {"": bound(*_units(case.dtype))}
+    if case.rope is not None:
+        delta = np.where(seen, scale * _angle_errors(q, k, q_at, k_at, case.rope), 0)
+        spread = np.exp(delta.max(axis=-1, keepdims=True))
+        moved = np.einsum("hnm,hnme->hne", weights * np.expm1(delta), np.abs(v[:, None] - out[:, :, None]))
+        bounds[tolerance.ANGLE32] = bounds[""] * spread**2 + moved * spread
+    return Truth(out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
 
 
 def _linear(case: Case) -> Truth:
@@ -261,7 +283,11 @@ def _linear(case: Case) -> Truth:
         sums = (q.shape[-1] + q.shape[-2]) * unit
         return np.asarray(size * (20 * u + sums) + np.abs(out) * (8 * u + sums))
 
-    return Truth(out, {"": bound(*_units(case.dtype))}, size, float(bound(2.0**-53, 2.0**-53).max()))
+    bounds = {"": bound(*_units(case.dtype))}
+    if rope is not None:
+        delta = _angle_errors(tq, tk, at, at, rope) * lower
+        bounds[tolerance.ANGLE32] = bounds[""] + delta @ np.abs(v) / np.abs(total)
+    return Truth(out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
 
 
 TRUTH: dict[str, Callable[[Case], Truth]] = {"rotation": _rotation, "attention": _attention, "linear": _linear}

@@ -305,7 +305,12 @@ def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]
 
 def _limits(case: Case, grade: str) -> tuple[str, ...]:
     """What a grade leaves undecided."""
-    if case.rope is None or "float32" not in grade or (last := tolerance.decides_up_to(case.rope)) >= 2**31:
+    if (
+        case.kind != "rotation"
+        or case.rope is None
+        or "float32" not in grade
+        or (last := tolerance.decides_up_to(case.rope)) >= 2**31
+    ):
         return ()
     return (f"a float32 angle may be anything beyond position {last} in the fastest pair: not decided there",)
 
