@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "oracle/probe": {"checks", "oracle/tensors"},
     "oracle/tolerance": {"theta", "phase"},
     "oracle/recipes": {"theta", "oracle/probe"},
-    "oracle/identification": {"theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
+    "oracle/identification": {"theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/report"},
     "oracle/faults": {"theta", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
     "oracle/checking": {
         "checks", "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
