@@ -38,7 +38,7 @@ def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> 
         one = Model(with_layout(model.config, layout), model.weights)
         for piece in tokenizer.stream(pyrope.generate(one, ids, tokens, stop=tokenizer.stop)):
             print(piece, end="", flush=True)
-    print(f"\n\nThe weights are for {rope.layout}: the other layout raises no error, it only talks nonsense.")
+    print(f"\n\nThe weights are for {rope.layout}: the other layout raises no error, it only answers worse.")
 
 
 if __name__ == "__main__":

@@ -285,8 +285,8 @@ def _add_plot(commands: Any) -> None:
         "plot",
         _plot,
         help="pictures of what RoPE does",
-        description="Draws one picture, SVG or PNG by the name of the file; of another rope than the usual one if its "
-        "options are given.",
+        description="Draws one picture, SVG or PNG by the name of the file. For another rope than the usual one give "
+        "--config, or all of --head-dim, --base and --layout (not for rotation and time, which have none).",
         epilog=_PLOT_EXAMPLES.format(pictures=pictures),
     )
     plot.add_argument("name", choices=tuple(plots.PLOTS), metavar="NAME", help="one of the pictures below")
@@ -517,8 +517,6 @@ def _generate(options: argparse.Namespace) -> int:
     ids = _ids(tokenizer, prompt, chat, SMOLLM2_SYSTEM if known else None)
     model = load(path, options.backend, options.dtype, ignore=options.ignore)
     _progress("")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # rather than stop in the middle of a text
     tokens = generate(model, ids, options.max_new_tokens, stop=tokenizer.stop, **chosen)
     start, times = time.perf_counter(), []
 
@@ -560,6 +558,9 @@ def _progress(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 if all went well, 2 for misuse, 130 if it was interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
     parser = _parser()
     _Parser.typed = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)

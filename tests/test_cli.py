@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -448,3 +449,10 @@ def test_without_matplotlib_plot_says_what_to_install(capsys, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "decay", "-o", str(tmp_path / "x.png")]) == 2
     assert 'pip install "pyrope-reference[plot]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "identify", "generate", "plot"])
+def test_a_terminal_that_cannot_show_everything_is_no_error(command):
+    asked = [sys.executable, "-m", "pyrope", command, "--help"]
+    done = subprocess.run(asked, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.returncode == 0 and b"examples:" in done.stdout and not done.stderr

@@ -37,7 +37,9 @@ def imported(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{what} needs {name.partition('.')[0]}, and it cannot be imported: {error}") from error
+        package = name.partition(".")[0]
+        told = f"{what} needs {package}, and it cannot be imported ({error}): pip install {package}"
+        raise ImportError(told) from error
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
