@@ -6,6 +6,7 @@ The part of torch is left out if it is not installed, the part in C if there is 
 does the same: pyrope check --exec "./my_rope {x} {positions} {y}" --head-dim 64 --base 10000 --layout half
 """
 
+import argparse
 import importlib.util
 import pathlib
 import shutil
@@ -62,4 +63,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
     main()

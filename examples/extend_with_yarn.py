@@ -7,6 +7,8 @@ not finish a turn would meet angles that it has never seen: it is slowed down by
 Draw it with pyrope plot wavelengths -o wavelengths.png
 """
 
+import argparse
+
 import numpy as np
 
 import pyrope
@@ -38,4 +40,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
     main()

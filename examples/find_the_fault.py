@@ -5,6 +5,7 @@
 check_rotation says what differs from what you mean; identify reads what a function does without being told.
 """
 
+import argparse
 from typing import Any
 
 import numpy as np
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
     main()

@@ -6,6 +6,8 @@ The error shown is the largest of all pairs at that position; 2 is as wrong as a
 pyrope plot precision -o precision.png
 """
 
+import argparse
+
 import numpy as np
 
 import pyrope
@@ -48,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
     main()
