@@ -19,7 +19,8 @@ collect_ignore = [] if importlib.util.find_spec("torch") else ["peers"]
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("quick", max_examples=30, **_COMMON)
-settings.register_profile("ci", max_examples=150, **_COMMON)
+settings.register_profile("ci", max_examples=150, derandomize=True, **_COMMON)  # red means: this change
+settings.register_profile("search", max_examples=1000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 
 

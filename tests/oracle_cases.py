@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 import pyrope
-from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
 from pyrope.oracle.faults import FAULTS
 from pyrope.oracle.recipes import recipe_of
 
@@ -33,11 +33,22 @@ def ropes(d: int) -> list[Rope]:
     ]
 
 
+def with_axes(d: int) -> list[Rope]:
+    """Ropes of every way to deal pairs to axes."""
+    return [
+        Rope(d, 1e6, "half", axes=Axes("sections", (d // 8, d // 16 * 3, d // 16 * 3))),
+        Rope(d, 500000.0, "half", axes=Axes("interleaved", (d // 2 - d // 8 * 3 + d // 16, d // 16 * 2, d // 16 * 3))),
+        Rope(d, 10000.0, "half", axes=Axes("axial")),
+        Rope(d, 10000.0, "interleaved", d // 2, axes=Axes("pixtral")),
+        Rope(d, 1e6, "half", scaling=YaRN(4.0, 4096), axes=Axes("sections", (d // 4, d // 4))),
+    ]
+
+
 def cases(name: str, which: int = 0) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:
     """A fault in each dtype and two head sizes, with the rope (of this place in order) that it changes."""
     for d in (64, 128):
         for dtype in DTYPES:
-            made = [(rope, FAULTS[name].make(rope, DTYPES[dtype])) for rope in ropes(d)]
+            made = [(rope, FAULTS[name].make(rope, DTYPES[dtype])) for rope in ropes(d) + with_axes(d)]
             made = [(rope, fn) for rope, fn in made if fn is not None]
             if made:
                 rope, fn = made[which % len(made)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from oracle_cases import DTYPES, cases, right, ropes
+from oracle_cases import DTYPES, cases, right, ropes, with_axes
 from strategies import dtypes, ropes as any_rope
 
 import pyrope
@@ -42,7 +42,8 @@ def row(name):
 @pytest.mark.parametrize("name", MADE)
 def test_every_fault_is_rejected_and_named(name):
     count, rejected, found = figures(name)
-    assert count == (3 if name == "recursive frequencies" else 6)  # which float32 hides where there are few pairs
+    # Some are no faults in a dtype as narrow as theirs, and a running product hides in float32 where there are few pairs.
+    assert count == {"recursive frequencies": 3, "bfloat16 tables": 4, "float16 tables": 2}.get(name, 6)
     assert rejected == found == count
     text = TABLE.read_text()
     assert f"{row(name)} {rejected}/{count} | {found}/{count} |" in text, "docs/diagnosis.md has another row"
@@ -63,7 +64,7 @@ def test_the_table_has_every_fault_and_no_other():
 
 
 @pytest.mark.parametrize(
-    "rope", [*ropes(64), *ropes(128)[::3], Rope(2, 10000.0, "half"), Rope(256, 1e6, "half", 64)], ids=repr
+    "rope", [*ropes(64), *ropes(128)[::3], *with_axes(64), Rope(2, 10000.0, "half"), Rope(256, 1e6, "half", 64)], ids=repr
 )
 def test_no_right_variant_is_rejected(rope):
     for dtype in (*DTYPES.values(), np.float64):
@@ -72,7 +73,7 @@ def test_no_right_variant_is_rejected(rope):
             assert report.verdict == "right" and report.precision, f"{kind}\n{report}"
 
 
-@given(any_rope(with_axes=False), dtypes, st.sampled_from(["rounded once", "engine", "float32 angle", "low tables"]),
+@given(any_rope(), dtypes, st.sampled_from(["rounded once", "engine", "float32 angle", "low tables"]),
        st.sampled_from([None, None, 1, 7, 40, 4095, 10**6]))  # fmt: skip
 def test_no_right_rope_is_rejected(rope, dtype, kind, max_position):
     report = check_rotation(right(rope)[kind], rope, dtype=dtype, max_position=max_position)
@@ -270,12 +271,62 @@ def test_a_length_dependent_rope_is_no_excuse():
         assert check_rotation(fn, other.at(length)).verdict == "right"
 
 
-def test_a_rule_that_was_not_expected_is_told():
-    """No fault has numbers of its own for a rule that is applied where none is meant: then the rule is told."""
-    scaled = replace(HALF, scaling=YaRN(32.0, 4096, truncate=False))
-    (finding,) = check_rotation(right(scaled)["engine"], HALF).findings
-    assert finding.fault == "unexplained"
-    assert "the frequencies are those of yarn, base 10000, factor 32" in finding.evidence
+@pytest.mark.parametrize(("scaling", "instead", "words"), [
+    (None, YaRN(32.0, 4096, attention_factor=1.0, truncate=False), "yarn, base 10000, factor 32"),
+    (None, Llama3(8.0, 1.0, 4.0, 8192), "llama3, base 10000, factor 8"),
+    (YaRN(8.0, 4096), YaRN(8.0, 4096, 24.0, 2.0), "yarn, base 10000, factor 8, ramp from pair"),
+    (YaRN(8.0, 4096), YaRN(8.0, 2048), "original length 2048"),
+    (Llama3(8.0, 1.0, 4.0, 8192), Llama3(16.0, 2.0, 7.0, 5000), "llama3, base 10000, factor 16, ramp from frequency"),
+    (Linear(2.0), Llama3(4.0, 1.0, 4.0, 8192), "low 1, high 4, original length 8192"),
+])  # fmt: skip
+def test_a_rule_with_other_numbers_is_told(scaling, instead, words):
+    for dtype in DTYPES.values():
+        fn, expected = right(replace(HALF, scaling=instead))["float32 angle"], replace(HALF, scaling=scaling)
+        (finding,) = check_rotation(fn, expected, dtype=dtype).findings
+        assert finding.fault == "another rescaling" and words in finding.evidence, finding
+
+
+def test_a_rule_that_brings_its_factor_is_told_with_it():
+    report = check_rotation(right(replace(HALF, scaling=YaRN(32.0, 4096)))["engine"], HALF)
+    assert set(report.faults) == {"another rescaling", "attention factor unwanted"}
+
+
+def test_axes_are_seen_only_where_they_differ():
+    """What text hides: rows of equal positions are right whatever axis turns a pair."""
+    for rope in with_axes(64):
+        count = rope.axes.count
+        fn = FAULTS["axes in another order"].make(rope)
+        x, text = np.ones((count, 5, 64)), np.repeat(np.arange(5)[None], count, axis=0)
+        assert np.allclose(fn(x, text), pyrope.rotate(x, text, rope), atol=1e-12)
+        (finding,) = check_rotation(fn, rope).findings
+        assert finding.fault == "axes in another order" and finding.since == 1, finding
+
+
+def test_each_order_of_axes_is_told():
+    rope = with_axes(64)[0]
+    for order in ((0, 2, 1), (2, 1, 0), (1, 2, 0)):
+        fn = lambda x, m, order=order: pyrope.rotate(x, m[list(order)], rope)  # noqa: E731
+        assert f"axes {order} for (0, 1, 2)" in check_rotation(fn, rope).findings[0].evidence
+    for axis in (0, 1, 2):
+        fn = lambda x, m, axis=axis: pyrope.rotate(x, m[axis], replace(rope, axes=None))  # noqa: E731
+        report = check_rotation(fn, rope)
+        assert report.faults == ("one axis for all pairs",) and f"axis {axis} turns" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("name", ["wrong base", "wrong pairing", "scaling ignored", "positions one too high", "direction",
+                                  "bfloat16 positions", "rows differ", "fails", "heads read as positions", "not finite"])  # fmt: skip
+def test_every_other_fault_is_named_with_axes_too(name):
+    made = [(rope, dtype, FAULTS[name].make(rope, dtype)) for rope in with_axes(64) for dtype in DTYPES.values()]
+    for rope, dtype, fn in made:
+        if fn is not None:
+            report = check_rotation(fn, rope, dtype=dtype)
+            assert name in named(report) and len(report.findings) == 1, report
+
+
+def test_two_faults_of_which_one_is_of_the_axes_are_both_named():
+    rope = with_axes(64)[0]
+    fn = lambda x, m: pyrope.rotate(x, m[[0, 2, 1]], replace(rope, base=10000.0))  # noqa: E731
+    assert set(check_rotation(fn, rope).faults) == {"axes in another order", "wrong base"}
 
 
 def test_expectations_are_checked():
@@ -284,8 +335,6 @@ def test_expectations_are_checked():
         check_rotation(fn, "llama")
     with pytest.raises(ValueError, match="fix it first with rope.at"):
         check_rotation(fn, Rope(64, 1e4, "half", scaling=DynamicNTK(2.0, 2048)))
-    with pytest.raises(ValueError, match="rope with axes"):
-        check_rotation(fn, Rope(64, 1e4, "half", axes=Axes("axial")))
 
 
 def test_faults_that_change_nothing_are_not_made():

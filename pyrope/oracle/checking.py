@@ -31,8 +31,8 @@ from .identification import (
     take_sample,
     true_rotation,
 )
-from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
-from .recipes import Recipe, recipe_of
+from .probe import Candidate, Float64, Int64, Probe, Unreadable, along_axes, probe_positions
+from .recipes import Recipe, frequency_order, recipe_of
 from .report import ErrorRow, Finding, Mismatch, Report
 from .tolerance import (
     LOW_ANGLE,
@@ -53,7 +53,7 @@ _USUAL = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-
 _SPOILS = {"state between calls", "heads read as positions", "heads differ", "not linear", "depends on the length"}
 # … and these may be what a fault of the operator does; then that is named instead.
 _EXPLAINED = {"rows differ", "not finite"}
-_LOW = ("bfloat16 ", "float16 ")
+_LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
 
 
 def check_rotation(
@@ -69,14 +69,13 @@ def check_rotation(
     ('wrong base',)
 
     ``dtype`` is that of x; ``max_position`` the largest position to be tried: 131071, or what the length of the rope
-    allows. Any precision from a float32 angle on is right; ``grade``, one of `tolerance.GRADES`, asks for a better one.
+    allows. A rope with axes is tried with positions (axes, n), as `rotate` takes them. Any precision from a float32
+    angle on is right; ``grade``, one of `tolerance.GRADES`, asks for a better one.
     """
-    if check_rope(rope).axes is not None:
-        raise ValueError("a rope with axes cannot be checked as a whole: check the rope of each axis by itself")
-    scaling = rope.scaling
+    scaling = check_rope(rope).scaling
     if max_position is None and isinstance(scaling, LENGTH_DEPENDENT):
         max_position = max(int(scaling.length or 0) - 1, 1)  # the table may depend on the largest position
-    probe = Probe(fn, rope.head_dim, dtype, max_position)
+    probe = Probe(fn, rope.head_dim, dtype, max_position, None if rope.axes is None else rope.axes.count)
     if grade is not None:
         checks.choice("grade", grade, grades(probe.dtype))
     try:
@@ -155,7 +154,7 @@ class _Check:
 
     def _coarse(self, found: str, ratio: Float64) -> Finding:
         fault = FAULTS["coarser than asked"]
-        row = int(self.sample.positions[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
+        row = int(self.sample.at[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
         evidence = (
             f"{found}; asked for: {self.grade}, whose bound is exceeded {ratio.max():.3g} times at position {row}"
         )
@@ -169,7 +168,7 @@ class _Check:
             return None
         at = np.array([0, self.probe.max_position])
         units = np.eye(self.rope.head_dim)[:, None].repeat(2, 1)
-        expected = true_rotation(units, at, self.rope)[:, 0].T
+        expected = true_rotation(units, self.probe.everywhere(at), self.rope)[:, 0].T
         u = self.probe.operator(at)[0] @ np.linalg.inv(expected)
         whole = np.rint(np.nan_to_num(u))
         # Whole numbers that undo themselves, Uᵀ(U·y) = y, are a signed permutation; the sample decides that below.
@@ -199,8 +198,8 @@ class _Check:
     def _explained(self, ratio: Float64) -> list[Finding]:
         if self.probe.seen.keys() & _SPOILS:
             return []
-        changes, right, subtle = self._changes(ratio), recipe_of(self.rope), self._subtle(ratio)
-        singles = (Hypothesis((fault,), (change.told,), replace(right, **change.fields)) for fault, change in changes)
+        changes, subtle = self._changes(ratio), self._subtle(ratio)
+        singles = self._singles(changes)
         if subtle is not None:  # then a fault is named only if it predicts the last digits
             if recursive := self._recursive():  # which look like a base that is no round number
                 return [recursive]
@@ -210,6 +209,10 @@ class _Check:
                 return [self._finding(best, (subtle[0].fault,) if drifts else ())]
             return subtle
         matches = [h for h in singles if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
+        if not matches:
+            rules = self._rules()
+            matches = [h for h in self._singles(rules) if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
+            changes += rules
         specific = [h for h in matches if not h.faults[0].generic] or matches
         if specific:
             others = dict.fromkeys(h.faults[0].name for h in specific[1:])
@@ -232,33 +235,34 @@ class _Check:
         """The numbers that faults leave open, measured."""
         positions = probe_positions(self.probe.max_position)
         self.measured = measured = measure(self.probe.operator(positions), positions, self.probe.unit, self.probe.step)
+        if len(measured.theta) == self.rope.pairs:  # one pair for each frequency, in the order of Θ
+            first = np.unique(frequency_order(self.rope), return_index=True)[1]
+            measured = measured._replace(theta=measured.theta[first], uncertainty=measured.uncertainty[first])
         theta, p = measured.theta, len(measured.theta)
         if not p:
             return Found()
         period = self.rope.pairs if isinstance(self.rope.scaling, Proportional) else p
         bases = possible_bases(theta, period)
         slower: tuple[float, ...] = ()
-        if p == self.rope.pairs and (theta > 0).all():
+        if len(self.measured.theta) == self.rope.pairs and (theta > 0).all():
             plain = self.rope.base ** -(np.arange(p) / p)
             slower = slowed(theta / plain, measured), slowed(theta[:1], measured, 1)
-            bases += possible_bases(theta * (plain / frequencies(self.rope)), p)  # LongRoPE's list taken off
+            bases += possible_bases(theta * (plain / frequencies(self.rope)[first]), p)  # LongRoPE's list taken off
         offset = int(measured.offset) if measured.offset == int(measured.offset) else None
         # A factor is the median of many roundings: rounded only as far as these reach.
         return Found(bases, slower, offset, rounded(measured.factor, self.probe.unit / 4))
 
     def _first_wrong(self, ratio: Float64) -> int | None:
         """The first position that is wrong, as far as halving (by 64 at once) tells, if there are some before it."""
-        order = np.argsort(self.sample.positions)
-        positions, wrong = self.sample.positions[order], np.asarray((ratio > 1).any(axis=(0, 2)))[order]
+        order = np.argsort(self.sample.at)
+        positions, wrong = self.sample.at[order], np.asarray((ratio > 1).any(axis=(0, 2)))[order]
         k = int(np.argmax(wrong))
         if k < 4:
             return None
         low, high = int(positions[k - 1]), int(positions[k])
         while high - low > 1:
             at = np.unique(np.linspace(low, high, 66).astype(np.int64))
-            rows = np.append(at, self.probe.max_position)
-            x = self.probe.random(2, len(rows), seed=9)
-            sample = Sample(x.astype(np.float64), self.probe.read(x, rows), rows)
+            sample = self._read(np.append(at, self.probe.max_position))
             worst = error_ratios(sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
             bad = np.asarray((worst > 1).any(axis=(0, 2)))[:-1]
             bad[0], bad[-1] = False, True
@@ -268,7 +272,21 @@ class _Check:
 
     def _changes(self, ratio: Float64) -> list[tuple[Fault, Change]]:
         found = self._found()._replace(length=self._first_wrong(ratio))
-        return [(fault, change) for fault in FAULTS.values() for change in fault.recipes(self.rope, found)]
+        faults = (fault for fault in FAULTS.values() if self.probe.dtype.name not in fault.right_in)
+        return [(fault, change) for fault in faults for change in fault.recipes(self.rope, found)]
+
+    def _rules(self) -> list[tuple[Fault, Change]]:
+        """Rules that were not expected and have the frequencies that were measured."""
+        fault, found = FAULTS["another rescaling"], rules(self.measured, self.rope.head_dim)
+        if not found or len(self.measured.theta) != self.rope.pairs:
+            return []
+        told = Found(rules=tuple(rule.words for rule in found), theta=self.measured.theta)
+        return [(fault, change) for change in fault.recipes(self.rope, told)]
+
+    def _singles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
+        right = recipe_of(self.rope)
+        for fault, (told, fields) in changes:
+            yield Hypothesis((fault,), (told,), replace(right, **fields))
 
     def _doubles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
         """Two faults at once that change different fields."""
@@ -277,27 +295,29 @@ class _Check:
             if one is not two and not a.fields.keys() & b.fields.keys():
                 yield Hypothesis((one, two), (a.told, b.told), replace(right, **a.fields, **b.fields))
 
-    def _allowed(self, recipe: Recipe, sample: Sample) -> Float64:
+    def _allowed(self, recipe: Recipe, x: Float64, rows: slice) -> Float64:
         """Error left to a float32 pipeline with this recipe, (h, n, d): far less than two faults are apart."""
-        length = np.abs(sample.x).max(-1, keepdims=True) * recipe.factor
-        theta = np.full(self.rope.head_dim, np.abs(recipe.theta).max())
-        if not recipe.in_place:  # there any pair may reach any other
+        length = np.abs(x).max(-1, keepdims=True) * recipe.factor
+        m = np.nan_to_num(recipe.spread(self.sample.positions, rows).astype(float))
+        turned, angle = np.abs(m * recipe.theta), np.zeros(x.shape[1:])  # (n, p), (n, d)
+        if recipe.in_place:  # any pair may reach any other
+            angle[:] = turned.max(axis=1, keepdims=True)
+        else:
             own = recipe.angles if recipe.angles is not None else np.arange(len(recipe.theta))[:, None].repeat(2, 1)
-            theta[:] = 0
-            theta[recipe.writes] = np.abs(recipe.theta)[own]
-        relative = 64 * U32 + 2 * self.rounding
-        angle = np.abs(np.nan_to_num(recipe.place(sample.positions).astype(float)))[:, None] * theta
+            angle[:, recipe.writes] = turned[:, own]
         rounding = 8 * (self.probe.unit + U32) * (4 if recipe.in_place else 1)
-        return np.asarray(length * (rounding + relative * angle))
+        return np.asarray(length * (rounding + (64 * U32 + 2 * self.rounding) * angle))
 
     def _predicts(self, recipe: Recipe) -> bool:
-        """Whether a recipe predicts every output; with low precision nearly every one: ties may fall otherwise."""
-        for sample in self._stages():
-            predicted = recipe.predict(sample.x, sample.positions)
+        """Whether a recipe predicts every output; with low precision nearly every one: ties may fall otherwise. Ever
+        more of the sample is looked at, so that most recipes fall early."""
+        for heads, rows in ((1, slice(0, 6)), (1, slice(None)), (4, slice(None))):
+            x, y = self.sample.x[:heads, rows], self.sample.y[:heads, rows]
+            predicted = recipe.predict(x, self.sample.positions, rows)
             with np.errstate(invalid="ignore"):
-                same = np.abs(predicted - sample.y) <= self._allowed(recipe, sample)
-            same |= ~np.isfinite(predicted) & ~np.isfinite(sample.y)
-            if not same.all() and not (recipe.rounds and self._nearly(same, sample.y)):
+                same = np.abs(predicted - y) <= self._allowed(recipe, x, rows)
+            same |= ~np.isfinite(predicted) & ~np.isfinite(y)
+            if not same.all() and not (recipe.rounds and self._nearly(same, y)):
                 return False
         return True
 
@@ -327,11 +347,6 @@ class _Check:
         rows = np.isfinite(y).all(axis=(0, 2))
         part = same[:, rows][..., recipe_of(self.rope).writes.ravel()]
         return bool(same.mean() > 0.97 and part.size and part.mean() > 0.97 and part.mean(axis=(0, 1)).min() > 0.5)
-
-    def _stages(self) -> Iterator[Sample]:
-        """Ever more of the sample, so that most hypotheses fall early; never another choice of rows within a call."""
-        for heads, rows in ((1, slice(0, 6)), (1, slice(0, None)), (4, slice(0, None))):
-            yield Sample(self.sample.x[:heads, rows], self.sample.y[:heads, rows], self.sample.positions[rows])
 
     def _recursive(self) -> Finding | None:
         """A running product can be as good as a logarithm: it is one if it predicts what that leaves open."""
@@ -379,7 +394,7 @@ class _Check:
         return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, alternatives)
 
     def _unexplained(self, ratio: Float64) -> Finding:
-        where = int(self.sample.positions[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
+        where = int(self.sample.at[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
         outside = (ratio > 1).any(axis=(0, 1))
         evidence = (
             f"{int((ratio > 1).sum())} of {ratio.size} outputs, in {int(outside.sum())} of {outside.size} features, "
@@ -399,19 +414,22 @@ class _Check:
     @cached_property
     def since(self) -> int | None:
         """The first position tried where the error exceeds what tests usually allow."""
-        order = np.argsort(self.sample.positions)
+        order = np.argsort(self.sample.at)
         seen = self._visible(self.sample)[order]
         if not seen.any():
             return None
-        positions, k = self.sample.positions[order], int(np.argmax(seen))
+        positions, k = self.sample.at[order], int(np.argmax(seen))
         if k and positions[k] - positions[k - 1] > 1:  # look closer, with the largest position of the call as before
             between = np.unique(np.linspace(positions[k - 1] + 1, positions[k], 48).astype(np.int64))
-            at = np.append(between, self.probe.max_position)
-            x = self.probe.random(2, len(at), seed=9)
-            closer = self._visible(Sample(x.astype(np.float64), self.probe.read(x, at), at))[:-1]
+            closer = self._visible(self._read(np.append(between, self.probe.max_position)))[:-1]
             if closer.any():
                 return int(between[np.argmax(closer)])
         return int(positions[k])
+
+    def _read(self, at: Int64) -> Sample:
+        """Dense vectors at these positions."""
+        x, positions = self.probe.random(2, len(at), seed=9), along_axes(at, self.probe.axes)
+        return Sample(x.astype(np.float64), self.probe.read(x, positions), positions)
 
     def _visible(self, sample: Sample) -> Any:
         """At which of its rows tests with the usual tolerances would fail, and a right float32 pipeline would not."""
@@ -428,7 +446,7 @@ class _Check:
         length = np.hypot(truth[..., recipe.writes[:, 0]], truth[..., recipe.writes[:, 1]])
         ulp = 2 * UNIT[self.probe.dtype.name] * 2.0 ** np.floor(np.log2(np.maximum(length, 1e-30)))
         error = np.abs(y - truth)[..., recipe.writes].max(-1) / ulp
-        return tuple(_decades(error, positions))
+        return tuple(_decades(error, self.sample.at))
 
     def _undecided(self, found: str | None) -> list[str]:
         """What these outputs could not decide."""

@@ -6,16 +6,17 @@ compares a black box with. A fault of behaviour (a skipped head, a state, …) w
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..theta import LENGTH_DEPENDENT, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
-from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, probe_positions
-from .recipes import fast_cos_sin, features, recipe_of, to_bfloat16, to_float16
+from ..theta import LENGTH_DEPENDENT, Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
+from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, along_axes, probe_positions
+from .recipes import fast_cos_sin, features, frequency_order, recipe_of, to_bfloat16, to_float16
 from .tolerance import angle_bound
 
 
@@ -27,6 +28,8 @@ class Found(NamedTuple):
     offset: int | None = None
     factor: float | None = None
     length: int | None = None  # the first position that is wrong, if some before it are right
+    rules: tuple[str, ...] = ()  # published rules that explain its frequencies, in words
+    theta: Float64 | None = None  # its frequencies, if there are such rules
 
 
 class Change(NamedTuple):
@@ -52,22 +55,31 @@ class Fault:
     changes: Changes | None = None
     wrap: Wrap | None = None
     generic: bool = False  # fits too much to be named where a fault without a free number fits
+    of_axes: bool = False  # of the axes themselves: others change a rope with axes as they would the one without
+    right_in: tuple[str, ...] = ()  # dtypes of x in which it is no fault
 
     def recipes(self, rope: Rope, found: Found | None = None) -> list[Change]:
         """The ways to make this mistake with this rope; none where it would change nothing."""
+        if self.changes is None or (self.of_axes and rope.axes is None):
+            return []
         try:
-            return list(self.changes(rope, found)) if self.changes else []
+            if self.of_axes:
+                return list(self.changes(rope, found))
+            return list(_dealt(self.changes(replace(rope, axes=None), found), rope))
         except ValueError:  # a rope that cannot be, such as LongRoPE's lists with another width
             return []
 
     def make(self, rope: Rope, dtype: Any = np.float32) -> Candidate | None:
         """A candidate with this mistake, or None where the mistake changes nothing for this rope."""
         right = recipe_of(rope)
+        if np.dtype(dtype).name in self.right_in:
+            return None
         if self.wrap:
             return self.wrap(right.candidate(), rope)
         length = rope.scaling.length if isinstance(rope.scaling, LENGTH_DEPENDENT) else None
         positions = probe_positions(max(length - 1, 1) if length else DEFAULT_MAX_POSITION)
         x = np.random.default_rng(0).standard_normal((len(positions), rope.head_dim))
+        positions = along_axes(positions, None if rope.axes is None else rope.axes.count)
         for _, fields in self.recipes(rope):
             wrong = replace(right, **fields)
             if not np.allclose(wrong.predict(x, positions), right.predict(x, positions), rtol=0, atol=1e-5):
@@ -75,12 +87,25 @@ class Fault:
         return None
 
 
+def _dealt(changes: Iterable[Change], rope: Rope) -> Iterator[Change]:
+    """Changes of a rope without axes for this one: frequencies in the order of its pairs, which stay as many."""
+    order = frequency_order(rope)
+    for told, fields in changes:
+        if rope.axes is not None and "theta" in fields:
+            if len(fields["theta"]) != rope.pairs:
+                continue
+            fields = {**fields, "theta": fields["theta"][order]}
+        yield Change(told, fields)
+
+
 FAULTS: dict[str, Fault] = {}
 GENERIC = True
 
 
-def _add(name: str, symptom: str, cause: str, fix: str, seen: str, changes: Changes, generic: bool = False) -> None:
-    FAULTS[name] = Fault(name, symptom, cause, fix, seen, changes, None, generic)
+def _add(
+    name: str, symptom: str, cause: str, fix: str, seen: str, changes: Changes, generic: bool = False, **more: Any
+) -> None:
+    FAULTS[name] = Fault(name, symptom, cause, fix, seen, changes, None, generic, **more)
 
 
 def _add_behaviour(name: str, symptom: str, cause: str, fix: str, seen: str, wrap: Wrap) -> None:
@@ -348,6 +373,19 @@ def _other_list(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _scaled("the other list", rope, replace(s, long=s.short, short=s.long))
 
 
+def _other_rule(rope: Rope, found: Found | None) -> Iterable[Change]:
+    s = rope.scaling
+    if found is not None:
+        if found.theta is not None:
+            yield Change("the frequencies are those of " + ", or of ".join(found.rules), {"theta": found.theta})
+    elif isinstance(s, YaRN):
+        yield from _theta("another ramp", frequencies(replace(rope, scaling=replace(s, beta_fast=20.0))), rope)
+    elif isinstance(s, Llama3):
+        yield from _theta("another ramp", frequencies(replace(rope, scaling=replace(s, low=0.5, high=6.0))), rope)
+    elif s is None:
+        yield from _theta("llama3", frequencies(replace(rope, scaling=Llama3(8.0, 1.0, 4.0, 8192))), rope)
+
+
 def _exponent(told: str, make: Callable[[Rope], Float64 | None]) -> Changes:
     def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
         w = make(rope)
@@ -426,6 +464,9 @@ _add("linear factor applied twice", "the frequencies are over the factor squared
      _factor_power(2))  # fmt: skip
 _add("another factor", "the slow frequencies are divided by another number",
      "the factor of another model, or none meant", _CONFIG, "—", _other_factor, GENERIC)  # fmt: skip
+_add("another rescaling", "the frequencies follow a published rule with other numbers, or one that is not meant",
+     "original length, betas or limits of another model, or a rule applied where the config has none", _CONFIG,
+     "vllm#48623, torchtitan#3787", _other_rule, GENERIC)  # fmt: skip
 _add("NTK exponent missing", "the base is larger, but not as large as it should be",
      "base·g instead of base·g^(r/(r−2))", "raise g to r/(r−2)", "—", _ntk_exponent)  # fmt: skip
 _add("LongRoPE's other list", "each pair is divided by the factor of the other list",
@@ -551,17 +592,28 @@ _add("table clamped at its end", "all positions beyond a length turn alike",
      "a lookup that clips its index (JAX does)", "grow the table, or raise", "XLA's clamped gather",
      _clamped)  # fmt: skip
 _add("positions ignored", "rows turn by their index in the call", "arange(n) instead of the positions given",
-     "index with the positions", "Megatron-LM#5243, VeloxQuant-MLX#389",
-     _fixed(place=lambda m: np.arange(len(m))))  # fmt: skip
+     "index with the positions", "VeloxQuant-MLX#389",
+     _fixed(place=lambda m: np.zeros_like(m) + np.arange(m.shape[-1])))  # fmt: skip
 _add("consecutive positions assumed", "rows turn by the first position plus their index", "positions[0] + arange(n)",
-     "index with the positions", "Megatron-LM#5243", _fixed(place=lambda m: m[0] + np.arange(len(m))))  # fmt: skip
-for _kind, _rounding, _limit in (("bfloat16", to_bfloat16, 256), ("float16", to_float16, 2048)):
+     "index with the positions", "kernels that take an offset",
+     _fixed(place=lambda m: m[..., :1] + np.arange(m.shape[-1])))  # fmt: skip
+_add("positions of the first chunk repeated", "rows of the second half of a call turn like those of the first half",
+     "context parallel: a rank that holds several chunks indexes the table for the first of them alone",
+     "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]", "Megatron-LM#5243",
+     _fixed(place=lambda m: m[..., np.arange(m.shape[-1]) % ((m.shape[-1] + 1) // 2)]))  # fmt: skip
+for _kind, _rounding, _limit, _in in (
+    ("bfloat16", to_bfloat16, 256, ("bfloat16",)),
+    ("float16", to_float16, 2048, ("bfloat16", "float16")),
+):
     _keep = "keep inverse frequencies, positions and angles in float32 (or wider), and cast cos and sin"
     _add(f"{_kind} inverse frequencies", "noise-like relative error in the slopes",
          f"inverse frequencies kept in {_kind}, by model.to({_kind}) or in the checkpoint", _keep, "gpt-neox#1003",
          _low_theta(_rounding))  # fmt: skip
     _add(f"{_kind} positions", f"exact up to {_limit}, wrong from {_limit + 1} on", f"positions cast to {_kind}",
          _keep, "diffusers#13920", _fixed(round_position=_rounding))  # fmt: skip
+    _add(f"{_kind} tables", f"errors of 1 in {2 * _limit} from the first positions on, everywhere alike",
+         f"cos and sin cast to {_kind}, or computed there, though x is wider", "tables in the dtype of x, or wider",
+         "kernels with a packed cache of cos and sin", _fixed(round_table=_rounding), right_in=_in)  # fmt: skip
     _add(f"{_kind} angle", "wrong from the first positions on, by a part of the angle",
          f"m·θ computed in {_kind}, by autocast or model.to({_kind})", _keep, "gpt-neox#1003",
          _low_angle(_rounding))  # fmt: skip
@@ -592,6 +644,78 @@ _add("sine and cosine swapped", "at position 0 pairs are a quarter turn off", "t
      "(cos, sin) in that order", "—", _fixed(swapped=True))  # fmt: skip
 
 
+# ── Axes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _dealing(rope: Rope) -> Axes:
+    assert rope.axes is not None  # faults of axes are asked for no other rope
+    return rope.axes
+
+
+def _turned_by(told: str, rope: Rope, axis: Any, order: Any = None) -> Iterable[Change]:
+    """The change to these axes, and to frequencies in this order, if it is one."""
+    right, fields = recipe_of(rope), {"axis": np.asarray(axis)}
+    if order is not None:
+        fields["theta"] = frequencies(replace(rope, axes=None))[np.asarray(order)]
+    if any((value != getattr(right, name)).any() for name, value in fields.items()):
+        yield Change(told, fields)
+
+
+def _one_axis(rope: Rope, found: Found | None) -> Iterable[Change]:
+    for axis in range(_dealing(rope).count):
+        yield from _turned_by(f"axis {axis} turns all pairs", rope, np.full(rope.pairs, axis))
+
+
+def _axes_reordered(rope: Rope, found: Found | None) -> Iterable[Change]:
+    axis = np.array([axis for axis, _ in _dealing(rope).assign(rope.pairs)])
+    for order in itertools.islice(itertools.permutations(range(_dealing(rope).count)), 1, 24):
+        yield from _turned_by(f"axes {order} for {tuple(sorted(order))}", rope, np.array(order)[axis])
+
+
+def _dealt_otherwise(rope: Rope, found: Found | None) -> Iterable[Change]:
+    axes = _dealing(rope)
+    for style in ("sections", "interleaved") if axes.sections else ("axial", "pixtral"):
+        if style != "interleaved" or axes.count == 3:
+            dealt = Axes(style, axes.sections).assign(rope.pairs)
+            yield from _turned_by(f"{style} instead of {axes.style}", rope, *zip(*dealt, strict=True))
+
+
+def _wide_sections(rope: Rope, found: Found | None) -> Iterable[Change]:
+    sections = _dealing(rope).sections
+    if sections:
+        axis = np.repeat(np.arange(len(sections)), 2 * np.array(sections))[: rope.pairs]
+        yield from _turned_by("sections twice as wide, cut off at the last pair", rope, axis)
+
+
+def _restarted(rope: Rope, found: Found | None) -> Iterable[Change]:
+    """Each axis with a table of its own."""
+    axes, p = _dealing(rope), rope.pairs
+    axis = [axis for axis, _ in axes.assign(p)]
+    within = [axis[:i].count(axis[i]) for i in range(p)]
+    yield from _turned_by("θ₀, θ₁, … for each axis", rope, axis, within)
+    theta = np.array([rope.base ** -(j / axis.count(a)) for j, a in zip(within, axis, strict=True)])
+    if rope.scaling is None and not np.allclose(theta, frequencies(rope)):
+        yield Change("base^(−j/k) for the k pairs of each axis", {"theta": theta})
+
+
+_EACH = "turn each pair by the axis that the model gives it; test with t, h and w that differ"
+_add("one axis for all pairs", "pairs of the other axes turn with the position of one",
+     "positions of text, (n,), used where (axes, n) are meant, or the other rows dropped", _EACH, "MNN#4133", _one_axis,
+     of_axes=True)  # fmt: skip
+_add("axes in another order", "the right pairs, each turned by the position of another axis",
+     "(t, w, h) or (x, y) for (t, h, w) or (row, column)", _EACH, "MNN#4133", _axes_reordered,
+     of_axes=True)  # fmt: skip
+_add("pairs dealt otherwise", "some pairs turn with the position of another axis",
+     "sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies for axial ones, or the reverse",
+     "follow mrope_interleaved, or the model's vision code", "MNN#4133", _dealt_otherwise, of_axes=True)  # fmt: skip
+_add("sections too wide", "pairs turn with the axis of an earlier section",
+     "mrope_section counted in features: it counts pairs", "cut the frequencies, not the features, by it", "—",
+     _wide_sections, of_axes=True)  # fmt: skip
+_add("frequencies restart with each axis", "the first pair of each axis is the fastest",
+     "a table for each axis, where one series runs over all of them", "deal one series of frequencies to the axes", "—",
+     _restarted, of_axes=True)  # fmt: skip
+
+
 # ── Behaviour ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -620,13 +744,14 @@ def _heads_as_positions(fn: Candidate, rope: Rope) -> Candidate:
     def broken(x: Any, positions: Any) -> Any:
         if x.ndim < 3:
             return fn(x, positions)
-        return fn(x.swapaxes(-2, -3), np.resize(positions, x.shape[-3])).swapaxes(-2, -3)
+        rows = np.arange(x.shape[-3]) % x.shape[-2]
+        return fn(x.swapaxes(-2, -3), positions[..., rows]).swapaxes(-2, -3)
 
     return broken
 
 
 def _single_row(fn: Candidate, rope: Rope) -> Candidate:
-    return lambda x, positions: fn(x, positions if len(positions) > 1 else np.zeros_like(positions))
+    return lambda x, positions: fn(x, positions if x.shape[-2] > 1 else np.zeros_like(positions))
 
 
 def _grown_theta(rope: Rope, length: int) -> Candidate:
@@ -670,7 +795,7 @@ def _other_dtype(y: Any, x: Any, positions: Any) -> Any:
 
 def _at_zero(y: Any, x: Any, positions: Any) -> Any:
     with np.errstate(invalid="ignore"):
-        return (y * (positions / positions)[:, None]).astype(y.dtype)
+        return (y * (positions / positions).reshape(-1, x.shape[-2])[0][:, None]).astype(y.dtype)
 
 
 def _leak(y: Any, x: Any, positions: Any) -> Any:

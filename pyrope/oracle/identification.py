@@ -17,7 +17,7 @@ import numpy as np
 
 from ..phase import cos_sin
 from ..theta import Linear, Llama3, Proportional, Rope, YaRN, check_rope, frequencies
-from .probe import Candidate, Float64, Int64, Probe, Unreadable, probe_positions
+from .probe import Candidate, Float64, Int64, Probe, Unreadable, along_axes, probe_positions
 from .recipes import Rounding, as_is, features, recipe_of, to_bfloat16, to_float16
 from .report import finite
 from .tolerance import ANGLE32, LOW_ANGLE, U32, UNIT, bound, grades, pair_errors
@@ -447,7 +447,12 @@ class Sample(NamedTuple):
 
     x: Float64  # (4, n, d): two dense heads, two combs, whose outputs show cos and sin by themselves
     y: Float64
-    positions: Int64
+    positions: Int64  # (n,), or (axes, n)
+
+    @property
+    def at(self) -> Int64:
+        """One position for each row: the largest of its axes."""
+        return self.positions if self.positions.ndim == 1 else self.positions.max(axis=0)
 
 
 def take_sample(probe: Probe, rope: Rope) -> Sample:
@@ -455,7 +460,7 @@ def take_sample(probe: Probe, rope: Rope) -> Sample:
     extra = np.random.default_rng(top + 1).integers(top // 2, top, 64, endpoint=True)
     positions = np.unique(np.append(probe_positions(top), extra))
     positions[:2] = 1, 0  # not from 0 on: a candidate that counts its rows must not be right by chance
-    x = probe.random(4, len(positions), seed=9)
+    x, positions = probe.random(4, len(positions), seed=9), along_axes(positions, probe.axes)
     for j in (0, 1):
         x[2 + j] = 0
         x[2 + j][:, recipe.reads[:, j]] = 1

@@ -1,8 +1,9 @@
 """Reads the operator R(m) out of a black box, and watches how the box behaves while it does so.
 
 A candidate is any callable fn(x, positions) -> rotated x on NumPy arrays: x (…, n, d) of one float dtype, positions
-int64 (n,). RoPE is linear in x, so unit vectors return R(m) column by column; dense random vectors show what unit
-vectors cannot, such as products in a low precision. What a candidate does beside the rotation (it keeps a state, mixes
+int64 (n,), or (axes, n) where several axes are meant: what is asked at one position then has it on every axis. RoPE is
+linear in x, so unit vectors return R(m) column by column; dense random vectors show what unit vectors cannot, such as
+products in a low precision. What a candidate does beside the rotation (it keeps a state, mixes
 rows, changes its input, …) is noted in `Probe.seen` under the name that it has in `faults.FAULTS`.
 """
 
@@ -50,6 +51,17 @@ def probe_positions(max_position: int) -> Int64:
     return np.array(sorted(m for m in found if m <= max_position), np.int64)
 
 
+def along_axes(positions: Int64, axes: int | None) -> Int64:
+    """Positions (n,) for so many axes, (axes, n): one axis after the other has them, the others less, at random; where
+    all are equal, as in text, a pair that turns with the wrong axis cannot be seen."""
+    if axes is None:
+        return positions
+    rng = np.random.default_rng(axes)
+    spread = rng.integers(0, positions, (axes, len(positions)), endpoint=True)
+    spread[np.arange(len(positions)) % axes, np.arange(len(positions))] = positions
+    return spread
+
+
 class Probe:
     """A candidate with its head size, dtype and largest position, and what was seen of it so far.
 
@@ -58,10 +70,12 @@ class Probe:
     array([2., 2., 2., 2.])
     """
 
-    def __init__(self, fn: Candidate, head_dim: int, dtype: Any, max_position: int | None) -> None:
+    def __init__(
+        self, fn: Candidate, head_dim: int, dtype: Any, max_position: int | None, axes: int | None = None
+    ) -> None:
         if not callable(fn):
             raise TypeError(f"fn must be a function of x and positions, was {type(fn).__name__}")
-        self.fn = fn
+        self.fn, self.axes = fn, axes
         self.head_dim = checks.integer("head_dim", head_dim, 2)
         self.dtype = float_dtype(dtype)
         limit = DEFAULT_MAX_POSITION if max_position is None else max_position
@@ -78,11 +92,16 @@ class Probe:
         """Dense vectors (…, d) of the candidate's dtype."""
         return np.random.default_rng(seed).standard_normal((*shape, self.head_dim)).astype(self.dtype)
 
+    def everywhere(self, positions: Int64) -> Int64:
+        """Positions (n,) as the candidate takes them, the same on each axis if it has several."""
+        return positions if self.axes is None else np.repeat(positions[None], self.axes, axis=0)
+
     def call(self, x: Any, positions: Any) -> Float64:
         """fn(x, positions) as float64, when it is an array like x; what else it did is noted."""
         m = np.array(positions, np.int64)
+        m = m if m.ndim == 2 else self.everywhere(m)
         given, before = m.copy(), x.copy()
-        told = f"for x of shape {x.shape}, dtype {x.dtype}, and {m.size} positions from {m.min()} to {m.max()}"
+        told = f"for x of shape {x.shape}, dtype {x.dtype}, and {m.shape[-1]} positions from {m.min()} to {m.max()}"
         try:
             with np.errstate(all="ignore"):
                 y = self.fn(x, given)
@@ -111,8 +130,8 @@ class Probe:
         """fn(x, positions) for x (h, n, d), in calls that the candidate is known to get right."""
         y = np.empty(x.shape)
         if self.single == "row":
-            for j, m in enumerate(positions):
-                y[:, j : j + 1] = self.call(x[:, j : j + 1].copy(), [m])
+            for j in range(x.shape[1]):
+                y[:, j : j + 1] = self.call(x[:, j : j + 1].copy(), positions[..., j : j + 1])
         elif self.single == "head":
             for j in range(len(x)):
                 y[j] = self.call(x[j : j + 1].copy(), positions)[0]
@@ -155,21 +174,20 @@ class Probe:
         """A shorter call must not know of a longer one; so this comes before any other call. Some calls are much
         shorter: tables that change at a length do so anywhere below the largest position."""
         top = self.max_position
-        short, least = np.array([0, top // 4, min(1, top // 2), top // 2]), np.minimum([0, 2, 1, 3], top // 2)
+        short, least = np.array([0, min(1, top // 2), top // 2, top // 4]), np.minimum([0, 1, 3, 2], top // 2)
         x = self.random(3, 4)
         shortest, fresh = self.call(x, least), self.call(x, short)
         if told := self._differ(fresh, self.call(x, short)):
             self.seen["state between calls"] = f"the same call twice: {told}"
             return
-        longer = self.call(x, [0, top, min(1, top // 2), top // 2])
+        longer = self.call(x, [*short[:3], top])
         for before, at in ((fresh, short), (shortest, least)):
             if told := self._differ(before, self.call(x, at)):
-                when = f"positions up to {at[-1]}, before and after a call with position {top}"
+                when = f"positions up to {at.max()}, before and after a call with position {top}"
                 self.seen["state between calls"] = f"{when}: {told}"
                 return
-        # Rows 0 and 2 have the same positions in all three, row 3 in two of them.
-        told = self._differ(np.delete(fresh, 1, 1), np.delete(longer, 1, 1))
-        if told := told or self._differ(shortest[:, :3:2], longer[:, :3:2]):
+        # Rows 0 and 1 have the same positions in all three, row 2 in two of them.
+        if told := self._differ(fresh[:, :3], longer[:, :3]) or self._differ(shortest[:, :2], longer[:, :2]):
             self.seen["depends on the length"] = f"rows that stay, when position {top} joins the call: {told}"
 
     def _agrees(self) -> None:

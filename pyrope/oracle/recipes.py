@@ -16,6 +16,7 @@ from ..theta import Rope, frequencies
 from .probe import Candidate, Float64, Int64
 
 Rounding = Callable[[Any], Any]
+_ALL = slice(None)
 
 
 def to_bfloat16(x: Any) -> Any:
@@ -57,28 +58,35 @@ class Recipe:
     factor: float = 1.0
     signs: tuple[int, int] = (-1, 1)  # s₁, s₂; (1, −1) turns backwards
     angles: Int64 | None = None  # (p, 2): whose angle each of the two outputs has; its own pair's if None
-    place: Callable[[Int64], Any] = as_is  # positions of a call (n,) -> the positions that are used
+    axis: Int64 | None = None  # (p,): which axis of the positions turns each pair, if they have several
+    place: Callable[[Int64], Any] = as_is  # positions of a call, (n,) or (axes, n) -> the positions that are used
     round_position: Rounding = as_is
     round_theta: Rounding = as_is
     round_angle: Rounding = as_is
     cos_sin: Callable[[Any], tuple[Any, Any]] = plain_cos_sin
+    round_table: Rounding = as_is
     swapped: bool = False  # sine where the cosine should be
     in_place: bool = False  # pair after pair into the array that is still being read
 
     @property
     def rounds(self) -> bool:
         """Whether it has a low precision: then its last bits, and what follows from them, cannot be predicted."""
-        return (self.round_position, self.round_theta, self.round_angle) != (as_is, as_is, as_is)
+        return {self.round_position, self.round_theta, self.round_angle, self.round_table} != {as_is}
 
-    def tables(self, positions: Int64, dtype: Any = np.float64) -> tuple[Any, Any]:
-        """cos and sin times the factor, (n, p), with an angle computed in this dtype."""
+    def spread(self, positions: Int64, rows: slice = _ALL) -> Any:
+        """The positions that are used in some rows of a call, for each pair: (n, 1), or (n, p) if they have axes."""
+        m = np.asarray(self.place(positions))[..., rows]
+        return m[:, None] if self.axis is None else m[self.axis].T
+
+    def tables(self, positions: Int64, dtype: Any = np.float64, rows: slice = _ALL) -> tuple[Any, Any]:
+        """cos and sin times the factor, (n, p), with an angle computed in this dtype, in some rows of a call."""
         with np.errstate(all="ignore"):
-            m = self.round_position(np.asarray(self.place(positions)).astype(dtype)).astype(dtype)
+            m = self.round_position(self.spread(positions, rows).astype(dtype)).astype(dtype)
             theta = self.round_theta(self.theta.astype(dtype)).astype(dtype)
-            angle = self.round_angle(m[:, None] * theta).astype(dtype)
+            angle = self.round_angle(m * theta).astype(dtype)
             cos, sin = self.cos_sin(angle)
             cos, sin = (sin, cos) if self.swapped else (cos, sin)
-            return cos * dtype(self.factor), sin * dtype(self.factor)
+            return tuple(self.round_table(table * dtype(self.factor)).astype(dtype) for table in (cos, sin))
 
     def apply(self, x: Any, cos: Any, sin: Any) -> Any:
         """The rotation of x (…, n, d) with these tables, in their dtype."""
@@ -98,9 +106,9 @@ class Recipe:
             out[..., self.writes[:, 1]] = second * cos[:, two] + self.signs[1] * (first * sin[:, two])
         return out
 
-    def predict(self, x: Any, positions: Int64) -> Float64:
-        """What it makes of x, in float64."""
-        return np.asarray(self.apply(x, *self.tables(positions)))
+    def predict(self, x: Any, positions: Int64, rows: slice = _ALL) -> Float64:
+        """What it makes of x, which is some rows of a call with these positions, in float64."""
+        return np.asarray(self.apply(x, *self.tables(positions, rows=rows)))
 
     def candidate(self, low_tables: bool = False) -> Candidate:
         """A function as people write it: angle and products in float32 (float64 for float64), or
@@ -124,9 +132,15 @@ def features(layout: str, pairs: int, start: int = 0, distance: int | None = Non
     return (split if layout == "half" else woven), (woven if layout == "interleaved" else split)
 
 
+def frequency_order(rope: Rope) -> Int64:
+    """Which frequency of Θ each pair has, (p,)."""
+    return np.array(range(rope.pairs) if rope.axes is None else [i for _, i in rope.axes.assign(rope.pairs)])
+
+
 def recipe_of(rope: Rope) -> Recipe:
     """The right recipe."""
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
     reads, writes = features(rope.layout, rope.pairs, start)
     signs = (-1, 1) if rope.direction == 1 else (1, -1)
-    return Recipe(frequencies(rope), reads, writes, rope.attention_factor, signs)
+    axis = None if rope.axes is None else np.array([axis for axis, _ in rope.axes.assign(rope.pairs)])
+    return Recipe(frequencies(rope), reads, writes, rope.attention_factor, signs, axis=axis)

@@ -140,7 +140,7 @@ def angle_bound(rope: Rope, *, logarithm: bool = False, large: bool = False) -> 
     shows its own error.
     """
     bound = theta_bound(rope, tensor_length=True, logarithm=logarithm) + (1 + large) * U32
-    if rope.axes is None and math.frexp(float(frequencies(rope)[0]))[0] == 0.5:
+    if math.frexp(float(frequencies(rope)[0]))[0] == 0.5:
         bound[0] = large * U32
     return bound
 
