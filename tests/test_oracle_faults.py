@@ -12,7 +12,7 @@ from oracle_cases import DTYPES, cases, right, ropes, with_axes
 from strategies import dtypes, ropes as any_rope
 
 import pyrope
-from pyrope import Axes, DynamicNTK, Linear, Llama3, Mismatch, Rope, YaRN, assert_rotation, check_rotation, frequencies
+from pyrope import DynamicNTK, Linear, Llama3, Mismatch, Rope, YaRN, assert_rotation, check_rotation, frequencies
 from pyrope.oracle.faults import FAULTS
 from pyrope.oracle.recipes import recipe_of, to_bfloat16, to_float16
 
@@ -64,7 +64,9 @@ def test_the_table_has_every_fault_and_no_other():
 
 
 @pytest.mark.parametrize(
-    "rope", [*ropes(64), *ropes(128)[::3], *with_axes(64), Rope(2, 10000.0, "half"), Rope(256, 1e6, "half", 64)], ids=repr
+    "rope",
+    [*ropes(64), *ropes(128)[::3], *with_axes(64), Rope(2, 10000.0, "half"), Rope(256, 1e6, "half", 64)],
+    ids=repr,
 )
 def test_no_right_variant_is_rejected(rope):
     for dtype in (*DTYPES.values(), np.float64):
