@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,12 @@ class Recipe:
         """Whether it has a low precision: then its last bits, and what follows from them, cannot be predicted."""
         return {self.round_position, self.round_theta, self.round_angle, self.round_table} != {as_is}
 
-    def spread(self, positions: Int64, rows: slice = _ALL) -> Any:
+    def spread(self, positions: Int64, rows: Int64 | slice = _ALL) -> Any:
         """The positions that are used in some rows of a call, for each pair: (n, 1), or (n, p) if they have axes."""
         m = np.asarray(self.place(positions))[..., rows]
         return m[:, None] if self.axis is None else m[self.axis].T
 
-    def tables(self, positions: Int64, dtype: Any = np.float64, rows: slice = _ALL) -> tuple[Any, Any]:
+    def tables(self, positions: Int64, dtype: Any = np.float64, rows: Int64 | slice = _ALL) -> tuple[Any, Any]:
         """cos and sin times the factor, (n, p), with an angle computed in this dtype, in some rows of a call."""
         with np.errstate(all="ignore"):
             m = self.round_position(self.spread(positions, rows).astype(dtype)).astype(dtype)
@@ -106,7 +107,7 @@ class Recipe:
             out[..., self.writes[:, 1]] = second * cos[:, two] + self.signs[1] * (first * sin[:, two])
         return out
 
-    def predict(self, x: Any, positions: Int64, rows: slice = _ALL) -> Float64:
+    def predict(self, x: Any, positions: Int64, rows: Int64 | slice = _ALL) -> Float64:
         """What it makes of x, which is some rows of a call with these positions, in float64."""
         return np.asarray(self.apply(x, *self.tables(positions, rows=rows)))
 
@@ -137,6 +138,7 @@ def frequency_order(rope: Rope) -> Int64:
     return np.array(range(rope.pairs) if rope.axes is None else [i for _, i in rope.axes.assign(rope.pairs)])
 
 
+@lru_cache(maxsize=64)
 def recipe_of(rope: Rope) -> Recipe:
     """The right recipe."""
     start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
