@@ -422,6 +422,8 @@ def _gallery(options: argparse.Namespace) -> int:
     if given := [name for name, value in vars(options).items() if name != "json" and value != plain[name]]:
         raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
     rows = []
+    if not options.json:
+        print(f"{'implementation':<28}{'verdict':<11}{'ulps':<7}identified, or what is wrong")
     for row in gallery.run_gallery():
         rows.append(row)
         if not options.json:
@@ -431,21 +433,21 @@ def _gallery(options: argparse.Namespace) -> int:
     _progress("")
     wrong = [row.name for row in rows if not row.as_expected]
     if options.json:
-        print(json.dumps([{"name": row.name, "as_expected": row.as_expected, **row.report.to_dict()} for row in rows]))
+        told = [{"name": r.name, "as_expected": r.as_expected, "identified": repr(r.identified)} for r in rows]
+        print(json.dumps([first | row.report.to_dict() for first, row in zip(told, rows, strict=True)]))
     else:
         print(f"{len(rows)} implementations, {len(rows) - len(wrong)} judged as they should be")
     return 1 if wrong else 0
 
 
-_IN_LOW = "and tables or products in x's dtype"
-
-
 def _told(row: gallery.Row) -> str:
-    """Name, verdict, what was found, worst error: at most 80 columns."""
-    report = row.report
-    found = ", ".join(report.faults) if report.faults else (report.precision or "").replace(_IN_LOW, "low tables")
-    worst = f"{max((error.worst for error in report.errors), default=0.0):.2g} ulp, " if report.ok else ""
-    return f"{row.name:<35}{report.verdict:<11}{worst}{found}{'' if row.as_expected else '  UNEXPECTED'}"[:80]
+    """Name, verdict, worst error in ulps, and the faults or what was identified: at most 80 columns."""
+    report, rope = row.report, row.identified
+    found = ", ".join(report.faults)
+    if not found and rope is not None:
+        found = f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
+    worst = max((error.worst for error in report.errors), default=0.0)
+    return f"{row.name:<28}{report.verdict:<11}{worst:<7.0e}{'' if row.as_expected else 'UNEXPECTED: '}{found}"[:80]
 
 
 def _identify(options: argparse.Namespace) -> int:

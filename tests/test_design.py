@@ -63,7 +63,7 @@ MAY_IMPORT = {
         "checks", "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
         "oracle/report",
     },
-    "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/report"},
+    "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/identification", "oracle/report"},
     "oracle/tensors": set(),
     "oracle/adapters": {"backend", "checks", "oracle/tensors"},
     "oracle/vector_cases": {"checks", "phase", "theta", "linear", "oracle/tolerance", "oracle/tensors"},

@@ -1,9 +1,12 @@
 """The well-known forms are right, the famous mistakes are named."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from oracle_cases import DTYPES
 
-from pyrope import check_rotation, identify
+from pyrope import Rope, check_rotation
 from pyrope.oracle.faults import FAULTS
 from pyrope.oracle.gallery import pieces, run_gallery
 
@@ -28,9 +31,13 @@ def test_good_pieces_are_right_in_every_dtype(piece, dtype):
     assert check_rotation(piece.fn, piece.rope, dtype=DTYPES[dtype]).verdict == "right"
 
 
-@pytest.mark.parametrize("piece", GOOD, ids=[piece.name for piece in GOOD])
-def test_good_pieces_are_identified(piece):
-    assert identify(piece.fn, 64).rope == piece.rope
+def test_good_pieces_are_identified_and_one_that_is_not_is_told(monkeypatch):
+    rows = {row.name: row for row in run_gallery()}
+    assert all(rows[piece.name].identified == replace(piece.rope, axes=None) for piece in GOOD)
+    other = SimpleNamespace(rope=Rope(64, 10000.0, "interleaved"))
+    monkeypatch.setattr("pyrope.oracle.gallery.identify", lambda *_, **__: other)
+    monkeypatch.setattr("pyrope.oracle.gallery.pieces", lambda: GOOD[:1])
+    assert [row.as_expected for row in run_gallery()] == [False]
 
 
 def test_a_piece_that_is_not_as_expected_is_told(monkeypatch):

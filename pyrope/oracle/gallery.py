@@ -7,12 +7,14 @@ them uses pyrope's numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..theta import Linear, Llama3, Rope, YaRN
+from ..theta import Axes, Linear, Llama3, Rope, YaRN
 from .checking import check_rotation
+from .identification import identify
 from .probe import Candidate
 from .report import Report
 
@@ -35,6 +37,7 @@ class Row(NamedTuple):
 
     name: str
     report: Report
+    identified: Rope | None  # without being told; of a piece with several axes, as it turns text
     as_expected: bool
 
 
@@ -133,6 +136,13 @@ def llama3_scaled(x: Any, positions: Any) -> Any:
     return _halves(x, positions.astype(np.float64)[:, None] * np.array(out))
 
 
+def sectioned(x: Any, positions: Any) -> Any:
+    """Qwen2-VL's M-RoPE: a table for each of (time, row, column), of which each section of features takes its own."""
+    tables = np.stack([_angles(axis, _D, 1000000.0) for axis in positions])
+    cuts = np.split(np.arange(_D // 2), np.cumsum((8, 12, 12))[:-1])
+    return _halves(x, np.concatenate([tables[axis][:, cut] for axis, cut in enumerate(cuts)], axis=-1))
+
+
 def _halves(x: Any, angles: Any) -> Any:
     table = np.concatenate((angles, angles), axis=-1)
     return (x * np.cos(table) + _rotate_half(x) * np.sin(table)).astype(x.dtype)
@@ -176,42 +186,55 @@ def pieces() -> list[Piece]:
     long = Rope(_D, 500000.0, "half")
     llama3 = Rope(_D, 500000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192))
     yarn = Rope(_D, 10000.0, "half", scaling=YaRN(4.0, 4096))
+    grid = Rope(_D, 1000000.0, "half", axes=Axes("sections", (8, 12, 12)))
     return [
         Piece("Llama, complex numbers", llama_complex, Rope(_D, 500000.0, "interleaved")),
         Piece("Hugging Face, rotate-half", rotate_half, half),
         Piece("rotate-half in float16", rotate_half, half, dtype="float16"),
         Piece("RoFormer, repeated table", roformer_repeat, adjacent),
         Piece("concatenating form", concatenating, Rope(_D, 10000.0, "interleaved-to-half")),
-        Piece("concatenating form for interleaved", concatenating, adjacent, "equivalent"),
-        Piece("cache of (cos, sin), indexed", stacked_cache(), half),
-        Piece("GLM, stacked pairs, half the head", glm_stacked, Rope(_D, 10000.0, "interleaved", _D // 2)),
-        Piece("rotate-half, a cache that grows", growing_cache(), half),
+        Piece("same, for interleaved", concatenating, adjacent, "equivalent"),
+        Piece("indexed cache of (cos, sin)", stacked_cache(), half),
+        Piece("GLM, stacked, half the head", glm_stacked, Rope(_D, 10000.0, "interleaved", _D // 2)),
+        Piece("rotate-half, growing cache", growing_cache(), half),
         Piece("Llama 3.1, rescaled", llama3_scaled, llama3),
+        Piece("Qwen2-VL, three axes", sectioned, grid),
         Piece("GPT-J served as GPT-NeoX", roformer_repeat, half, "wrong", ("wrong pairing",)),
         Piece("repeated table, halves", repeated_with_halves, half, "wrong", ("repeated table with split features",)),
         Piece("rope_theta not read", rotate_half, long, "wrong", ("wrong base",)),
         Piece("rope_scaling not read", lambda x, m: rotate_half(x, m, 500000.0), llama3, "wrong", ("scaling ignored",)),
         Piece("YaRN without its factor", _yarn_without_factor, yarn, "wrong", ("attention factor missing",)),
-        Piece("draft positions one too high", _broken(lambda m, t: (m + 1)[:, None] * t), half, "wrong",
+        Piece("draft positions, off by one", _broken(lambda m, t: (m + 1)[:, None] * t), half, "wrong",
               ("positions one too high",)),
-        Piece("bfloat16 inverse frequencies", _broken(lambda m, t: m[:, None] * _bfloat16(t)), half, "wrong",
+        Piece("bfloat16 frequencies", _broken(lambda m, t: m[:, None] * _bfloat16(t)), half, "wrong",
               ("bfloat16 inverse frequencies",)),
         Piece("bfloat16 positions", _broken(lambda m, t: _bfloat16(m.astype(np.float64))[:, None] * t), half, "wrong",
               ("bfloat16 positions",)),
         Piece("rotated twice", lambda x, m: rotate_half(rotate_half(x, m), m), half, "wrong", ("rotated twice",)),
-        Piece("whole head of a partial model", rotate_half, Rope(_D, 10000.0, "half", _D // 4), "wrong",
+        Piece("partial model, whole head", rotate_half, Rope(_D, 10000.0, "half", _D // 4), "wrong",
               ("whole head rotated",)),
         Piece("only the first head", first_head_only, half, "wrong", ("only the first head rotated",)),
         Piece("interpolated the wrong way", _broken(lambda m, t: (m * 4)[:, None] * t),
               Rope(_D, 10000.0, "half", scaling=Linear(4.0)), "wrong", ("linear factor inverted",)),
         Piece("transposed, on purpose", _broken(lambda m, t: -m[:, None] * t), half, "wrong", ("direction",)),
-        Piece("rows counted, positions ignored", _broken(lambda m, t: np.arange(len(m))[:, None] * t), half, "wrong",
+        Piece("rows counted instead", _broken(lambda m, t: np.arange(len(m))[:, None] * t), half, "wrong",
               ("positions ignored",)),
+        Piece("rows and columns exchanged", lambda x, m: sectioned(x, m[[0, 2, 1]]), grid, "wrong",
+              ("axes in another order",)),
     ]  # fmt: skip
 
 
 def run_gallery() -> Iterator[Row]:
-    """Checks every piece, one after the other."""
+    """Checks and identifies every piece, one after the other."""
     for piece in pieces():
         report = check_rotation(piece.fn, piece.rope, dtype=piece.dtype)
-        yield Row(piece.name, report, report.verdict == piece.verdict and report.faults == piece.faults)
+        found = identify(_of_text(piece), _D, dtype=piece.dtype).rope
+        expected = report.verdict == piece.verdict and report.faults == piece.faults
+        known = piece.verdict != "right" or found == replace(piece.rope, axes=None)
+        yield Row(piece.name, report, found, expected and known)
+
+
+def _of_text(piece: Piece) -> Candidate:
+    """A piece as a function of positions (n,), which are the same on every axis that it has."""
+    axes = piece.rope.axes
+    return piece.fn if axes is None else lambda x, m: piece.fn(x, np.repeat(m[None], axes.count, axis=0))

@@ -86,7 +86,7 @@ def turned(model_type: str, x: Any, tables: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def their_tables(model_type: str, config: Any, layer_type: str | None, length: int) -> Callable[..., tuple[Any, ...]]:
-    """tables(x, positions (n,)) as the model makes them, in the form that its function wants."""
+    """tables(x, positions (n,) or (axes, n)) as the model makes them, in the form that its function wants."""
     if model_type in SINUSOIDAL:
         if model_type == "roformer":
             width = config.hidden_size // config.num_attention_heads
@@ -103,7 +103,7 @@ def their_tables(model_type: str, config: Any, layer_type: str | None, length: i
     embedding, layer = class_of(model_type, "RotaryEmbedding")(config), (layer_type,) if layer_type else ()
 
     def made(x: Any, at: Any) -> tuple[Any, ...]:
-        at = at[None].expand(3, 1, -1) if model_type in MROPE else at[None]
+        at = at.expand(3, -1)[:, None] if model_type in MROPE else at[None]
         tables = embedding(x, at, *layer)
         return tables if isinstance(tables, tuple) else (tables,)
 

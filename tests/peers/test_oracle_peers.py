@@ -24,11 +24,14 @@ from equinox.nn._embedding import internal_rope_embedding_cache
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from rotary_modules import COMPOSITE, MROPE, SINUSOIDAL, known_keys, their_rope
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PixtralVisionConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.pixtral import modeling_pixtral
+from transformers.models.qwen2_vl import modeling_qwen2_vl
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 
 import pyrope
-from pyrope import Linear, Llama3, LongRoPE, Rope, YaRN, check_rotation, identify
+from pyrope import Axes, Linear, Llama3, LongRoPE, Rope, YaRN, check_rotation, identify
 from pyrope.conventions import MODEL_TYPES
 from pyrope.oracle.adapters import (
     cached,
@@ -72,8 +75,9 @@ BESIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def family(model_type: str, layer_type: str | None = None, **more: Any) -> tuple[Any, Rope]:
-    """A family's own functions as a candidate, and the rope that its config means, text positions alone."""
+def family(model_type: str, layer_type: str | None = None, with_grid: bool = False, **more: Any) -> tuple[Any, Rope]:
+    """A family's own functions as a candidate, and the rope that its config means, of text alone unless a grid is asked
+    for."""
     given = known_keys(model_type, SIZES) | BESIDES.get(model_type, {}) | more
     config = CONFIG_MAPPING[model_type](**copy.deepcopy(given))
     text = config.get_text_config()
@@ -83,6 +87,8 @@ def family(model_type: str, layer_type: str | None = None, **more: Any) -> tuple
     else:
         rope = Rope.from_config(told, layer_type=layer_type)
     fn = with_axes(from_torch(their_rope(model_type, text, layer_type, MADE_BEFOREHAND + 1)), "bhnd")
+    if with_grid:
+        return fn, rope
     return fn, dataclasses.replace(rope, axes=None)  # t = h = w, and no axis has frequencies of its own
 
 
@@ -114,6 +120,42 @@ def test_family(model_type: str, layer_type: str | None) -> None:
     fn, rope = family(model_type, layer_type)
     precision = LOW_TABLES if model_type == "roformer" else ANGLE32  # whose tables are made in float64
     assert_identified_and_right(fn, rope, precision, max_position=top_of(model_type))
+
+
+@pytest.mark.parametrize("model_type", MROPE)
+def test_families_of_several_axes(model_type: str) -> None:
+    """Times, rows and columns that differ, as images have them; and the mistakes that only they show."""
+    fn, rope = family(model_type, with_grid=True)
+    report = check_rotation(fn, rope)
+    assert report.verdict == "right" and report.precision == ANGLE32, report
+    assert check_rotation(lambda x, at: fn(x, at[[0, 2, 1]]), rope).faults == ("axes in another order",)
+    assert check_rotation(lambda x, at: fn(x, at[0]), rope).faults == ("one axis for all pairs",)
+    other = Axes({"sections": "interleaved", "interleaved": "sections"}[rope.axes.style], rope.axes.sections)
+    report = check_rotation(fn, dataclasses.replace(rope, axes=other))
+    assert (
+        report.faults == ("pairs dealt otherwise",) and f"{rope.axes.style} instead of" in report.findings[0].evidence
+    )
+
+
+def test_vision_parts() -> None:
+    """Rows and columns: of Qwen2-VL, with a table for each; of Pixtral, with the even and the odd frequencies."""
+    config = Qwen2VLVisionConfig(embed_dim=128, num_heads=2)
+    tables = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)
+
+    def qwen(x: Any, at: Any) -> Any:  # x (n, h, d)
+        return modeling_qwen2_vl.apply_rotary_pos_emb_vision(x, x, *tables(x, at.T))[0]
+
+    axial = Rope(64, 10000.0, "half", axes=Axes("axial"))
+    assert check_rotation(with_axes(from_torch(qwen), "nhd"), axial).verdict == "right"
+    pixtral = PixtralVisionConfig(hidden_size=128, num_attention_heads=2, image_size=2048, patch_size=16)
+    embedding = modeling_pixtral.PixtralVisionRotaryEmbedding(pixtral)
+
+    def theirs(x: Any, at: Any) -> Any:
+        return modeling_pixtral.apply_rotary_pos_emb(x, x, *embedding(x, at.T), unsqueeze_dim=0)[0]
+
+    fn, rope = with_axes(from_torch(theirs), "bhnd"), Rope(64, 10000.0, "half", axes=Axes("pixtral"))
+    assert check_rotation(fn, rope, max_position=127).verdict == "right"
+    assert check_rotation(fn, axial, max_position=127).faults == ("pairs dealt otherwise",)
 
 
 def test_the_families_differ() -> None:
