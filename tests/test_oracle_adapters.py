@@ -177,6 +177,14 @@ def test_tables_that_do_not_fit_are_refused():
         from_cos_sin(lambda q, k, c: q, lambda m: (table,), part="k")(np.ones((1, 4)), np.array([0]))
 
 
+@pytest.mark.parametrize(
+    "fn", [from_offset(plain), from_sequential(plain), from_cos_sin(plain, cached(np.ones((5, 4))))]
+)
+def test_what_knows_one_axis_refuses_several(fn):
+    with pytest.raises(ValueError, match=r"positions must be \(n,\) here, had shape \(3, 2\)"):
+        fn(np.ones((2, 4)), np.zeros((3, 2), np.int64))
+
+
 def spoil(x, *rest):
     x[...] = 7
     return x.copy()

@@ -304,3 +304,13 @@ def test_nothing_is_left_of_an_interrupted_trace(tmp_path):
     with pytest.raises(TypeError, match="must have a dtype"):
         write_trace(tmp_path / "t", {"a": np.ones(2), "b": np.ones(2, complex)})
     assert os.listdir(tmp_path) == []
+
+
+def test_a_batch_of_one_may_have_no_axis_of_its_own():
+    one = {name: array[:1] for name, array in GOOD.items()}
+    alone = {name: array[0] for name, array in GOOD.items()}
+    for a, b in ((one, alone), (alone, one)):
+        assert diff_traces(a, b).verdict == "right"
+    late = {name: array[0] for name, array in model(at=range(1, N + 1)).items()}
+    report = diff_traces(one, late)
+    assert report.faults == ("offset",) and "1 positions further on" in report.findings[0].evidence

@@ -1,6 +1,6 @@
 """Anything that rotates as one kind of callable: fn(x, positions) -> x' on NumPy arrays, x (…, n, d), positions (n,).
 
-Adapters are put around each other: the array library inside, the shape of the API outside. One line each:
+For a rope with axes positions are (axes, n); `from_sequential`, `from_offset` and `cached` know one axis. Adapters are put around each other: the array library inside, the shape of the API outside. One line each:
 
     from_torch(fn), from_jax(fn), from_cupy(fn)                                   # fn(x, positions) itself
     # Hugging Face, GPT-NeoX among them: apply_rotary_pos_emb(q, k, cos, sin), tables by the model's rotary module
@@ -213,8 +213,14 @@ def cached(tables: Any, limit: int | None = None) -> Callable[[NumPyArray], Any]
     return rows
 
 
+def _check_one_axis(positions: NumPyArray) -> None:
+    if positions.ndim > 1:
+        raise ValueError(f"positions must be (n,) here, had shape {positions.shape}: this shape of API knows one axis")
+
+
 def _length(positions: NumPyArray, limit: int | None) -> int:
     """How long a sequence from 0 must be to hold these positions."""
+    _check_one_axis(positions)
     if positions.size and int(positions.min()) < 0:
         raise ValueError(f"positions must be at least 0 here, the least was {positions.min()}")
     length = int(positions.max(initial=-1)) + 1
@@ -263,6 +269,7 @@ def from_offset(fn: Function) -> Candidate:
     """
 
     def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+        _check_one_axis(positions)
         edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size]
         parts = []
         for start, end in itertools.pairwise(edges):
@@ -333,7 +340,7 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
 
     The words in braces become paths in a private directory that lasts for one call. There is no shell: the line is
     split as a shell would, or given as a list. x is (…, n, d), C order, little-endian; bfloat16 is uint16, the bits of
-    each number; positions are int64 (n,). y must have the shape and dtype of x. After ``timeout`` seconds, or on
+    each number; positions are int64 (n,), or (axes, n) for a rope with axes. y must have the shape and dtype of x. After ``timeout`` seconds, or on
     Ctrl-C, the program is killed, and what it started with it.
     """
     words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]

@@ -141,7 +141,7 @@ def _layouts(order: NumPyArray) -> str:
 
 
 def _transposition(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
-    """b is a with its axes in another order, or joined, or with axes of length 1."""
+    """b is a with its axes in another order, or joined."""
     if a.size != b.size or a.ndim > 4 or b.ndim > 4 or a.size > _MOST:
         return None
     for order in itertools.permutations(range(a.ndim)):
@@ -347,6 +347,7 @@ def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Ste
             continue
         unit = max(_UNIT.get(x[name].dtype.name, 2.0**-53) for x in (first, second))
         a, b = first[name].astype(np.float64), second[name].astype(np.float64)
+        b = b.reshape(a.shape) if _without_ones(a.shape) == _without_ones(b.shape) else b
         grown = max(16 * unit, 8 * largest)
         limit = min(grown, math.sqrt(unit)) if tolerance is None else tolerance
         far = _distance(a, b) if a.shape == b.shape else math.inf
@@ -360,12 +361,18 @@ def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Ste
         yield _Step(name, found, far / unit)
 
 
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A batch of one may have no axis of its own."""
+    return tuple(size for size in shape if size != 1)
+
+
 def _rotated(name: str, first: Trace, second: Trace, a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
     """How two rotations of vectors that agree differ."""
     source = name.removesuffix("_rotated")
     if source == name or source not in first or source not in second:
         return None
     x, y = (trace[source].astype(np.float64) for trace in (first, second))
+    y = y.reshape(x.shape) if _without_ones(x.shape) == _without_ones(y.shape) else y
     if not a.shape == b.shape == x.shape == y.shape or not np.isfinite([a, b]).all() or _distance(x, y) > limit:
         return None
     return _turns_apart(x, a, b, limit)
