@@ -1,6 +1,7 @@
 """Anything that rotates as one kind of callable: fn(x, positions) -> x' on NumPy arrays, x (…, n, d), positions (n,).
 
-For a rope with axes positions are (axes, n); `from_sequential`, `from_offset` and `cached` know one axis. Adapters are put around each other: the array library inside, the shape of the API outside. One line each:
+For a rope with axes positions are (axes, n), which `from_sequential`, `from_offset` and `cached` do not take. Adapters
+are put around each other: the array library inside, the shape of the API outside. One line each:
 
     from_torch(fn), from_jax(fn), from_cupy(fn)                                   # fn(x, positions) itself
     # Hugging Face, GPT-NeoX among them: apply_rotary_pos_emb(q, k, cos, sin), tables by the model's rotary module
@@ -340,8 +341,8 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
 
     The words in braces become paths in a private directory that lasts for one call. There is no shell: the line is
     split as a shell would, or given as a list. x is (…, n, d), C order, little-endian; bfloat16 is uint16, the bits of
-    each number; positions are int64 (n,), or (axes, n) for a rope with axes. y must have the shape and dtype of x. After ``timeout`` seconds, or on
-    Ctrl-C, the program is killed, and what it started with it.
+    each number; positions are int64 (n,), or (axes, n) for a rope with axes. y must have the shape and dtype of x.
+    After ``timeout`` seconds, or on Ctrl-C, the program is killed, and what it started with it.
     """
     words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
     timeout = checks.real("timeout", timeout, 0, open=True)

@@ -7,11 +7,11 @@ base, an offset) are measured. Only a fault whose prediction holds for every out
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -93,6 +93,9 @@ def assert_rotation(
     report = check_rotation(fn, rope, dtype=dtype, max_position=max_position, grade=grade)
     if not report.ok:
         raise Mismatch(report)
+
+
+Named: TypeAlias = tuple[Fault, Change]
 
 
 class Hypothesis(NamedTuple):
@@ -198,32 +201,36 @@ class _Check:
     def _explained(self, ratio: Float64) -> list[Finding]:
         if self.probe.seen.keys() & _SPOILS:
             return []
-        changes, subtle = self._changes(ratio), self._subtle(ratio)
-        singles = self._singles(changes)
-        if subtle is not None:  # then a fault is named only if it predicts the last digits
-            if recursive := self._recursive():  # which look like a base that is no round number
-                return [recursive]
-            exact = (h for h in singles if self._to_the_last(h.recipe) and self._explains(h.recipe, ratio))
-            if best := next((h for h in exact if h.faults[0].name != subtle[0].fault), None):
-                drifts = {best.faults[0].name, subtle[0].fault} == {"wrong base", "recursive frequencies"}
-                return [self._finding(best, (subtle[0].fault,) if drifts else ())]
-            return subtle
-        matches = [h for h in singles if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
-        if not matches:
+        changes = self._changes(ratio)
+        if (subtle := self._subtle(ratio)) is not None:
+            return [self._to_the_last_digit(subtle, changes, ratio)]
+        if not (matches := self._fitting(self._singles(changes), ratio)):
             rules = self._rules()
-            matches = [h for h in self._singles(rules) if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
-            changes += rules
-        specific = [h for h in matches if not h.faults[0].generic] or matches
-        if specific:
-            others = dict.fromkeys(h.faults[0].name for h in specific[1:])
-            return [self._finding(specific[0], tuple(name for name in others if name != specific[0].faults[0].name))]
-        known = self.probe.seen.keys() & _EXPLAINED  # found anyway
-        doubles = () if known else self._doubles(changes)
-        pairs = [h for h in doubles if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
-        if pairs:
+            changes, matches = changes + rules, self._fitting(self._singles(rules), ratio)
+        if matches:
+            best, *others = [h for h in matches if not h.faults[0].generic] or matches
+            names = dict.fromkeys(h.faults[0].name for h in others)
+            return [self._finding(best, tuple(name for name in names if name != best.faults[0].name))]
+        if self.probe.seen.keys() & _EXPLAINED:  # found anyway
+            return []
+        if pairs := self._fitting(self._doubles(changes), ratio):
             best = min(pairs, key=lambda h: sum(fault.generic for fault in h.faults))
             return [self._finding(best, self._instead(best, pairs, k), k) for k in (0, 1)]
-        return [] if self.probe.seen.keys() & _EXPLAINED else [self._unexplained(ratio)]
+        return [self._unexplained(ratio)]
+
+    def _fitting(self, hypotheses: Iterable[Hypothesis], ratio: Float64) -> list[Hypothesis]:
+        return [h for h in hypotheses if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
+
+    def _to_the_last_digit(self, subtle: Finding, changes: list[Named], ratio: Float64) -> Finding:
+        """Where only the last digits are wrong, a fault is named only if it predicts them."""
+        if recursive := self._recursive():  # which look like a base that is no round number
+            return recursive
+        for h in self._singles(changes):
+            name = h.faults[0].name
+            if name != subtle.fault and self._to_the_last(h.recipe) and self._explains(h.recipe, ratio):
+                drifts = {name, subtle.fault} == {"wrong base", "recursive frequencies"}
+                return self._finding(h, (subtle.fault,) if drifts else ())
+        return subtle
 
     def _instead(self, best: Hypothesis, pairs: list[Hypothesis], k: int) -> tuple[str, ...]:
         """Faults that could stand in the place of the k-th one of a pair."""
@@ -270,12 +277,12 @@ class _Check:
             low = int(at[j - 1])
         return high
 
-    def _changes(self, ratio: Float64) -> list[tuple[Fault, Change]]:
+    def _changes(self, ratio: Float64) -> list[Named]:
         found = self._found()._replace(length=self._first_wrong(ratio))
         faults = (fault for fault in FAULTS.values() if self.probe.dtype.name not in fault.right_in)
         return [(fault, change) for fault in faults for change in fault.recipes(self.rope, found)]
 
-    def _rules(self) -> list[tuple[Fault, Change]]:
+    def _rules(self) -> list[Named]:
         """Rules that were not expected and have the frequencies that were measured."""
         fault, found = FAULTS["another rescaling"], rules(self.measured, self.rope.head_dim)
         if not found or len(self.measured.theta) != self.rope.pairs:
@@ -283,12 +290,12 @@ class _Check:
         told = Found(rules=tuple(rule.words for rule in found), theta=self.measured.theta)
         return [(fault, change) for change in fault.recipes(self.rope, told)]
 
-    def _singles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
+    def _singles(self, changes: list[Named]) -> Iterator[Hypothesis]:
         right = recipe_of(self.rope)
         for fault, (told, fields) in changes:
             yield Hypothesis((fault,), (told,), replace(right, **fields))
 
-    def _doubles(self, changes: list[tuple[Fault, Change]]) -> Iterator[Hypothesis]:
+    def _doubles(self, changes: list[Named]) -> Iterator[Hypothesis]:
         """Two faults at once that change different fields."""
         right = recipe_of(self.rope)
         for (one, a), (two, b) in combinations(changes, 2):
@@ -363,7 +370,7 @@ class _Check:
                 return self._finding(h, ())
         return None
 
-    def _subtle(self, ratio: Float64) -> list[Finding] | None:
+    def _subtle(self, ratio: Float64) -> Finding | None:
         """Faults of the last digits: the expected rotation, only with an angle worse than float32's."""
         right, sample = recipe_of(self.rope), self.sample
         measures = pair_errors(sample.x, sample.positions, self.rope)
@@ -380,7 +387,7 @@ class _Check:
             f"{int(pairs.sum())} of {len(pairs)} pairs, from pair {int(np.argmax(pairs))} on, are off by up to "
             f"{ratio.max():.3g} times what a float32 angle allows"
         )
-        return [Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)]
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)
 
     def _finding(self, h: Hypothesis, alternatives: tuple[str, ...], k: int = 0) -> Finding:
         fault = h.faults[k]
