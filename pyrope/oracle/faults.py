@@ -675,9 +675,8 @@ def _axes_reordered(rope: Rope, found: Found | None) -> Iterable[Change]:
 def _dealt_otherwise(rope: Rope, found: Found | None) -> Iterable[Change]:
     axes = _dealing(rope)
     for style in ("sections", "interleaved") if axes.sections else ("axial", "pixtral"):
-        if style != "interleaved" or axes.count == 3:
-            dealt = Axes(style, axes.sections).assign(rope.pairs)
-            yield from _turned_by(f"{style} instead of {axes.style}", rope, *zip(*dealt, strict=True))
+        dealt = Axes(style, axes.sections).assign(rope.pairs)
+        yield from _turned_by(f"{style} instead of {axes.style}", rope, *zip(*dealt, strict=True))
 
 
 def _wide_sections(rope: Rope, found: Found | None) -> Iterable[Change]:
