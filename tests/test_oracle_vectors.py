@@ -22,8 +22,9 @@ from pyrope.oracle.tensors import load_safetensors, save_npy, save_safetensors
 from pyrope.oracle.vector_cases import BITS, POSITIONS, TRUTH, cases
 from pyrope.oracle.vectors import read_manifest, verify_vectors, write_vectors
 
-# Of rotation.safetensors, on every platform. It changes with the cases, and with nothing else.
-ROTATION_SHA256 = "f7f93b72dbb37b42c0b41348b9c8bd2f7bf5c6d0122c333255c687e192e093de"
+# On every platform: `LC_ALL=C; sha256sum npy/rotation-*.npy rotation.safetensors | sha256sum`. It changes with the cases
+# of rotations and with how tensors are written, and with nothing else: not the version, nor a word of the manifest.
+ROTATION_SHA256 = "995ec3b107d830b1488d4a3e4662dedbd7d02b389270d2a741785599a2ab9673"
 ROTATIONS = {case.name: case for case in cases("rotation")}
 
 
@@ -48,8 +49,14 @@ def computed(case, **changes):
     return pyrope.attention(q, k, v, q_positions=q_at, k_positions=k_at, **options)
 
 
+def rotation_digest(directory):
+    files = sorted(path for path in directory.rglob("*rotation*") if path.is_file())
+    lines = (f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(directory).as_posix()}\n" for p in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def test_rotation_vectors_are_the_same_bytes_everywhere(directory, tmp_path):
-    assert hashlib.sha256((directory / "rotation.safetensors").read_bytes()).hexdigest() == ROTATION_SHA256
+    assert rotation_digest(directory) == ROTATION_SHA256
     write_vectors(tmp_path / "again", "rotation")
     manifest = read_manifest(tmp_path / "again")
     told = {name: digest for name, digest in read_manifest(directory)["files"].items() if "rotation" in name}
@@ -128,7 +135,9 @@ def test_the_manifest_tells_all(directory):
             array = stored[entry["kind"]][tensor["key"]]
             assert (list(array.shape), array.dtype.name) == (tensor["shape"], tensor["dtype"])
             assert (directory / tensor["npy"]).is_file() and tensor["npy"] in manifest["files"]
-        assert entry["tensors"]["y"]["dtype"] == "float64"
+        told = {name: tensor["dtype"] for name, tensor in entry["tensors"].items()}
+        wide = dict.fromkeys(("y", "cos", "sin"), "float64")
+        assert told == {name: "int64" if "positions" in name else wide.get(name, entry["dtype"]) for name in told}
         for limits in entry["tolerances"].values():
             assert len(limits) == entry["tensors"]["y"]["shape"][-2] and min(limits) >= 0
         case = next(case for case in cases() if case.name == entry["name"])
@@ -482,7 +491,7 @@ def test_numpy_alone_is_enough(tmp_path):
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    assert hashlib.sha256((tmp_path / "v" / "rotation.safetensors").read_bytes()).hexdigest() == ROTATION_SHA256
+    assert rotation_digest(tmp_path / "v") == ROTATION_SHA256
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
