@@ -155,6 +155,45 @@ def test_the_tolerances_are_those_of_the_judgement(directory):
         assert case.dtype == "float64" or rows.max() > 1e-3 * min(map(max, tolerances))
 
 
+def rotated_by_the_manifest(directory, entry):
+    """What docs/other-languages.md says of a rotation, with nothing but the files and float64."""
+    x, positions = (np.load(directory / entry["tensors"][name]["npy"]) for name in ("x", "positions"))
+    if entry["dtype"] == "bfloat16":
+        x = (x.astype(np.uint32) << 16).view(np.float32)
+    rope, x = entry["rope"], x.astype(np.float64)
+    d, r = rope["head_dim"], rope["rotary_dim"] or rope["head_dim"]
+    start, i = {"prefix": 0, "suffix": d - r}[rope["placement"]], np.arange(r // 2)
+    of_pair = (
+        np.broadcast_to(positions, (r // 2, positions.size))
+        if rope["axes"] is None
+        else positions[rope["axis_of_pair"]]
+    )
+    angle = of_pair.T * np.array(rope["theta"])
+    cos, sin = rope["attention_factor"] * np.cos(angle), rope["direction"] * rope["attention_factor"] * np.sin(angle)
+    near, far = (start + 2 * i, start + 2 * i + 1), (start + i, start + i + r // 2)
+    (a, b), (first, second) = {
+        "interleaved": (near, near), "half": (far, far), "interleaved-to-half": (near, far)}[rope["layout"]]  # fmt: skip
+    y = x.copy()
+    y[..., first], y[..., second] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+    return y.astype(DTYPES[entry["dtype"]]), cos, sin
+
+
+def test_the_manifest_alone_is_enough_to_rotate(directory):
+    entries = [entry for entry in read_manifest(directory)["cases"] if entry["kind"] == "rotation"]
+    made = {entry["name"]: rotated_by_the_manifest(directory, entry) for entry in entries}
+    reports = {
+        report.subject: report for report in verify_vectors(directory, {name: y for name, (y, *_) in made.items()})
+    }
+    for entry in entries:
+        y, *tables = made[entry["name"]]
+        grade = "float64 angle" if entry["dtype"] == "float64" else "rounded once"
+        assert reports[entry["name"]].precision == grade
+        off = np.abs(y.astype(np.float64) - np.load(directory / entry["tensors"]["y"]["npy"]))
+        assert (off.max(axis=(0, 2)) <= entry["tolerances"][grade]).all()
+        for name, table in zip(("cos", "sin"), tables, strict=True):
+            assert np.abs(table - np.load(directory / entry["tensors"][name]["npy"])).max() < 1e-6  # m·θ is rounded
+
+
 def by_float32_angles(x, positions, rope):
     """Either pairing, float32 θ, angles and tables."""
     p = rope.pairs
@@ -394,6 +433,11 @@ def test_outputs_that_are_missing_or_of_another_form_are_told(directory, tmp_pat
             report.faults == ("unreadable output",)
             and "must be float32 of shape (2, 23, 32)" in report.findings[0].evidence
         )
+    np.save(tmp_path / f"{HALF32}.npy", np.ones((2, 23, 32), ">f4"))
+    (report,) = (r for r in verify_vectors(directory, tmp_path) if r.subject == HALF32)
+    assert (
+        "was big-endian float32" in report.findings[0].evidence and "float32, in .npy little" in report.findings[0].fix
+    )
     (tmp_path / f"{HALF32}.npy").write_bytes(b"nothing")
     (report,) = (r for r in verify_vectors(directory, tmp_path) if r.subject == HALF32)
     assert "is no valid .npy file" in report.findings[0].evidence
