@@ -290,7 +290,7 @@ BAD = {
     "np.savez(y, np.ones(1)); os.rename(y + '.npz', y) if os.path.exists(y + '.npz') else None": "is no valid .npy file",
     "np.save(y, np.ones((2, 3)))": r"must be float64 of shape \(2, 4\), was float64 of shape \(2, 3\)",
     "np.save(y, np.load(x).astype('f4'))": r"must be float64 of shape \(2, 4\), was float32",
-    "np.save(y, np.load(x).astype('>f8'))": "must be float64 of shape",
+    "np.save(y, np.load(x).astype('>f8'))": r"must be float64 of shape \(2, 4\), was big-endian float64 of shape \(2, 4\)",
     "os.kill(os.getpid(), 9)": "was killed by signal 9",
     "print('x' * 100000 + 'the end'); sys.exit(3)": r"ended with status 3; it printed:\nx{1992}the end",
     "sys.stdout.buffer.write(b'\\xff\\xfe'); sys.exit(3)": "ended with status 3; it printed:\n\ufffd\ufffd",

@@ -22,8 +22,9 @@ from pyrope.oracle.tensors import load_safetensors, save_npy, save_safetensors
 from pyrope.oracle.vector_cases import BITS, POSITIONS, TRUTH, cases
 from pyrope.oracle.vectors import read_manifest, verify_vectors, write_vectors
 
-# Of rotation.safetensors, on every platform. It changes with the cases, and with nothing else.
-ROTATION_SHA256 = "f7f93b72dbb37b42c0b41348b9c8bd2f7bf5c6d0122c333255c687e192e093de"
+# On every platform: `LC_ALL=C; sha256sum npy/rotation-*.npy rotation.safetensors | sha256sum`. It changes with the cases
+# of rotations and with how tensors are written, and with nothing else: not the version, nor a word of the manifest.
+ROTATION_SHA256 = "995ec3b107d830b1488d4a3e4662dedbd7d02b389270d2a741785599a2ab9673"
 ROTATIONS = {case.name: case for case in cases("rotation")}
 
 
@@ -48,8 +49,14 @@ def computed(case, **changes):
     return pyrope.attention(q, k, v, q_positions=q_at, k_positions=k_at, **options)
 
 
+def rotation_digest(directory):
+    files = sorted(path for path in directory.rglob("*rotation*") if path.is_file())
+    lines = (f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(directory).as_posix()}\n" for p in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def test_rotation_vectors_are_the_same_bytes_everywhere(directory, tmp_path):
-    assert hashlib.sha256((directory / "rotation.safetensors").read_bytes()).hexdigest() == ROTATION_SHA256
+    assert rotation_digest(directory) == ROTATION_SHA256
     write_vectors(tmp_path / "again", "rotation")
     manifest = read_manifest(tmp_path / "again")
     told = {name: digest for name, digest in read_manifest(directory)["files"].items() if "rotation" in name}
@@ -128,7 +135,9 @@ def test_the_manifest_tells_all(directory):
             array = stored[entry["kind"]][tensor["key"]]
             assert (list(array.shape), array.dtype.name) == (tensor["shape"], tensor["dtype"])
             assert (directory / tensor["npy"]).is_file() and tensor["npy"] in manifest["files"]
-        assert entry["tensors"]["y"]["dtype"] == "float64"
+        told = {name: tensor["dtype"] for name, tensor in entry["tensors"].items()}
+        wide = dict.fromkeys(("y", "cos", "sin"), "float64")
+        assert told == {name: "int64" if "positions" in name else wide.get(name, entry["dtype"]) for name in told}
         for limits in entry["tolerances"].values():
             assert len(limits) == entry["tensors"]["y"]["shape"][-2] and min(limits) >= 0
         case = next(case for case in cases() if case.name == entry["name"])
@@ -144,6 +153,45 @@ def test_the_tolerances_are_those_of_the_judgement(directory):
         tolerances = list(entry["tolerances"].values())
         assert any((rows <= limits).all() for limits in tolerances), case.name
         assert case.dtype == "float64" or rows.max() > 1e-3 * min(map(max, tolerances))
+
+
+def rotated_by_the_manifest(directory, entry):
+    """What docs/other-languages.md says of a rotation, with nothing but the files and float64."""
+    x, positions = (np.load(directory / entry["tensors"][name]["npy"]) for name in ("x", "positions"))
+    if entry["dtype"] == "bfloat16":
+        x = (x.astype(np.uint32) << 16).view(np.float32)
+    rope, x = entry["rope"], x.astype(np.float64)
+    d, r = rope["head_dim"], rope["rotary_dim"] or rope["head_dim"]
+    start, i = {"prefix": 0, "suffix": d - r}[rope["placement"]], np.arange(r // 2)
+    of_pair = (
+        np.broadcast_to(positions, (r // 2, positions.size))
+        if rope["axes"] is None
+        else positions[rope["axis_of_pair"]]
+    )
+    angle = of_pair.T * np.array(rope["theta"])
+    cos, sin = rope["attention_factor"] * np.cos(angle), rope["direction"] * rope["attention_factor"] * np.sin(angle)
+    near, far = (start + 2 * i, start + 2 * i + 1), (start + i, start + i + r // 2)
+    (a, b), (first, second) = {
+        "interleaved": (near, near), "half": (far, far), "interleaved-to-half": (near, far)}[rope["layout"]]  # fmt: skip
+    y = x.copy()
+    y[..., first], y[..., second] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+    return y.astype(DTYPES[entry["dtype"]]), cos, sin
+
+
+def test_the_manifest_alone_is_enough_to_rotate(directory):
+    entries = [entry for entry in read_manifest(directory)["cases"] if entry["kind"] == "rotation"]
+    made = {entry["name"]: rotated_by_the_manifest(directory, entry) for entry in entries}
+    reports = {
+        report.subject: report for report in verify_vectors(directory, {name: y for name, (y, *_) in made.items()})
+    }
+    for entry in entries:
+        y, *tables = made[entry["name"]]
+        grade = "float64 angle" if entry["dtype"] == "float64" else "rounded once"
+        assert reports[entry["name"]].precision == grade
+        off = np.abs(y.astype(np.float64) - np.load(directory / entry["tensors"]["y"]["npy"]))
+        assert (off.max(axis=(0, 2)) <= entry["tolerances"][grade]).all()
+        for name, table in zip(("cos", "sin"), tables, strict=True):
+            assert np.abs(table - np.load(directory / entry["tensors"][name]["npy"])).max() < 1e-6  # m·θ is rounded
 
 
 def by_float32_angles(x, positions, rope):
@@ -385,6 +433,11 @@ def test_outputs_that_are_missing_or_of_another_form_are_told(directory, tmp_pat
             report.faults == ("unreadable output",)
             and "must be float32 of shape (2, 23, 32)" in report.findings[0].evidence
         )
+    np.save(tmp_path / f"{HALF32}.npy", np.ones((2, 23, 32), ">f4"))
+    (report,) = (r for r in verify_vectors(directory, tmp_path) if r.subject == HALF32)
+    assert (
+        "was big-endian float32" in report.findings[0].evidence and "float32, in .npy little" in report.findings[0].fix
+    )
     (tmp_path / f"{HALF32}.npy").write_bytes(b"nothing")
     (report,) = (r for r in verify_vectors(directory, tmp_path) if r.subject == HALF32)
     assert "is no valid .npy file" in report.findings[0].evidence
@@ -482,7 +535,7 @@ def test_numpy_alone_is_enough(tmp_path):
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    assert hashlib.sha256((tmp_path / "v" / "rotation.safetensors").read_bytes()).hexdigest() == ROTATION_SHA256
+    assert rotation_digest(tmp_path / "v") == ROTATION_SHA256
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

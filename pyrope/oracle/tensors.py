@@ -85,7 +85,8 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
     """The array in a .npy file, if it has just this shape and dtype (bfloat16 as uint16); errors call it ``what``."""
     if not os.path.isfile(path):  # a FIFO would be waited for, forever
         raise ValueError(f"{what}: there is no file {os.fspath(path)}")
-    wanted = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
+    native = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
+    wanted = native.newbyteorder("<")
     with open(path, "rb") as file:
         try:
             found, fortran, kind = _npy_header(file)
@@ -93,12 +94,13 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
             raise ValueError(f"{what}: {os.fspath(path)} is no valid .npy file: {error}") from error
         if found != shape or kind != wanted:
             bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
-            raise ValueError(f"{what} must be {wanted}{bits} of shape {shape}, was {kind} of shape {found}")
+            order = "" if kind == kind.newbyteorder("<") else "big-endian "
+            raise ValueError(f"{what} must be {native}{bits} of shape {shape}, was {order}{kind.name} of shape {found}")
         # Only now is anything allocated: a header may claim any size.
         data = np.fromfile(file, wanted)
         if data.size != math.prod(shape) or file.read(1):
             raise ValueError(f"{what}: {os.fspath(path)} must hold {math.prod(shape)} numbers, has {data.size}")
-    return data.reshape(shape, order="F" if fortran else "C").view(dtype)
+    return data.astype(native, copy=False).reshape(shape, order="F" if fortran else "C").view(dtype)
 
 
 def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -137,7 +137,7 @@ def _linear_cases() -> Iterator[tuple[str, str, Rope | None, dict[str, Any], tup
 def cases(suite: str = "all") -> list[Case]:
     """The cases of a suite: "rotation", "attention", "linear", or "all" of them."""
     checks.choice("suite", suite, (*SUITES, "all"))
-    made, at = list[Case](), np.array(POSITIONS)
+    made, at = list[Case](), np.array(POSITIONS, np.int64)
     for name, dtype, rope in _rotation_cases():
         count = 1 if rope.axes is None else rope.axes.count
         positions = np.stack([np.roll(at, 5 * axis) for axis in range(count)])  # each axis goes its own way
@@ -148,7 +148,8 @@ def cases(suite: str = "all") -> list[Case]:
         for name, dtype, own, options, (h, g, n, m, d, first) in listed:
             shapes = {"q": (h, n, d), "k": (g, m, d), "v": (g, m, d)}
             inputs = {key: _numbers(8 * len(made) + i, shape, dtype) for i, (key, shape) in enumerate(shapes.items())}
-            inputs |= {"k_positions": first + np.arange(m), "q_positions": first + np.arange(m - n, m)}
+            keys = np.arange(first, first + m, dtype=np.int64)  # by default int32 on 32-bit platforms
+            inputs |= {"k_positions": keys, "q_positions": keys[m - n :]}
             made.append(Case(f"{kind}-{name}", kind, dtype, own, options, inputs))
     return [case for case in made if suite in (case.kind, "all")]
 

@@ -56,6 +56,7 @@ def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
         **asdict(rope),
         "scaling": None if rope.scaling is None else {"type": kinds[type(rope.scaling)], **asdict(rope.scaling)},
         "theta": frequencies(rope).tolist(),
+        "axis_of_pair": None if rope.axes is None else [axis for axis, _ in rope.axes.assign(rope.pairs)],
         "attention_factor": rope.attention_factor,
     }
 
@@ -63,7 +64,8 @@ def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
 def _rope_from_json(value: Any) -> Rope | None:
     if value is None:
         return None
-    fields = {name: field for name, field in value.items() if name not in ("theta", "attention_factor")}
+    derived = ("theta", "axis_of_pair", "attention_factor")
+    fields = {name: field for name, field in value.items() if name not in derived}
     scaling, axes = fields.pop("scaling"), fields.pop("axes")
     if scaling is not None:
         scaling = SCALINGS[scaling["type"]](**{name: field for name, field in scaling.items() if name != "type"})
@@ -287,7 +289,8 @@ def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]
     try:
         found = outputs.read(case, y.shape)
     except ValueError as error:
-        finding = Finding("unreadable output", str(error), "it was written in another form", "write y's shape as asked")
+        fix = f"write {case.dtype}, in .npy little-endian{', as uint16 bits' if case.dtype == 'bfloat16' else ''}"
+        finding = Finding("unreadable output", str(error), "it was written in another form", f"{fix}, of y's shape")
         return Report(case.name, told, "wrong", (finding,))
     truth = TRUTH[case.kind](case)._replace(out=y)
     with np.errstate(invalid="ignore"):
