@@ -51,11 +51,8 @@ def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) 
     layer = _LAYER.match(name)
     general = _LAYER.sub("layers.{i}.", name)
     stem, _, kind = general.rpartition(".")
-    found = family.tensors.get(general) or family.tensors[stem]
-    suffix = "" if general in family.tensors else f".{kind}"
-    named = [
-        one.replace("{i}", layer[1] if layer else "") + suffix for one in ([found] if isinstance(found, str) else found)
-    ]
+    found, suffix = (family.tensors[general], "") if general in family.tensors else (family.tensors[stem], f".{kind}")
+    named = [one.replace("{i}", layer[1] if layer else "") + suffix for one in found.split()]
     rows = [shape[0]]
     if len(named) == 3:
         rows = [config.heads * config.head_dim] + [config.key_heads * config.head_dim] * 2
@@ -73,7 +70,7 @@ def _check_fit(
     """All that is missing, unexpected or of another shape, in one error."""
     expected = {one: shape for parts in sources.values() for one, shape in parts}
     if config.embedding_bias:  # a table by token type, of which the first row is used
-        table = str(family.tensors["embedding_bias"])
+        table = family.tensors["embedding_bias"]
         rows = tensors[table].shape[:1] if table in tensors else ()
         expected[table] = (max((1, *rows)), config.width)
     wrong = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in tensors]
@@ -84,7 +81,7 @@ def _check_fit(
     ]
     copies = dict(family.copies)
     if config.tied:
-        copies[f"{family.tensors['head']}.weight"] = str(family.tensors["embedding"])
+        copies[f"{family.tensors['head']}.weight"] = family.tensors["embedding"]
     for name in sorted(set(tensors) - set(expected)):
         if name in copies:
             wrong += _differs(name, tensors[name], copies[name], tensors.get(copies[name]))
