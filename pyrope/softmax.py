@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks
-from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host, piece
 
 _ROWS = 256  # queries in a block of the host, over all heads that share a key head
 _SMALL = 2**16  # scores: below that, calls cost more than arithmetic
@@ -177,7 +177,7 @@ def attention(
             if (
                 view is None or i == 0 or not same
             ):  # heads see alike, rows of a batch where their positions are the same
-                view = _view(xp, case.reach, _piece(case.q_at, index), _piece(case.k_at, index[:-1]), tile)
+                view = _view(xp, case.reach, piece(case.q_at, index), piece(case.k_at, index[:-1]), tile)
             _attend(xp, case, index, view, spare, target)
     return out
 
@@ -207,7 +207,7 @@ def _view(xp: ModuleType, reach: tuple[int, int] | None, q_at: Array, k_at: Arra
 
 def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, spare: Array, out: Array) -> None:
     """Eq. (2) for the queries at an index (…, g, r, n) and the keys that any of them sees, into out."""
-    q, k, v = _piece(case.q, index), _piece(case.k, index[:-2]), _piece(case.v, index[:-2])
+    q, k, v = piece(case.q, index), piece(case.k, index[:-2]), piece(case.v, index[:-2])
     (*lead, r, rows, d), width = q.shape, sum(keys.stop - keys.start for keys in view.runs)
     if not width:
         return  # out is zeros
@@ -223,7 +223,7 @@ def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, sp
         scores *= case.softcap
     if case.mask is not None:
         for keys, column in zip(view.runs, view.columns, strict=True):
-            _apply(xp, _piece(case.mask, (*index, keys)), by_head[..., column])
+            _apply(xp, piece(case.mask, (*index, keys)), by_head[..., column])
     for column, hidden in view.hidden:
         xp.copyto(by_head[..., column], -math.inf, where=hidden)
     small = False
@@ -237,12 +237,6 @@ def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, sp
     # Weights that are divided by their sum cost a division for each score; the sum of the values, one for each of them.
     product /= total
     out[index] = product.reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
-
-
-def _piece(x: Array, index: tuple[Any, ...]) -> Array:
-    """x[index], where an axis of length 1 stands for one of any length."""
-    each = zip(index, x.shape, strict=False)
-    return x[tuple((slice(None) if isinstance(i, slice) else 0) if size == 1 else i for i, size in each)]
 
 
 def _tiles(reach: tuple[int, int], q_at: Array, k_at: Array, tile: int) -> tuple[Array, Array]:
