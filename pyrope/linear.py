@@ -27,8 +27,6 @@ from .theta import Rope, check_rope
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
 CHUNK = 192  # tokens: longer chunks multiply more, shorter ones spend more on calls
-
-
 FEATURE_MAPS: dict[str, Callable[[ModuleType, Array], Array]] = {
     # x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236); eˣ above 0 is thrown away, and could overflow.
     "elu+1": lambda xp, x: xp.add(e := xp.minimum(x, 0), xp.maximum(x, 0), out=xp.exp(e, out=e)),
@@ -107,8 +105,7 @@ class _Plan:
             elif self.rope is not None:
                 if start % stretch == 0:
                     tables = rotation_tables(self.rope, self.positions[..., start : start + stretch], arrays[0])
-                cut = slice(start % stretch, start % stretch + chunk)
-                part = tables.part(cut)
+                part = tables.part(slice(start % stretch, start % stretch + chunk))
             piece = slice(start, min(start + chunk, n))
             made = [self.features(x[..., piece, :], part, spare) for x, spare in zip(arrays, spares, strict=True)]
             spares = [None if part is None else turned for _, turned in made]

@@ -52,10 +52,8 @@ class Cache:
             self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
             self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
         except (MemoryError, ValueError):  # NumPy's word for more than any address
-            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize
-            raise ValueError(
-                f"a cache for {length} tokens would take {size / 1e9:.3g} GB, which is not there"
-            ) from None
+            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
+            raise ValueError(f"a cache for {length} tokens would take {size:.3g} GB, which is not there") from None
         self.states: list[LinearState | None] = [None] * len(config.layers)
 
     def check(self, model: Model, batch: int, n: int) -> None:
@@ -65,10 +63,8 @@ class Cache:
         if batch != self.batch:
             raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
         if self.used + n > self.length:
-            raise ValueError(
-                f"the cache is full: it holds {self.used} of {self.length} tokens, and {n} more were given; make a "
-                "longer one"
-            )
+            told = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
+            raise ValueError(f"the cache is full: {told}; make a longer one")
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,9 @@ def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache 
     else:
         before = run = np.zeros((b, 0), np.int64)
         last = np.full((b, 1), -1, np.int64)
-    own = _rows("segments", 0 if segments is None else segments, shape) if segments is not None else None
-    if own is None:  # what came last goes on
+    if segments is not None:
+        own = _rows("segments", segments, shape)
+    else:  # what came last goes on
         own = np.broadcast_to(before[:, -1:], shape) if used else np.zeros(shape, np.int64)
     every = np.concatenate((before, own), axis=1)
     begins = np.diff(every, axis=1, prepend=every[:, :1] - 1) != 0
@@ -140,19 +137,13 @@ def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
     """The rope at the length of the sequences, where there is no cache that says which."""
     if rope is None or rope.resolved:
         return rope
-    runs = (places.order // (2 * places.limit)).tolist()
-    rows = enumerate(zip(runs, places.positions.tolist(), strict=True))
-    ends: dict[tuple[int, int], int] = {}
-    for row, (own, positions) in rows:
-        for run, position in zip(own, positions, strict=True):
-            ends[row, run] = max(ends.get((row, run), 1), position + 1)
-    lengths = sorted(set(ends.values()))
+    runs = zip(places.positions, places.starts, strict=True)
+    ends = [np.maximum.reduceat(row, np.flatnonzero(first)).tolist() for row, first in runs]
+    lengths = sorted({max(end, 0) + 1 for row in ends for end in row})
     fixed = [rope.at(length) for length in lengths]
     if any(not np.array_equal(frequencies(one), frequencies(fixed[-1])) for one in fixed):
-        raise ValueError(
-            f"the frequencies of {type(rope.scaling).__name__} depend on the length, and the sequences have different "
-            f"ones, {lengths}: give a Cache, which fixes it"
-        )
+        rule = f"the frequencies of {type(rope.scaling).__name__} depend on the length"
+        raise ValueError(f"{rule}, and the sequences have different ones, {lengths}: give a Cache, which fixes it")
     return fixed[-1]
 
 
@@ -170,7 +161,6 @@ class _Run:
     tables: Mapping[Rope, Tables]
     bias: Array | None  # of ALiBi, added to the scores
     note: Trace
-    traced: bool
 
 
 def forward(
@@ -201,8 +191,7 @@ def forward(
     x = _embedded(config, weights, ids, places.positions)
     note: Trace = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
-    run = _Run(config, cache, places, _tables(config, ropes, places, x), _bias(config, cache, places, x), note,
-               trace is not None)  # fmt: skip
+    run = _Run(config, cache, places, _tables(config, ropes, places, x), _bias(config, cache, places, x), note)
     states = []
     for i, weight in enumerate(weights.layers):
         x, state = _block(run, i, ropes[i], weight, x)
@@ -318,7 +307,7 @@ def _attend(run: _Run, i: int, rope: Rope | None, heads: Array) -> Array:
         cache.keys[i][:, :, new], cache.values[i][:, :, new] = k, v
         k, v = cache.keys[i][:, :, every], cache.values[i][:, :, every]
     options = _visible(run, i, n)
-    if run.traced:
+    if run.note is not _silent:
         run.note(f"layers.{i}.q_rotated", q)
         run.note(f"layers.{i}.k_rotated", k[:, :, -n:])
         run.note(f"layers.{i}.scores", attention_scores(q, k, **options))
@@ -347,7 +336,7 @@ def _attend_linearly(
     else:
         at = None if tables is None else tables.positions
         out, state = _linear(run.config, q, k, v, at, rope, state, tables)
-    if run.traced:
+    if run.note is not _silent:
         for name, x in (("q_rotated", q), ("k_rotated", k)):
             phi = FEATURE_MAPS[run.config.feature_map](namespace(x), x)
             turned = phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
@@ -374,10 +363,12 @@ def _by_runs(
     xp = namespace(q)
     out, lasts = xp.empty(q.shape, q.dtype), []
     for row in range(len(q)):
-        last = None if state is None else _only(state, row)
+        last, own = None, slice(row, row + 1)
+        if state is not None:
+            last = dataclasses.replace(state, numerator=state.numerator[own], denominator=state.denominator[own])
         edges = sorted({0, *np.flatnonzero(places.starts[row]).tolist(), q.shape[-2]})
         for a, b in zip(edges, edges[1:], strict=False):
-            cut = (slice(row, row + 1), slice(None), slice(a, b))
+            cut = (own, slice(None), slice(a, b))
             at = None if rope is None else places.positions[row, a:b]
             before = None if places.starts[row, a] else last
             out[cut], last = _linear(config, q[cut], k[cut], v[cut], at, rope, before)
@@ -387,12 +378,6 @@ def _by_runs(
         return out, None
     sums = (xp.concatenate([getattr(x, name) for x in known]) for name in ("numerator", "denominator"))
     return out, dataclasses.replace(known[0], **dict(zip(("numerator", "denominator"), sums, strict=True)))
-
-
-def _only(state: LinearState, row: int) -> LinearState:
-    """The state of one row of the batch."""
-    own = slice(row, row + 1)
-    return dataclasses.replace(state, numerator=state.numerator[own], denominator=state.denominator[own])
 
 
 def _head(config: Config, weights: Weights, x: Array, note: Trace) -> Array:
