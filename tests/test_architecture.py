@@ -230,6 +230,11 @@ def test_weights_of_one_wrong_dtype_are_refused():
         Weights.of(PLAIN, _arrays(PLAIN, np.float16))
 
 
+def test_weights_belong_to_a_config():
+    with pytest.raises(TypeError, match="config must be a Config, was dict"):
+        Weights.of({"vocabulary": 5}, {})
+
+
 def test_weights_must_be_arrays_of_one_library(xp):
     arrays = _arrays(PLAIN)
     with pytest.raises(TypeError, match="norm.weight must be a NumPy or CuPy array, was list"):
