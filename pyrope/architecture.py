@@ -191,9 +191,7 @@ class Weights:
 
 def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
     """Whether these are the arrays of a model of this config."""
-    if not isinstance(config, Config):
-        raise TypeError(f"config must be a Config, was {type(config).__name__}")
-    expected = weight_shapes(config)
+    expected = weight_shapes(checks.instance("config", config, Config))
     if arrays:
         namespace(**arrays)
     wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
@@ -253,12 +251,6 @@ class Model:
             told = f"{type(self.config).__name__} and {type(self.weights).__name__}"
             raise TypeError(f"a Model is made of a Config and Weights, not of {told}")
         _check_arrays(self.config, self.weights.named())
-
-
-def check_model(model: Any) -> Model:
-    if not isinstance(model, Model):
-        raise TypeError(f"model must be a Model, was {type(model).__name__}")
-    return model
 
 
 def random_model(config: Config, seed: int, backend: str | ModuleType = "numpy", dtype: str = "float32") -> Model:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .families import FAMILIES, Family, find_family, read_architecture
 from .phase import cos_sin
 from .theta import frequencies
 
+_Sources: TypeAlias = list[tuple[str, tuple[int, ...]]]  # the tensors of a checkpoint, and their shapes
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _ROFORMER_TABLE = "roformer.encoder.embed_positions.weight"
 
@@ -46,8 +47,8 @@ def load(
     return Model(config, Weights.of(config, arrays))
 
 
-def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """The tensors of a checkpoint that make up one of our arrays, with their shapes, from top to bottom."""
+def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> _Sources:
+    """What makes up one of our arrays, from top to bottom."""
     layer = _LAYER.match(name)
     general = _LAYER.sub("layers.{i}.", name)
     stem, _, kind = general.rpartition(".")
@@ -61,12 +62,7 @@ def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) 
     return [(one, (row, *shape[1:])) for one, row in zip(named, rows, strict=True)]
 
 
-def _check_fit(
-    config: Config,
-    family: Family,
-    sources: Mapping[str, list[tuple[str, tuple[int, ...]]]],
-    tensors: Mapping[str, Tensor],
-) -> None:
+def _check_fit(config: Config, family: Family, sources: Mapping[str, _Sources], tensors: Mapping[str, Tensor]) -> None:
     """All that is missing, unexpected or of another shape, in one error."""
     expected = {one: shape for parts in sources.values() for one, shape in parts}
     if config.embedding_bias:  # a table by token type, of which the first row is used
@@ -79,7 +75,7 @@ def _check_fit(
         for name, shape in expected.items()
         if name in tensors and tensors[name].shape != shape
     ]
-    copies = dict(family.copies)
+    copies, layers = dict(family.copies), range(len(config.layers))
     if config.tied:
         copies[f"{family.tensors['head']}.weight"] = family.tensors["embedding"]
     for name in sorted(set(tensors) - set(expected)):
@@ -87,7 +83,7 @@ def _check_fit(
             wrong += _differs(name, tensors[name], copies[name], tensors.get(copies[name]))
         elif name == _ROFORMER_TABLE and family is FAMILIES["roformer"]:
             wrong += _other_positions(config, tensors[name])
-        elif _is_buffer(config, family, name):
+        elif any(name == one.replace("{i}", str(i)) for one in family.buffers for i in layers):
             wrong += _other_frequencies(config, name, tensors[name]) if name.endswith("inv_freq") else []
         else:
             wrong.append(f"unexpected: {name} {tensors[name].shape}")
@@ -101,11 +97,6 @@ def _differs(name: str, copy: Tensor, original: str, tensor: Tensor | None) -> l
     if tensor is None or copy.shape != tensor.shape or not np.array_equal(copy.read(), tensor.read()):
         return [f"{name} is there and differs from {original}, with which it should be one"]
     return []
-
-
-def _is_buffer(config: Config, family: Family, name: str) -> bool:
-    layers = range(len(config.layers))
-    return any(name == one.replace("{i}", str(i)) for one in family.buffers for i in layers)
 
 
 def _other_frequencies(config: Config, name: str, tensor: Tensor) -> list[str]:

@@ -52,7 +52,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if path.suffix.lower() == ".safetensors":
         raise ValueError(f"{path} has no config of its own: give the folder that holds it and its config.json")
     metadata, tensors = read_gguf(path)
-    with _naming(path):
+    with naming(path):
         return _in_hugging_face_terms(metadata, tensors)
 
 
@@ -77,7 +77,7 @@ def optional(name: str) -> Any:
 
 
 @contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
+def naming(path: pathlib.Path) -> Iterator[None]:
     """What is found wrong with a file, as a ValueError that begins with its name."""
     try:
         yield
@@ -134,7 +134,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     _check_file(path)
     if path.stat().st_size > _LONGEST_JSON:
         raise ValueError(f"{path} must have at most {_LONGEST_JSON} bytes, had {path.stat().st_size}")
-    with _naming(path):
+    with naming(path):
         return _parsed(path.read_bytes())
 
 
@@ -178,7 +178,7 @@ def _read_shards(folder: pathlib.Path, index: pathlib.Path) -> dict[str, Tensor]
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     _check_file(path)
-    with _naming(path):
+    with naming(path):
         _check_header(path)
         optional("ml_dtypes")  # NumPy knows bfloat16 only after this import
         package = optional("safetensors")
@@ -299,7 +299,7 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     """The metadata and the tensors of a GGUF file, memory-mapped, under the names that they have there."""
     path = pathlib.Path(path)
     _check_file(path)
-    with _naming(path):
+    with naming(path):
         with open(path, "rb") as file:
             if file.read(4) != b"GGUF":
                 raise ValueError("is neither a Hugging Face folder nor a GGUF file, which starts with the letters GGUF")

@@ -53,9 +53,7 @@ class LinearState:
         return LinearState(*sums, self.count + other.count, self.rope, self.feature_map)
 
     def _check(self, other: Any) -> None:
-        if not isinstance(other, LinearState):
-            raise TypeError(f"state must be a LinearState, was {type(other).__name__}")
-        namespace(here=self.numerator, state=other.numerator)
+        namespace(here=self.numerator, state=checks.instance("state", other, LinearState).numerator)
         namespace(here=self.denominator, state=other.denominator)
         own, found = (
             (x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype, x.denominator.shape, x.denominator.dtype)

@@ -386,11 +386,10 @@ def _attention_factor(scaling: YaRN | LongRoPE) -> float:
 
 def check_rope(rope: Any) -> Rope:
     """The rope, if it is one whose Θ is fixed."""
-    if not isinstance(rope, Rope):
-        raise TypeError(f"rope must be a Rope, was {type(rope).__name__}")
-    if not rope.resolved:
+    found = checks.instance("rope", rope, Rope)
+    if not found.resolved:
         raise ValueError(f"the frequencies of {rope.scaling} depend on the length: fix it first with rope.at(length)")
-    return rope
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, encodings
-from .architecture import Config, LayerWeights, Model, Weights, check_model
+from .architecture import Config, LayerWeights, Model, Weights
 from .backend import Array, from_numpy, namespace, on_host
 from .layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
 from .linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
@@ -34,8 +34,7 @@ class Cache:
     """
 
     def __init__(self, model: Model, length: int, batch: int = 1) -> None:
-        check_model(model)
-        config, like = model.config, model.weights.embedding
+        config, like = checks.instance("model", model, Model).config, model.weights.embedding
         if not config.causal:
             raise ValueError("a cache needs a causal model: here a token also sees those after it")
         xp, shape = namespace(like), (checks.integer("batch", batch, 1), config.key_heads, length, config.head_dim)
@@ -176,16 +175,13 @@ def forward(
     ``logits``: "all", or "last" for those of the last token alone, (b, 1, v) or (1, v).
     ``trace(name, array)`` is called with a copy of every intermediate; ``{}.__setitem__`` collects them.
     """
-    check_model(model)
-    config, weights = model.config, model.weights
+    config, weights = checks.instance("model", model, Model).config, model.weights
     ids = check_tokens(tokens, config.vocabulary)
     checks.choice("logits", logits, ("all", "last"))
     if trace is not None and not callable(trace):
         raise TypeError(f"trace must be a function of a name and an array, was {type(trace).__name__}")
     if cache is not None:
-        if not isinstance(cache, Cache):
-            raise TypeError(f"cache must be a Cache, was {type(cache).__name__}")
-        cache.check(model, *ids.shape)
+        checks.instance("cache", cache, Cache).check(model, *ids.shape)
     places = _places(positions, segments, (ids.shape[0], ids.shape[1]), cache)
     ropes = cache.ropes if cache is not None else [_resolved(layer.rope, places) for layer in config.layers]
     x = _embedded(config, weights, ids, places.positions)
