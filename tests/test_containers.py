@@ -214,6 +214,15 @@ def test_bad_configs_are_refused(folder, text, words):
         open_checkpoint(folder)
 
 
+def test_the_key_that_stands_twice_is_found_among_many(folder):
+    # Compared with each other, 400,000 keys would take an hour; counted, they take no time.
+    save_file({"a": _values((2,), np.float32)}, folder / "model.safetensors")
+    keys = [f'"{i}": 0' for i in range(400_000)]
+    (folder / "config.json").write_text("{" + ", ".join([*keys, keys[-1]]) + "}")
+    with pytest.raises(ValueError, match="config.json: the key '399999' stands there twice"):
+        open_checkpoint(folder)
+
+
 def test_a_config_of_many_megabytes_is_not_read(folder):
     save_file({"a": _values((2,), np.float32)}, folder / "model.safetensors")
     (folder / "config.json").write_bytes(b" " * (2**24 + 1))
