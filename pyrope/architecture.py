@@ -194,13 +194,11 @@ def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
     expected = weight_shapes(checks.instance("config", config, Config))
     if arrays:
         namespace(**arrays)
-    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
-    wrong += [f"{name} is unexpected" for name in arrays if name not in expected]
-    wrong += [
-        f"{name} has shape {tuple(arrays[name].shape)}, not {shape}"
-        for name, shape in expected.items()
-        if name in arrays and tuple(arrays[name].shape) != shape
-    ]
+    found = {name: tuple(array.shape) for name, array in arrays.items()}
+    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in found]
+    wrong += [f"{name} is unexpected" for name in found if name not in expected]
+    both = [(name, found[name], shape) for name, shape in expected.items() if name in found]
+    wrong += [f"{name} has shape {own}, not {shape}" for name, own, shape in both if own != shape]
     if wrong:
         raise ValueError("weights do not fit the config: " + "; ".join(wrong))
     dtypes = {array.dtype for array in arrays.values()}

@@ -70,11 +70,8 @@ def _check_fit(config: Config, family: Family, sources: Mapping[str, _Sources], 
         rows = tensors[table].shape[:1] if table in tensors else ()
         expected[table] = (max((1, *rows)), config.width)
     wrong = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in tensors]
-    wrong += [
-        f"{name} has shape {tensors[name].shape}, not {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
+    both = [(name, tensors[name].shape, shape) for name, shape in expected.items() if name in tensors]
+    wrong += [f"{name} has shape {own}, not {shape}" for name, own, shape in both if own != shape]
     copies, layers = dict(family.copies), range(len(config.layers))
     if config.tied:
         copies[f"{family.tensors['head']}.weight"] = family.tensors["embedding"]

@@ -352,16 +352,12 @@ def _place(cursor: _Cursor, infos: Mapping[str, _Info], alignment: Any) -> dict[
         if first + end > len(cursor.data):
             raise ValueError(f"tensor {name!r} ends at byte {first + end}, the file at {len(cursor.data)}")
     for kind in {info.kind for info in infos.values() if info.kind.name not in _FLOATS + _INTEGERS}:
-        _check_kind(kind)
+        gguf = optional("gguf")
+        try:
+            gguf.quants.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+        except NotImplementedError as error:
+            raise ValueError(f"tensors of type {kind.name} cannot be dequantised by the package gguf") from error
     return {name: _stored(name, info, cursor.data, first + info.offset) for name, info in infos.items()}
-
-
-def _check_kind(kind: Any) -> None:
-    gguf = optional("gguf")
-    try:
-        gguf.quants.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
-    except NotImplementedError as error:
-        raise ValueError(f"tensors of type {kind.name} cannot be dequantised by the package gguf") from error
 
 
 def _stored(name: str, info: _Info, data: mmap.mmap, start: int) -> Tensor:
@@ -472,8 +468,8 @@ class _Settings:
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         return checks.integer(f"{self.architecture}.{key}", self.take(key, default), least)
 
-    def real(self, key: str, default: float | None = None) -> float:
-        return checks.real(f"{self.architecture}.{key}", self.take(key, default), 0, open=True)
+    def real(self, key: str, default: float | None = None, open: bool = True) -> float:
+        return checks.real(f"{self.architecture}.{key}", self.take(key, default), 0, open=open)
 
     def must_be(self, key: str, value: Any) -> None:
         """A setting that may be there, but only with the value that is understood."""
@@ -576,9 +572,8 @@ def _phi3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]) 
         return
     if len(found) < 2:
         raise ValueError(f"of {' and '.join(names)} one is missing")
-    short, long = found
     given.must_be("rope.scaling.type", "longrope")
-    config["rope_scaling"] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    config["rope_scaling"] = {"rope_type": "longrope", "short_factor": found[0], "long_factor": found[1]}
     config["rope_scaling"]["attention_factor"] = given.real("rope.scaling.attn_factor")
 
 
@@ -588,8 +583,7 @@ def _gemma3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]
     layers = range(1, config["num_hidden_layers"] + 1)
     config["layer_types"] = ["sliding_attention" if i % period else "full_attention" for i in layers]
     config["rope_local_base_freq"] = given.real("rope.freq_base_swa", 10000.0)
-    cap = given.take("final_logit_softcapping", 0.0)
-    config["final_logit_softcapping"] = checks.real("final_logit_softcapping", cap, 0) or None
+    config["final_logit_softcapping"] = given.real("final_logit_softcapping", 0.0, open=False) or None
     # Not in the file: all sizes divide scores by √head_dim, but the one of 62 layers (27B) by √(width / heads).
     own = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = own if config["num_hidden_layers"] == 62 else config["head_dim"]
@@ -604,40 +598,34 @@ def _gptneox(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor
 
 _OWN: dict[str, Callable[[_Settings, dict[str, Any], dict[str, Tensor]], None]]
 _OWN = {"llama": _llama, "phi3": _phi3, "gemma3": _gemma3, "gptneox": _gptneox}
-_Change: TypeAlias = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
 
 def _renamed(architecture: _Architecture, config: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by Hugging Face names, and as they are there; those that are not known keep the names they have."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        new, change = name, None
+        new = name
         if found := re.fullmatch(r"(?:blk\.(0|[1-9][0-9]*)\.)?([a-z_]+)\.(weight|bias)", name):
             layer, part, kind = found.groups()
-            if layer is None and part in architecture.ends:
-                new = f"{architecture.ends[part]}.{kind}"
-            elif layer is not None and part in architecture.blocks:
-                new = f"{architecture.layers}.{layer}.{architecture.blocks[part]}.{kind}"
-            change = _change(architecture.model_type, part, config) if new != name else None
+            here = architecture.ends if layer is None else architecture.blocks
+            if part in here:
+                new = ("" if layer is None else f"{architecture.layers}.{layer}.") + f"{here[part]}.{kind}"
+                tensor = _changed(tensor, architecture.model_type, part, config)
         if new in tensors:
             raise ValueError(f"two tensors are called {new!r}")
-        tensors[new] = tensor if change is None else _changed(tensor, change)
+        tensors[new] = tensor
     return tensors
 
 
-def _changed(tensor: Tensor, change: _Change) -> Tensor:
-    return Tensor(tensor.shape, lambda: change(tensor.read()))
-
-
-def _change(model_type: str, part: str, config: Mapping[str, Any]) -> _Change | None:
-    """What makes a tensor of the file the one that Hugging Face has."""
+def _changed(tensor: Tensor, model_type: str, part: str, config: Mapping[str, Any]) -> Tensor:
+    """A tensor of the file as Hugging Face has it."""
     if model_type == "llama" and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-        return lambda w: permute_weights(w, heads, "interleaved", "half")
-    if model_type == "gemma3_text" and part.endswith("norm"):
-        return lambda w: w - w.dtype.type(1)  # the file has 1 + w, which the model multiplies with
+        return Tensor(tensor.shape, lambda: permute_weights(tensor.read(), heads, "interleaved", "half"))
+    if model_type == "gemma3_text" and part.endswith("norm"):  # the file has 1 + w, which the model multiplies with
+        return Tensor(tensor.shape, lambda: (w := tensor.read()) - w.dtype.type(1))
     if model_type == "gpt_neox" and part == "attn_qkv":
         # Rows q of all heads, k of all heads, v of all heads -> q, k, v of the first head, then of the next.
-        split = (3, config["num_attention_heads"], -1)
-        return lambda w: w.reshape(*split, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
-    return None
+        split = (3, config["num_attention_heads"], -1, *tensor.shape[1:])
+        return Tensor(tensor.shape, lambda: tensor.read().reshape(split).swapaxes(0, 1).reshape(tensor.shape))
+    return tensor
