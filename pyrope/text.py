@@ -150,9 +150,7 @@ _CUTS = {
 def _from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     if (model := _get(metadata, "model", str)) != "gpt2":
         raise ValueError(f"tokenizer.ggml.model must be 'gpt2' (byte-level pairs), was {model!r}: use a tokenizer.json")
-    cuts = _get(metadata, "pre", str)
-    if cuts not in _CUTS:
-        raise ValueError(f"tokenizer.ggml.pre must be one of {', '.join(map(repr, _CUTS))}, was {cuts!r}")
+    cuts = checks.choice("tokenizer.ggml.pre", _get(metadata, "pre", str), tuple(_CUTS))
     if _get(metadata, "add_eos_token", bool, False):
         raise ValueError("this tokenizer ends every text with a token (add_eos_token), and nothing could follow it")
     tokens = _get(metadata, "tokens", list)

@@ -130,12 +130,10 @@ class YaRN(_Checked):
         ramp = [min(max((i - low) / (high - low), Decimal(0)), Decimal(1)) for i in range(r // 2)]
         return [w * ((1 - g) + g / s) for w, g in zip(_geometric(base, r), ramp, strict=True)]
 
-    def exact_attention_factor(self) -> Decimal:
+    def implied_attention_factor(self) -> Decimal:
         def g(k: float) -> Decimal:
             return Decimal(1) if self.factor <= 1 else Decimal("0.1") * Decimal(k) * Decimal(self.factor).ln() + 1
 
-        if self.attention_factor is not None:
-            return Decimal(self.attention_factor)
         if self.mscale and self.mscale_all_dim:
             return g(self.mscale) / g(self.mscale_all_dim)
         return g(1.0)
@@ -160,9 +158,7 @@ class LongRoPE(_Checked):
         factors = self.long if (self.length or 0) > self.original_length else self.short
         return [w / Decimal(f) for w, f in zip(_geometric(base, r), factors, strict=True)]
 
-    def exact_attention_factor(self) -> Decimal:
-        if self.attention_factor is not None:
-            return Decimal(self.attention_factor)
+    def implied_attention_factor(self) -> Decimal:
         return (1 + Decimal(self.factor).ln() / Decimal(self.original_length).ln()).sqrt()
 
 
@@ -381,7 +377,8 @@ class Rope:
 @lru_cache(maxsize=256)
 def _attention_factor(scaling: YaRN | LongRoPE) -> float:
     with localcontext(DECIMAL):
-        return float(scaling.exact_attention_factor())
+        given = scaling.attention_factor
+        return float(scaling.implied_attention_factor()) if given is None else given
 
 
 def check_rope(rope: Any) -> Rope:
