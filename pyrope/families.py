@@ -23,7 +23,7 @@ _REQUIRED = object()
 class Family:
     """An architecture. Tensors are named as in `weight_shapes`, with or without .weight and .bias at the end."""
 
-    tensors: Mapping[str, str | tuple[str, ...]]  # where they are in a checkpoint; several are put one below the other
+    tensors: Mapping[str, str]  # where they are in a checkpoint; several, as words, are put one below the other
     fixed: Mapping[str, Any]  # options of the Config that are the same in all models
     read: Mapping[str, Any]  # options of the Config and the key that says them, or (key, default)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys, and the values that are understood
@@ -51,50 +51,15 @@ _UNUSED = {
 _OFF = ("is_encoder_decoder", "add_cross_attention", "is_decoder", "attention_bias", "mlp_bias", "lm_head_bias")
 _ONLY: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_mrope", "rope_interleaved"), (False,))
 _ONLY |= dict.fromkeys(("pretraining_tp", "full_attn_mod", "interpolate_factor"), (1,))
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
+_ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
+_SIZES = {"vocabulary": "vocab_size", "width": "hidden_size", "heads": "num_attention_heads"}
+_SIZES["mlp_width"] = "intermediate_size"
 
-_SIZES = {
-    "vocabulary": "vocab_size",
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "mlp_width": "intermediate_size",
-}
 
-_LLAMA = Family(
-    tensors={
-        "embedding": "model.embed_tokens.weight",
-        "layers.{i}.attention_norm": "model.layers.{i}.input_layernorm",
-        "layers.{i}.qkv": tuple(f"model.layers.{{i}}.self_attn.{x}_proj" for x in "qkv"),
-        "layers.{i}.q_norm": "model.layers.{i}.self_attn.q_norm",
-        "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm",
-        "layers.{i}.out": "model.layers.{i}.self_attn.o_proj",
-        "layers.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
-        "layers.{i}.up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
-        "layers.{i}.down": "model.layers.{i}.mlp.down_proj",
-        "norm": "model.norm",
-        "head": "lm_head",
-    },
-    fixed={"norm": "rms", "gated": True, "block": "sequential", "causal": True},
-    read={
-        **_SIZES,
-        "key_heads": ("num_key_value_heads", None),
-        "eps": "rms_norm_eps",
-        "activation": "hidden_act",
-        "tied": ("tie_word_embeddings", False),
-        "qkv_bias": ("attention_bias", False),
-        "out_bias": ("attention_bias", False),
-        "mlp_bias": ("mlp_bias", False),
-    },
-    buffers=("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
-)
+def _in_layers(place: str, **parts: str) -> dict[str, str]:
+    """The tensors of a layer, by what they are called at its place in a checkpoint."""
+    return {f"layers.{{i}}.{ours}": " ".join(f"{place}.{x}" for x in parts[ours].split()) for ours in parts}
 
 
 def _but(family: Family, *without: str, **read: Any) -> dict[str, Any]:
@@ -102,54 +67,50 @@ def _but(family: Family, *without: str, **read: Any) -> dict[str, Any]:
     return {key: value for key, value in {**family.read, **read}.items() if key not in without}
 
 
+_MODEL = "model.layers.{i}"
+_LLAMA = Family(
+    tensors={"embedding": "model.embed_tokens.weight", "norm": "model.norm", "head": "lm_head"} | _in_layers(
+        _MODEL, attention_norm="input_layernorm", mlp_norm="post_attention_layernorm",
+        qkv="self_attn.q_proj self_attn.k_proj self_attn.v_proj", out="self_attn.o_proj",
+        q_norm="self_attn.q_norm", k_norm="self_attn.k_norm", up="mlp.gate_proj mlp.up_proj", down="mlp.down_proj",
+    ),
+    fixed={"norm": "rms", "gated": True, "block": "sequential", "causal": True},
+    read={
+        **_SIZES, "key_heads": ("num_key_value_heads", None), "eps": "rms_norm_eps", "activation": "hidden_act",
+        "tied": ("tie_word_embeddings", False), "qkv_bias": ("attention_bias", False),
+        "out_bias": ("attention_bias", False), "mlp_bias": ("mlp_bias", False),
+    },
+    buffers=(f"{_MODEL}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
+)  # fmt: skip
 _MISTRAL = replace(
     _LLAMA, read=_but(_LLAMA, "qkv_bias", "out_bias", "mlp_bias"), windows="all", needed=("sliding_window",)
 )
 _QWEN2 = replace(
-    _MISTRAL,
-    fixed={**_LLAMA.fixed, "qkv_bias": True},
-    windows="late",
-    needed=(),
+    _MISTRAL, fixed={**_LLAMA.fixed, "qkv_bias": True}, windows="late", needed=(),
     unused=("max_window_layers", "use_sliding_window"),
-)
-_QWEN3 = replace(
-    _QWEN2, fixed={**_LLAMA.fixed, "qk_norm": True}, read=_but(_LLAMA, "mlp_bias"), only={}
 )  # fmt: skip
+_QWEN3 = replace(_QWEN2, fixed={**_LLAMA.fixed, "qk_norm": True}, read=_but(_LLAMA, "mlp_bias"))
 _PHI3 = replace(
     _MISTRAL,
-    tensors={
-        **_LLAMA.tensors,
-        "layers.{i}.qkv": "model.layers.{i}.self_attn.qkv_proj",
-        "layers.{i}.up": "model.layers.{i}.mlp.gate_up_proj",
-    },
+    tensors={**_LLAMA.tensors, **_in_layers(_MODEL, qkv="self_attn.qkv_proj", up="mlp.gate_up_proj")},
     needed=(),
     unused=("embd_pdrop", "resid_pdrop", "original_max_position_embeddings"),
 )
 _GEMMA3 = replace(
     _LLAMA,
-    tensors={
-        **_LLAMA.tensors,
-        "layers.{i}.attention_post_norm": "model.layers.{i}.post_attention_layernorm",
-        "layers.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm",
-        "layers.{i}.mlp_post_norm": "model.layers.{i}.post_feedforward_layernorm",
-    },
+    tensors={**_LLAMA.tensors, **_in_layers(
+        _MODEL, attention_post_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm",
+        mlp_post_norm="post_feedforward_layernorm",
+    )},
     fixed={**_LLAMA.fixed, "qk_norm": True, "post_norms": True},
     read=_but(
-        _LLAMA,
-        "mlp_bias",
-        activation="hidden_activation",
-        tied=("tie_word_embeddings", True),
-        scale="query_pre_attn_scalar",
-        logit_softcap=("final_logit_softcapping", None),
-        embedding_scale="hidden_size",
+        _LLAMA, "mlp_bias", activation="hidden_activation", tied=("tie_word_embeddings", True),
+        scale="query_pre_attn_scalar", logit_softcap=("final_logit_softcapping", None), embedding_scale="hidden_size",
     ),
     only={"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},
     unused=("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation", "rope_local_base_freq"),
-    windows="pattern",
-    pattern=6,
-    needed=("sliding_window",),
-    norm_from_one=True,
-)
+    windows="pattern", pattern=6, needed=("sliding_window",), norm_from_one=True,
+)  # fmt: skip
 _COHERE = replace(
     _LLAMA,
     tensors={key: value for key, value in _LLAMA.tensors.items() if "mlp_norm" not in key},
@@ -159,117 +120,79 @@ _COHERE = replace(
 )
 _GLM4 = replace(
     _LLAMA,
-    tensors={
-        **_PHI3.tensors,
-        "layers.{i}.qkv": _LLAMA.tensors["layers.{i}.qkv"],
-        "layers.{i}.attention_post_norm": "model.layers.{i}.post_self_attn_layernorm",
-        "layers.{i}.mlp_post_norm": "model.layers.{i}.post_mlp_layernorm",
-    },
+    tensors={**_LLAMA.tensors, **_in_layers(
+        _MODEL, up="mlp.gate_up_proj", attention_post_norm="post_self_attn_layernorm",
+        mlp_post_norm="post_mlp_layernorm",
+    )},
     fixed={**_LLAMA.fixed, "post_norms": True},
     read=_but(_LLAMA, "out_bias", "mlp_bias"),
-)
+)  # fmt: skip
 _GPT_NEOX = Family(
     tensors={
-        "embedding": "gpt_neox.embed_in.weight",
-        "layers.{i}.attention_norm": "gpt_neox.layers.{i}.input_layernorm",
-        "layers.{i}.qkv": "gpt_neox.layers.{i}.attention.query_key_value",
-        "layers.{i}.out": "gpt_neox.layers.{i}.attention.dense",
-        "layers.{i}.mlp_norm": "gpt_neox.layers.{i}.post_attention_layernorm",
-        "layers.{i}.up": "gpt_neox.layers.{i}.mlp.dense_h_to_4h",
-        "layers.{i}.down": "gpt_neox.layers.{i}.mlp.dense_4h_to_h",
-        "norm": "gpt_neox.final_layer_norm",
-        "head": "embed_out",
-    },
+        "embedding": "gpt_neox.embed_in.weight", "norm": "gpt_neox.final_layer_norm", "head": "embed_out",
+    } | _in_layers(
+        "gpt_neox.layers.{i}", attention_norm="input_layernorm", mlp_norm="post_attention_layernorm",
+        qkv="attention.query_key_value", out="attention.dense", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
+    ),
     fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "causal": True},
     read={
-        **_SIZES,
-        "eps": "layer_norm_eps",
-        "activation": "hidden_act",
-        "tied": ("tie_word_embeddings", False),
-        "qkv_bias": ("attention_bias", True),
-        "out_bias": ("attention_bias", True),
+        **_SIZES, "eps": "layer_norm_eps", "activation": "hidden_act", "tied": ("tie_word_embeddings", False),
+        "qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True),
         "block": ("use_parallel_residual", True),
     },
     unused=("classifier_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     buffers=tuple(f"gpt_neox.layers.{{i}}.attention.{x}" for x in ("rotary_emb.inv_freq", "bias", "masked_bias")),
     qkv_by_head=True,
-)
+)  # fmt: skip
 _GPTJ = Family(
-    tensors={
-        "embedding": "transformer.wte.weight",
-        "layers.{i}.attention_norm": "transformer.h.{i}.ln_1",
-        "layers.{i}.qkv": tuple(f"transformer.h.{{i}}.attn.{x}_proj" for x in "qkv"),
-        "layers.{i}.out": "transformer.h.{i}.attn.out_proj",
-        "layers.{i}.up": "transformer.h.{i}.mlp.fc_in",
-        "layers.{i}.down": "transformer.h.{i}.mlp.fc_out",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
+    tensors={"embedding": "transformer.wte.weight", "norm": "transformer.ln_f", "head": "lm_head"} | _in_layers(
+        "transformer.h.{i}", attention_norm="ln_1", qkv="attn.q_proj attn.k_proj attn.v_proj", out="attn.out_proj",
+        up="mlp.fc_in", down="mlp.fc_out",
+    ),
+    fixed={
+        "norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "head_bias": True, "one_norm": True,
+        "block": "parallel", "causal": True,
     },
-    fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "head_bias": True, "one_norm": True}
-    | {"block": "parallel", "causal": True},
     read={
-        "vocabulary": "vocab_size",
-        "width": "n_embd",
-        "heads": "n_head",
-        "mlp_width": ("n_inner", None),
-        "eps": "layer_norm_epsilon",
-        "activation": "activation_function",
-        "tied": ("tie_word_embeddings", False),
+        "vocabulary": "vocab_size", "width": "n_embd", "heads": "n_head", "mlp_width": ("n_inner", None),
+        "eps": "layer_norm_epsilon", "activation": "activation_function", "tied": ("tie_word_embeddings", False),
     },
     only={"scale_attn_weights": (True,)},
-    unused=("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_layer", "rotary")
-    + ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    unused=(
+        "attn_pdrop", "embd_pdrop", "resid_pdrop", "n_layer", "rotary", "summary_activation", "summary_first_dropout",
+        "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    ),
     buffers=("transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"),
-)
+)  # fmt: skip
 _ROFORMER = Family(
     tensors={
         "embedding": "roformer.embeddings.word_embeddings.weight",
         "embedding_bias": "roformer.embeddings.token_type_embeddings.weight",
         "embedding_norm": "roformer.embeddings.LayerNorm",
-        "layers.{i}.qkv": tuple(f"roformer.encoder.layer.{{i}}.attention.self.{x}" for x in ("query", "key", "value")),
-        "layers.{i}.out": "roformer.encoder.layer.{i}.attention.output.dense",
-        "layers.{i}.attention_norm": "roformer.encoder.layer.{i}.attention.output.LayerNorm",
-        "layers.{i}.up": "roformer.encoder.layer.{i}.intermediate.dense",
-        "layers.{i}.down": "roformer.encoder.layer.{i}.output.dense",
-        "layers.{i}.mlp_norm": "roformer.encoder.layer.{i}.output.LayerNorm",
-        "head_dense": "cls.predictions.transform.dense",
-        "head_norm": "cls.predictions.transform.LayerNorm",
-        "head": "cls.predictions.decoder",
-        "head.bias": "cls.predictions.bias",
+        "head_dense": "cls.predictions.transform.dense", "head_norm": "cls.predictions.transform.LayerNorm",
+        "head": "cls.predictions.decoder", "head.bias": "cls.predictions.bias",
+    } | _in_layers(
+        "roformer.encoder.layer.{i}", qkv="attention.self.query attention.self.key attention.self.value",
+        out="attention.output.dense", attention_norm="attention.output.LayerNorm",
+        up="intermediate.dense", down="output.dense", mlp_norm="output.LayerNorm",
+    ),
+    fixed={
+        "norm": "layer", "norm_bias": True, "gated": False, "block": "post-norm", "causal": False, "qkv_bias": True,
+        "out_bias": True, "mlp_bias": True, "head_bias": True, "head_dense": True, "embedding_norm": True,
+        "embedding_bias": True, "tied": True,
     },
-    fixed={"norm": "layer", "norm_bias": True, "gated": False, "block": "post-norm", "causal": False}
-    | {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "head_bias": True, "head_dense": True}
-    | {"embedding_norm": True, "embedding_bias": True, "tied": True},
-    read={
-        **_SIZES,
-        "eps": "layer_norm_eps",
-        "activation": "hidden_act",
-    },
+    read={**_SIZES, "eps": "layer_norm_eps", "activation": "hidden_act"},
     only={"rotary_value": (False,), "tie_word_embeddings": (True,)},
     unused=(
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "type_vocab_size",
-        "embedding_size",
-        "directionality",
+        "attention_probs_dropout_prob", "hidden_dropout_prob", "type_vocab_size", "embedding_size", "directionality",
         *(f"pooler_{x}" for x in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
     ),
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
-)
-
+)  # fmt: skip
 FAMILIES: dict[str, Family] = {
-    "cohere": _COHERE,
-    "gemma3_text": _GEMMA3,
-    "glm4": _GLM4,
-    "gpt_neox": _GPT_NEOX,
-    "gptj": _GPTJ,
-    "llama": _LLAMA,
-    "mistral": _MISTRAL,
-    "phi3": _PHI3,
-    "qwen2": _QWEN2,
-    "qwen3": _QWEN3,
-    "roformer": _ROFORMER,
-}
+    "cohere": _COHERE, "gemma3_text": _GEMMA3, "glm4": _GLM4, "gpt_neox": _GPT_NEOX, "gptj": _GPTJ, "llama": _LLAMA,
+    "mistral": _MISTRAL, "phi3": _PHI3, "qwen2": _QWEN2, "qwen3": _QWEN3, "roformer": _ROFORMER,
+}  # fmt: skip
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
@@ -287,8 +210,7 @@ def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -
     options = {**family.fixed, **{name: _value(config, key) for name, key in family.read.items()}}
     layers = _layers(config, family)
     options["head_dim"] = next(layer.rope.head_dim for layer in layers if layer.rope is not None)
-    options["activation"] = checks.choice("activation", options["activation"], tuple(_ACTIVATIONS))
-    options["activation"] = _ACTIVATIONS[options["activation"]]
+    options["activation"] = _ACTIVATIONS[checks.choice("activation", options["activation"], tuple(_ACTIVATIONS))]
     options["key_heads"] = options["heads"] if options.get("key_heads") is None else options["key_heads"]
     if options["mlp_width"] is None:  # GPT-J's way to say four times the width
         options["mlp_width"] = 4 * checks.integer("n_embd", options["width"], 1)
@@ -333,10 +255,8 @@ def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[st
     if config.get("embedding_size") not in (None, config.get("hidden_size")):
         wrong.append(f"embedding_size must be hidden_size, was {config['embedding_size']!r}")
     if wrong:
-        raise ValueError(
-            f"the config of model_type {config['model_type']!r} says what is not read here: {'; '.join(wrong)}; name "
-            "keys that change nothing in ignore="
-        )
+        told = f"the config of model_type {config['model_type']!r} says what is not read here: {'; '.join(wrong)}"
+        raise ValueError(f"{told}; name keys that change nothing in ignore=")
 
 
 def _layers(config: Mapping[str, Any], family: Family) -> tuple[Layer, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .architecture import Model, check_model
+from .architecture import Model
 from .backend import on_host, to_numpy
 from .transformer import Cache, check_tokens, forward
 
@@ -24,8 +24,7 @@ def generate(
     it and is not returned. Ropes that depend on the length (dynamic NTK, LongRoPE) are fixed at that of the prompt and
     ``max_new_tokens`` together, from the first token on.
     """
-    check_model(model)
-    ids = check_tokens(tokens, model.config.vocabulary)
+    ids = check_tokens(tokens, checks.instance("model", model, Model).config.vocabulary)
     if np.ndim(on_host(tokens)) != 1:
         raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
     ends = check_sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)

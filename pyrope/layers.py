@@ -15,9 +15,7 @@ import numpy as np
 
 from .backend import Array, from_numpy, namespace
 
-_ROWS = (
-    256  # tokens that an MLP takes at a time on the host, so that what lies between its products stays in the caches
-)
+_ROWS = 256  # tokens that an MLP takes at a time on the host: what lies between its products stays in the caches
 
 
 class Projection(NamedTuple):
@@ -137,12 +135,8 @@ def relu(xp: ModuleType, x: Array) -> None:
     xp.maximum(x, 0, out=x)
 
 
-ACTIVATIONS: dict[str, Callable[[ModuleType, Array], None]] = {
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "silu": silu,
-    "relu": relu,
-}
+_ALL: tuple[Callable[[ModuleType, Array], None], ...] = gelu, gelu_tanh, silu, relu
+ACTIVATIONS = {function.__name__: function for function in _ALL}
 
 
 def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool) -> Array:

@@ -27,8 +27,6 @@ from .theta import Rope, check_rope
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
 CHUNK = 192  # tokens: longer chunks multiply more, shorter ones spend more on calls
-
-
 FEATURE_MAPS: dict[str, Callable[[ModuleType, Array], Array]] = {
     # x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236); eˣ above 0 is thrown away, and could overflow.
     "elu+1": lambda xp, x: xp.add(e := xp.minimum(x, 0), xp.maximum(x, 0), out=xp.exp(e, out=e)),
@@ -55,9 +53,7 @@ class LinearState:
         return LinearState(*sums, self.count + other.count, self.rope, self.feature_map)
 
     def _check(self, other: Any) -> None:
-        if not isinstance(other, LinearState):
-            raise TypeError(f"state must be a LinearState, was {type(other).__name__}")
-        namespace(here=self.numerator, state=other.numerator)
+        namespace(here=self.numerator, state=checks.instance("state", other, LinearState).numerator)
         namespace(here=self.denominator, state=other.denominator)
         own, found = (
             (x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype, x.denominator.shape, x.denominator.dtype)
@@ -107,8 +103,7 @@ class _Plan:
             elif self.rope is not None:
                 if start % stretch == 0:
                     tables = rotation_tables(self.rope, self.positions[..., start : start + stretch], arrays[0])
-                cut = slice(start % stretch, start % stretch + chunk)
-                part = tables.part(cut)
+                part = tables.part(slice(start % stretch, start % stretch + chunk))
             piece = slice(start, min(start + chunk, n))
             made = [self.features(x[..., piece, :], part, spare) for x, spare in zip(arrays, spares, strict=True)]
             spares = [None if part is None else turned for _, turned in made]

@@ -169,13 +169,11 @@ def _slowly(m: int, theta: Decimal) -> tuple[float, float]:
 
 
 def check_positions(value: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
-    """Positions as an array, if they are integers of at most 2³¹ in size and fit the rope's axes."""
-    m = checks.positions("positions", value)
-    if rope.axes is not None and (m.ndim == 0 or m.shape[0] != rope.axes.count):
-        raise ValueError(
-            f"positions must have a first axis of {rope.axes.count}, one row for each axis of the rope, had shape "
-            f"{m.shape}"
-        )
+    """Positions as an array, if they are integers of at most 2³¹ in size and fit the axes of a rope with fixed Θ."""
+    axes, m = check_rope(rope).axes, checks.positions("positions", value)
+    if axes is not None and (m.ndim == 0 or m.shape[0] != axes.count):
+        rule = f"positions must have a first axis of {axes.count}, one row for each axis of the rope"
+        raise ValueError(f"{rule}, had shape {m.shape}")
     return m
 
 
@@ -192,7 +190,6 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     Each number is within 1 ulp of the true one in float64 (2.5 where an attention factor multiplies it)
     and rounded from that once in the other dtypes. A rope with axes takes positions (axes, …, n).
     """
-    check_rope(rope)
     m = check_positions(positions, rope)
     try:
         dtype = np.dtype(dtype)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from . import checks
-from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host, result_array
+from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host, piece, result_array
 from .phase import check_positions, cos_sin
-from .theta import LAYOUTS, Rope, check_rope
+from .theta import LAYOUTS, Rope
 
-# Order in which a layout reads the two features of each pair, and in which it writes them.
-_READS = {"interleaved": "interleaved", "half": "half", "interleaved-to-half": "interleaved"}
-_WRITES = {"interleaved": "interleaved", "half": "half", "interleaved-to-half": "half"}
+# The order in which a layout reads the two features of each pair, and that in which it writes them.
+_ORDERS = {layout: (layout, layout) for layout in ("interleaved", "half")}
+_ORDERS["interleaved-to-half"] = ("interleaved", "half")
 _BLOCK = 2**17  # elements: what NumPy works on at a time where it needs more than one pass
 
 
@@ -48,7 +48,6 @@ def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
     True
     """
     xp, dtype = namespace(like=like), compute_dtype("like", like)
-    check_rope(rope)
     m = np.array(check_positions(on_host(positions), rope), np.int64)  # a copy, which nobody can change
     m.flags.writeable = False
     cos, sin = cos_sin(rope, m, dtype)
@@ -67,10 +66,8 @@ def _check_fit(x: Array, m: np.ndarray[Any, Any], rope: Rope) -> tuple[int, ...]
         raise ValueError(f"the last axis of x must be head_dim, {rope.head_dim}, x had shape {x.shape}")
     fits = x.ndim > len(shape) and all(a in (1, b) for a, b in zip(shape[:-1], x.shape, strict=False))
     if shape and not (fits and shape[-1] == x.shape[-2]):
-        raise ValueError(
-            f"positions of shape {shape} do not fit x of shape {x.shape}: they must be a scalar, (n,), or (…, n) with "
-            "the first axes of x before n"
-        )
+        rule = "they must be a scalar, (n,), or (…, n) with the first axes of x before n"
+        raise ValueError(f"positions of shape {shape} do not fit x of shape {x.shape}: {rule}")
     return shape
 
 
@@ -79,14 +76,6 @@ def _aligned(table: Array, shape: tuple[int, ...], x: Array) -> Array:
     if not shape:
         return table.reshape(*(1,) * (x.ndim - 1), table.shape[-1])
     return table.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), shape[-1], table.shape[-1])
-
-
-def _piece(table: Array, index: tuple[int | slice, ...]) -> Array:
-    """The part of an aligned table that belongs to x[index]."""
-    own = (
-        (0 if isinstance(i, int) else slice(None)) if n == 1 else i for i, n in zip(index, table.shape, strict=False)
-    )
-    return table[tuple(own)]
 
 
 def _pairs(x: Array, order: str) -> tuple[Array, Array]:
@@ -149,8 +138,7 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     if out is not x:
         for still in (slice(0, turning.start), slice(turning.stop, rope.head_dim)):
             out[..., still] = x[..., still]
-    orders = _READS[rope.layout], _WRITES[rope.layout]
-    read, write = reversed(orders) if inverse else orders
+    read, write = reversed(_ORDERS[rope.layout]) if inverse else _ORDERS[rope.layout]
     straight, crossed = tables.straight, tables.crossed
     if inverse:  # Rᵀ/a²
         a2 = rope.attention_factor**2
@@ -167,15 +155,12 @@ def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any
         raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
     if tables.rope != rope:
         raise ValueError(f"tables were made for {tables.rope}, not for {rope}")
-    if positions is not tables.positions and not np.array_equal(
-        check_positions(on_host(positions), rope), tables.positions
-    ):
+    own = tables.positions
+    if positions is not own and not np.array_equal(check_positions(on_host(positions), rope), own):
         raise ValueError("tables were made for other positions")
     namespace(x=x, tables=tables.straight)
-    if tables.straight.real.dtype != dtype:
-        raise ValueError(
-            f"tables were made for {tables.straight.real.dtype} arithmetic, x of dtype {x.dtype} needs {dtype}"
-        )
+    if (made := tables.straight.real.dtype) != dtype:
+        raise ValueError(f"tables were made for {made} arithmetic, x of dtype {x.dtype} needs {dtype}")
 
 
 def _turn(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array | None, read: str, write: str) -> None:
@@ -191,16 +176,16 @@ def _turn(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array 
     limit = _BLOCK if xp is np else max(x.size, 1)
     spare = xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
     for index in blocks(x.shape, limit):
-        a, b, c = x[index], out[index], _piece(straight, index)
+        a, b, c = x[index], out[index], piece(straight, index)
         if crossed is not None:
             product = spare[0, : a.size].reshape(a.shape)
             if a.dtype != dtype:
                 widened = spare[1, : a.size].reshape(a.shape)
                 widened[...] = a
-                _turn_half(xp, widened, widened, c, _piece(crossed, index), product)
+                _turn_half(xp, widened, widened, c, piece(crossed, index), product)
                 b[...] = widened
             else:
-                _turn_half(xp, a, b, c, _piece(crossed, index), product)
+                _turn_half(xp, a, b, c, piece(crossed, index), product)
             continue
         z = spare.reshape(-1)[: a.size].view(c.dtype).reshape(*a.shape[:-1], a.shape[-1] // 2)
         z.real, z.imag = _pairs(a, read)
@@ -225,15 +210,14 @@ def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
     True
     """
     xp, dtype = namespace(x=x), compute_dtype("x", x)
-    check_rope(rope)
     m = check_positions(on_host(positions), rope)
-    shape, turning = _check_fit(x, m, rope), _rotary(rope)
+    shape, turning, (read, write) = _check_fit(x, m, rope), _rotary(rope), _ORDERS[rope.layout]
     cos, sin = (_aligned(from_numpy(table, xp), shape, x) for table in cos_sin(rope, m, dtype))
-    first, second = _pairs(x[..., turning].astype(dtype), _READS[rope.layout])
+    first, second = _pairs(x[..., turning].astype(dtype), read)
     z = (first + 1j * second) * (cos + 1j * sin)  # Eq. (12): (W x)·e^{imθ}
     out = xp.empty(x.shape, x.dtype)
     out[...] = x
-    first, second = _pairs(out[..., turning], _WRITES[rope.layout])
+    first, second = _pairs(out[..., turning], write)
     first[...], second[...] = z.real, z.imag
     return out
 
@@ -250,20 +234,12 @@ def rotation_matrix(m: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]
     cos, sin = cos_sin(rope, on_host(m))
     if cos.ndim != 1:
         raise ValueError(f"m must be one position, had shape {np.shape(m)}")
-    first = _rotary(rope).start
-    matrix = np.eye(rope.head_dim)  # Eq. (14): what is not rotated stays
-    for i in range(rope.pairs):
-        a, b = (first + f for f in _features(i, rope.pairs, _READS[rope.layout]))
-        row, row2 = (first + f for f in _features(i, rope.pairs, _WRITES[rope.layout]))
-        matrix[row, row] = matrix[row2, row2] = 0.0
-        matrix[row, a], matrix[row, b] = cos[i], -sin[i]  # Eq. (13), the block of pair i
-        matrix[row2, a], matrix[row2, b] = sin[i], cos[i]
+    turning, matrix = _rotary(rope), np.eye(rope.head_dim)  # Eq. (14): what is not rotated stays
+    (a, b), (first, second) = (_pairs(np.arange(rope.head_dim)[turning], order) for order in _ORDERS[rope.layout])
+    matrix[turning, turning] = 0.0
+    matrix[first, a], matrix[first, b] = cos, -sin  # Eq. (13), the blocks of all pairs
+    matrix[second, a], matrix[second, b] = sin, cos
     return matrix
-
-
-def _features(i: int, p: int, order: str) -> tuple[int, int]:
-    """The two features of pair i of p."""
-    return (2 * i, 2 * i + 1) if order == "interleaved" else (i, i + p)
 
 
 def permute_weights(
@@ -284,12 +260,10 @@ def permute_weights(
     if w.ndim < 1 or w.shape[0] % heads or not w.shape[0]:
         raise ValueError(f"the first axis of w must be a multiple of heads, {heads}, w had shape {w.shape}")
     rope = Rope(w.shape[0] // heads, 10000.0, from_layout, rotary_dim, placement)  # checks the widths
-    start, order = _rotary(rope).start, np.arange(rope.head_dim)
-    for i in range(rope.pairs):
-        for old, new in zip(
-            *(_features(i, rope.pairs, _READS[layout]) for layout in (from_layout, to_layout)), strict=True
-        ):
-            order[start + new] = start + old
+    order, turning = np.arange(rope.head_dim), np.arange(rope.head_dim)[_rotary(rope)]
+    reads = (_pairs(turning, _ORDERS[layout][0]) for layout in (from_layout, to_layout))
+    for old, new in zip(*reads, strict=True):
+        order[new] = old
     split = w.reshape(heads, rope.head_dim, *w.shape[1:])
     return xp.take(split, from_numpy(order, xp), axis=1).reshape(w.shape)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks
-from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host, piece
 
 _ROWS = 256  # queries in a block of the host, over all heads that share a key head
 _SMALL = 2**16  # scores: below that, calls cost more than arithmetic
@@ -174,10 +174,9 @@ def attention(
         for i, index in enumerate(pieces):
             every = (slice(None),) * (len(lead) - len(index) + 1)
             index = (*index, *every, slice(start, start + rows))
-            if (
-                view is None or i == 0 or not same
-            ):  # heads see alike, rows of a batch where their positions are the same
-                view = _view(xp, case.reach, _piece(case.q_at, index), _piece(case.k_at, index[:-1]), tile)
+            # Heads see alike, and rows of a batch where their positions are the same.
+            if view is None or i == 0 or not same:
+                view = _view(xp, case.reach, piece(case.q_at, index), piece(case.k_at, index[:-1]), tile)
             _attend(xp, case, index, view, spare, target)
     return out
 
@@ -185,45 +184,45 @@ def attention(
 class _View(NamedTuple):
     """Which keys a block of queries sees."""
 
-    runs: list[slice]  # stretches of keys that any query sees
-    columns: list[slice]  # where their scores go
+    runs: list[tuple[slice, slice]]  # stretches of keys that any query sees, and the columns of their scores
     hidden: list[tuple[slice, Array]]  # columns where some are not seen, and which, (…, 1, rows, columns)
 
 
 def _view(xp: ModuleType, reach: tuple[int, int] | None, q_at: Array, k_at: Array, tile: int) -> _View:
     m = k_at.shape[-1]
     if reach is None:
-        return _View([slice(0, m)], [slice(0, m)], [])
+        return _View([(slice(0, m), slice(0, m))], [])
     seen, in_part = _tiles(reach, q_at, k_at, tile)
-    runs, columns, hidden, start = _runs(seen, tile, m), [], [], 0
-    for keys in runs:
-        columns.append(slice(start, start + keys.stop - keys.start))
-        for some in _runs(in_part[keys.start // tile : -(-keys.stop // tile)], tile, keys.stop - keys.start):
+    view, start = _View([], []), 0
+    for keys in _runs(seen, tile, m):
+        stop = start + keys.stop - keys.start
+        for some in _runs(in_part[keys.start // tile : -(-keys.stop // tile)], tile, stop - start):
             column = slice(start + some.start, start + some.stop)
-            hidden.append((column, _hidden(xp, reach, q_at, k_at[..., keys][..., some])))
-        start = columns[-1].stop
-    return _View(runs, columns, hidden)
+            view.hidden.append((column, _hidden(xp, reach, q_at, k_at[..., keys][..., some])))
+        view.runs.append((keys, slice(start, stop)))
+        start = stop
+    return view
 
 
 def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, spare: Array, out: Array) -> None:
     """Eq. (2) for the queries at an index (…, g, r, n) and the keys that any of them sees, into out."""
-    q, k, v = _piece(case.q, index), _piece(case.k, index[:-2]), _piece(case.v, index[:-2])
-    (*lead, r, rows, d), width = q.shape, sum(keys.stop - keys.start for keys in view.runs)
-    if not width:
+    q, k, v = piece(case.q, index), piece(case.k, index[:-2]), piece(case.v, index[:-2])
+    if not view.runs:
         return  # out is zeros
+    (*lead, r, rows, d), width = q.shape, view.runs[-1][1].stop
     # (q·k)·scale goes over all scores once more, and overflows sooner; q·scale goes over q.
     queries = q.astype(case.dtype).reshape(*lead, r * rows, d)  # a copy: a group is one matrix
     queries *= case.scale / (case.softcap or 1.0)
     scores = spare[: math.prod(lead) * r * rows * width].reshape(*lead, r * rows, width)
     by_head = scores.reshape(*lead, r, rows, width)
-    for keys, column in zip(view.runs, view.columns, strict=True):
+    for keys, column in view.runs:
         xp.matmul(queries, k[..., keys, :].swapaxes(-1, -2), out=scores[..., column])
     if case.softcap is not None:
         xp.tanh(scores, out=scores)
         scores *= case.softcap
     if case.mask is not None:
-        for keys, column in zip(view.runs, view.columns, strict=True):
-            _apply(xp, _piece(case.mask, (*index, keys)), by_head[..., column])
+        for keys, column in view.runs:
+            _apply(xp, piece(case.mask, (*index, keys)), by_head[..., column])
     for column, hidden in view.hidden:
         xp.copyto(by_head[..., column], -math.inf, where=hidden)
     small = False
@@ -231,18 +230,13 @@ def _attend(xp: ModuleType, case: _Case, index: tuple[Any, ...], view: _View, sp
         longest = float(np.einsum("...d,...d->...", queries, queries).max()), float(case.longest[index[:-2]].max())
         small = math.sqrt(longest[0]) * math.sqrt(longest[1]) * (case.softcap or 1.0) <= _SAFE
     total = _exponentials(xp, scores, small=small)
-    product = scores[..., view.columns[0]] @ v[..., view.runs[0], :]
-    for keys, column in zip(view.runs[1:], view.columns[1:], strict=True):
+    (keys, column), *others = view.runs
+    product = scores[..., column] @ v[..., keys, :]
+    for keys, column in others:
         product += scores[..., column] @ v[..., keys, :]
     # Weights that are divided by their sum cost a division for each score; the sum of the values, one for each of them.
     product /= total
     out[index] = product.reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
-
-
-def _piece(x: Array, index: tuple[Any, ...]) -> Array:
-    """x[index], where an axis of length 1 stands for one of any length."""
-    each = zip(index, x.shape, strict=False)
-    return x[tuple((slice(None) if isinstance(i, slice) else 0) if size == 1 else i for i, size in each)]
 
 
 def _tiles(reach: tuple[int, int], q_at: Array, k_at: Array, tile: int) -> tuple[Array, Array]:
@@ -267,19 +261,16 @@ def _checked(
     mask: Array | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None
 ) -> _Case:  # fmt: skip
     """The arguments of `attention`, if they are what its docstring says."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, axes, x in (("q", "(…, h, n, d)", q), ("k", "(…, g, m, d)", k), ("v", "(…, g, m, e)", v)):
         dtype = compute_dtype(name, x)
         if x.dtype != q.dtype:
             raise TypeError(f"q, k and v must have one dtype, {name} was {x.dtype} and q {q.dtype}: convert one")
         if x.ndim < 3 or 0 in x.shape[-3::2][: 2 if name != "v" else 1]:
-            axes = "(…, h, n, d)" if name == "q" else "(…, g, m, d)" if name == "k" else "(…, g, m, e)"
             raise ValueError(f"{name} must have shape {axes} with a head and a feature at least, had {x.shape}")
     (*batch, h, n, d), (g, m) = q.shape, k.shape[-3:-1]
     if list(k.shape) != [*batch, g, m, d] or list(v.shape[:-1]) != [*batch, g, m]:
-        raise ValueError(
-            f"q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) must agree in …, g, m and d, had shapes {q.shape}, "
-            f"{k.shape} and {v.shape}"
-        )
+        rule = "q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) must agree in …, g, m and d"
+        raise ValueError(f"{rule}, had shapes {q.shape}, {k.shape} and {v.shape}")
     if h % g:
         raise ValueError(f"the {g} key heads must divide the {h} query heads: head i reads key head i·g//h")
     window = _FAR if window is None else checks.integer("window", window, 1)
@@ -314,10 +305,8 @@ def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[
     at = checks.positions(name, on_host(positions))
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
-        raise ValueError(
-            f"{name} must have shape ({length},), or (…, {length}) with the first of the batch axes "
-            f"{tuple(batch)}, had {at.shape}"
-        )
+        rule = f"({length},), or (…, {length}) with the first of the batch axes {tuple(batch)}"
+        raise ValueError(f"{name} must have shape {rule}, had {at.shape}")
     return at.astype(np.int64, copy=False).reshape(*first, *(1,) * (len(batch) - len(first) + 2), length)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from . import checks
-from .containers import GgufArray, optional, read_gguf, read_json
+from .containers import GgufArray, naming, optional, read_gguf, read_json
 
 # What SmolLM2 was trained to be told first; its chat template has it, word for word.
 SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -40,9 +40,8 @@ class Tokenizer:
         self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.stop: frozenset[int] = frozenset(stop)  # ids that end a text
         # Names that become one token wherever they stand in a text: those who write must not use them by accident.
-        self.special: frozenset[str] = frozenset(
-            token.content for token in inner.get_added_tokens_decoder().values() if token.special
-        )
+        added = inner.get_added_tokens_decoder().values()
+        self.special: frozenset[str] = frozenset(token.content for token in added if token.special)
         for one in (*self.stop, *self._first):
             self._check(one)
 
@@ -95,10 +94,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path.is_dir():
         return _from_folder(path)
     metadata = read_gguf(path).metadata
-    try:
+    with naming(path):
         return _from_metadata({key: value for key, value in metadata.items() if key.startswith("tokenizer.")})
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 # --- Folders --------------------------------------------------------------------------------------------------------
@@ -115,10 +112,8 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
         raise ValueError(f"{file}: {error}") from error
     inner.no_truncation()  # what the file may have been saved with, and no text should be cut by
     inner.no_padding()
-    try:
+    with naming(folder):
         return Tokenizer(inner, _stops(folder, inner))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{folder}: {error}") from error
 
 
 def _stops(folder: pathlib.Path, inner: Any) -> list[int]:
@@ -155,9 +150,7 @@ _CUTS = {
 def _from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     if (model := _get(metadata, "model", str)) != "gpt2":
         raise ValueError(f"tokenizer.ggml.model must be 'gpt2' (byte-level pairs), was {model!r}: use a tokenizer.json")
-    cuts = _get(metadata, "pre", str)
-    if cuts not in _CUTS:
-        raise ValueError(f"tokenizer.ggml.pre must be one of {', '.join(map(repr, _CUTS))}, was {cuts!r}")
+    cuts = checks.choice("tokenizer.ggml.pre", _get(metadata, "pre", str), tuple(_CUTS))
     if _get(metadata, "add_eos_token", bool, False):
         raise ValueError("this tokenizer ends every text with a token (add_eos_token), and nothing could follow it")
     tokens = _get(metadata, "tokens", list)
@@ -199,9 +192,8 @@ def _byte_pairs(tokens: list[Any], merges: list[Any], cuts: str) -> Any:
         raise ValueError("tokenizer.ggml.tokens must hold no token twice")
     pairs = [tuple(pair.split(" ")) for pair in merges]
     if wrong := [pair for pair in pairs if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}]:
-        raise ValueError(
-            f"tokenizer.ggml.merges must be pairs of tokens that make a token, one was {' '.join(wrong[0])!r}"
-        )
+        told = " ".join(wrong[0])
+        raise ValueError(f"tokenizer.ggml.merges must be pairs of tokens that make a token, one was {told!r}")
     package = optional("tokenizers")
     # Llama 3 takes a piece that is a token as it is, whether pairs would lead to it or not.
     inner = package.Tokenizer(package.models.BPE(vocabulary, pairs, ignore_merges=cuts == "llama-bpe"))

@@ -6,21 +6,11 @@ binary value. Each published rescaling of Θ is one small frozen dataclass that 
 
 from __future__ import annotations
 
+import decimal
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from decimal import (
-    ROUND_CEILING,
-    ROUND_FLOOR,
-    ROUND_HALF_EVEN,
-    Context,
-    Decimal,
-    DivisionByZero,
-    InvalidOperation,
-    Overflow,
-    localcontext,
-)
+from decimal import Context, Decimal, localcontext
 from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -32,7 +22,8 @@ LAYOUTS = ("interleaved", "half", "interleaved-to-half")
 PLACEMENTS = ("prefix", "suffix")
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563")
 # Ten digits more than Θ is promised to; spelt out, since an application may have changed the defaults.
-DECIMAL = Context(60, ROUND_HALF_EVEN, Emin=-999999, Emax=999999, traps=[InvalidOperation, DivisionByZero, Overflow])
+_TRAPS = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
+DECIMAL = Context(60, decimal.ROUND_HALF_EVEN, Emin=-999999, Emax=999999, traps=_TRAPS)
 
 # Below this a 128-bit phase no longer holds the 53 bits of a float64 sine; far below any frequency in
 # use (base 1e12 and factor 1000 give 1e-15). The upper limit only keeps absurd lists out.
@@ -53,12 +44,17 @@ class _Checked:
         "length": partial(checks.integer, least=1),
         "truncate": checks.flag,
     }
+    _RISING: ClassVar[tuple[str, str] | None] = None  # two fields, of which the second must be the greater one
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # every heir is a dataclass
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
                 _set(self, field.name, self._RULES[field.name](field.name, value))
+        if self._RISING is not None:
+            (less, low), (more, high) = ((name, getattr(self, name)) for name in self._RISING)
+            if high <= low:
+                raise ValueError(f"{more} must be greater than {less}, {low:g}, was {high:g}")
 
 
 def _set(instance: object, name: str, value: Any) -> None:
@@ -118,11 +114,7 @@ class YaRN(_Checked):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta_fast <= self.beta_slow:
-            raise ValueError(f"beta_fast must be greater than beta_slow, {self.beta_slow:g}, was {self.beta_fast:g}")
+    _RISING = ("beta_slow", "beta_fast")
 
     def theta(self, base: Decimal, r: int) -> list[Decimal]:
         def pair_that_turns(times: float) -> Decimal:  # that often within the original length
@@ -130,7 +122,7 @@ class YaRN(_Checked):
 
         low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
         if self.truncate:
-            low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+            low, high = low.to_integral_value(decimal.ROUND_FLOOR), high.to_integral_value(decimal.ROUND_CEILING)
         low, high = max(low, Decimal(0)), min(high, Decimal(r - 1))
         if low == high:
             high += Decimal("0.001")
@@ -138,12 +130,10 @@ class YaRN(_Checked):
         ramp = [min(max((i - low) / (high - low), Decimal(0)), Decimal(1)) for i in range(r // 2)]
         return [w * ((1 - g) + g / s) for w, g in zip(_geometric(base, r), ramp, strict=True)]
 
-    def exact_attention_factor(self) -> Decimal:
+    def implied_attention_factor(self) -> Decimal:
         def g(k: float) -> Decimal:
             return Decimal(1) if self.factor <= 1 else Decimal("0.1") * Decimal(k) * Decimal(self.factor).ln() + 1
 
-        if self.attention_factor is not None:
-            return Decimal(self.attention_factor)
         if self.mscale and self.mscale_all_dim:
             return g(self.mscale) / g(self.mscale_all_dim)
         return g(1.0)
@@ -168,9 +158,7 @@ class LongRoPE(_Checked):
         factors = self.long if (self.length or 0) > self.original_length else self.short
         return [w / Decimal(f) for w, f in zip(_geometric(base, r), factors, strict=True)]
 
-    def exact_attention_factor(self) -> Decimal:
-        if self.attention_factor is not None:
-            return Decimal(self.attention_factor)
+    def implied_attention_factor(self) -> Decimal:
         return (1 + Decimal(self.factor).ln() / Decimal(self.original_length).ln()).sqrt()
 
 
@@ -185,11 +173,7 @@ class Llama3(_Checked):
     low: float
     high: float
     original_length: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.high <= self.low:
-            raise ValueError(f"high must be greater than low, {self.low:g}, was {self.high:g}")
+    _RISING = ("low", "high")
 
     def theta(self, base: Decimal, r: int) -> list[Decimal]:
         s, low, high = Decimal(self.factor), Decimal(self.low), Decimal(self.high)
@@ -218,13 +202,9 @@ class Proportional(_Checked):
 
 Scaling: TypeAlias = Linear | DynamicNTK | YaRN | LongRoPE | Llama3 | Proportional
 SCALINGS: dict[str, type[Scaling]] = {
-    "linear": Linear,
-    "dynamic": DynamicNTK,
-    "yarn": YaRN,
-    "longrope": LongRoPE,
-    "llama3": Llama3,
+    "linear": Linear, "dynamic": DynamicNTK, "yarn": YaRN, "longrope": LongRoPE, "llama3": Llama3,
     "proportional": Proportional,
-}
+}  # fmt: skip
 LENGTH_DEPENDENT = (DynamicNTK, LongRoPE)
 
 
@@ -246,8 +226,7 @@ class Axes:
     def __post_init__(self) -> None:
         checks.choice("axes style", self.style, ("sections", "interleaved", "axial", "pixtral"))
         _set(self, "sections", checks.integers("sections", self.sections, 0))
-        wanted = {"sections": "at least two", "interleaved": "three"}.get(self.style, "no")
-        count = len(self.sections)
+        count, wanted = len(self.sections), {"sections": "at least two", "interleaved": "three"}.get(self.style, "no")
         if not {"sections": count >= 2, "interleaved": count == 3}.get(self.style, count == 0):
             raise ValueError(f'axes style "{self.style}" takes {wanted} sections, was given {self.sections}')
 
@@ -258,10 +237,8 @@ class Axes:
 
     def assign(self, p: int) -> list[tuple[int, int]]:
         """For each of p pairs the axis that turns it and the index of its frequency in Θ."""
-        if self.sections and sum(self.sections) != p:
-            raise ValueError(
-                f"sections {self.sections} must add up to the number of pairs, {p}, but make {sum(self.sections)}"
-            )
+        if self.sections and (total := sum(self.sections)) != p:
+            raise ValueError(f"sections {self.sections} must add up to the number of pairs, {p}, but make {total}")
         if self.style == "sections":
             return [(axis, i) for i, axis in enumerate(a for a, s in enumerate(self.sections) for _ in range(s))]
         if self.style == "interleaved":
@@ -319,41 +296,26 @@ class Rope:
             self.axes.assign(self.pairs)
 
     def _check_scaling(self) -> None:
-        if self.scaling is not None and not isinstance(self.scaling, Scaling):
-            raise TypeError(
-                "scaling must be None, Linear, DynamicNTK, YaRN, LongRoPE, Llama3 or Proportional, was "
-                f"{self.scaling!r}"
-            )
-        if isinstance(self.scaling, DynamicNTK) and self.width == 2:
-            raise ValueError(
-                "DynamicNTK needs a rotary width of at least 4, was 2: its exponent r/(r−2) divides by zero"
-            )
-        if isinstance(self.scaling, Proportional) and self.width != self.head_dim:
-            raise ValueError(
-                f"Proportional spans the whole head: leave rotary_dim out, was {self.width} of {self.head_dim}; "
-                "its fraction says how much of it turns"
-            )
-        if isinstance(self.scaling, Proportional) and not int(self.scaling.fraction * self.head_dim // 2):
-            raise ValueError(
-                f"Proportional's fraction, {self.scaling.fraction:g}, lets no pair of {self.head_dim} features turn"
-            )
+        scaling, r = self.scaling, self.width
+        if scaling is not None and not isinstance(scaling, Scaling):
+            known = "None, Linear, DynamicNTK, YaRN, LongRoPE, Llama3 or Proportional"
+            raise TypeError(f"scaling must be {known}, was {scaling!r}")
+        if isinstance(scaling, DynamicNTK) and r == 2:
+            raise ValueError("DynamicNTK needs a rotary width of at least 4, was 2: its exponent r/(r−2) divides by 0")
+        if isinstance(scaling, Proportional) and r != self.head_dim:
+            fix = "leave rotary_dim out, its fraction says how much turns"
+            raise ValueError(f"Proportional spans the whole head, {self.head_dim}, rotary_dim was {r}: {fix}")
+        if isinstance(scaling, Proportional) and not int(scaling.fraction * r // 2):
+            raise ValueError(f"Proportional's fraction, {scaling.fraction:g}, lets no pair of {r} features turn")
         if not 2.0**-20 <= self.attention_factor <= 2.0**20:
             raise ValueError(f"the attention factor must lie in [2^-20, 2^20], was {self.attention_factor:g}")
-        if isinstance(self.scaling, LongRoPE):
-            for name in ("short", "long"):
-                if (found := len(getattr(self.scaling, name))) != self.pairs:
-                    raise ValueError(
-                        f"LongRoPE's {name} list must have one factor for each of {self.pairs} pairs, has {found}"
-                    )
+        for name in ("short", "long") if isinstance(scaling, LongRoPE) else ():
+            if (found := len(getattr(scaling, name))) != r // 2:
+                raise ValueError(f"LongRoPE's {name} list must have one factor for each of {r // 2} pairs, has {found}")
 
     def __repr__(self) -> str:
-        default = replace(self, rotary_dim=None, placement="prefix", scaling=None, axes=None, direction=1)
-        told = [
-            f
-            for f in fields(self)
-            if f.name in ("head_dim", "base", "layout") or getattr(self, f.name) != getattr(default, f.name)
-        ]
-        return f"Rope({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+        told = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Rope({', '.join(told)})"
 
     @property
     def width(self) -> int:
@@ -396,11 +358,7 @@ class Rope:
 
     @classmethod
     def from_config(
-        cls,
-        config: Mapping[str, Any] | str | os.PathLike[str],
-        *,
-        layout: str | None = None,
-        layer_type: str | None = None,
+        cls, config: conventions.Source, *, layout: str | None = None, layer_type: str | None = None
     ) -> Rope:
         """The rope of a Hugging Face config: a dict, or the path of a config.json or of its folder.
 
@@ -411,28 +369,24 @@ class Rope:
         Models whose layers have different ropes need ``layer_type``.
         """
         read = conventions.read_config(config, layout, layer_type)
-        kind, parameters = read.pop("scaling")
-        sections = read.pop("axes")
-        return cls(
-            **read,
-            scaling=None if kind == "default" else SCALINGS[kind](**parameters),
-            axes=None if sections is None else Axes(*sections),
-        )
+        (kind, parameters), sections = read.pop("scaling"), read.pop("axes")
+        scaling = None if kind == "default" else SCALINGS[kind](**parameters)
+        return cls(**read, scaling=scaling, axes=None if sections is None else Axes(*sections))
 
 
 @lru_cache(maxsize=256)
 def _attention_factor(scaling: YaRN | LongRoPE) -> float:
     with localcontext(DECIMAL):
-        return float(scaling.exact_attention_factor())
+        given = scaling.attention_factor
+        return float(scaling.implied_attention_factor()) if given is None else given
 
 
 def check_rope(rope: Any) -> Rope:
     """The rope, if it is one whose Θ is fixed."""
-    if not isinstance(rope, Rope):
-        raise TypeError(f"rope must be a Rope, was {type(rope).__name__}")
-    if not rope.resolved:
+    found = checks.instance("rope", rope, Rope)
+    if not found.resolved:
         raise ValueError(f"the frequencies of {rope.scaling} depend on the length: fix it first with rope.at(length)")
-    return rope
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -445,9 +399,8 @@ def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
         theta = [theta[i] for _, i in rope.axes.assign(rope.pairs)]
     for i, t in enumerate(theta):
         if t and not MIN_FREQUENCY <= t <= MAX_FREQUENCY:
-            raise ValueError(
-                f"frequency {i} is {t:.3e}, outside [2^-53, 2^20] where phases are exact: lower the factor or the base"
-            )
+            rule = "outside [2^-53, 2^20] where phases are exact"
+            raise ValueError(f"frequency {i} is {t:.3e}, {rule}: lower the factor or the base")
     return tuple(theta)
 
 

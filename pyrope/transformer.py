@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, encodings
-from .architecture import Config, LayerWeights, Model, Weights, check_model
+from .architecture import Config, LayerWeights, Model, Weights
 from .backend import Array, from_numpy, namespace, on_host
 from .layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
 from .linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
@@ -34,8 +34,7 @@ class Cache:
     """
 
     def __init__(self, model: Model, length: int, batch: int = 1) -> None:
-        check_model(model)
-        config, like = model.config, model.weights.embedding
+        config, like = checks.instance("model", model, Model).config, model.weights.embedding
         if not config.causal:
             raise ValueError("a cache needs a causal model: here a token also sees those after it")
         xp, shape = namespace(like), (checks.integer("batch", batch, 1), config.key_heads, length, config.head_dim)
@@ -52,10 +51,8 @@ class Cache:
             self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
             self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
         except (MemoryError, ValueError):  # NumPy's word for more than any address
-            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize
-            raise ValueError(
-                f"a cache for {length} tokens would take {size / 1e9:.3g} GB, which is not there"
-            ) from None
+            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
+            raise ValueError(f"a cache for {length} tokens would take {size:.3g} GB, which is not there") from None
         self.states: list[LinearState | None] = [None] * len(config.layers)
 
     def check(self, model: Model, batch: int, n: int) -> None:
@@ -65,10 +62,8 @@ class Cache:
         if batch != self.batch:
             raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
         if self.used + n > self.length:
-            raise ValueError(
-                f"the cache is full: it holds {self.used} of {self.length} tokens, and {n} more were given; make a "
-                "longer one"
-            )
+            told = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
+            raise ValueError(f"the cache is full: {told}; make a longer one")
 
 
 @dataclass(frozen=True)
@@ -95,14 +90,13 @@ def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache 
     b, n = shape
     limit, used = (n, 0) if cache is None else (cache.length, cache.used)
     at = np.arange(n, dtype=np.int64)
-    if cache is not None and used:
-        before, last, run = cache.segments[:, :used], cache.positions[:, used - 1 :][:, :1], cache.order[:, :used]
+    if cache is not None and used:  # what came last goes on
+        before, order, last = cache.segments[:, :used], cache.order[:, :used], slice(used - 1, used)
+        segment, index, position = before[:, last], order[:, last] % (2 * limit) + 1, cache.positions[:, last] + 1
     else:
-        before = run = np.zeros((b, 0), np.int64)
-        last = np.full((b, 1), -1, np.int64)
-    own = _rows("segments", 0 if segments is None else segments, shape) if segments is not None else None
-    if own is None:  # what came last goes on
-        own = np.broadcast_to(before[:, -1:], shape) if used else np.zeros(shape, np.int64)
+        before = order = np.zeros((b, 0), np.int64)
+        segment = index = position = np.zeros((b, 1), np.int64)
+    own = np.broadcast_to(segment, shape) if segments is None else _rows("segments", segments, shape)
     every = np.concatenate((before, own), axis=1)
     begins = np.diff(every, axis=1, prepend=every[:, :1] - 1) != 0
     if segments is not None:
@@ -113,16 +107,15 @@ def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache 
     # The index of each token in its run; a run that goes on from the cache goes on counting.
     since = np.maximum.accumulate(np.where(starts, at, -1), axis=1)
     fresh = since >= 0
-    carried = run[:, -1:] % (2 * limit) + 1 if used else np.zeros((b, 1), np.int64)
-    within = np.where(fresh, at - since, at + carried)
+    within = np.where(fresh, at - since, at + index)
     runs = np.cumsum(begins, axis=1)[:, used:] - 1
     if int(runs.max()) * 2 * limit + limit > checks.MAX_POSITION:
         raise ValueError(f"{int(runs.max()) + 1} segments of up to {limit} tokens are too many for one call")
-    default = np.where(fresh, at - since, at + last + 1)
+    default = np.where(fresh, at - since, at + position)
     placed = default if positions is None else _rows("positions", positions, shape)
     if int(placed.max()) > checks.MAX_POSITION:
         raise ValueError(f"positions must lie within ±2^31, the last would be {placed.max()}")
-    order = np.concatenate((run, runs * 2 * limit + within), axis=1)
+    order = np.concatenate((order, runs * 2 * limit + within), axis=1)
     return _Places(placed, own, order, starts, limit, bool((runs > 0).any()))
 
 
@@ -140,19 +133,13 @@ def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
     """The rope at the length of the sequences, where there is no cache that says which."""
     if rope is None or rope.resolved:
         return rope
-    runs = (places.order // (2 * places.limit)).tolist()
-    rows = enumerate(zip(runs, places.positions.tolist(), strict=True))
-    ends: dict[tuple[int, int], int] = {}
-    for row, (own, positions) in rows:
-        for run, position in zip(own, positions, strict=True):
-            ends[row, run] = max(ends.get((row, run), 1), position + 1)
-    lengths = sorted(set(ends.values()))
+    runs = zip(places.positions, places.starts, strict=True)
+    ends = [np.maximum.reduceat(row, np.flatnonzero(first)).tolist() for row, first in runs]
+    lengths = sorted({max(end, 0) + 1 for row in ends for end in row})
     fixed = [rope.at(length) for length in lengths]
     if any(not np.array_equal(frequencies(one), frequencies(fixed[-1])) for one in fixed):
-        raise ValueError(
-            f"the frequencies of {type(rope.scaling).__name__} depend on the length, and the sequences have different "
-            f"ones, {lengths}: give a Cache, which fixes it"
-        )
+        rule = f"the frequencies of {type(rope.scaling).__name__} depend on the length"
+        raise ValueError(f"{rule}, and the sequences have different ones, {lengths}: give a Cache, which fixes it")
     return fixed[-1]
 
 
@@ -167,10 +154,10 @@ class _Run:
     config: Config
     cache: Cache | None
     places: _Places
-    tables: Mapping[Rope, Tables]
+    tables: list[Tables | None]  # by layer; None where it has no rope
     bias: Array | None  # of ALiBi, added to the scores
     note: Trace
-    traced: bool
+    states: list[LinearState | None]  # what linear attention leaves, layer by layer
 
 
 def forward(
@@ -186,33 +173,27 @@ def forward(
     ``logits``: "all", or "last" for those of the last token alone, (b, 1, v) or (1, v).
     ``trace(name, array)`` is called with a copy of every intermediate; ``{}.__setitem__`` collects them.
     """
-    check_model(model)
-    config, weights = model.config, model.weights
+    config, weights = checks.instance("model", model, Model).config, model.weights
     ids = check_tokens(tokens, config.vocabulary)
     checks.choice("logits", logits, ("all", "last"))
     if trace is not None and not callable(trace):
         raise TypeError(f"trace must be a function of a name and an array, was {type(trace).__name__}")
     if cache is not None:
-        if not isinstance(cache, Cache):
-            raise TypeError(f"cache must be a Cache, was {type(cache).__name__}")
-        cache.check(model, *ids.shape)
+        checks.instance("cache", cache, Cache).check(model, *ids.shape)
     places = _places(positions, segments, (ids.shape[0], ids.shape[1]), cache)
     ropes = cache.ropes if cache is not None else [_resolved(layer.rope, places) for layer in config.layers]
     x = _embedded(config, weights, ids, places.positions)
     note: Trace = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
-    run = _Run(config, cache, places, _tables(config, ropes, places, x), _bias(config, cache, places, x), note,
-               trace is not None)  # fmt: skip
-    states = []
-    for i, weight in enumerate(weights.layers):
-        x, state = _block(run, i, ropes[i], weight, x)
-        states.append(state)
+    run = _Run(config, cache, places, _tables(config, ropes, places, x), _bias(config, cache, places, x), note, [])
+    for i, layer in enumerate(weights.layers):
+        x = _block(run, i, layer, x)
     result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
     if cache is not None:  # only now, so that a call that fails leaves it as it was
         new = slice(cache.used, cache.used + ids.shape[1])
         cache.positions[:, new], cache.segments[:, new] = places.positions, places.segments
         cache.order[:, new] = places.order[:, cache.used :]
-        cache.states, cache.used = states, new.stop
+        cache.states, cache.used = run.states, new.stop
     return result if np.ndim(on_host(tokens)) == 2 else result[0]
 
 
@@ -232,12 +213,13 @@ def _embedded(config: Config, weights: Weights, ids: Int64, positions: Int64) ->
     return x if weights.embedding_norm is None else _norm(config, weights.embedding_norm, x)
 
 
-def _tables(config: Config, ropes: list[Rope | None], places: _Places, like: Array) -> dict[Rope, Tables]:
+def _tables(config: Config, ropes: list[Rope | None], places: _Places, like: Array) -> list[Tables | None]:
     """What `rotate` multiplies with, once for all layers that share a rope."""
-    turned = [rope.pure if config.attention == "linear" else rope for rope in ropes if rope is not None]
+    turned = [None if rope is None else rope.pure if config.attention == "linear" else rope for rope in ropes]
     m = places.positions
     m = m[:1] if len(m) > 1 and bool((m == m[:1]).all()) else m
-    return {rope: rotation_tables(rope, m, like) for rope in dict.fromkeys(turned)}
+    made = {rope: rotation_tables(rope, m, like) for rope in dict.fromkeys(turned) if rope is not None}
+    return [None if rope is None else made[rope] for rope in turned]
 
 
 def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> Array | None:
@@ -256,13 +238,13 @@ def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> 
     return from_numpy(bias, namespace(like))
 
 
-def _block(run: _Run, i: int, rope: Rope | None, weights: LayerWeights, x: Array) -> tuple[Array, LinearState | None]:
-    """One layer: (b, n, e) -> the same, and the state that linear attention leaves."""
+def _block(run: _Run, i: int, weights: LayerWeights, x: Array) -> Array:
+    """One layer: (b, n, e) -> the same."""
     config, note = run.config, run.note
     parallel, post = config.block == "parallel", config.block == "post-norm"
     read = x if post else _norm(config, weights.attention_norm, x)
     note(f"layers.{i}.norm", read)
-    attended, state = _attention(run, i, rope, weights, read)
+    attended = _attention(run, i, weights, read)
     if weights.attention_post_norm is not None:
         attended = _norm(config, weights.attention_post_norm, attended)
     note(f"layers.{i}.attention", attended)
@@ -283,12 +265,10 @@ def _block(run: _Run, i: int, rope: Rope | None, weights: LayerWeights, x: Array
     if post and weights.mlp_norm is not None:
         inner = _norm(config, weights.mlp_norm, inner)
     note(f"layers.{i}.output", inner)
-    return inner, state
+    return inner
 
 
-def _attention(
-    run: _Run, i: int, rope: Rope | None, weights: LayerWeights, x: Array
-) -> tuple[Array, LinearState | None]:
+def _attention(run: _Run, i: int, weights: LayerWeights, x: Array) -> Array:
     """Queries, keys and values of x (b, n, e), and what attention makes of them, projected: (b, n, e)."""
     config = run.config
     (b, n, _), h, g, d = x.shape, config.heads, config.key_heads, config.head_dim
@@ -298,27 +278,23 @@ def _attention(
         q[...], k[...] = _norm(config, weights.q_norm, q), _norm(config, weights.k_norm, k)
     for name, array in zip("qkv", (q, k, v), strict=True):
         run.note(f"layers.{i}.{name}", array)
-    if config.attention == "linear":
-        out, state = _attend_linearly(run, i, rope, q, k, v)
-    else:
-        out, state = _attend(run, i, rope, heads), None
-    return project(out.swapaxes(1, 2).reshape(b, n, h * d), weights.out), state
+    out = _attend_linearly(run, i, q, k, v) if config.attention == "linear" else _attend(run, i, heads)
+    return project(out.swapaxes(1, 2).reshape(b, n, h * d), weights.out)
 
 
-def _attend(run: _Run, i: int, rope: Rope | None, heads: Array) -> Array:
+def _attend(run: _Run, i: int, heads: Array) -> Array:
     """Eq. (2) between the new queries and all keys so far; heads (b, h + 2g, n, d) are overwritten: (b, h, n, d)."""
     config, cache, n = run.config, run.cache, heads.shape[2]
     h, turning = config.heads, heads[:, : config.heads + config.key_heads]
-    if rope is not None:
-        tables = run.tables[rope]
-        rotate(turning, tables.positions, rope, tables=tables, out=turning)  # Eq. (16)
+    if (tables := run.tables[i]) is not None:
+        rotate(turning, tables.positions, tables.rope, tables=tables, out=turning)  # Eq. (16)
     q, k, v = heads[:, :h], turning[:, h:], heads[:, h + config.key_heads :]
     if cache is not None:
         new, every = slice(cache.used, cache.used + n), slice(0, cache.used + n)
         cache.keys[i][:, :, new], cache.values[i][:, :, new] = k, v
         k, v = cache.keys[i][:, :, every], cache.values[i][:, :, every]
     options = _visible(run, i, n)
-    if run.traced:
+    if run.note is not _silent:
         run.note(f"layers.{i}.q_rotated", q)
         run.note(f"layers.{i}.k_rotated", k[:, :, -n:])
         run.note(f"layers.{i}.scores", attention_scores(q, k, **options))
@@ -336,63 +312,56 @@ def _visible(run: _Run, i: int, n: int) -> dict[str, Any]:
     return options | {"window": window, "mask": run.bias}
 
 
-def _attend_linearly(
-    run: _Run, i: int, rope: Rope | None, q: Array, k: Array, v: Array
-) -> tuple[Array, LinearState | None]:
-    """Eq. (19) within each run: (b, h, n, d), and the state of the last run of every row."""
-    places, state = run.places, None if run.cache is None else run.cache.states[i]
-    tables = None if rope is None else run.tables[rope.pure]
+def _attend_linearly(run: _Run, i: int, q: Array, k: Array, v: Array) -> Array:
+    """Eq. (19) within each run: (b, h, n, d); the state of the last run of every row goes to the states of the call."""
+    places, tables, state = run.places, run.tables[i], None if run.cache is None else run.cache.states[i]
     if places.starts[:, 1:].any() or (places.packed and places.starts.any()):
-        out, state = _by_runs(run.config, places, rope, q, k, v, state)
+        out, state = _by_runs(run, tables, q, k, v, state)
     else:
-        at = None if tables is None else tables.positions
-        out, state = _linear(run.config, q, k, v, at, rope, state, tables)
-    if run.traced:
+        where = {} if tables is None else {"positions": tables.positions, "rope": tables.rope, "tables": tables}
+        out, state = _linear(run.config, q, k, v, state, where)
+    run.states.append(state)
+    if run.note is not _silent:
         for name, x in (("q_rotated", q), ("k_rotated", k)):
             phi = FEATURE_MAPS[run.config.feature_map](namespace(x), x)
             turned = phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
             run.note(f"layers.{i}.{name}", turned)
         if state is not None:
             run.note(f"layers.{i}.state", state.numerator)
-    return out, state
+    return out
+
+
+_Attended: TypeAlias = tuple[Array, LinearState | None]
 
 
 def _linear(
-    config: Config, q: Array, k: Array, v: Array, at: Any, rope: Rope | None, state: LinearState | None,
-    tables: Tables | None = None,
-) -> tuple[Array, LinearState | None]:  # fmt: skip
-    options: dict[str, Any] = {"feature_map": config.feature_map, "tables": tables}
+    config: Config, q: Array, k: Array, v: Array, state: LinearState | None, where: Mapping[str, Any]
+) -> _Attended:
     if config.causal:
-        return linear_step(q, k, v, at, rope, state=state, **options)
-    return linear_attention(q, k, v, at, rope, causal=False, **options), None
+        return linear_step(q, k, v, state=state, feature_map=config.feature_map, **where)
+    return linear_attention(q, k, v, causal=False, feature_map=config.feature_map, **where), None
 
 
-def _by_runs(
-    config: Config, places: _Places, rope: Rope | None, q: Array, k: Array, v: Array, state: LinearState | None
-) -> tuple[Array, LinearState | None]:
+def _by_runs(run: _Run, tables: Tables | None, q: Array, k: Array, v: Array, state: LinearState | None) -> _Attended:
     """Linear attention has no mask: every run is attended to by itself, with a state of its own."""
-    xp = namespace(q)
+    xp, places = namespace(q), run.places
     out, lasts = xp.empty(q.shape, q.dtype), []
     for row in range(len(q)):
-        last = None if state is None else _only(state, row)
+        last, own = None, slice(row, row + 1)
+        if state is not None:
+            last = dataclasses.replace(state, numerator=state.numerator[own], denominator=state.denominator[own])
         edges = sorted({0, *np.flatnonzero(places.starts[row]).tolist(), q.shape[-2]})
         for a, b in zip(edges, edges[1:], strict=False):
-            cut = (slice(row, row + 1), slice(None), slice(a, b))
-            at = None if rope is None else places.positions[row, a:b]
+            cut = (own, slice(None), slice(a, b))
+            where = {} if tables is None else {"positions": places.positions[row, a:b], "rope": tables.rope}
             before = None if places.starts[row, a] else last
-            out[cut], last = _linear(config, q[cut], k[cut], v[cut], at, rope, before)
+            out[cut], last = _linear(run.config, q[cut], k[cut], v[cut], before, where)
         lasts.append(last)
     known = [last for last in lasts if last is not None]
     if not known:
         return out, None
-    sums = (xp.concatenate([getattr(x, name) for x in known]) for name in ("numerator", "denominator"))
-    return out, dataclasses.replace(known[0], **dict(zip(("numerator", "denominator"), sums, strict=True)))
-
-
-def _only(state: LinearState, row: int) -> LinearState:
-    """The state of one row of the batch."""
-    own = slice(row, row + 1)
-    return dataclasses.replace(state, numerator=state.numerator[own], denominator=state.denominator[own])
+    sums = {name: xp.concatenate([getattr(x, name) for x in known]) for name in ("numerator", "denominator")}
+    return out, dataclasses.replace(known[0], **sums)
 
 
 def _head(config: Config, weights: Weights, x: Array, note: Trace) -> Array:

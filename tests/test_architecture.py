@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from models import PLAIN, configs
 
-from pyrope import Axes, Rope, from_numpy, to_numpy
-from pyrope.architecture import (
-    Config,
-    Layer,
-    Model,
-    Weights,
-    check_dtype,
-    check_model,
-    random_model,
-    weight_shapes,
-)
+from pyrope import Axes, Cache, Rope, checks, forward, from_numpy, generate, to_numpy
+from pyrope.architecture import Config, Layer, Model, Weights, check_dtype, random_model, weight_shapes
 
 ROPE = PLAIN.layers[0].rope
 
@@ -230,6 +221,11 @@ def test_weights_of_one_wrong_dtype_are_refused():
         Weights.of(PLAIN, _arrays(PLAIN, np.float16))
 
 
+def test_weights_belong_to_a_config():
+    with pytest.raises(TypeError, match="config must be a Config, was dict"):
+        Weights.of({"vocabulary": 5}, {})
+
+
 def test_weights_must_be_arrays_of_one_library(xp):
     arrays = _arrays(PLAIN)
     with pytest.raises(TypeError, match="norm.weight must be a NumPy or CuPy array, was list"):
@@ -275,10 +271,11 @@ def test_backends_that_do_not_exist_are_refused():
 
 @pytest.mark.parametrize("bad", [None, PLAIN, "llama"])
 def test_what_is_no_model_is_refused(bad):
-    with pytest.raises(TypeError, match=f"model must be a Model, was {type(bad).__name__}"):
-        check_model(bad)
+    for use in (lambda: forward(bad, [1]), lambda: Cache(bad, 3), lambda: generate(bad, [1], 1)):
+        with pytest.raises(TypeError, match=f"model must be a Model, was {type(bad).__name__}"):
+            use()
     model = random_model(PLAIN, 0)
-    assert check_model(model) is model and isinstance(model, Model)
+    assert checks.instance("model", model, Model) is model
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ def test_unknown_backend(name):
         pyrope.get(name)
 
 
+def test_a_backend_is_a_name_or_a_module():
+    with pytest.raises(TypeError, match="backend must be a name or an array module, was 5"):
+        pyrope.from_numpy(np.ones(3), 5)
+
+
 def test_cupy_missing_says_what_to_install(monkeypatch):
     def no_cupy(name, *args, **kwargs):
         if name.startswith("cupy"):

@@ -191,6 +191,17 @@ def test_any_float_is_read(name, stored, dtype, tmp_path):
     _same(load(_save(tmp_path, raw, tensors, stored), dtype=dtype), expected, dtype)
 
 
+def test_what_float32_cannot_hold_is_not_made_infinite(tmp_path):
+    raw, _, tensors = _checkpoint("llama")
+    tensors["model.norm.weight"] = np.full(16, 1e300)
+    folder = _save(tmp_path, raw, tensors, np.float64)
+    with pytest.raises(
+        ValueError, match="model.norm.weight holds numbers that float32 cannot: load it with dtype float64"
+    ):
+        load(folder)
+    assert load(folder, dtype="float64").weights.norm.weight.max() == 1e300
+
+
 @pytest.mark.parametrize(
     ("name", "changed"),
     [

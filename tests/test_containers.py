@@ -214,6 +214,15 @@ def test_bad_configs_are_refused(folder, text, words):
         open_checkpoint(folder)
 
 
+def test_the_key_that_stands_twice_is_found_among_many(folder):
+    # Compared with each other, 400,000 keys would take an hour; counted, they take no time.
+    save_file({"a": _values((2,), np.float32)}, folder / "model.safetensors")
+    keys = [f'"{i}": 0' for i in range(400_000)]
+    (folder / "config.json").write_text("{" + ", ".join([*keys, keys[-1]]) + "}")
+    with pytest.raises(ValueError, match="config.json: the key '399999' stands there twice"):
+        open_checkpoint(folder)
+
+
 def test_a_config_of_many_megabytes_is_not_read(folder):
     save_file({"a": _values((2,), np.float32)}, folder / "model.safetensors")
     (folder / "config.json").write_bytes(b" " * (2**24 + 1))
@@ -485,6 +494,9 @@ def test_gptneox_has_queries_keys_and_values_by_head(file):
     np.testing.assert_array_equal(tensors["gpt_neox.layers.0.attention.query_key_value.bias"].read(), w[:, 0])
     assert config["layer_norm_eps"] == 1e-5 and config["use_parallel_residual"] is True
     assert Rope.from_config(config) == Rope(8, 10000.0, "half", 2)
+    for other in ({"attention.head_count_kv": 2}, {"attention.key_length": 16, "attention.value_length": 16}):
+        with pytest.raises(ValueError, match="gptneox has 4 heads for keys as for queries"):
+            _opened(file, "gptneox", settings | other, EMBEDDING | stored)
 
 
 @given(head_dim=st.integers(1, 300), data=st.data())

@@ -333,6 +333,8 @@ def test_all_keys_that_are_wrong_are_said_at_once():
         _read("llama", x=1, pretraining_tp=2, is_decoder=True)
     assert "is_decoder must be False, was True" in str(caught.value)
     assert _read("llama", pretraining_tp=2, ignore=("pretraining_tp",)) == _read("llama")
+    with pytest.raises(TypeError, match="ignore must be a list of keys, was 'pretraining_tp'"):
+        _read("llama", ignore="pretraining_tp")
 
 
 @FAMILY
