@@ -113,10 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **words: str) -> Any:
     """A command with its help, its examples below it."""
-    words["description"] = textwrap.fill(
-        words["description"], 79
-    )  # raw, for the sake of the examples: nobody else does
-    words["description"] = textwrap.fill(words["description"], 78)  # examples stay as they are written
+    # Raw, so that the examples stay as they are written: then nobody else wraps the description.
+    words["description"] = textwrap.fill(words["description"], 79)
     parser = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
     parser.set_defaults(run=run)
     return parser
@@ -572,6 +570,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
+        _progress("")
         return 130
     except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError, MemoryError) as error:
         _progress("")

@@ -1,8 +1,10 @@
 """The command line: what it prints, its exit codes, and what it says about misuse."""
 
+import configparser
 import io
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -99,6 +101,32 @@ def test_a_reader_that_stops_early_is_no_error():
     run.stdout.close()
     assert run.stderr.read() == b"" and run.wait() == 0
     run.stderr.close()
+
+
+# Ctrl-C while a module is being imported, and where the command itself is at work.
+INTERRUPTED = """
+import runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["pyrope", "plot", "decay", "-o", "never.svg"]
+runpy.run_module("pyrope", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["pyrope.cli", "numpy", "pyrope.theta", "matplotlib.figure"])
+def test_ctrl_c_is_quiet_also_during_the_imports(module, tmp_path):
+    code = INTERRUPTED.format(module=module)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "") and not list(tmp_path.iterdir())
+
+
+def test_the_command_and_the_module_are_one():
+    setup = configparser.ConfigParser()
+    setup.read(pathlib.Path(__file__).parent.parent / "setup.cfg")
+    assert setup["options.entry_points"]["console_scripts"].strip() == "pyrope = pyrope.__main__:main"
 
 
 def test_help_in_a_terminal_that_knows_only_ascii():
