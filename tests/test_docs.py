@@ -45,7 +45,9 @@ def test_examples_in_words_are_true(name):
 def test_the_readme_lists_every_file():
     block = (ROOT / "README.md").read_text().partition("in reading order\n\n```\n")[2].partition("\n```")[0]
     listed = [line.split()[0] for line in block.splitlines()]
-    assert sorted(listed) == sorted(path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py"))
+    assert sorted(listed) == sorted(
+        path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")
+    )
     assert all(len(line.split()) > 1 for line in block.splitlines()), "a file without a word about it"
 
 
