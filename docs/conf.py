@@ -29,6 +29,9 @@ myst_heading_anchors = 3
 smartquotes = False  # θ', "half"
 html_theme = "furo"
 html_title = f"pyrope {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+highlight_language = "none"  # a block without a language is a formula, a picture in letters, or a command
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -56,8 +59,12 @@ class Picture(Directive):
         file = PICTURES / words[at]
         PICTURES.mkdir(exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):
-            if cli.main([*words[:at], str(file), *words[at + 1 :]]) != 0:
-                raise self.error(f"cannot be drawn: {command}")
+            try:
+                code = cli.main([*words[:at], str(file), *words[at + 1 :]])
+            except SystemExit as stopped:  # an option that there is not
+                code = stopped.code
+        if code != 0:
+            raise self.error(f"cannot be drawn: {command}")
         caption = " ".join(caption.split())
         figure = nodes.figure("", nodes.image(uri=f"_pictures/{file.name}", alt=caption))
         figure += nodes.caption(caption, caption)
@@ -93,6 +100,12 @@ def as_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list
     lines[:] = "\n\n".join(map(paragraph, re.split(r"\n{2,}", text))).split("\n") + [""]
 
 
+def without_last_line(app: Any, page: str, source: list[str]) -> None:
+    """A doctest ends with an empty line, which need not be seen."""
+    source[0] = re.sub(r"(^ *```python\n.*?\n)\n( *```$)", r"\1\2", source[0], flags=re.M | re.S)
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", without_last_line)
     app.add_directive("picture", Picture)
     app.connect("autodoc-process-docstring", as_rst)
