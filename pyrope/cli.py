@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import difflib
 import inspect
 import io
@@ -306,6 +307,11 @@ def _scaling(text: str) -> Any:
     except (ValueError, SyntaxError, KeyError, RecursionError):
         told = ", ".join(classes)
         raise ValueError(f'--scaling must be a call such as "Linear(factor=4.0)", of {told}; was {text!r}') from None
+    known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
+    if not known.keys() >= arguments.keys() >= {name for name, needed in known.items() if needed}:
+        needed, optional = (", ".join(name for name in known if known[name] is which) for which in (True, False))
+        told = f"{kind.__name__} needs {needed}" + (f" and may have {optional}" if optional else "")
+        raise ValueError(f"--scaling: {told}; was {text!r}")
     return kind(**{str(name): value for name, value in arguments.items()})
 
 
@@ -561,6 +567,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
     parser = _parser()
     _Parser.typed = sys.argv[1:] if arguments is None else arguments
+    if not _Parser.typed:  # somebody who does not know what there is
+        parser.print_help(sys.stderr)
+        return 2
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -574,7 +583,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError, MemoryError) as error:
         _progress("")
+        told = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            told = f"{error.filename}: {error.strerror}"  # without its number
         if sys.stderr is not None:
-            print(f"pyrope: error: {error or type(error).__name__}", file=sys.stderr)
+            print(f"pyrope: error: {told}", file=sys.stderr)
         return 2
     return code

@@ -64,12 +64,16 @@ def test_table_of_a_config(capsys, tmp_path):
     [
         (["table"], "give --config, or --head-dim, --base, --layout"),
         (["table", "--head-dim", "7", "--base", "10000", "--layout", "half"], "head_dim must be even, was 7"),
-        (["table", "--config", "no/such/config.json"], "No such file"),
+        (["table", "--config", "no/such/config.json"], "error: no/such/config.json: No such file"),
         (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "leave out --head-dim, --base"),
         ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Nonlinear(factor=4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
-        ([*PLAIN, "--scaling", "Linear(fctor=4)"], "unexpected keyword argument 'fctor'"),
+        ([*PLAIN, "--scaling", "Linear(fctor=4)"], "--scaling: Linear needs factor; was 'Linear(fctor=4)'"),
+        (
+            [*PLAIN, "--scaling", "DynamicNTK(factor=2)"],
+            "DynamicNTK needs factor, original_length and may have length; was",
+        ),
         ([*PLAIN, "--scaling", "Linear(factor=2, factor=3)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(**{})"], "--scaling must be a call such as"),
         ([*PLAIN, "--layer-type", "full_attention"], "--layer-type goes with --config"),
@@ -85,7 +89,13 @@ def test_misuse_exits_with_2(capsys, arguments, said):
     assert said in caught.err and caught.err.startswith("pyrope: error: ") and not caught.out
 
 
-@pytest.mark.parametrize("arguments", [[], ["tabel"], ["table", "--layout", "neox"], ["table", "--head-dim", "x"]])
+def test_no_word_at_all_is_answered_with_all_there_is(capsys):
+    assert main([]) == 2
+    told, said = capsys.readouterr()
+    assert not told and all(f"\n    {name} " in said for name in ("check", "identify", "table", "generate", "plot"))
+
+
+@pytest.mark.parametrize("arguments", [["tabel"], ["table", "--layout", "neox"], ["table", "--head-dim", "x"]])
 def test_wrong_words_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
