@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Callable
 
@@ -22,6 +23,9 @@ def run(main: Callable[..., None], parser: argparse.ArgumentParser) -> None:
     options = vars(parser.parse_args())
     try:
         main(**options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ImportError, RuntimeError, ValueError) as error:  # no CuPy, no device, an option out of range
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -138,6 +138,16 @@ def test_a_gpu_that_is_not_there_is_said_in_words():
     assert run.returncode == 2 and NO_GPU.splitlines()[0] in run.stderr and "Traceback" not in run.stderr
 
 
+def test_a_reader_that_stops_early_is_no_error():
+    run = subprocess.Popen(
+        [sys.executable, "-u", str(EXAMPLES / "tiny_transformer.py")],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    run.stdout.close()
+    assert run.stderr.read() == b"" and run.wait() == 0
+    run.stderr.close()
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short_and_begins_with_what_it_is(path):
     text = path.read_text()
