@@ -209,7 +209,7 @@ def scores_figure(rope: Rope | None = None, distances: int = 1024) -> Figure:
     plain, others = ropes["none"], [item for item in ropes.items() if item[0] != "none"] or list(ropes.items())
     rows, columns = (2, 3) if len(others) > 1 else (1, 1)
     size = (10.5, 5.6) if len(others) > 1 else (6.4, 4.4)
-    title = "Scores fall with the distance, otherwise with each rescaling (query and key all ones)"
+    title = "How scores fall with the distance (query and key all ones)"
     figure, axes = _figure(title, rows, columns, size, sharex=True, sharey=True)
     for panel, (name, one) in zip(axes, others, strict=True):
         panel.plot(at, _score(at, plain), color="0.7", linewidth=2.2, label="not rescaled")
@@ -327,12 +327,12 @@ def time_figure(
     seconds = attention_times(lengths, heads, head_dim, rounds)
     title = f"Time of causal attention over its length ({heads} heads × {head_dim}, float32, NumPy)"
     figure, (axes,) = _figure(title, 1, 1, (7.2, 4.8))
-    for style, marker, (name, taken) in zip(_LINES, "os", seconds.items(), strict=False):
-        axes.loglog(lengths, np.array(taken) * 1e3, marker=marker, label=name, **style)
-    for power, taken in zip((2, 1), seconds.values(), strict=True):  # from the longest back
+    for line, marker, (name, taken) in zip(_LINES, "os", seconds.items(), strict=False):
+        axes.loglog(lengths, np.array(taken) * 1e3, marker=marker, label=name, **line)
+    guides = ((2, "∝ n²", "-"), (1, "∝ n", ":"))
+    for (power, name, style), taken in zip(guides, seconds.values(), strict=True):  # from the longest length back
         guide = taken[-1] * 1e3 * (np.array(lengths) / lengths[-1]) ** power
-        axes.loglog(lengths, guide, color="0.75", linewidth=1, linestyle="-", zorder=0)
-        axes.annotate("∝ n²" if power == 2 else "∝ n", (lengths[0], guide[0]), color="0.4", ha="right", va="center")
+        axes.loglog(lengths, guide, color="0.7", linewidth=1.2, linestyle=style, label=name, zorder=0)
     told = f"measured on this machine while this was drawn: shortest of {rounds} or more"
     _label(axes, told, "length n (positions)", "time (ms)")
     axes.set_xticks(lengths, labels=[f"{n}" for n in lengths])

@@ -62,6 +62,12 @@ def _check_texts(figure):
         assert not any(box.overlaps(other) for other in boxes[:i]), texts[i]
 
 
+@pytest.mark.parametrize("name", ["wavelengths", "decay", "scores", "precision", "attention", "linear", "operator"])
+def test_every_picture_of_another_rope_can_be_read(name):
+    rope = Rope(16, 12345678.0, "interleaved-to-half", scaling=YaRN(8.0, 8192))
+    _check_texts(plots.PLOTS[name](**{**TINY[name], "rope": rope}))
+
+
 def test_no_picture_leaves_a_trace_in_pyplot():
     code = "import sys; from pyrope import plots; plots.PLOTS['decay'](); print('matplotlib.pyplot' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
