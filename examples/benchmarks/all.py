@@ -74,7 +74,7 @@ def main() -> None:
         print(f"\n== {title}")
         # Limits are for the full sizes.
         found[title] = show(row._replace(limit="") if options.quick else row for row in part.rows())
-    options.output.write_text(markdown(found, options.quick), encoding="utf-8")
+        options.output.write_text(markdown(found, options.quick), encoding="utf-8")  # what there is, if it is stopped
     print(f"\nwritten to {options.output}" + (f"\n{QUICK}" if options.quick else ""))
 
 
