@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import io
 import pathlib
 import re
+import shlex
 import sys
 from typing import Any
 
@@ -15,6 +17,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pyrope  # noqa: E402, from this very tree
+from pyrope import cli  # noqa: E402
 
 project = "pyrope"
 version = release = pyrope.__version__
@@ -26,6 +29,9 @@ myst_heading_anchors = 3
 smartquotes = False  # θ', "half"
 html_theme = "furo"
 html_title = f"pyrope {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+highlight_language = "none"  # a block without a language is a formula, a picture in letters, or a command
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -36,30 +42,34 @@ PICTURES = HERE / "_pictures"
 
 
 class Picture(Directive):
-    """A drawing of `pyrope.plots` by its name, with a caption; nothing where it was not drawn."""
+    """A picture with its caption and, as the last lines, the command that draws it: `pyrope plot …`.
 
-    required_arguments = 1
+    It is drawn by that very command. Where pages are not built, on a code host, a reader sees caption and command.
+    The argument is a name of `pyrope.plots.PLOTS`, for a picture without options: then the command may be left out.
+    """
+
+    optional_arguments = 1
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        path = PICTURES / f"{self.arguments[0]}.svg"
-        if not path.is_file():
-            return []
-        caption = " ".join(self.content)
-        figure = nodes.figure("", nodes.image(uri=f"_pictures/{path.name}", alt=caption or self.arguments[0]))
+        caption, found, options = "\n".join(self.content).partition("pyrope plot ")
+        command = found + options if found else "pyrope plot {0} -o {0}.svg".format(*self.arguments)
+        words = shlex.split(command.replace("\\\n", " "))[1:]
+        at = words.index("-o") + 1
+        file = PICTURES / words[at]
+        PICTURES.mkdir(exist_ok=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                code = cli.main([*words[:at], str(file), *words[at + 1 :]])
+            except SystemExit as stopped:  # an option that there is not
+                code = stopped.code
+        if code != 0:
+            raise self.error(f"cannot be drawn: {command}")
+        caption = " ".join(caption.split())
+        figure = nodes.figure("", nodes.image(uri=f"_pictures/{file.name}", alt=caption))
         figure += nodes.caption(caption, caption)
+        figure += nodes.legend("", nodes.literal_block(command, command, language="text"))
         return [figure]
-
-
-def draw_pictures(app: Any) -> None:
-    """Every plot that can be drawn here: where pyrope.plots or matplotlib is missing, the pages go without."""
-    if not (importlib.util.find_spec("pyrope.plots") and importlib.util.find_spec("matplotlib")):
-        return
-    from pyrope import plots
-
-    PICTURES.mkdir(exist_ok=True)
-    for name in plots.PLOTS:
-        plots.draw(name, str(PICTURES / f"{name}.svg"))
 
 
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
@@ -90,7 +100,12 @@ def as_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list
     lines[:] = "\n\n".join(map(paragraph, re.split(r"\n{2,}", text))).split("\n") + [""]
 
 
+def without_last_line(app: Any, page: str, source: list[str]) -> None:
+    """A doctest ends with an empty line, which need not be seen."""
+    source[0] = re.sub(r"(^ *```python\n.*?\n)\n( *```$)", r"\1\2", source[0], flags=re.M | re.S)
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", without_last_line)
     app.add_directive("picture", Picture)
-    app.connect("builder-inited", draw_pictures)
     app.connect("autodoc-process-docstring", as_rst)

@@ -1,20 +1,19 @@
 """Check a RoPE: a function of NumPy, one of torch, and a program in C, all by the same oracle.
 
-    python examples/check_your_rope.py
+    python examples/check_your_rope.py [--backend cupy]
 
-The part of torch is left out if it is not installed, the part in C if there is no compiler. The command line
-does the same: pyrope check --exec "./my_rope {x} {positions} {y}" --head-dim 64 --base 10000 --layout half
+The part of torch is left out if it is not installed, the part in C if there is no compiler; --backend cupy runs the
+first function on CuPy's arrays. The command line does the same:
+
+    pyrope check --exec "./my_rope {x} {positions} {y}" --head-dim 64 --base 10000 --layout half
 """
 
-import argparse
 import importlib.util
 import pathlib
 import shutil
 import subprocess
 import tempfile
 from typing import Any
-
-import numpy as np
 
 import pyrope
 from pyrope import Rope
@@ -24,11 +23,12 @@ ROPE = Rope(head_dim=64, base=10000.0, layout="half")
 SOURCE = pathlib.Path(__file__).parent / "other_languages" / "my_rope.c"
 
 
-def numpy_rope(x: Any, positions: Any) -> Any:
-    angles = positions[:, None] * 10000.0 ** -(np.arange(0, 64, 2) / 64)
-    cos, sin = np.cos(angles), np.sin(angles)
-    a, b = np.split(x, 2, axis=-1)
-    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+def my_rope(x: Any, positions: Any) -> Any:
+    xp = pyrope.namespace(x)  # numpy, or cupy
+    angles = positions[:, None] * 10000.0 ** -(xp.arange(0, 64, 2) / 64)
+    cos, sin = xp.cos(angles), xp.sin(angles)
+    a, b = x[..., :32], x[..., 32:]
+    return xp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
 
 
 def torch_rope(x: Any, positions: Any) -> Any:
@@ -44,8 +44,9 @@ def report(what: str, fn: Any, **options: Any) -> None:
     print(f"── {what}\n{pyrope.check_rotation(fn, ROPE, **options)}\n")
 
 
-def main() -> None:
-    report("NumPy", numpy_rope)
+def main(backend: str = "numpy") -> None:
+    mine = my_rope if backend == "numpy" else adapters.from_cupy(my_rope)
+    report("NumPy" if backend == "numpy" else "CuPy", mine)
     if importlib.util.find_spec("torch"):
         report("torch", adapters.from_torch(torch_rope))
     else:
@@ -58,10 +59,11 @@ def main() -> None:
             program = f"{folder}/my_rope"
             subprocess.run([compiler, "-O2", "-o", program, str(SOURCE), "-lm"], check=True)
             report("C", adapters.from_command([program, "{x}", "{positions}", "{y}"]), max_position=4095)
-    pyrope.assert_rotation(numpy_rope, ROPE)  # this line alone belongs into your test suite
-    print("assert_rotation(numpy_rope, ROPE) has passed")
+    pyrope.assert_rotation(mine, ROPE)  # this line alone belongs into your test suite
+    print("assert_rotation(mine, ROPE) has passed")
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
-    main()
+    from command import command, run
+
+    run(main, command(__doc__))

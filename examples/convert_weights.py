@@ -6,7 +6,6 @@ Meta's Llama pairs adjacent features, Hugging Face's pairs halves: their checkpo
 rows of W_q and W_k. The same weights under the wrong layout run without an error and talk nonsense.
 """
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -37,13 +36,12 @@ def main(backend: str = "numpy") -> None:
     print(f"a score has a size of about {np.abs(right).mean():.2f}")
     print(f"weights as they are, layout half: scores are off by up to {np.abs(wrong - right).max():.2f}")
     print(f"weights converted, layout half:   scores are off by up to {np.abs(same - right).max():.1e}")
-    print(
-        "rows of the first head, in their new order:", pyrope.permute_weights(np.arange(16), 1, "interleaved", "half")
-    )
+    order = pyrope.permute_weights(np.arange(16), 1, "interleaved", "half")
+    print(f"the rows of the first head, in their new order:\n    {order}")
     print("converted back, they are the same weights:", bool((back == w_q).all()))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
-    main(**vars(parser.parse_args()))
+    from command import command, run
+
+    run(main, command(__doc__))

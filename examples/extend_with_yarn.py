@@ -1,13 +1,11 @@
 """Extend a context from 4,096 to 32,768 positions with YaRN, and see what it does to Θ.
 
-    python examples/extend_with_yarn.py
+    python examples/extend_with_yarn.py      (it has no --backend: Θ is computed on the host)
 
 A pair that turns often within the original length has seen all its angles in training: it is kept. One that does
 not finish a turn would meet angles that it has never seen: it is slowed down by the factor. Between them a ramp.
 Draw it with pyrope plot wavelengths -o wavelengths.png
 """
-
-import argparse
 
 import numpy as np
 
@@ -29,16 +27,17 @@ def main() -> None:
         print(f"{i:>5}{waves[i]:>13.1f}{ORIGINAL / waves[i]:>16.2f}{slower[i]:>16.3f}  {told}")
     print(f"attention factor {yarn.attention_factor:.6f} = 0.1·ln {FACTOR:g} + 1: scores grow by its square")
 
-    # The largest angle of each pair that has not finished a turn in training, beyond what it has seen there.
+    # The largest angle of the pairs that have not finished a turn in training, over the largest seen there.
     longest = int(ORIGINAL * FACTOR)
     slow = waves > ORIGINAL
     for name, rope in {"no rescaling": plain, "linear": linear, "YaRN": yarn}.items():
         beyond = (longest * pyrope.frequencies(rope)[slow]).max() / (ORIGINAL * pyrope.frequencies(plain)[slow]).max()
         near = np.abs(pyrope.frequencies(rope)[:8] / pyrope.frequencies(plain)[:8] - 1).max()
-        print(f"{name:<14}slow pairs reach {beyond:.2f} x the angles of training, fast pairs change by {near:.1%}")
-    print("linear interpolation blurs the fast pairs, which tell neighbours apart; YaRN leaves them alone.")
+        print(f"{name:<14}slow pairs reach {beyond:.2f} x trained angles, fast ones change by {near:.1%}")
+    print("Linear interpolation blurs the fast pairs, which tell neighbours apart;\nYaRN leaves them alone.")
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
-    main()
+    from command import command, run
+
+    run(main, command(__doc__, backend=False))  # Θ is computed on the host, whatever the backend

@@ -6,7 +6,6 @@
 Nothing is downloaded: the package brings the file. Without it, this says what to install and ends.
 """
 
-import argparse
 from dataclasses import replace
 
 import pyrope
@@ -21,12 +20,13 @@ def with_layout(config: Config, layout: str) -> Config:
 
 
 def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> None:
+    pyrope.get(backend)  # a GPU that is not there is another matter than a checkpoint that is not
     try:
         path = pyrope.find_smollm2()
         tokenizer = pyrope.load_tokenizer(path)
         model = pyrope.load(path, backend=backend)
     except (ImportError, FileNotFoundError) as error:
-        print(f"this example needs a checkpoint: {error}")
+        print("this example needs a checkpoint:", *str(error).split(": "), sep="\n    ")
         return
     rope = model.config.layers[0].rope
     assert rope is not None
@@ -38,12 +38,13 @@ def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> 
         one = Model(with_layout(model.config, layout), model.weights)
         for piece in tokenizer.stream(pyrope.generate(one, ids, tokens, stop=tokenizer.stop)):
             print(piece, end="", flush=True)
-    print(f"\n\nThe weights are for {rope.layout}: the other layout raises no error, it only answers worse.")
+    print(f"\n\nThe weights are for {rope.layout}: the other layout raises no error,\nit only answers worse.")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("question", nargs="?", default=QUESTION)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
-    main(**vars(parser.parse_args()))
+    from command import command, run
+
+    parser = command(__doc__)
+    parser.add_argument("question", nargs="?", default=QUESTION, help=f"by default: {QUESTION}")
+    parser.add_argument("--tokens", type=int, default=24, help="how many at most, by default 24")
+    run(main, parser)

@@ -1,12 +1,10 @@
 """How precision dies with position: four ways to compute cos mθ and sin mθ, and what is left of them.
 
-    python examples/precision.py
+    python examples/precision.py [--backend cupy]
 
-The error shown is the largest of all pairs at that position; 2 is as wrong as a cosine can be. Draw it with
-pyrope plot precision -o precision.png
+The error shown is the largest of all pairs at that position; 2 is as wrong as a cosine can be. With --backend cupy the
+cosines are those of the GPU. Draw it with pyrope plot precision -o precision.png
 """
-
-import argparse
 
 import numpy as np
 
@@ -23,13 +21,15 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
     return np.ldexp(np.rint(mantissa * 256) / 256, exponent)
 
 
-def main() -> None:
+def main(backend: str = "numpy") -> None:
+    xp = pyrope.get(backend)
     theta = pyrope.frequencies(ROPE)
     m = POSITIONS[:, None]
     truth = np.stack(pyrope.cos_sin(ROPE, POSITIONS))  # within 1 ulp of float64
 
     def of(angle: np.ndarray) -> np.ndarray:
-        return np.stack((np.cos(angle), np.sin(angle)))
+        there = pyrope.from_numpy(angle, xp)
+        return np.stack([pyrope.to_numpy(table) for table in (xp.cos(there), xp.sin(there))])
 
     ways = {
         "pyrope, rounded to float32": np.stack(pyrope.cos_sin(ROPE, POSITIONS, np.float32)),
@@ -44,11 +44,12 @@ def main() -> None:
         print(f"{name:<28}" + "".join(f"{e:>10.1e}" for e in error))
     print(
         "\nA float32 angle loses one bit each time the position doubles."
-        "\nbfloat16 has 8 bits: it rounds 257 to 256, and everything far out to a few positions."
-        "\nbfloat16 frequencies, which model.to(bfloat16) makes, are wrong from position 1 on."
+        "\nbfloat16 has 8 bits: it rounds 257 to 256, and all far ones to few."
+        "\nbfloat16 frequencies, made by model.to(bfloat16), are wrong from position 1 on."
     )
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()  # no options: all on the host
-    main()
+    from command import command, run
+
+    run(main, command(__doc__))

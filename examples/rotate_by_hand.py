@@ -5,7 +5,6 @@
 A head of 4 features has two pairs. At position m the first turns by m·1 radian, the second by m·0.01.
 """
 
-import argparse
 import math
 
 import numpy as np
@@ -35,15 +34,15 @@ def main(backend: str = "numpy") -> None:
     turned = pyrope.to_numpy(pyrope.rotate(rows, positions, rope))
     for m, y in zip(positions, turned, strict=True):
         hand = by_hand(x, m)
-        print(f"position {m:3}: pyrope {y.round(4)}, by hand {np.round(hand, 4)}")
+        print(f"position {m:3}: pyrope {y.round(4)}\n             by hand {np.round(hand, 4)}")
         assert np.allclose(y, hand, atol=1e-15)
     lengths = np.hypot(turned[:, ::2], turned[:, 1::2])
-    print("lengths of the pairs, which a rotation keeps:", lengths.round(12).tolist())
+    print(f"lengths of the pairs, which a rotation keeps: {lengths.min():.12f} to {lengths.max():.12f}")
     back = pyrope.to_numpy(pyrope.unrotate(pyrope.rotate(rows, positions, rope), positions, rope))
     print("turned back, off by at most", float(np.abs(back - np.array(x)).max()))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
-    main(**vars(parser.parse_args()))
+    from command import command, run
+
+    run(main, command(__doc__))

@@ -5,8 +5,6 @@
 What is computed with a float32 angle, as most code does, loses this far from the start.
 """
 
-import argparse
-
 import numpy as np
 
 import pyrope
@@ -42,6 +40,6 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
-    main(**vars(parser.parse_args()))
+    from command import command, run
+
+    run(main, command(__doc__))

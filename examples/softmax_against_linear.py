@@ -7,7 +7,6 @@ with its square. In return weights may be negative and do not add up to 1, since
 numerator alone.
 """
 
-import argparse
 import time
 
 import numpy as np
@@ -41,8 +40,8 @@ def main(backend: str = "numpy") -> None:
     weights, sums = pyrope.attention_weights(q, k, m, ROPE, causal=True)
     _, plain = pyrope.attention_weights(q, k, causal=True)
     told = pyrope.to_numpy(sums)
-    print(f"row sums of Eq. (19): from {told.min():.3f} to {told.max():.3f}; of Eq. (18), without RoPE:", end=" ")
-    print(f"{float(plain.min()):.3f} to {float(plain.max()):.3f}")
+    print(f"row sums of Eq. (19): from {told.min():.3f} to {told.max():.3f};")
+    print(f"      of Eq. (18), without RoPE: {float(plain.min()):.3f} to {float(plain.max()):.3f}")
     print(f"negative weights: {100 * float((weights < 0).mean()):.1f} % of all, the least {float(weights.min()):.5f}")
 
     whole = pyrope.linear_attention(q, k, v, m, ROPE, causal=True)
@@ -54,10 +53,11 @@ def main(backend: str = "numpy") -> None:
     off = np.abs(np.concatenate(steps, axis=-2) - pyrope.to_numpy(whole)).max()
     assert state is not None
     size = state.numerator.nbytes + state.denominator.nbytes
-    print(f"token by token: off by {off:.1e}; the state has {size} bytes, the keys and values {k.nbytes + v.nbytes}")
+    print(f"token by token: off by {off:.1e}")
+    print(f"      the state has {size} bytes, the keys and values {k.nbytes + v.nbytes}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
-    main(**vars(parser.parse_args()))
+    from command import command, run
+
+    run(main, command(__doc__))

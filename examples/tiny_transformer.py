@@ -5,7 +5,6 @@
 Random weights say nothing, but they obey every law: this is the whole forward pass, two layers of it.
 """
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,6 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="numpy", choices=("numpy", "cupy"))
-    main(**vars(parser.parse_args()))
+    from command import command, run
+
+    run(main, command(__doc__))

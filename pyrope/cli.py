@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import difflib
 import inspect
 import io
@@ -113,10 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **words: str) -> Any:
     """A command with its help, its examples below it."""
-    words["description"] = textwrap.fill(
-        words["description"], 79
-    )  # raw, for the sake of the examples: nobody else does
-    words["description"] = textwrap.fill(words["description"], 78)  # examples stay as they are written
+    # Raw, so that the examples stay as they are written: then nobody else wraps the description.
+    words["description"] = textwrap.fill(words["description"], 79)
     parser = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
     parser.set_defaults(run=run)
     return parser
@@ -308,6 +307,11 @@ def _scaling(text: str) -> Any:
     except (ValueError, SyntaxError, KeyError, RecursionError):
         told = ", ".join(classes)
         raise ValueError(f'--scaling must be a call such as "Linear(factor=4.0)", of {told}; was {text!r}') from None
+    known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
+    if not known.keys() >= arguments.keys() >= {name for name, needed in known.items() if needed}:
+        needed, optional = (", ".join(name for name in known if known[name] is which) for which in (True, False))
+        told = f"{kind.__name__} needs {needed}" + (f" and may have {optional}" if optional else "")
+        raise ValueError(f"--scaling: {told}; was {text!r}")
     return kind(**{str(name): value for name, value in arguments.items()})
 
 
@@ -565,6 +569,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
     parser = _parser()
     _Parser.typed = sys.argv[1:] if arguments is None else arguments
+    if not _Parser.typed:  # somebody who does not know what there is
+        parser.print_help(sys.stderr)
+        return 2
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -574,10 +581,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
+        _progress("")
         return 130
     except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError, MemoryError) as error:
         _progress("")
+        told = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            told = f"{error.filename}: {error.strerror}"  # without its number
         if sys.stderr is not None:
-            print(f"pyrope: error: {error or type(error).__name__}", file=sys.stderr)
+            print(f"pyrope: error: {told}", file=sys.stderr)
         return 2
     return code

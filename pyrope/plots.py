@@ -51,6 +51,7 @@ def _matplotlib(module: str) -> Any:
 def _figure(title: str, rows: int, columns: int, size: tuple[float, float], **sharing: Any) -> tuple[Figure, Any]:
     """A figure with its title and its axes, (rows·columns,)."""
     figure = _matplotlib("figure").Figure(figsize=size, layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)
     figure.suptitle(title)
     return figure, figure.subplots(rows, columns, squeeze=False, **sharing).ravel()
 
@@ -61,13 +62,21 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y)
 
 
-def _map(axes: Any, matrix: Float64, most: float, least: float | None = None) -> Any:
-    """A matrix as shades from −most or least, black, to most, white; NaN is hatched."""
+def _map(axes: Any, matrix: Float64, most: float, signed: bool = False) -> Any:
+    """A matrix in shades from 0, white, to most, black, or signed from −most, black, to most, white; NaN is hatched."""
     axes.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
-    low = -most if least is None else least
-    return axes.imshow(matrix, cmap="gray", vmin=low, vmax=most, interpolation="nearest")
+    low, shades = (-most, "gray") if signed else (0.0, "gray_r")
+    return axes.imshow(matrix, cmap=shades, vmin=low, vmax=most, interpolation="nearest")
+
+
+def _bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
+    """What the shades of a map mean, below it."""
+    panels = list(np.atleast_1d(axes))
+    return panels[0].figure.colorbar(
+        image, ax=panels, label=label, location="bottom", aspect=20 * len(panels), **options
+    )
 
 
 def _vectors(n: int, head_dim: int, noise: float, seed: int) -> tuple[Float64, Float64]:
@@ -90,7 +99,7 @@ def rotation_figure(vector: Sequence[float] = (1.0, 0.0), count: int = 7) -> Fig
     count, rope = checks.integer("count", count, 1), Rope(4, 100.0, "interleaved")
     if len(vector) != 2 or not 0 < math.hypot(*vector) < math.inf:
         raise ValueError(f"vector must be two numbers, not both 0, was {tuple(vector)}")
-    figure, axes = _figure("A position turns each pair of features, Eq. (13)", 1, 2, (8.4, 4.5))
+    figure, axes = _figure("Position m turns each pair of features by the angle m·θ, Eq. (13)", 1, 2, (8.4, 4.9))
     x = np.broadcast_to([*vector, *vector], (count, 4)).astype(np.float64)
     turned = rotate(x, np.arange(count), rope)  # (count, 4)
     size = math.hypot(*vector)
@@ -102,7 +111,7 @@ def rotation_figure(vector: Sequence[float] = (1.0, 0.0), count: int = 7) -> Fig
         panel.add_patch(_matplotlib("patches").Circle((0, 0), size, fill=False, linestyle=":", color="0.6"))
         panel.set(xlim=(-1.3 * size, 1.3 * size), ylim=(-1.3 * size, 1.3 * size), aspect="equal")
         _label(panel, f"{told} rad per position", f"feature {2 * i}", f"feature {2 * i + 1}")
-    figure.supxlabel("numbers at the points are positions m; the angle is m·θ", fontsize="small")
+    figure.supxlabel("the number at a point is its position m", fontsize="medium")
     return figure
 
 
@@ -135,8 +144,10 @@ def _compared(rope: Rope | None) -> dict[str, Rope]:
 def wavelengths_figure(rope: Rope | None = None) -> Figure:
     """How many positions each pair takes for a turn, by rescaling."""
     ropes = _compared(rope)
-    size = "context × 8, original length 4096" if rope is None else f"base {rope.base:g}"
-    figure, (left, right) = _figure(f"Wavelengths of Θ by rescaling ({size})", 1, 2, (9.6, 4.6))
+    told = "each rescaling slows down, for a context of 8 × 4096" if rope is None else f"{list(ropes)[-1]} slows down"
+    told = f"Which pairs {told}" if len(ropes) > 1 else "How long the pairs take for a turn"
+    one = rope or ropes["none"]
+    figure, (left, right) = _figure(f"{told} (d = {one.width}, base {one.base:g})", 1, 2, (9.6, 4.8))
     plain = wavelengths(ropes["none"])
     for style, (name, one) in zip(_LINES, ropes.items(), strict=False):
         turning = np.isfinite(wavelengths(one))
@@ -146,8 +157,11 @@ def wavelengths_figure(rope: Rope | None = None) -> Figure:
     left.set_yscale("log")
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter("{x:g}")
-    _label(left, "wavelength 2π/θ", "pair i", "positions per turn")
-    _label(right, "against no rescaling", "pair i", "times slower")
+    still = (
+        "" if all(np.isfinite(wavelengths(one)).all() for one in ropes.values()) else "; what does not turn is left out"
+    )
+    _label(left, f"wavelengths 2π/θ{still}", "pair i (0 is the fastest)", "positions per turn")
+    _label(right, "against no rescaling", "pair i (0 is the fastest)", "times slower")
     figure.legend(loc="outside lower center", ncols=4, fontsize="small", handlelength=3.5)
     return figure
 
@@ -155,7 +169,8 @@ def wavelengths_figure(rope: Rope | None = None) -> Figure:
 def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 12) -> Figure:
     """Long-term decay: the curve of Figure 2, and scores below the bound that it gives."""
     rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(_length(distances))
-    figure, (left, right) = _figure(f"Long-term decay, d = {rope.width}, base {rope.base:g}", 1, 2, (9.6, 4.2))
+    title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
+    figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
     curve = decay(at, rope)
     left.plot(at, curve, color="black")
     left.set_ylim(bottom=0)
@@ -194,7 +209,7 @@ def scores_figure(rope: Rope | None = None, distances: int = 1024) -> Figure:
     plain, others = ropes["none"], [item for item in ropes.items() if item[0] != "none"] or list(ropes.items())
     rows, columns = (2, 3) if len(others) > 1 else (1, 1)
     size = (10.5, 5.6) if len(others) > 1 else (6.4, 4.4)
-    title = "Scores by relative distance, query and key all ones, over qᵀk"
+    title = "How scores fall with the distance (query and key all ones)"
     figure, axes = _figure(title, rows, columns, size, sharex=True, sharey=True)
     for panel, (name, one) in zip(axes, others, strict=True):
         panel.plot(at, _score(at, plain), color="0.7", linewidth=2.2, label="not rescaled")
@@ -256,17 +271,18 @@ def attention_figure(rope: Rope | None = None, length: int = 48, noise: float = 
     q, k = _vectors(_length(length), rope.head_dim, noise, seed)
     at = np.arange(length)
     maps = {
-        "without positions": softmax_weights(q, k),
-        "with RoPE": softmax_weights(rotate(q, at, rope), rotate(k, at, rope)),
+        "without positions: near and far alike": softmax_weights(q, k),
+        "with RoPE: near keys weigh more": softmax_weights(rotate(q, at, rope), rotate(k, at, rope)),
     }
-    title = f"Softmax attention of {length} random, similar tokens, causal, Eq. (2)"
-    figure, axes = _figure(title, 1, 2, (9.2, 4.4))
+    title = f"Who attends to whom: {length} random, similar tokens under causal softmax attention, Eq. (2)"
+    figure, axes = _figure(title, 1, 2, (9.2, 5.6))
+    most, ticks = 0.25, (0, 0.01, 0.04, 0.09, 0.16, 0.25)
     for panel, (name, weights) in zip(axes, maps.items(), strict=True):
         shown = np.where(np.tri(length, dtype=bool), weights, np.nan)
-        image = _map(panel, -np.sqrt(shown), 0.0, -1.0)
+        image = _map(panel, np.sqrt(shown), math.sqrt(most))
         _label(panel, name, "key n (position)", "query m (position)")
-    bar = figure.colorbar(image, ax=list(axes), label="weight (darkness goes with its root)")
-    bar.set_ticks([-np.sqrt(w) for w in (0, 0.05, 0.25, 0.5, 1)], labels=["0", "0.05", "0.25", "0.5", "1"])
+    bar = _bar(image, axes, "weight of a key; hatched: not seen", extend="max")
+    bar.set_ticks([math.sqrt(w) for w in ticks], labels=[f"{w:g}" for w in ticks])
     return figure
 
 
@@ -282,18 +298,23 @@ def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0
     at, seen = np.arange(length), np.tri(length, dtype=bool)
     softmax = softmax_weights(rotate(q, at, rope), rotate(k, at, rope))
     weights, sums = (x[0] for x in attention_weights(q, k, at, rope, causal=True))
-    title = f"Rotation in the numerator alone, Eq. (19): φ = elu + 1, d = {rope.width}, base {rope.base:g}"
-    figure, (left, middle, right) = _figure(title, 1, 3, (12.4, 4.2))
-    for panel, matrix, name in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, "linear, Eq. (19)")):
-        image = _map(panel, np.where(seen, matrix * (at + 1)[:, None], np.nan), 2.0)
-        _label(panel, name, "key n (position)", "query m (position)")
-    figure.colorbar(image, ax=[left, middle], label="weight × keys seen (black: negative)", extend="both")
+    title = "With RoPE, the weights of linear attention may be negative and no longer add up to 1"
+    figure, (left, middle, right) = _figure(title, 1, 3, (12.6, 5.4))
+    name = f"linear, Eq. (19), φ = elu + 1, d = {rope.width}, base {rope.base:g}"
+    for panel, matrix, told in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, name)):
+        image = _map(panel, np.where(seen, matrix * (at + 1)[:, None], np.nan), 3.0)
+        _label(panel, told, "key n (position)", "query m (position)")
+    query, key = np.nonzero(weights < 0)
+    if key.size:
+        middle.plot(key, query, color="#c0392b", linestyle="none", marker="x", markersize=3, label="below 0")
+        middle.legend(loc="upper right", fontsize="small")
+    _bar(image, [left, middle], "weight of a key, in equal shares 1/(m + 1); hatched: not seen", extend="max")
     negative = weights.clip(max=0).sum(axis=-1)
-    lines = {"softmax": softmax.sum(axis=-1), "linear, Eq. (19)": sums, "of it, negative weights": negative}
-    for style, (name, total) in zip(_LINES, lines.items(), strict=False):
-        right.plot(at, total, label=name, **style)
-    _label(right, "what a row adds up to", "query m (position)", "sum of weights")
-    right.set_ylim(top=1.6)  # room for the legend
+    lines = {"softmax": softmax.sum(axis=-1), "linear": sums, "linear, those below 0 alone": negative}
+    for style, (told, total) in zip(_LINES, lines.items(), strict=False):
+        right.plot(at, total, label=told, **style)
+    _label(right, "what the weights of a query add up to", "query m (position)", "sum over its keys")
+    right.set_ylim(top=1.5)  # room for the legend
     right.legend(loc="upper right", fontsize="small", handlelength=3.5)
     return figure
 
@@ -304,10 +325,14 @@ def time_figure(
     """Time over length, softmax against linear attention, measured while the picture is drawn."""
     lengths = [_length(n) for n in lengths]
     seconds = attention_times(lengths, heads, head_dim, rounds)
-    title = f"Causal attention, {heads} heads × {head_dim}, float32, NumPy"
-    figure, (axes,) = _figure(title, 1, 1, (6.8, 4.6))
-    for style, marker, (name, taken) in zip(_LINES, "os", seconds.items(), strict=False):
-        axes.loglog(lengths, np.array(taken) * 1e3, marker=marker, label=name, **style)
+    title = f"Time of causal attention over its length ({heads} heads × {head_dim}, float32, NumPy)"
+    figure, (axes,) = _figure(title, 1, 1, (7.2, 4.8))
+    for line, marker, (name, taken) in zip(_LINES, "os", seconds.items(), strict=False):
+        axes.loglog(lengths, np.array(taken) * 1e3, marker=marker, label=name, **line)
+    guides = ((2, "∝ n²", "-"), (1, "∝ n", ":"))
+    for (power, name, style), taken in zip(guides, seconds.values(), strict=True):  # from the longest length back
+        guide = taken[-1] * 1e3 * (np.array(lengths) / lengths[-1]) ** power
+        axes.loglog(lengths, guide, color="0.7", linewidth=1.2, linestyle=style, label=name, zorder=0)
     told = f"measured on this machine while this was drawn: shortest of {rounds} or more"
     _label(axes, told, "length n (positions)", "time (ms)")
     axes.set_xticks(lengths, labels=[f"{n}" for n in lengths])
@@ -351,22 +376,23 @@ def operator_figure(
     fn, rope = candidate or roformer_repeat, rope or Rope(16, 10000.0, "half")
     found = operator_of(fn, rope, position, dtype)
     expected = rotation_matrix(position, rope)
-    figure, axes = _figure(f"R(m) at position {position}: column j is what unit vector j becomes", 1, 3, (12.4, 4.3))
+    title = f"What position {position} does to a head: column j of R({position}) is what unit vector j becomes"
+    figure, axes = _figure(title, 1, 3, (12.6, 5.4))
+    names = (
+        f"expected: {rope.layout}, base {rope.base:g}",
+        "candidate" if candidate else "candidate: pairs (2i, 2i+1)",
+    )
     most = max(1.0, rope.attention_factor)
-    for panel, name, matrix in zip(axes, ("expected", "candidate"), (expected, found), strict=False):
-        image = _map(panel, matrix, most)
-        _label(panel, name, "feature in", "feature out")
-    figure.colorbar(image, ax=list(axes[:2]), label="element of R(m) (grey: 0)", extend="both")
+    for panel, name, matrix in zip(axes, names, (expected, found), strict=False):
+        image = _map(panel, matrix, most, signed=True)
+        _label(panel, name, "feature in, j", "feature out, i")
+    _bar(image, axes[:2], "element (i, j) of R; grey is 0, hatched is not finite", extend="both")
     off = found - expected
     largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))
-    image = _map(axes[2], off, largest or 1.0)  # on a scale of its own: most differences are small
-    _label(
-        axes[2],
-        f"difference, at most {largest:.2g}" if np.isfinite(off).all() else "difference, not finite",
-        "feature in",
-        "feature out",
-    )
-    figure.colorbar(image, ax=axes[2], label="candidate − expected (grey: 0)")
+    image = _map(axes[2], off, largest or 1.0, signed=True)  # on a scale of its own: most differences are small
+    told = f"at most {largest:.2g}" if np.isfinite(off).all() else "not finite"
+    _label(axes[2], f"candidate − expected: {told}", "feature in, j", "feature out, i")
+    _bar(image, axes[2], "difference of the elements; grey is 0")
     return figure
 
 

@@ -1,8 +1,10 @@
 """The command line: what it prints, its exit codes, and what it says about misuse."""
 
+import configparser
 import io
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -62,12 +64,16 @@ def test_table_of_a_config(capsys, tmp_path):
     [
         (["table"], "give --config, or --head-dim, --base, --layout"),
         (["table", "--head-dim", "7", "--base", "10000", "--layout", "half"], "head_dim must be even, was 7"),
-        (["table", "--config", "no/such/config.json"], "No such file"),
+        (["table", "--config", "no/such/config.json"], "error: no/such/config.json: No such file"),
         (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "leave out --head-dim, --base"),
         ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Nonlinear(factor=4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
-        ([*PLAIN, "--scaling", "Linear(fctor=4)"], "unexpected keyword argument 'fctor'"),
+        ([*PLAIN, "--scaling", "Linear(fctor=4)"], "--scaling: Linear needs factor; was 'Linear(fctor=4)'"),
+        (
+            [*PLAIN, "--scaling", "DynamicNTK(factor=2)"],
+            "DynamicNTK needs factor, original_length and may have length; was",
+        ),
         ([*PLAIN, "--scaling", "Linear(factor=2, factor=3)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(**{})"], "--scaling must be a call such as"),
         ([*PLAIN, "--layer-type", "full_attention"], "--layer-type goes with --config"),
@@ -83,7 +89,13 @@ def test_misuse_exits_with_2(capsys, arguments, said):
     assert said in caught.err and caught.err.startswith("pyrope: error: ") and not caught.out
 
 
-@pytest.mark.parametrize("arguments", [[], ["tabel"], ["table", "--layout", "neox"], ["table", "--head-dim", "x"]])
+def test_no_word_at_all_is_answered_with_all_there_is(capsys):
+    assert main([]) == 2
+    told, said = capsys.readouterr()
+    assert not told and all(f"\n    {name} " in said for name in ("check", "identify", "table", "generate", "plot"))
+
+
+@pytest.mark.parametrize("arguments", [["tabel"], ["table", "--layout", "neox"], ["table", "--head-dim", "x"]])
 def test_wrong_words_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
@@ -99,6 +111,32 @@ def test_a_reader_that_stops_early_is_no_error():
     run.stdout.close()
     assert run.stderr.read() == b"" and run.wait() == 0
     run.stderr.close()
+
+
+# Ctrl-C while a module is being imported, and where the command itself is at work.
+INTERRUPTED = """
+import runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["pyrope", "plot", "decay", "-o", "never.svg"]
+runpy.run_module("pyrope", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["pyrope.cli", "numpy", "pyrope.theta", "matplotlib.figure"])
+def test_ctrl_c_is_quiet_also_during_the_imports(module, tmp_path):
+    code = INTERRUPTED.format(module=module)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "") and not list(tmp_path.iterdir())
+
+
+def test_the_command_and_the_module_are_one():
+    setup = configparser.ConfigParser()
+    setup.read(pathlib.Path(__file__).parent.parent / "setup.cfg")
+    assert setup["options.entry_points"]["console_scripts"].strip() == "pyrope = pyrope.__main__:main"
 
 
 def test_help_in_a_terminal_that_knows_only_ascii():

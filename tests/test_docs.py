@@ -5,11 +5,13 @@ import importlib
 import operator
 import pathlib
 import re
+import shlex
 
 import pytest
+from matplotlib.figure import Figure
 
 import pyrope
-from pyrope import conventions, plots
+from pyrope import cli, conventions, plots, theta
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(
@@ -43,12 +45,23 @@ def test_examples_in_words_are_true(name):
 
 
 def test_the_readme_lists_every_file():
-    text = (ROOT / "README.md").read_text()
-    for path in re.findall(r"^\| `(pyrope/[\w/]+\.py)`", text, re.M):
-        assert (ROOT / path).is_file(), path
-    listed = set(re.findall(r"^\| `pyrope/([\w/]+\.py)`", text, re.M))
-    files = {path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")}
-    assert listed == files
+    block = (ROOT / "README.md").read_text().partition("in reading order\n\n```\n")[2].partition("\n```")[0]
+    listed = [line.split()[0] for line in block.splitlines()]
+    assert sorted(listed) == sorted(
+        path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")
+    )
+    assert all(len(line.split()) > 1 for line in block.splitlines()), "a file without a word about it"
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert 100 <= len(lines) <= 150 and max(map(len, lines)) <= 120
+
+
+def test_the_rows_of_the_readme_are_rows_of_the_paper():
+    shown = re.findall(r"^\| \((\d+)\) \| .* \| (.+) \|$", (ROOT / "README.md").read_text(), re.M)
+    functions = {number: function for number, function, *_ in ROWS}
+    assert len(shown) == 5 and all(f"`{functions[number]}`" in told for number, told in shown)
 
 
 def convention_row(name: str, convention: conventions.Convention) -> str:
@@ -126,8 +139,29 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(path):
         assert len(cells) == 1, table.splitlines()[0]
 
 
+def pictures(path: pathlib.Path) -> list[tuple[str, str]]:
+    """Name and command of each picture of a page; one without options may go without its command."""
+    blocks = re.findall(r"^```{picture} ?([\w-]*)\n(.*?)^```$", path.read_text(), re.M | re.S)
+    return [(name, "".join(body.replace("\\\n", " ").partition("pyrope plot ")[1:])) for name, body in blocks]
+
+
 def test_every_picture_of_the_pages_can_be_drawn():
-    named = {
-        name for path in (ROOT / "docs").glob("*.md") for name in re.findall(r"{picture} ([\w-]+)", path.read_text())
+    drawn, files = set(), []
+    for path in (ROOT / "docs").glob("*.md"):
+        for name, command in pictures(path):
+            assert command or path.name == "diagnosis.md", f"{path.name}: a reader of the bare page sees no command"
+            options = cli._parser().parse_args(shlex.split(command or f"pyrope plot {name} -o {name}.svg")[1:])
+            drawn.add(options.name)
+            files.append(options.output)
+            if options.head_dim is not None:
+                assert isinstance(plots.PLOTS[options.name](cli._rope(options)), Figure)
+    assert drawn == set(plots.PLOTS) and len(files) == len(set(files)) and all(file.endswith(".svg") for file in files)
+
+
+def test_every_rescaling_has_its_picture():
+    shown = {
+        re.search(r"--scaling \"(\w+)", command)[1]
+        for _, command in pictures(ROOT / "docs/scalings.md")
+        if "--sc" in command
     }
-    assert named == set(plots.PLOTS)
+    assert shown == {kind.__name__ for kind in theta.SCALINGS.values()}

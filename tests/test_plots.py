@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import pyrope
 from pyrope import Linear, Rope, YaRN, plots
@@ -44,7 +45,27 @@ def test_every_picture_can_be_read(name):
                    line.get_linewidth()) for line in axes.lines if not line.get_label().startswith("_")]  # fmt: skip
         assert len(set(map(str, dashes))) == len(dashes), "two lines that cannot be told apart in grey"
     for axes in set(figure.axes) - set(_panels(figure)):
-        assert axes.get_ylabel(), "a colour bar without a word"
+        assert axes.get_xlabel(), "a colour bar without a word"
+    _check_texts(figure)
+
+
+def _check_texts(figure):
+    """No title, label or legend reaches beyond the picture or into another one."""
+    FigureCanvasAgg(figure).draw()
+    texts = [figure._suptitle, *figure.legends, *([figure._supxlabel] if figure._supxlabel else [])]
+    for axes in figure.axes:
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label]
+    boxes = [text.get_window_extent() for text in texts if not hasattr(text, "get_text") or text.get_text()]
+    width, height = figure.canvas.get_width_height()
+    for i, box in enumerate(boxes):
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, texts[i]
+        assert not any(box.overlaps(other) for other in boxes[:i]), texts[i]
+
+
+@pytest.mark.parametrize("name", ["wavelengths", "decay", "scores", "precision", "attention", "linear", "operator"])
+def test_every_picture_of_another_rope_can_be_read(name):
+    rope = Rope(16, 12345678.0, "interleaved-to-half", scaling=YaRN(8.0, 8192))
+    _check_texts(plots.PLOTS[name](**{**TINY[name], "rope": rope}))
 
 
 def test_no_picture_leaves_a_trace_in_pyplot():
@@ -116,7 +137,7 @@ def test_precision_dies_as_it_should():
 
 
 def test_attention_is_the_softmax_of_the_scores():
-    without, rotated = (-axes.images[0].get_array() for axes in _panels(plots.attention_figure(ROPE, 6)))
+    without, rotated = (axes.images[0].get_array() for axes in _panels(plots.attention_figure(ROPE, 6)))
     for shown in (without, rotated):
         weights = np.asarray(shown.filled(np.nan)) ** 2
         np.testing.assert_allclose(np.nansum(weights, axis=1), 1, rtol=1e-12)
@@ -130,11 +151,16 @@ def test_attention_is_the_softmax_of_the_scores():
 
 def test_linear_shows_what_weights_add_up_to():
     softmax, weights, sums = _panels(plots.linear_figure(length=40))
-    for panel, name in ((softmax, "softmax"), (weights, "linear, Eq. (19)")):
+    for panel, name in ((softmax, "softmax"), (weights, "linear")):
         shown = panel.images[0].get_array().filled(0) / np.arange(1, 41)[:, None]
         np.testing.assert_allclose(shown.sum(-1), _lines(sums)[name], rtol=1e-12)
     np.testing.assert_allclose(_lines(sums)["softmax"], 1, rtol=1e-12)
-    assert _lines(sums)["linear, Eq. (19)"].min() < 0.9 and _lines(sums)["of it, negative weights"].min() < 0
+    assert _lines(sums)["linear"].min() < 0.9 and _lines(sums)["linear, those below 0 alone"].min() < 0
+    (marks,) = weights.lines
+    below = weights.images[0].get_array().filled(0) < 0
+    assert below.any() and {*zip(marks.get_ydata(), marks.get_xdata(), strict=True)} == {
+        *zip(*np.nonzero(below), strict=True)
+    }
 
 
 def test_time_is_measured_for_each_length():
@@ -156,7 +182,7 @@ def test_operator_is_what_the_candidate_does():
 
 def test_operator_of_a_candidate_that_returns_nan():
     figure = plots.operator_figure(lambda x, m: x * np.float32("nan"), ROPE)
-    assert _panels(figure)[2].get_title() == "difference, not finite"
+    assert _panels(figure)[2].get_title() == "candidate − expected: not finite"
 
 
 @pytest.mark.parametrize(

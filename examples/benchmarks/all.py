@@ -12,6 +12,7 @@ import argparse
 import os
 import pathlib
 import platform
+import textwrap
 from types import ModuleType
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
@@ -35,6 +36,10 @@ TINY: dict[ModuleType, dict[str, object]] = {
 }  # fmt: skip
 
 
+QUICK = "Tiny sizes (--quick): these times and ratios say nothing about speed."
+RATIOS = 'Times are the shortest of several. "pyrope / it": what pyrope takes over that.'
+
+
 def machine() -> str:
     threads = os.environ["OPENBLAS_NUM_THREADS"]
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, OPENBLAS_NUM_THREADS={threads}"
@@ -42,12 +47,12 @@ def machine() -> str:
 
 
 def markdown(found: dict[str, list[Row]], quick: bool) -> str:
-    lines = ["# Benchmarks", "", machine() + "."]
-    lines += ["", "Tiny sizes (--quick): these numbers say nothing about speed."] if quick else []
+    lines = ["# Benchmarks", "", machine() + ".", "", *([QUICK, ""] if quick else []), RATIOS]
     for title, rows in found.items():
         lines += ["", f"## {title}", "", "| what | measured | ratio | to | limit | note |", "|---|---|---|---|---|---|"]
         for row in rows:
-            cells = (row.what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit, row.note)
+            what = row.what if row.value else f"**{row.what}**"
+            cells = (what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit, row.note)
             lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -63,14 +68,14 @@ def main() -> None:
         for part, sizes in TINY.items():
             for name, value in sizes.items():
                 setattr(part, name, value)
-    print(machine())
+    print(textwrap.fill(machine(), 80), *([QUICK] if options.quick else []), RATIOS, sep="\n\n")
     found = {}
     for title, part in PARTS.items():
-        print(f"\n── {title}")
+        print(f"\n== {title}")
         # Limits are for the full sizes.
         found[title] = show(row._replace(limit="") if options.quick else row for row in part.rows())
-    options.output.write_text(markdown(found, options.quick), encoding="utf-8")
-    print(f"\nwritten to {options.output}")
+        options.output.write_text(markdown(found, options.quick), encoding="utf-8")  # what there is, if it is stopped
+    print(f"\nwritten to {options.output}" + (f"\n{QUICK}" if options.quick else ""))
 
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ def softmax_speed() -> Iterator[Row]:
         "bare matrix products": lambda: products(*arrays),
         **torch_forms(*arrays),
     }
-    limits = {"torch SDPA": "limit 2.80", "torch eager": "limit 0.33"}
+    limits = {"torch SDPA": "2.80", "torch eager": "0.33"}
     seconds = in_turns(forms)
     for name, time_taken in seconds.items():
         ratio = seconds["pyrope.attention"] / time_taken
         yield Row(name, f"{time_taken * 1e3:.0f} ms", ratio, "pyrope / it", limits.get(name, ""))
     if "torch SDPA" not in seconds:
-        yield Row("torch is not installed: left out")
+        yield Row("torch", "left out", note="it is not installed")
 
 
 def softmax_memory() -> Iterator[Row]:
@@ -97,7 +97,7 @@ def softmax_memory() -> Iterator[Row]:
     out = pyrope.attention(*arrays, causal=True)
     beyond = tracemalloc.get_traced_memory()[1] - out.nbytes
     tracemalloc.stop()
-    yield Row(f"beyond in- and outputs, {n} positions", f"{beyond / 1e6:.0f} MB", limit="limit 300 MB")
+    yield Row("memory beyond in- and outputs", f"{beyond / 1e6:.0f} MB", limit="300 MB", note=f"for {n} positions")
 
 
 def chunk_products(n: int) -> Callable[[], None]:
@@ -133,12 +133,14 @@ def linear_speed() -> Iterator[Row]:
         seconds = in_turns(forms, rounds=max(3, min(9, 2**17 // n)))
         each = seconds["linear"] / n
         flat = each if n == LENGTHS[1] else flat
-        told = f"{each / flat:.2f} x that at {LENGTHS[1]}, limit 1.15" if n > LENGTHS[1] else ""
         if "softmax" in seconds:
-            told = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} x it"
+            told, limit = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} times as long", "2.50"
+        else:
+            told = f"{each / flat:.2f} times as long, for each token, as at {LENGTHS[1]}"
+            limit = "2.50, 1.15"
         ratio = seconds["linear"] / seconds["products"]
         name = f"linear, {n} positions, per token"
-        yield Row(name, f"{each * 1e6:.2f} µs", ratio, "x its products", "limit 2.50", told)
+        yield Row(name, f"{each * 1e6:.2f} µs", ratio, "x its products", limit, told)
 
 
 def decoding() -> Iterator[Row]:

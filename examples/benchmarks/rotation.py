@@ -44,7 +44,7 @@ def rotation(seconds: dict[str, float]) -> Iterator[Row]:
     copy = best(lambda: np.copyto(out, x))
     seconds["copy"] = copy
     yield row("numpy.copyto", copy, copy, "a copy")
-    for layout, limit in (("interleaved", "limit 1.35"), ("half", "limit 3.20"), ("interleaved-to-half", "")):
+    for layout, limit in (("interleaved", "1.35"), ("half", "3.20"), ("interleaved-to-half", "")):
         rope = Rope(HEAD_DIM, 10000.0, layout)
         tables = pyrope.rotation_tables(rope, m, like=x)
         seconds[layout] = best(lambda r=rope, t=tables: pyrope.rotate(x, m, r, tables=t, out=out))
@@ -67,7 +67,7 @@ def peers(ours: dict[str, float]) -> Iterator[Row]:
     try:
         import torch
     except ImportError:
-        yield Row("torch is not installed: left out")
+        yield Row("torch", "left out", note="it is not installed")
         return
     torch.set_num_threads(2)
     x = torch.randn(1, HEADS, LENGTH, HEAD_DIM)
@@ -108,12 +108,12 @@ def tables() -> Iterator[Row]:
 
     unit = best(plain, 7)
     yield row(f"numpy cos, sin of {n} x 64", unit, unit, "numpy")
-    yield row("pyrope.cos_sin of the same", best(lambda: pyrope.cos_sin(rope, m), 7), unit, "numpy", "limit 1.50")
+    yield row("pyrope.cos_sin of the same", best(lambda: pyrope.cos_sin(rope, m), 7), unit, "numpy", "1.50")
     tracemalloc.start()
     result = pyrope.cos_sin(rope, m)
     beyond = tracemalloc.get_traced_memory()[1] - sum(table.nbytes for table in result)
     tracemalloc.stop()
-    yield Row("memory of it beyond its result", f"{beyond / 2**20:.1f} MB", limit="limit 64 MB")
+    yield Row("memory of it beyond its result", f"{beyond / 2**20:.1f} MB", limit="64 MB")
 
 
 def rows() -> Iterator[Row]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,16 +20,25 @@ class Row(NamedTuple):
     note: str = ""
 
 
-def line(row: Row) -> str:
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    told = "; ".join(filter(None, (row.limit, row.note)))
-    return f"{row.what:<38}{row.value:>11}{ratio:>8} {row.of:<17}{told}".rstrip()
+def line(what: str, value: str, ratio: str, of: str, limit: str) -> str:
+    return f"{what:<35}{value:>10}{ratio:>8} {of:<15} {limit}".rstrip()
+
+
+def text(row: Row) -> str:
+    """A row in 80 columns, its note below it; what has no number is the heading of those that follow."""
+    if not row.value:
+        return f"\n{row.what}"
+    told = line(row.what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit)
+    return "\n    ".join([told, *textwrap.wrap(row.note, 76)])
 
 
 def show(rows: Iterable[Row]) -> list[Row]:
     """Prints rows as they come, and returns them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal or a file that cannot hold a µ gets a ?
     seen = []
+    print(line("", "measured", "ratio", "to", "limit"))
     for row in rows:
-        print(line(row), flush=True)
+        print(text(row), flush=True)
         seen.append(row)
     return seen
