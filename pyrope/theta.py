@@ -212,12 +212,11 @@ LENGTH_DEPENDENT = (DynamicNTK, LongRoPE)
 class Axes:
     """Which axis of the positions turns each pair, and with which frequency of Θ.
 
-    | style | of | axis of pair i | frequency |
-    |---|---|---|---|
-    | "sections" | M-RoPE of Qwen2-VL | the section that i lies in | i |
-    | "interleaved" | M-RoPE of Qwen3-VL | i mod 3, while it lasts, then 0 | i |
-    | "axial" | 2-D, vision part of Qwen2-VL | 0 (rows), in the second half 1 | 2i, from 0 again in the second half |
-    | "pixtral" | 2-D, Pixtral | 0 (rows), in the second half 1 | 2i, in the second half 2i + 1 from 1 |
+    - "sections", M-RoPE of Qwen2-VL: pair i has frequency i, and the axis of the section that i lies in;
+    - "interleaved", M-RoPE of Qwen3-VL: frequency i, axis i mod 3 while its section lasts, then 0;
+    - "axial", vision part of Qwen2-VL: the first half of the pairs turns with rows, the second with columns, each
+      with the frequencies 0, 2, 4, …;
+    - "pixtral": the same halves, rows with the frequencies 0, 2, 4, …, columns with 1, 3, 5, ….
     """
 
     style: str

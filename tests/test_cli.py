@@ -253,6 +253,11 @@ def offset(x, offset):
     return pyrope.rotate(x, np.arange(offset, offset + x.shape[-2]), ROPE)
 
 
+def columns_first(x, positions):  # (axes, n)
+    axes = pyrope.Axes("sections", (4, 6, 6))
+    return pyrope.rotate(x, positions[[0, 2, 1]], pyrope.Rope(32, 1e6, "half", axes=axes))
+
+
 number = 3
 """
 PROGRAM = """
@@ -301,6 +306,18 @@ def test_check_of_a_function(capsys, candidates):
     assert told["ok"] is False and told["findings"][0]["fault"] == "positions one too high"
     assert main(["check", f"{candidates}:right", *ROPE[:3], "500000", *ROPE[4:]]) == 1
     assert "wrong base" in capsys.readouterr().out
+
+
+def test_check_of_several_axes(capsys, candidates, tmp_path):
+    scaling = {"type": "mrope", "mrope_section": [4, 6, 6]}
+    config = {"model_type": "qwen2_vl_text", "hidden_size": 64, "num_attention_heads": 2, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = ["check", f"{candidates}:columns_first", "--config", str(tmp_path)]
+    assert main([*command, "--plot", str(tmp_path / "r.svg")]) == 1
+    told = capsys.readouterr()
+    assert "axes in another order" in told.out and "axes (0, 2, 1) for (0, 1, 2)" in told.out and "R(1)" in told.err
+    assert main([*command, "--call", "offset"]) == 2
+    assert "--call offset knows one axis, and this rope has 3" in capsys.readouterr().err
 
 
 def test_check_in_another_shape_dtype_and_from_a_config(capsys, candidates, tmp_path):

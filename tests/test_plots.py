@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import pyrope
-from pyrope import Linear, Rope, YaRN, plots
+from pyrope import Axes, Linear, Rope, YaRN, plots
 
 ROPE = Rope(8, 10000.0, "half")
 TINY = {
@@ -178,6 +178,15 @@ def test_operator_is_what_the_candidate_does():
     np.testing.assert_allclose(found, pyrope.rotation_matrix(7, turned), atol=1e-15)
     np.testing.assert_array_equal(difference, found - expected)
     assert "position 7" in figure.get_suptitle()
+
+
+def test_operator_of_several_axes_has_another_position_on_each():
+    rope = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))
+    figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m[::-1], rope), rope, position=7, dtype=np.float64)
+    expected, found, _ = (axes.images[0].get_array() for axes in _panels(figure))
+    np.testing.assert_array_equal(expected, pyrope.rotation_matrix([7, 8, 9], rope))
+    np.testing.assert_allclose(found, pyrope.rotation_matrix([9, 8, 7], rope), atol=1e-15)
+    assert "position (7, 8, 9)" in figure.get_suptitle()
 
 
 def test_operator_of_a_candidate_that_returns_nan():

@@ -109,6 +109,8 @@ class Probe:
             lines = str(error).splitlines() or ["no message"]
             words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"  # a program's last words
             raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error
+        if y is None:
+            raise Unreadable(f"it returns nothing, where the rotated x is wanted, {told}")
         if not isinstance(y, np.ndarray):
             raise Unreadable(f"it returns {type(y).__name__}, no NumPy array, {told}")
         if y.shape != x.shape:
@@ -143,7 +145,7 @@ class Probe:
 
     def operator(self, positions: Int64) -> Float64:
         """R(m) at these positions, (n, d, d): unit vector j at every position returns column j."""
-        units = np.repeat(np.eye(self.head_dim, dtype=self.dtype)[:, None], len(positions), axis=1)
+        units = np.repeat(np.eye(self.head_dim, dtype=self.dtype)[:, None], positions.shape[-1], axis=1)
         return self.read(units, positions).transpose(1, 2, 0)
 
     def _differ(self, a: Float64, b: Float64, scale: float = 4.0) -> str:
