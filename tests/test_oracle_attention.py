@@ -30,6 +30,7 @@ def options(name):
     fault, chosen = ATTENTION[name], {}
     chosen |= {"window": 7} if "window" in name else {}
     chosen |= {"softcap": 20.0} if "softcap" in name else {}
+    chosen |= {"scale": 0.3} if name == "scale ignored" else {}
     chosen |= {"causal": False} if name == "causal by mistake" else {}
     chosen |= {"rope": ROPE} if fault.where == "rotation" or "positions" in name else {}
     return chosen | ({"rope": YARN} if "factor" in name or "scaling" in name else {})
@@ -171,6 +172,29 @@ def test_float32_angles_are_right_in_float64_and_said_so(products):
     assert not asked.ok and '"float32 angles" was found' in asked.findings[0].evidence
     own = check_attention(by_pyrope(pyrope.attention, rope=ROPE), rope=ROPE, head_dim=D, dtype=np.float64)
     assert own.precision == "the dtype's own"
+
+
+def in_single(scores, powers, angles):
+    """Attention in float64 with some of its steps in float32."""
+
+    def fn(q, k, v, at):
+        q, k = (single(x, at) if angles else pyrope.rotate(x, at, ROPE) for x in (q, np.repeat(k, 2, axis=1)))
+        s = (q @ k.swapaxes(-1, -2) * D**-0.5).astype(scores).astype(powers)
+        s = np.where(np.tri(q.shape[2], dtype=bool), s, -np.inf)
+        w = np.exp(s - s.max(axis=-1, keepdims=True)).astype(np.float64)
+        return w @ np.repeat(v, 2, axis=1) / w.sum(axis=-1, keepdims=True)
+
+    return fn
+
+
+@pytest.mark.parametrize("angles", [False, True])
+@pytest.mark.parametrize("scores, powers", [(np.float32, np.float64), (np.float64, np.float32)])
+def test_a_float32_softmax_of_float64_is_no_float32_angle(scores, powers, angles):
+    options = {"rope": ROPE, "head_dim": D, "dtype": np.float64}
+    report = check_attention(in_single(scores, powers, angles), **options)
+    assert report.faults == ("softmax in low precision",)
+    assert "all at position 0" in report.findings[0].evidence and "float32 allows" in report.findings[0].evidence
+    assert check_attention(in_single(np.float64, np.float64, angles), **options).ok
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -424,6 +448,16 @@ def test_what_fails_is_a_finding(fn, told):
     assert report.faults == ("fails",) and told in report.findings[0].evidence
     if fn is refuses:
         assert check_attention(fn, head_dim=D, cache=False).ok
+
+
+def test_inputs_that_change_are_a_fault():
+    def fn(q, k, v):
+        out = right(q, k, v)
+        k[:, :, -1] *= np.float32(0.5)
+        return out
+
+    report = check_attention(fn, head_dim=D)
+    assert report.faults == ("inputs changed",) and "q, k or v changed" in report.findings[0].evidence
 
 
 def test_a_cache_that_fails_is_a_finding():

@@ -46,6 +46,7 @@ class Steps:
     times: int = 1  # how often q and k are rotated
     factor: int = 2  # how often the attention factor enters a score
     positions: str = "given"  # or "counted": 0 … n−1, whatever is given
+    chunks: int = 1  # of a row, each with the positions of the first
     lag: int = 0  # added to the positions of queries
     causal: bool | None = None  # instead of the right one
     ahead: int = 0  # how many tokens of the future a query sees
@@ -61,7 +62,6 @@ class Steps:
     stable: bool = True  # the maximum is subtracted
     low: bool = False  # exponentials and their sum in low precision
     output: str = "right"  # or "transposed", "reshaped"
-    inputs: str = "kept"  # or "scaled": q, in place
     cache: str = "right"  # or "restarted" after the first call, "counted" from 0 in every call, "late", "forgotten"
 
 
@@ -103,12 +103,18 @@ def _laid_out(output: str, out: Array) -> Array:
     return out.swapaxes(1, 2) if output == "transposed" else out.swapaxes(1, 2).reshape(out.shape)
 
 
-def _turned(rope: Rope, steps: Steps, q: Array, k: Array, v: Array, at: Array) -> tuple[Array, Array, Array]:
-    rope, n, m = steps.rope or rope, q.shape[-2], k.shape[-2]
+def _places(steps: Steps | LinearSteps, at: Array, n: int) -> dict[str, Array]:
+    """Where the n queries, the keys and the values are taken to be, when the m tokens are at (b, m)."""
+    m = at.shape[-1]
     if steps.positions == "counted":
         at = np.broadcast_to(np.arange(m), at.shape)
+    at = at[:, np.arange(m) % -(-m // steps.chunks)]
+    return {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
+
+
+def _turned(rope: Rope, steps: Steps, q: Array, k: Array, v: Array, at: Array) -> tuple[Array, Array, Array]:
+    rope, places = steps.rope or rope, _places(steps, at, q.shape[-2])
     with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
-    places = {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
     for _ in range(steps.times):
         q, k, v = (
             rotate(x, places[name], rope if with_factor[name] else rope.pure) if name in steps.rotated else x
@@ -184,6 +190,9 @@ class LinearSteps:
     rotated: str = "qk"
     times: int = 1
     rope: Rope | None = None  # instead of the right one
+    positions: str = "given"  # as in Steps, and the next two
+    chunks: int = 1
+    lag: int = 0
     denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys"
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
@@ -194,7 +203,7 @@ class LinearSteps:
     lost: str = ""  # … these sums are forgotten: "both", "numerator", "denominator"
     decay: float = 1.0  # of the state, for each token
     output: str = "right"
-    cache: str = "right"  # or "forgotten"
+    cache: str = "right"  # as in Steps
 
 
 MAPS: dict[str, Callable[[Array], Array]] = {
@@ -220,12 +229,13 @@ def attend_linearly(case: Case, steps: LinearSteps, q: Array, k: Array, v: Array
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
     rope = None if case.rope is None or steps.order == "no rotation" else steps.rope or case.rope
     rope = rope.pure if rope is not None and not steps.factor else rope
+    places = _places(steps, at, n)
 
     def turned(name: str, x: Array) -> Array:
         if rope is None or name not in steps.rotated:
             return x
         for _ in range(steps.times):
-            x = rotate(x, at[:, at.shape[-1] - x.shape[-2] :], rope)
+            x = rotate(x, places[name], rope)
         return x
 
     with np.errstate(all="ignore"):
@@ -271,10 +281,7 @@ def candidate(case: Case, steps: Steps | LinearSteps) -> Callable[..., Array]:
 
     def fn(q: Array, k: Array, v: Array, positions: Any = None, mask: Any = None, segments: Any = None) -> Array:
         more = {"mask": mask, "segments": segments} if isinstance(steps, Steps) else {}
-        out = run(case, steps, q, k, v, positions, **more).out.astype(q.dtype)
-        if isinstance(steps, Steps) and steps.inputs == "scaled":
-            q *= q.dtype.type(case.scale)
-        return out
+        return run(case, steps, q, k, v, positions, **more).out.astype(q.dtype)
 
     return fn
 
