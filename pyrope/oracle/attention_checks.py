@@ -43,6 +43,7 @@ from ..theta import Rope, check_rope, frequencies
 from .attention_faults import ATTENTION, other_ropes
 from .attention_steps import Case, Parts, Steps
 from .judging import (
+    MANY,
     SMALL,
     Begin,
     Candidate,
@@ -53,6 +54,7 @@ from .judging import (
     beyond,
     call,
     examine,
+    lost_weights,
     one_of,
     other_bases,
 )
@@ -62,7 +64,6 @@ from .tolerance import UNIT
 
 GRADES = ("rounded once", "weights rounded", "scores rounded")  # best first
 LENGTH = 24  # tokens of most probes
-MANY = "many small weights"
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
 MEASURED = ("another scale", "another base", "softmax in low precision")  # not tried as they stand
 
@@ -86,25 +87,15 @@ def check_attention(
     """
     dtype = float_dtype(dtype)
     case = make_case(heads, key_heads, head_dim, causal, rope, window, softcap, scale, dtype)
-    checks.choice("grade", grade, GRADES)
+    asked = GRADES.index(checks.choice("grade", grade, GRADES))
     probes, notes = _probes(case, dtype, _accepted(fn), cache and rope is None, max_position, incremental)
     task = softmax_task(f"softmax attention of {_words(case)}, {dtype.name}", case, dtype.name, probes, tuple(notes))
-    asked = GRADES.index(grade)
-
-    def explain(judge: Judge) -> list[Finding]:
-        return explained(task, judge, fn) or low_precision(task, judge)
-
-    def too_low(judges: Sequence[Judge], reached: int) -> list[Finding]:
-        told = f'; the grade "{grade}" was asked for, "{task.grades[reached]}" was found'
-        return _low(judges[asked], told) if reached > asked else []
-
-    return examine(task, fn, incremental, explain, too_low)
+    return examine(task, fn, incremental, lambda judge: explained(task, judge, fn), asked)
 
 
 def softmax_task(expected: str, case: Case, dtype: str, probes: Sequence[Probe], notes: tuple[str, ...] = ()) -> Task:
-    return Task(
-        "attention", expected, case, dtype, probes, Steps(), ATTENTION, MEASURED, _truth, _bounds, GRADES, notes
-    )
+    rest = (ATTENTION, MEASURED, ATTENTION["softmax in low precision"], _truth, _bounds, GRADES, notes)
+    return Task("attention", expected, case, dtype, probes, Steps(), *rest)
 
 
 def assert_attention(fn: Candidate, **options: Any) -> None:
@@ -392,7 +383,7 @@ def _moved(errors: Array, v: Array, out: Array) -> Array:
 
 def explained(task: Task, judge: Judge, fn: Candidate | None = None) -> list[Finding]:
     """The mistakes that give the numbers. With the candidate, its base is read from it, without, it is searched for."""
-    return one_of(judge, task.known) or _lost_weights(judge) or beyond(task, judge, _measured(task, judge, fn))
+    return one_of(judge, task.known) or lost_weights(task, judge) or beyond(task, judge, _measured(task, judge, fn))
 
 
 def _measured(task: Task, judge: Judge, fn: Candidate | None) -> Iterator[Named]:
@@ -457,25 +448,3 @@ def _unit_scores(fn: Candidate, case: Case, rope: Rope, dtype: np.dtype[Any]) ->
         with np.errstate(all="ignore"):
             read.append(np.log(w[..., :2] / w[..., 2:3]).mean(axis=1).T)
     return np.stack(read, axis=1) / (c * c * case.scale * rope.attention_factor**2)
-
-
-def _lost_weights(judge: Judge) -> list[Finding]:
-    """A sum in low precision: small weights are lost, and all else is noise of a few times what is allowed."""
-    ratios = {judge.probes[i].name: judge.right[i].ratio(judge.answers[i]) for i in judge.failed}
-    return _low(judge) if ratios.pop(MANY, 0.0) > 1 and all(ratio < 4 for ratio in ratios.values()) else []
-
-
-def low_precision(task: Task, judge: Judge) -> list[Finding]:
-    """Low precision inside: all would be well, or nearly so, at the tolerance of a smaller dtype."""
-    smaller = [name for name in ("float32", *SMALL) if UNIT[name] > judge.eps]
-    judges = {name: replace(task, dtype=name).judges(judge.answers)[-1] for name in smaller}
-    for fits in (lambda again: not again.failed, _lost_weights):
-        for name, again in judges.items():
-            if fits(again):
-                return _low(judge, f", but within what {name} allows")
-    return []
-
-
-def _low(judge: Judge, told: str = "") -> list[Finding]:
-    fault, first = ATTENTION["softmax in low precision"], judge.failed[0]
-    return [Finding(fault.name, judge.seen(first) + told + ".", fault.cause, fault.fix, judge.since(first))]

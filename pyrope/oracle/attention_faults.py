@@ -340,6 +340,8 @@ BEHAVIOUR = _catalogue(
      "cast the result to the dtype of q", _always()),
     ("inputs changed", "call", "the next layer reads scaled or rotated vectors", "q, k or v is worked on in place",
      "work on a copy", _always()),
+    ("sums in low precision", "state", "of linear attention: noise above the dtype's, as a smaller one has it",
+     "features, states or sums in a smaller dtype", "sums in float32, of float64 in float64", _always()),
     ("state between calls", "call", "the same call returns something else later",
      "a mask, a table or a buffer of an earlier call is used again", "make its key complete, or build it anew",
      _always()),

@@ -31,6 +31,7 @@ Begin: TypeAlias = Callable[[], Candidate] | None  # makes candidates with a cac
 Named: TypeAlias = tuple[Fault, Changes]
 SMALL = ("float16", "bfloat16")
 OWN, ANGLES = "the dtype's own", "float32 angles"  # the precision of float32 and float64, and of float64
+MANY = "many small weights"  # the probe of which a low-precision sum loses some
 BASES = tuple(np.geomspace(10, 1e9, 33).tolist())
 
 
@@ -187,6 +188,7 @@ class Task:
     steps: Steps | LinearSteps  # the right ones, which a mistake changes
     faults: Mapping[str, Fault]
     measured: tuple[str, ...]  # those with a number in them, which are not tried as they stand
+    low: Fault  # what noise above the dtype's is called
     truth: Callable[[Case, Probe], Array]
     bounds: Callable[[Case, str, Probe, Parts, int], tuple[Array, float]]  # of each output, and of the mean square
     small_grades: tuple[str, ...]  # of float16 and bfloat16, best first
@@ -240,11 +242,10 @@ class Task:
 
 
 def examine(
-    task: Task, fn: Candidate, incremental: Begin, explain: Callable[[Judge], list[Finding]],
-    too_low: Callable[[Sequence[Judge], int], list[Finding]] = lambda judges, reached: [],
-) -> Report:  # fmt: skip
-    """Asks a candidate, twice, and says what came of it. What is wrong is said by ``explain``, and by ``too_low``
-    where the grade that was reached is not the one that was asked for."""
+    task: Task, fn: Candidate, incremental: Begin, explain: Callable[[Judge], list[Finding]], asked: int
+) -> Report:
+    """Asks a candidate, twice, and says what came of it. What is wrong is said by ``explain``; a grade below the one
+    that was asked for, one of the task's, is wrong too."""
     try:
         answers, wrong = ask(fn, incremental, task.probes)
         judges = task.judges(answers)
@@ -253,9 +254,12 @@ def examine(
         return Report(task.subject, task.expected, "wrong", (behaviour("fails", str(error)),), notes=task.notes)
     reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
     if reached is None:
-        wrong += nothing_finite(judges[-1]) or explain(judges[-1]) or symptoms(fn, task, judges[-1])
-    else:
-        wrong += too_low(judges, reached)
+        judge = judges[-1]
+        named = nothing_finite(judge) or explain(judge) or low_precision(task, judge)
+        wrong += named or symptoms(fn, task, judge)
+    elif reached > asked:
+        told = f'; the grade "{task.small_grades[asked]}" was asked for, "{task.grades[reached]}" was found'
+        wrong += _too_rough(task, judges[asked], told)
     precision, verdict = None if reached is None else task.grades[reached], "wrong" if wrong else "right"
     return Report(task.subject, task.expected, verdict, tuple(wrong), precision, judges[-1].errors(), task.notes)
 
@@ -392,6 +396,28 @@ def _finding(judge: Judge, fault: Fault, changes: Changes, others: tuple[str, ..
     told = ", ".join(f"{name}={value!r}" for name, value in changes.items())
     evidence = f"{judge.seen(first)}. This mistake gives the numbers of all {len(judge.probes)} probes ({told})."
     return Finding(fault.name, evidence, fault.cause, fault.fix, judge.since(first), others)
+
+
+def lost_weights(task: Task, judge: Judge) -> list[Finding]:
+    """A sum in low precision: small weights are lost, and all else is noise of a few times what is allowed."""
+    ratios = {judge.probes[i].name: judge.right[i].ratio(judge.answers[i]) for i in judge.failed}
+    return _too_rough(task, judge) if ratios.pop(MANY, 0.0) > 1 and all(ratio < 4 for ratio in ratios.values()) else []
+
+
+def low_precision(task: Task, judge: Judge) -> list[Finding]:
+    """Low precision inside: all would be well, or nearly so, at the tolerance of a smaller dtype."""
+    smaller = [name for name in ("float32", *SMALL) if UNIT[name] > judge.eps]
+    judges = {name: replace(task, dtype=name).judges(judge.answers)[-1] for name in smaller}
+    for fits in (lambda again: not again.failed, functools.partial(lost_weights, task)):
+        for name, again in judges.items():
+            if fits(again):
+                return _too_rough(task, judge, f", but within what {name} allows")
+    return []
+
+
+def _too_rough(task: Task, judge: Judge, told: str = "") -> list[Finding]:
+    fault, first = task.low, judge.failed[0]
+    return [Finding(fault.name, judge.seen(first) + told + ".", fault.cause, fault.fix, judge.since(first))]
 
 
 def symptoms(fn: Candidate, task: Task, judge: Judge) -> list[Finding]:

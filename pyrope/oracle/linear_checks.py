@@ -28,7 +28,7 @@ from ..backend import Array
 from ..linear import linear_attention
 from ..theta import Rope
 from .attention_checks import Maker, angle_error, make_case
-from .attention_faults import LINEAR, other_ropes
+from .attention_faults import BEHAVIOUR, LINEAR, other_ropes
 from .attention_steps import Case, LinearSteps, Parts
 from .judging import SMALL, Begin, Candidate, Judge, Named, Probe, Task, beyond, examine, one_of, other_bases
 from .probe import float_dtype
@@ -49,7 +49,7 @@ _PIECES = {"one each": (1,) * 20, "in chunks": (8, 1, 1, 10)}
 def check_linear_attention(
     fn: Candidate, *, rope: Rope, heads: int = 4, key_heads: int = 2, head_dim: int | None = None,
     feature_map: str = "elu+1", causal: bool = True, dtype: Any = np.float32,
-    max_position: int = 4096, incremental: Begin = None,
+    max_position: int = 4096, grade: str = "features rounded", incremental: Begin = None,
 ) -> Report:  # fmt: skip
     """The verdict about a candidate; see the top of this file for how it is called.
 
@@ -59,7 +59,11 @@ def check_linear_attention(
     'right'
     >>> check_linear_attention(lambda q, k, v, at: linear_attention(q, k, v, causal=True), rope=rope).faults
     ('not rotated: Eq. (18)',)
+
+    ``max_position`` is for candidates with short tables; ``grade``, of `GRADES`, asks for better rounding than the
+    least that is accepted.
     """
+    asked = GRADES.index(checks.choice("grade", grade, GRADES))
     d, dtype = rope.head_dim if head_dim is None else head_dim, float_dtype(dtype)
     case = make_case(heads, key_heads, d, causal, rope, None, None, 1 / math.sqrt(d), dtype)
     case = replace(case, feature_map=checks.choice("feature_map", feature_map, MAPS))
@@ -68,12 +72,12 @@ def check_linear_attention(
     told = f"linear attention, Eq. (19), of {heads} heads over {key_heads}, {feature_map}, "
     told += f"{'causal' if causal else 'not causal'}, {rope!r}, {dtype.name}"
     task = linear_task(told, case, dtype.name, _probes(case, dtype, max_position, incremental))
-    return examine(task, fn, incremental, lambda judge: explained(task, judge))
+    return examine(task, fn, incremental, lambda judge: explained(task, judge), asked)
 
 
 def linear_task(expected: str, case: Case, dtype: str, probes: Sequence[Probe]) -> Task:
-    steps = LinearSteps()
-    return Task("linear attention", expected, case, dtype, probes, steps, LINEAR, MEASURED, _truth, _bounds, GRADES)
+    rest = (LINEAR, MEASURED, BEHAVIOUR["sums in low precision"], _truth, _bounds, GRADES)
+    return Task("linear attention", expected, case, dtype, probes, LinearSteps(), *rest)
 
 
 def assert_linear_attention(fn: Candidate, **options: Any) -> None:
@@ -102,7 +106,15 @@ def _probes(case: Case, dtype: np.dtype[Any], max_position: int, incremental: Be
     if case.feature_map.startswith("relu"):  # so that hardly any two have no feature in common, and a denominator of 0
         one = dtype.type(1)
         probes = [replace(probe, q=probe.q + one, k=probe.k + one) for probe in probes]
+    if dtype == np.float64:
+        probe = make.at_zero()
+        probes.append(replace(probe, q=_with_short_features(case, probe.q), k=_with_short_features(case, probe.k)))
     return probes
+
+
+def _with_short_features(case: Case, x: Array) -> Array:
+    """Numbers of which float32 holds the features: 12 bits, which have 24 as squares; of exp, zeros."""
+    return np.zeros_like(x) if case.feature_map == "exp" else np.rint(np.abs(x) * 512) / 512
 
 
 def _truth(case: Case, probe: Probe) -> Array:

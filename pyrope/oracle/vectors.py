@@ -23,10 +23,9 @@ from .. import checks
 from ..phase import cos_sin
 from ..theta import LAYOUTS, SCALINGS, Axes, Rope, frequencies
 from . import attention_checks, linear_checks, tolerance
-from .attention_checks import low_precision
 from .attention_faults import BEHAVIOUR
 from .attention_steps import Parts
-from .judging import Judge, Prediction, Probe, Task
+from .judging import Judge, Prediction, Probe, Task, low_precision
 from .report import ErrorRow, Finding, Report
 from .tensors import NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
 from .vector_cases import BITS, BOUNDS, SUITES, TRUTH, Case, Truth, as_steps, cases
@@ -437,7 +436,7 @@ def _named(case: Case, found: NumPyArray, truth: Truth, evidence: str) -> list[F
     task = replace(usual, bounds=bounds)
     right = Prediction(truth.out[None], truth.loosest[None], math.inf)
     judge = replace(task.judge([found[None]], 0, (evidence,)), right=[right])
-    return explained(task, judge) or (low_precision(usual, judge) if case.kind == "attention" else [])
+    return explained(task, judge) or low_precision(usual, judge)
 
 
 def _evidence(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
