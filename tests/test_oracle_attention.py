@@ -64,6 +64,7 @@ def test_every_mistake_is_rejected_and_named(name, dtype, shape):
     assert not report.ok
     assert report.faults == (name,), str(report)
     assert report.findings[0].alternatives == ()
+    assert max(map(len, str(report).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
@@ -362,6 +363,22 @@ def test_a_cache_that_restarts_is_named_though_the_full_pass_is_right():
     # One token at a time all are at position 0, as if nothing were rotated; a prompt first shows what it is.
     assert report.faults == ("cache positions restart",)
     assert check_attention(fn, rope=ROPE, head_dim=D, incremental=stepping(fn)).ok
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("local", [False, True])
+def test_positions_of_the_first_chunk_repeated_by_hand(shards, local):
+    """Context parallel: every device rotates its part of a row as if it were the first."""
+
+    def fn(q, k, v, positions):
+        size = math.ceil(q.shape[2] / shards)
+        first = np.broadcast_to(np.arange(size), (len(q), size)) if local else positions[:, :size]
+        parts = [first[:, : min(size, q.shape[2] - start)] for start in range(0, q.shape[2], size)]
+        return by_pyrope(pyrope.attention, rope=ROPE)(q, k, v, np.concatenate(parts, axis=1))
+
+    report = check_attention(fn, rope=ROPE, head_dim=D)
+    assert report.faults == ("positions of the first chunk repeated",) and not report.findings[0].alternatives
+    assert report.findings[0].since == 24 // shards
 
 
 # What shows without numbers

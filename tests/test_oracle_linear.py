@@ -52,6 +52,7 @@ def test_every_mistake_is_rejected_and_named(name, dtype, shape):
         return
     assert report.faults == (name,), str(report)
     assert report.findings[0].alternatives == ()
+    assert max(map(len, str(report).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", [name for name in LINEAR if "lost" not in name])

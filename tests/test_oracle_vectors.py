@@ -384,6 +384,7 @@ def test_every_mistake_of_the_catalogues_is_named_where_a_case_shows_it(faults, 
                     named = {name for f in report.findings for name in (f.fault, *f.alternatives)}
                     assert fault.name in named, (case.name, fault.name, str(report))
                     shown.add(fault.name)
+                    assert max(map(len, str(report).splitlines())) <= 80
     assert set(faults) - shown == WITHOUT & set(faults)
 
 

@@ -111,7 +111,10 @@ def other_ropes(rope: Rope | None) -> list[Rope]:
     return [] if rope is None or rope.width == 2 else [rope, *_other_layout(rope), *_backwards(rope)]
 
 
-_SHARDS: tuple[Changes, ...] = tuple({"chunks": count} for count in (2, 4, 8))
+# Each chunk has the positions of the first, or counts from 0: where positions count up by one, scores do not tell.
+_SHARDS: tuple[Changes, ...] = tuple(
+    {"chunks": count, **counted} for count in (2, 4, 8) for counted in ({}, {"positions": "counted"})
+)
 
 
 def _catalogue(kind: type, *rows: tuple[str, str, str, str, str, Variants]) -> dict[str, Fault]:

@@ -394,7 +394,8 @@ def two_of(judge: Judge, named: Sequence[Named]) -> list[Finding]:
 def _finding(judge: Judge, fault: Fault, changes: Changes, others: tuple[str, ...] = ()) -> Finding:
     first = judge.failed[0]
     told = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-    evidence = f"{judge.seen(first)}. This mistake gives the numbers of all {len(judge.probes)} probes ({told})."
+    where = f"all {len(judge.probes)} probes" if len(judge.probes) > 1 else "this case"
+    evidence = f"{judge.seen(first)}. This mistake gives the numbers of {where} ({told})."
     return Finding(fault.name, evidence, fault.cause, fault.fix, judge.since(first), others)
 
 
