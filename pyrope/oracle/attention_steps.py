@@ -87,7 +87,12 @@ def attend(
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
     if case.rope is not None:
-        q, k, v = _turned(case.rope, steps, q, k, v, at)
+        rope, places = steps.rope or case.rope, _places(steps, at, n)
+        with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
+        q, k, v = (
+            _turned(steps, name, x, places[name], rope if with_factor[name] else rope.pure)
+            for name, x in (("q", q), ("k", k), ("v", v))
+        )
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
     with np.errstate(all="ignore"):
         seen = _seen(case, steps, n, m, mask, segments)
@@ -112,15 +117,13 @@ def _places(steps: Steps | LinearSteps, at: Array, n: int) -> dict[str, Array]:
     return {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
 
 
-def _turned(rope: Rope, steps: Steps, q: Array, k: Array, v: Array, at: Array) -> tuple[Array, Array, Array]:
-    rope, places = steps.rope or rope, _places(steps, at, q.shape[-2])
-    with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
+def _turned(steps: Steps | LinearSteps, name: str, x: Array, at: Array, rope: Rope | None) -> Array:
+    """q, k or v, rotated as often as the steps say, if they rotate it at all."""
+    if rope is None or name not in steps.rotated:
+        return x
     for _ in range(steps.times):
-        q, k, v = (
-            rotate(x, places[name], rope if with_factor[name] else rope.pure) if name in steps.rotated else x
-            for name, x in (("q", q), ("k", k), ("v", v))
-        )
-    return q, k, v
+        x = rotate(x, at, rope)
+    return x
 
 
 def _spread(x: Array, h: int, groups: str) -> Array:
@@ -232,11 +235,7 @@ def attend_linearly(case: Case, steps: LinearSteps, q: Array, k: Array, v: Array
     places = _places(steps, at, n)
 
     def turned(name: str, x: Array) -> Array:
-        if rope is None or name not in steps.rotated:
-            return x
-        for _ in range(steps.times):
-            x = rotate(x, places[name], rope)
-        return x
+        return _turned(steps, name, x, places[name], rope)
 
     with np.errstate(all="ignore"):
         if steps.order == "rotation first":
