@@ -305,6 +305,32 @@ def test_the_base_is_read_from_scores(base, layout):
     assert abs(found / base - 1) < 1e-3 and layout in report.findings[0].evidence
 
 
+def test_the_base_is_read_from_scores_in_bfloat16():
+    fn = by_pyrope(pyrope.attention, rope=Rope(D, 123.4, "interleaved"))
+    report = check_attention(fn, rope=ROPE, head_dim=D, dtype=DTYPES["bfloat16"])
+    assert report.faults == ("another base",)
+    found = float(report.findings[0].evidence.partition("base=")[2].partition(",")[0])
+    assert abs(found / 123.4 - 1) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_running_sums_in_low_precision(dtype):
+    """Numerator and denominator lose the same weights: seen where values differ."""
+    low = DTYPES[dtype]
+
+    def fn(q, k, v):
+        k, v = (np.repeat(x, 2, axis=1) for x in (k, v))
+        s = (q.astype(np.float32) @ k.swapaxes(-1, -2).astype(np.float32)) * np.float32(D**-0.5)
+        s = np.where(np.tri(*s.shape[-2:], s.shape[-1] - s.shape[-2], dtype=bool), s, -np.inf)
+        p = np.exp(s - s.max(axis=-1, keepdims=True)).astype(low)
+        total, sums = np.zeros((*q.shape[:3], 1), low), np.zeros(q.shape, low)
+        for j in range(k.shape[2]):
+            total, sums = total + p[..., j : j + 1], sums + p[..., j : j + 1] * v[:, :, None, j]
+        return sums / total
+
+    assert check_attention(fn, head_dim=D, dtype=low).faults == ("softmax in low precision",)
+
+
 PAIRS = [
     ("scale missing", "heads tiled"), ("sees the next token", "softcap missing"), ("values rotated", "keys not rotated"),
     ("not causal", "values rotated"), ("window one too wide", "scale applied twice"), ("another pairing", "scale missing"),

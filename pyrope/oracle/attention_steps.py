@@ -7,6 +7,7 @@ return. What is right is never taken from here, but from `pyrope.softmax` and `p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, compute_dtype
-from ..rotation import rotate
+from ..rotation import Tables, rotate, rotation_tables
 from ..theta import Rope
 
 
@@ -121,9 +122,16 @@ def _turned(steps: Steps | LinearSteps, name: str, x: Array, at: Array, rope: Ro
     """q, k or v, rotated as often as the steps say, if they rotate it at all."""
     if rope is None or name not in steps.rotated:
         return x
+    tables = _tables(rope, at.astype(np.int64).tobytes(), at.shape, x.dtype)
     for _ in range(steps.times):
-        x = rotate(x, at, rope)
+        x = rotate(x, at, rope, tables=tables)
     return x
+
+
+@functools.lru_cache(64)
+def _tables(rope: Rope, at: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tables:
+    """Made once for the many mistakes that are tried on the same probe."""
+    return rotation_tables(rope, np.frombuffer(at, np.int64).reshape(shape), like=np.empty(0, dtype))
 
 
 def _spread(x: Array, h: int, groups: str) -> Array:
