@@ -3,6 +3,7 @@
 import functools
 import math
 import pathlib
+import re
 
 import attention_forms as forms
 import numpy as np
@@ -175,15 +176,15 @@ def test_float32_angles_are_right_in_float64_and_said_so(products):
     assert own.precision == "the dtype's own"
 
 
-def in_single(scores, powers, angles):
+def in_single(scores, powers, angles, sums=np.float64):
     """Attention in float64 with some of its steps in float32."""
 
     def fn(q, k, v, at):
         q, k = (single(x, at) if angles else pyrope.rotate(x, at, ROPE) for x in (q, np.repeat(k, 2, axis=1)))
         s = (q @ k.swapaxes(-1, -2) * D**-0.5).astype(scores).astype(powers)
         s = np.where(np.tri(q.shape[2], dtype=bool), s, -np.inf)
-        w = np.exp(s - s.max(axis=-1, keepdims=True)).astype(np.float64)
-        return w @ np.repeat(v, 2, axis=1) / w.sum(axis=-1, keepdims=True)
+        w = np.exp(s - s.max(axis=-1, keepdims=True)).astype(sums)
+        return w / w.sum(axis=-1, keepdims=True) @ np.repeat(v, 2, axis=1)
 
     return fn
 
@@ -196,6 +197,13 @@ def test_a_float32_softmax_of_float64_is_no_float32_angle(scores, powers, angles
     assert report.faults == ("softmax in low precision",)
     assert "all at position 0" in report.findings[0].evidence and "float32 allows" in report.findings[0].evidence
     assert check_attention(in_single(np.float64, np.float64, angles), **options).ok
+
+
+def test_the_evidence_is_the_output_that_is_furthest_off_for_its_tolerance():
+    fn = in_single(np.float32, np.float32, angles=False, sums=np.float32)
+    (finding,) = check_attention(fn, rope=ROPE, head_dim=D, dtype=np.float64).findings
+    found = re.search(r"by ([^ ]+) where rounding explains ([^ ,]+)", finding.evidence)
+    assert "random" in finding.evidence and float(found[1]) > 1e3 * float(found[2])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -224,6 +232,28 @@ def test_the_steps_are_right_by_default(task):
     for probe in probes:
         got = attend(case, Steps(), *probe.wide(), **probe.options).out
         assert np.abs(got - attention_checks._truth(case, probe)).max() < 1e-9
+
+
+PARTIAL = [Rope(D, 100.0, "half", rotary_dim=16), Rope(D, 100.0, "interleaved", rotary_dim=8, placement="suffix")]
+
+
+@pytest.mark.parametrize("rope", [ROPE, YARN, *PARTIAL, None])
+def test_large_scores_are_large_whatever_turns(rope):
+    case = case_of(SHAPES["grouped"], "float32", rope=rope)
+    probe = attention_checks.Maker(case, np.dtype(np.float32), 4096).large()
+    scores = attend(case, Steps(), *probe.wide()).scores
+    factor = 1.0 if rope is None else rope.attention_factor**2
+    assert (np.abs(scores[np.isfinite(scores)]) > 0.95 * factor * 6144).all()
+
+
+@pytest.mark.parametrize("rope", PARTIAL)
+def test_partial_rotations_are_right_and_others_named(rope):
+    options = {"rope": rope, "head_dim": D}
+    assert check_attention(by_pyrope(pyrope.attention, rope=rope), **options).ok
+    whole = Rope(D, 100.0, rope.layout)
+    assert check_attention(by_pyrope(pyrope.attention, rope=whole), **options).faults == ("another width",)
+    other = Rope(D, 700.0, rope.layout, rope.rotary_dim, rope.placement)
+    assert check_attention(by_pyrope(pyrope.attention, rope=other), **options).faults == ("another base",)
 
 
 # Mistakes written by hand, in other code than the catalogue's
@@ -370,6 +400,25 @@ def peek(q, k, v):
 )
 def test_who_influences_whom_is_seen_without_a_mistake_that_fits(fn, name):
     assert name in check_attention(fn, head_dim=D).faults
+
+
+def test_what_may_depend_on_later_tokens_is_not_called_so():
+    def fn(q, k, v):
+        return pyrope.attention(q, np.roll(k, 1, axis=0), np.roll(v, 1, axis=0))
+
+    assert check_attention(fn, causal=False, head_dim=D).faults == ("batch rows mixed",)
+
+
+def test_noise_is_unexplained():
+    """No number of a mistake, measured on it, may be one that there cannot be, such as a negative base."""
+
+    for size in (1.0, 100.0):
+
+        def fn(q, k, v, positions, size=size):
+            return (size * np.random.default_rng(q.shape[2]).standard_normal(q.shape)).astype(q.dtype)
+
+        assert pyrope.check_linear_attention(fn, rope=ROPE).faults == ("unexplained",)
+    assert check_attention(fn, rope=ROPE, head_dim=D).faults == ("unexplained",)
 
 
 def test_what_nothing_explains_is_said_so():
@@ -549,6 +598,7 @@ def test_what_a_candidate_cannot_do_is_noted():
         ({"heads": 3, "key_heads": 2}, "key_heads must divide"), ({"grade": "perfect"}, "grade must be one of"),
         ({"rope": Rope(16, 1e4, "half")}, "head_dim of 64"), ({"max_position": 5}, "max_position must be at least"),
         ({"dtype": np.int64}, "dtype must be"), ({"window": 0}, "window must be at least 1"),
+        ({"scale": 0.0}, "scale must be finite and greater"), ({"softcap": 0.0}, "softcap must be finite and greater"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(options, told):

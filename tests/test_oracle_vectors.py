@@ -209,6 +209,14 @@ def test_right_results_are_right(directory, tmp_path):
     assert grades["bfloat16"] == grades["float16"] == "rounded once"
     assert grades["float32"] == grades["float64"] == "tables or products in x's dtype"
     assert all(row.worst < 4 for report in reports for row in report.errors)
+    once = next(report for report in reports if report.subject == "rotation-half-bfloat16")
+    assert all(0.25 < row.worst < 0.51 for row in once.errors if row.where != "position 0")
+
+
+def test_every_position_is_in_one_range():
+    for case in ROTATIONS.values():
+        ranges = [rows for _, rows in vectors._ranges(case)]
+        assert (np.sum(ranges, axis=0) == 1).all() and all(rows.any() for rows in ranges)
 
 
 def in_float32(case):

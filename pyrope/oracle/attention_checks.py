@@ -408,7 +408,7 @@ def _read_ropes(fn: Candidate, case: Case, judge: Judge) -> Iterator[Rope]:
         read = _unit_scores(fn, case, other, judge.probes[0].q.dtype)
         if not np.isfinite(read).all():
             return
-        bases = np.geomspace(1.5, 1e9, 4000)
+        bases = np.geomspace(2, 1e9, 4000)
         theta = bases[:, None] ** -(np.arange(rope.pairs) / rope.pairs)
         for direction in (rope.direction, -rope.direction):
             angles = (_DISTANCES - [[0], [1]])[:, :, None, None] * theta * direction

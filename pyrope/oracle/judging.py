@@ -165,13 +165,13 @@ class Judge:
         def rest(x: float) -> Array:
             return self.answers[i] - self.output(make(x), i)
 
-        x = min(starts, key=lambda x: float(np.nan_to_num(rest(x) ** 2, nan=np.inf).mean()))
+        x = first = min(starts, key=lambda x: float(np.nan_to_num(rest(x) ** 2, nan=np.inf).mean()))
         for _ in range(8):
             here, step = rest(x), 1e-5 * x
             slope = (here - rest(x + step)) / step
             moved = x + float((here * slope).sum() / max(float((slope**2).sum()), 1e-300))
-            if not 0.5 * x < moved < 2 * x:
-                break
+            if not 0.5 * first < moved < 2 * first:
+                break  # it is none of these numbers: nothing is near, and further off there may be no such number
             x = moved
         return make(x)
 
