@@ -66,19 +66,27 @@ MAY_IMPORT = {
     "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/identification", "oracle/report"},
     "oracle/tensors": set(),
     "oracle/adapters": {"backend", "checks", "oracle/tensors"},
-    "oracle/vector_cases": {"checks", "phase", "theta", "linear", "oracle/tolerance", "oracle/tensors"},
-    "oracle/vectors": {"checks", "phase", "theta", "oracle/tolerance", "oracle/report", "oracle/tensors", "oracle/vector_cases"},
+    "oracle/vector_cases": {"checks", "phase", "theta", "linear", "oracle/attention_steps", "oracle/tolerance", "oracle/tensors"},
+    "oracle/vectors": {
+        "checks", "phase", "theta", "oracle/__init__", "oracle/attention_checks", "oracle/attention_faults",
+        "oracle/attention_steps", "oracle/judging", "oracle/linear_checks", "oracle/report", "oracle/tensors",
+        "oracle/tolerance", "oracle/vector_cases",
+    },
     "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
     "oracle/attention_steps": {"backend", "rotation", "theta"},
     "oracle/attention_faults": {"theta", "oracle/attention_steps"},
-    "oracle/judging": {"backend", "oracle/attention_faults", "oracle/report"},
+    "oracle/judging": {
+        "backend", "theta", "oracle/attention_faults", "oracle/attention_steps", "oracle/probe", "oracle/report",
+        "oracle/tolerance",
+    },
     "oracle/attention_checks": {
         "checks", "oracle/probe", "backend", "rotation", "softmax", "theta",
-        "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
+        "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report", "oracle/tolerance",
     },
     "oracle/linear_checks": {
         "checks", "oracle/probe", "backend", "linear", "theta",
         "oracle/attention_checks", "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
+        "oracle/tolerance",
     },
 }  # fmt: skip
 THIRD_PARTY = {"numpy"}

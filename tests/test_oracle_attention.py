@@ -3,6 +3,7 @@
 import functools
 import math
 import pathlib
+import re
 
 import attention_forms as forms
 import numpy as np
@@ -30,6 +31,7 @@ def options(name):
     fault, chosen = ATTENTION[name], {}
     chosen |= {"window": 7} if "window" in name else {}
     chosen |= {"softcap": 20.0} if "softcap" in name else {}
+    chosen |= {"scale": 0.3} if name == "scale ignored" else {}
     chosen |= {"causal": False} if name == "causal by mistake" else {}
     chosen |= {"rope": ROPE} if fault.where == "rotation" or "positions" in name else {}
     return chosen | ({"rope": YARN} if "factor" in name or "scaling" in name else {})
@@ -63,6 +65,7 @@ def test_every_mistake_is_rejected_and_named(name, dtype, shape):
     assert not report.ok
     assert report.faults == (name,), str(report)
     assert report.findings[0].alternatives == ()
+    assert max(map(len, str(report).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
@@ -173,6 +176,36 @@ def test_float32_angles_are_right_in_float64_and_said_so(products):
     assert own.precision == "the dtype's own"
 
 
+def in_single(scores, powers, angles, sums=np.float64):
+    """Attention in float64 with some of its steps in float32."""
+
+    def fn(q, k, v, at):
+        q, k = (single(x, at) if angles else pyrope.rotate(x, at, ROPE) for x in (q, np.repeat(k, 2, axis=1)))
+        s = (q @ k.swapaxes(-1, -2) * D**-0.5).astype(scores).astype(powers)
+        s = np.where(np.tri(q.shape[2], dtype=bool), s, -np.inf)
+        w = np.exp(s - s.max(axis=-1, keepdims=True)).astype(sums)
+        return w / w.sum(axis=-1, keepdims=True) @ np.repeat(v, 2, axis=1)
+
+    return fn
+
+
+@pytest.mark.parametrize("angles", [False, True])
+@pytest.mark.parametrize("scores, powers", [(np.float32, np.float64), (np.float64, np.float32)])
+def test_a_float32_softmax_of_float64_is_no_float32_angle(scores, powers, angles):
+    options = {"rope": ROPE, "head_dim": D, "dtype": np.float64}
+    report = check_attention(in_single(scores, powers, angles), **options)
+    assert report.faults == ("softmax in low precision",)
+    assert "all at position 0" in report.findings[0].evidence and "float32 allows" in report.findings[0].evidence
+    assert check_attention(in_single(np.float64, np.float64, angles), **options).ok
+
+
+def test_the_evidence_is_the_output_that_is_furthest_off_for_its_tolerance():
+    fn = in_single(np.float32, np.float32, angles=False, sums=np.float32)
+    (finding,) = check_attention(fn, rope=ROPE, head_dim=D, dtype=np.float64).findings
+    found = re.search(r"by ([^ ]+) where rounding explains ([^ ,]+)", finding.evidence)
+    assert "random" in finding.evidence and float(found[1]) > 1e3 * float(found[2])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_grade_says_what_was_rounded(dtype):
     kind, shape = DTYPES[dtype], {"heads": 4, "key_heads": 2, "head_dim": 64}
@@ -199,6 +232,28 @@ def test_the_steps_are_right_by_default(task):
     for probe in probes:
         got = attend(case, Steps(), *probe.wide(), **probe.options).out
         assert np.abs(got - attention_checks._truth(case, probe)).max() < 1e-9
+
+
+PARTIAL = [Rope(D, 100.0, "half", rotary_dim=16), Rope(D, 100.0, "interleaved", rotary_dim=8, placement="suffix")]
+
+
+@pytest.mark.parametrize("rope", [ROPE, YARN, *PARTIAL, None])
+def test_large_scores_are_large_whatever_turns(rope):
+    case = case_of(SHAPES["grouped"], "float32", rope=rope)
+    probe = attention_checks.Maker(case, np.dtype(np.float32), 4096).large()
+    scores = attend(case, Steps(), *probe.wide()).scores
+    factor = 1.0 if rope is None else rope.attention_factor**2
+    assert (np.abs(scores[np.isfinite(scores)]) > 0.95 * factor * 6144).all()
+
+
+@pytest.mark.parametrize("rope", PARTIAL)
+def test_partial_rotations_are_right_and_others_named(rope):
+    options = {"rope": rope, "head_dim": D}
+    assert check_attention(by_pyrope(pyrope.attention, rope=rope), **options).ok
+    whole = Rope(D, 100.0, rope.layout)
+    assert check_attention(by_pyrope(pyrope.attention, rope=whole), **options).faults == ("another width",)
+    other = Rope(D, 700.0, rope.layout, rope.rotary_dim, rope.placement)
+    assert check_attention(by_pyrope(pyrope.attention, rope=other), **options).faults == ("another base",)
 
 
 # Mistakes written by hand, in other code than the catalogue's
@@ -280,6 +335,32 @@ def test_the_base_is_read_from_scores(base, layout):
     assert abs(found / base - 1) < 1e-3 and layout in report.findings[0].evidence
 
 
+def test_the_base_is_read_from_scores_in_bfloat16():
+    fn = by_pyrope(pyrope.attention, rope=Rope(D, 123.4, "interleaved"))
+    report = check_attention(fn, rope=ROPE, head_dim=D, dtype=DTYPES["bfloat16"])
+    assert report.faults == ("another base",)
+    found = float(report.findings[0].evidence.partition("base=")[2].partition(",")[0])
+    assert abs(found / 123.4 - 1) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_running_sums_in_low_precision(dtype):
+    """Numerator and denominator lose the same weights: seen where values differ."""
+    low = DTYPES[dtype]
+
+    def fn(q, k, v):
+        k, v = (np.repeat(x, 2, axis=1) for x in (k, v))
+        s = (q.astype(np.float32) @ k.swapaxes(-1, -2).astype(np.float32)) * np.float32(D**-0.5)
+        s = np.where(np.tri(*s.shape[-2:], s.shape[-1] - s.shape[-2], dtype=bool), s, -np.inf)
+        p = np.exp(s - s.max(axis=-1, keepdims=True)).astype(low)
+        total, sums = np.zeros((*q.shape[:3], 1), low), np.zeros(q.shape, low)
+        for j in range(k.shape[2]):
+            total, sums = total + p[..., j : j + 1], sums + p[..., j : j + 1] * v[:, :, None, j]
+        return sums / total
+
+    assert check_attention(fn, head_dim=D, dtype=low).faults == ("softmax in low precision",)
+
+
 PAIRS = [
     ("scale missing", "heads tiled"), ("sees the next token", "softcap missing"), ("values rotated", "keys not rotated"),
     ("not causal", "values rotated"), ("window one too wide", "scale applied twice"), ("another pairing", "scale missing"),
@@ -321,6 +402,25 @@ def test_who_influences_whom_is_seen_without_a_mistake_that_fits(fn, name):
     assert name in check_attention(fn, head_dim=D).faults
 
 
+def test_what_may_depend_on_later_tokens_is_not_called_so():
+    def fn(q, k, v):
+        return pyrope.attention(q, np.roll(k, 1, axis=0), np.roll(v, 1, axis=0))
+
+    assert check_attention(fn, causal=False, head_dim=D).faults == ("batch rows mixed",)
+
+
+def test_noise_is_unexplained():
+    """No number of a mistake, measured on it, may be one that there cannot be, such as a negative base."""
+
+    for size in (1.0, 100.0):
+
+        def fn(q, k, v, positions, size=size):
+            return (size * np.random.default_rng(q.shape[2]).standard_normal(q.shape)).astype(q.dtype)
+
+        assert pyrope.check_linear_attention(fn, rope=ROPE).faults == ("unexplained",)
+    assert check_attention(fn, rope=ROPE, head_dim=D).faults == ("unexplained",)
+
+
 def test_what_nothing_explains_is_said_so():
     report = check_attention(lambda q, k, v: pyrope.attention(q, k, v, causal=True) + np.float32(0.01), head_dim=D)
     assert report.faults == ("unexplained",)
@@ -338,6 +438,22 @@ def test_a_cache_that_restarts_is_named_though_the_full_pass_is_right():
     # One token at a time all are at position 0, as if nothing were rotated; a prompt first shows what it is.
     assert report.faults == ("cache positions restart",)
     assert check_attention(fn, rope=ROPE, head_dim=D, incremental=stepping(fn)).ok
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("local", [False, True])
+def test_positions_of_the_first_chunk_repeated_by_hand(shards, local):
+    """Context parallel: every device rotates its part of a row as if it were the first."""
+
+    def fn(q, k, v, positions):
+        size = math.ceil(q.shape[2] / shards)
+        first = np.broadcast_to(np.arange(size), (len(q), size)) if local else positions[:, :size]
+        parts = [first[:, : min(size, q.shape[2] - start)] for start in range(0, q.shape[2], size)]
+        return by_pyrope(pyrope.attention, rope=ROPE)(q, k, v, np.concatenate(parts, axis=1))
+
+    report = check_attention(fn, rope=ROPE, head_dim=D)
+    assert report.faults == ("positions of the first chunk repeated",) and not report.findings[0].alternatives
+    assert report.findings[0].since == 24 // shards
 
 
 # What shows without numbers
@@ -426,6 +542,16 @@ def test_what_fails_is_a_finding(fn, told):
         assert check_attention(fn, head_dim=D, cache=False).ok
 
 
+def test_inputs_that_change_are_a_fault():
+    def fn(q, k, v):
+        out = right(q, k, v)
+        k[:, :, -1] *= np.float32(0.5)
+        return out
+
+    report = check_attention(fn, head_dim=D)
+    assert report.faults == ("inputs changed",) and "q, k or v changed" in report.findings[0].evidence
+
+
 def test_a_cache_that_fails_is_a_finding():
     def begin():
         raise RuntimeError("no memory")
@@ -472,6 +598,7 @@ def test_what_a_candidate_cannot_do_is_noted():
         ({"heads": 3, "key_heads": 2}, "key_heads must divide"), ({"grade": "perfect"}, "grade must be one of"),
         ({"rope": Rope(16, 1e4, "half")}, "head_dim of 64"), ({"max_position": 5}, "max_position must be at least"),
         ({"dtype": np.int64}, "dtype must be"), ({"window": 0}, "window must be at least 1"),
+        ({"scale": 0.0}, "scale must be finite and greater"), ({"softcap": 0.0}, "softcap must be finite and greater"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(options, told):

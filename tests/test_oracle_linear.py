@@ -25,7 +25,7 @@ LOW = ["float32", "float16", "bfloat16"]
 
 
 def options(name):
-    chosen = {"rope": YARN if "factor" in name else ROPE}
+    chosen = {"rope": YARN if "factor" in name or "scaling" in name else ROPE}
     return chosen | ({"causal": False} if name == "causal by mistake" else {})
 
 
@@ -52,11 +52,13 @@ def test_every_mistake_is_rejected_and_named(name, dtype, shape):
         return
     assert report.faults == (name,), str(report)
     assert report.findings[0].alternatives == ()
+    assert max(map(len, str(report).splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", ["another feature map", "output transposed"])
+@pytest.mark.parametrize("name", [name for name in LINEAR if "lost" not in name])
 def test_every_variant_of_a_mistake_is_named(name):
-    for variant in range(1, 9 if "map" in name else 2):
+    case = make_case(4, 2, D, name != "causal by mistake", ROPE, None, None, None, np.dtype(np.float32))
+    for variant in range(1, len(LINEAR[name].changes(case))):
         assert broken(name, SHAPES["grouped"], "float32", variant).faults == (name,)
 
 
@@ -165,28 +167,64 @@ def test_the_steps_are_right_by_default(task):
         task["dtype"],
     )
     case = linear_checks.replace(case, feature_map=task["feature_map"])
-    for probe in linear_checks._probes(case, np.dtype(np.float64), None):
+    for probe in linear_checks._probes(case, np.dtype(np.float64), 4096, None):
         got = attend_linearly(case, LinearSteps(), *probe.wide()).out
         assert np.abs(got - linear_checks._truth(case, probe)).max() < 1e-11
 
 
-def test_float32_angles_are_right_in_float64_and_said_so():
-    def rotated(x, positions):
-        theta = np.float32(1) / np.float32(10000) ** (np.arange(0, D, 2, dtype=np.float32) / np.float32(D))
-        angle = positions[:, None, :, None].astype(np.float32) * theta
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate((a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)), axis=-1)
+def rotated_in_single(x, positions, products=np.float64):
+    theta = np.float32(1) / np.float32(10000) ** (np.arange(0, D, 2, dtype=np.float32) / np.float32(D))
+    angle = positions[:, None, :, None].astype(np.float32) * theta
+    a, b = np.split(x.astype(products), 2, axis=-1)
+    cos, sin = np.cos(angle).astype(products), np.sin(angle).astype(products)
+    return np.concatenate((a * cos - b * sin, a * sin + b * cos), axis=-1).astype(np.float64)
+
+
+def by_weights(turn, phi, scores=np.float64, sums=np.float64):
+    """All weights at once, with some steps in another dtype."""
 
     def fn(q, k, v, at):
-        q, k = (np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (q, np.repeat(k, 2, axis=1)))
-        lower = np.tri(q.shape[2])
-        scores = rotated(q, at) @ rotated(k, at).swapaxes(-1, -2) * lower
-        return scores @ np.repeat(v, 2, axis=1) / (q @ k.swapaxes(-1, -2) * lower).sum(axis=-1, keepdims=True)
+        mapped = phi(q), phi(np.repeat(k, 2, axis=1))
+        lower, (q, k) = np.tri(q.shape[2]), (turn(x, at) for x in mapped)
+        numerator = (q.astype(scores) @ k.swapaxes(-1, -2).astype(scores)).astype(np.float64)
+        total = (mapped[0].astype(sums) @ mapped[1].swapaxes(-1, -2).astype(sums) * lower.astype(sums)).sum(
+            axis=-1, keepdims=True
+        )
+        return (numerator * lower @ np.repeat(v, 2, axis=1).astype(np.float64) / total).astype(v.dtype)
 
-    report = check_linear_attention(fn, rope=ROPE, dtype=np.float64)
+    return fn
+
+
+PHI = {"elu+1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))), "exp": np.exp,
+       "relu2": lambda x: np.maximum(x, 0) ** 2}  # fmt: skip
+
+
+@pytest.mark.parametrize("products", [np.float64, np.float32])
+@pytest.mark.parametrize("name", PHI)
+def test_float32_angles_are_right_in_float64_and_said_so(name, products):
+    fn = by_weights(functools.partial(rotated_in_single, products=products), PHI[name])
+    options = {"rope": ROPE, "feature_map": name, "dtype": np.float64}
+    report = check_linear_attention(fn, **options)
     assert (report.verdict, report.precision) == ("right", "float32 angles")
-    own = functools.partial(by_pyrope, rope=ROPE, causal=True)
-    assert check_linear_attention(own, rope=ROPE, dtype=np.float64).precision == "the dtype's own"
+    strict = check_linear_attention(fn, grade="rounded once", **options)
+    assert strict.faults == ("sums in low precision",) and '"float32 angles" was found' in strict.findings[0].evidence
+    own = functools.partial(by_pyrope, rope=ROPE, causal=True, feature_map=name)
+    assert check_linear_attention(own, **options).precision == "the dtype's own"
+
+
+@pytest.mark.parametrize("name, low", [("elu+1", "scores"), ("elu+1", "sums"), ("relu2", "scores"), ("relu2", "sums")])
+def test_float32_sums_of_float64_are_no_float32_angles(name, low):
+    fn = by_weights(rotated_in_single, PHI[name], **{low: np.float32})
+    report = check_linear_attention(fn, rope=ROPE, feature_map=name, dtype=np.float64)
+    assert report.faults == ("sums in low precision",)
+    assert "all at position 0" in report.findings[0].evidence and "float32 allows" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("low", ["scores", "sums"])
+def test_float16_sums_of_float32_are_named(low):
+    fn = by_weights(lambda x, at: pyrope.rotate(x, at, ROPE), PHI["elu+1"], **{low: np.float16})
+    report = check_linear_attention(fn, rope=ROPE)
+    assert report.faults == ("sums in low precision",) and "float16 allows" in report.findings[0].evidence
 
 
 # Mistakes written by hand
@@ -220,10 +258,10 @@ def test_mistakes_of_well_known_kinds_by_hand():
     linear = functools.partial(pyrope.linear_attention, causal=True)
     before = lambda q, k, v, at: linear(pyrope.rotate(q, at, ROPE), pyrope.rotate(k, at, ROPE), v)  # noqa: E731
     other = lambda q, k, v, at: linear(q, k, v, at, ROPE, feature_map="relu")  # noqa: E731
-    late = lambda q, k, v, at: linear(q, k, v, at, Rope(D, 10000.0, "interleaved"))  # noqa: E731
+    other_pairs = lambda q, k, v, at: linear(q, k, v, at, Rope(D, 10000.0, "interleaved"))  # noqa: E731
     assert check_linear_attention(before, rope=ROPE).faults == ("rotated before the feature map",)
     assert check_linear_attention(other, rope=ROPE).faults == ("another feature map",)
-    assert check_linear_attention(late, rope=ROPE).faults == ("unexplained",)
+    assert check_linear_attention(other_pairs, rope=ROPE).faults == ("another pairing",)
 
 
 def test_two_mistakes_at_once():
@@ -247,8 +285,14 @@ def test_what_shows_without_numbers():
 
     calls = []
     fading = lambda *x: calls.append(1) or right(*x) * np.float32(len(calls) < 12)  # noqa: E731
+
+    def in_place(q, k, v, at):
+        q *= np.float32(2)
+        return right(q / 2, k, v, at)
+
     named = {
         "fails": raises,
+        "inputs changed": in_place,
         "not finite": lambda *x: right(*x) * np.float32(np.nan),
         "wrong dtype out": lambda *x: right(*x).astype(np.float64),
         "state between calls": fading,
@@ -262,3 +306,14 @@ def test_bad_options_are_refused():
         check_linear_attention(by_pyrope, rope=ROPE, feature_map="identity")
     with pytest.raises(ValueError, match="at least 16 for relu"):
         check_linear_attention(by_pyrope, rope=Rope(8, 1e4, "half"), feature_map="relu")
+    with pytest.raises(ValueError, match="grade must be one of 'rounded once', 'features rounded'"):
+        check_linear_attention(by_pyrope, rope=ROPE, grade="scores rounded")
+    with pytest.raises(ValueError, match="max_position must be at least 512"):
+        check_linear_attention(by_pyrope, rope=ROPE, max_position=100)
+
+
+def test_no_position_is_above_the_greatest():
+    last = []
+    fn = lambda q, k, v, at: last.append(at.max()) or pyrope.linear_attention(q, k, v, at, ROPE, causal=True)  # noqa: E731
+    assert check_linear_attention(fn, rope=ROPE, max_position=600).ok
+    assert 500 < max(last) < 600

@@ -18,8 +18,9 @@ import pyrope
 from pyrope import Rope
 from pyrope.oracle import vectors
 from pyrope.oracle.adapters import from_command
+from pyrope.oracle.attention_faults import ATTENTION, LINEAR
 from pyrope.oracle.tensors import load_safetensors, save_npy, save_safetensors
-from pyrope.oracle.vector_cases import BITS, POSITIONS, TRUTH, cases
+from pyrope.oracle.vector_cases import BITS, POSITIONS, TRUTH, as_steps, cases
 from pyrope.oracle.vectors import read_manifest, verify_vectors, write_vectors
 
 # On every platform: `LC_ALL=C; sha256sum npy/rotation-*.npy rotation.safetensors | sha256sum`. It changes with the cases
@@ -256,6 +257,14 @@ def test_right_results_are_right(directory, tmp_path):
     assert grades["bfloat16"] == grades["float16"] == "rounded once"
     assert grades["float32"] == grades["float64"] == "tables or products in x's dtype"
     assert all(row.worst < 4 for report in reports for row in report.errors)
+    once = next(report for report in reports if report.subject == "rotation-half-bfloat16")
+    assert all(0.25 < row.worst < 0.51 for row in once.errors if row.where != "position 0")
+
+
+def test_every_position_is_in_one_range():
+    for case in ROTATIONS.values():
+        ranges = [rows for _, rows in vectors._ranges(case)]
+        assert (np.sum(ranges, axis=0) == 1).all() and all(rows.any() for rows in ranges)
 
 
 def in_float32(case):
@@ -322,6 +331,7 @@ FAULTS = [
     (HALF32, "bfloat16 positions", lambda c: moved(c, [round_to(k, 8) for k in POSITIONS]), 257),
     (HALF32, "float16 positions", lambda c: moved(c, [round_to(k, 11) for k in POSITIONS]), 2049),
     (HALF32, "int32 positions", lambda c: moved(c, [k - 2**32 * (k >= 2**31) for k in POSITIONS]), 2**31),
+    (HALF32, "positions of the first chunk repeated", lambda c: moved(c, [*POSITIONS[:12], *POSITIONS[:11]]), 2049),
     ("rotation-llama3-float32", "scaling ignored", lambda c: computed(c, rope=Rope(32, 500000.0, "half")), 1),
     ("rotation-yarn-float32", "attention factor missing", lambda c: computed(c, rope=c.rope.pure), 0),
     ("rotation-prefix-half-float32", "whole head rotated", lambda c: computed(c, rope=Rope(32, 10000.0, "half")), 1),
@@ -331,7 +341,14 @@ FAULTS = [
     ("attention-causal-float32", "not causal", lambda c: computed(c, causal=False), None),
     ("attention-causal-float32", "not rotated", lambda c: computed(c, rope=None), None),
     ("attention-causal-float32", "scale missing", lambda c: computed(c, scale=1.0), None),
-    ("attention-scale", "another scale", lambda c: computed(c, scale=None), None),
+    ("attention-scale", "scale ignored", lambda c: computed(c, scale=None), None),
+    ("attention-scale", "another scale", lambda c: computed(c, scale=0.31), None),
+    ("attention-causal-float16", "rotates backwards", lambda c: computed(c, rope=replace(c.rope, direction=-1)), None),
+    ("attention-two-sided", "another pairing", lambda c: computed(c, rope=Rope(16, 10000.0, "interleaved")), None),
+    ("attention-causal-float64", "another base", lambda c: computed(c, rope=Rope(16, 371.0, "half")), None),
+    ("linear-19-exp", "another base", lambda c: computed(c, rope=Rope(16, 371.0, "interleaved")), None),
+    ("linear-19-two-sided", "rotates backwards", lambda c: computed(c, rope=replace(c.rope, direction=-1)), None),
+    ("linear-18-grouped", "another feature map", lambda c: computed(c, feature_map="relu2"), None),
     ("attention-window", "window one too narrow", lambda c: computed(c, window=4), None),
     ("attention-window", "window one too wide", lambda c: computed(c, window=6), None),
     ("attention-two-sided-window", "window ignored", lambda c: computed(c, window=None), None),
@@ -388,7 +405,43 @@ def test_wrong_results_are_named(directory, name, fault, make, since):
     report = verify_one(directory, name, make(next(case for case in cases() if case.name == name)))
     assert report.faults == (fault,)
     finding = report.findings[0]
-    assert finding.since == since and "numbers are off, the worst by" in finding.evidence and "ulps" in finding.evidence
+    assert (finding.since == since) == (since is not None)  # of attention, a row
+    assert "numbers are off, the worst by" in finding.evidence and "ulps" in finding.evidence
+
+
+def made(case, fault):
+    """What the mistakes of the catalogue give, in the dtype of the case."""
+    own = {
+        name: a[None] if a.dtype == np.int64 else a[None].astype(DTYPES[case.dtype]) for name, a in case.inputs.items()
+    }
+    for variant in range(len(fault.changes(as_steps(case)))):
+        with np.errstate(all="ignore"):
+            yield fault.make(as_steps(case), variant)(*(own[name] for name in ("q", "k", "v", "k_positions")))[0]
+
+
+SHOWING = ["causal-float32", "grouped", "two-sided-window", "window", "softcap", "scale", "continued", "two-sided"]
+WITHOUT = {  # what no case shows: they have one row, small scores, no mask, no cache, no rescaling, positions 0, 1, 2, …
+    "finite mask value", "empty rows are NaN", "empty rows are uniform", "mask ignored", "mask inverted",
+    "packed sequences see each other", "softmax overflows", "batch rows mixed", "positions ignored", "scaling ignored",
+    "attention factor not squared", "attention factor missing", "attention factor applied",
+    "cache forgotten", "cache positions restart", "cache positions one too high"}  # fmt: skip
+
+
+@pytest.mark.parametrize("faults, prefix", [(ATTENTION, "attention"), (LINEAR, "linear-19")])
+def test_every_mistake_of_the_catalogues_is_named_where_a_case_shows_it(faults, prefix):
+    listed = {case.name: case for case in cases()}
+    shown = set()
+    for case in (listed[f"{prefix}-{name}"] for name in SHOWING if f"{prefix}-{name}" in listed):
+        truth = TRUTH[case.kind](case).out
+        for fault in (fault for name, fault in faults.items() if name not in shown):
+            for output in (output for output in made(case, fault) if output.shape == truth.shape):
+                report = vectors._judged(case, truth, vectors._Outputs({case.name: output}), ())
+                if not report.ok:
+                    named = {name for f in report.findings for name in (f.fault, *f.alternatives)}
+                    assert fault.name in named, (case.name, fault.name, str(report))
+                    shown.add(fault.name)
+                    assert max(map(len, str(report).splitlines())) <= 80
+    assert set(faults) - shown == WITHOUT & set(faults)
 
 
 def top_left(case):

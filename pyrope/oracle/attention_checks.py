@@ -12,7 +12,8 @@ float64 for float64), s a score, t² = Σ(q_i k_i)² times the scale squared, w 
 - A score is a sum of d products, each rounded: its standard error is at most U·√(d + 8)·(t + max|s|), the maximum that
   is subtracted included. RoPE inside adds the error of a float32 angle, 4·m·2⁻²⁴ at position m, times t. In
   float64 it is asked without that first; with it, and 6·2⁻²⁴ for the tables and products that a float32 angle comes
-  with, the `precision` is "float32 angles".
+  with, the `precision` is "float32 angles". At position 0 neither changes a float32 number, so that a softmax in
+  float32 shows there; with an attention factor, which may be a float32 number, it does not.
 - Accepted, since good kernels do so, and reported as `precision`: weights rounded to the dtype before they meet the
   values ("weights rounded": FlashAttention); rotated vectors, scaled queries and scores rounded to it too ("scores
   rounded": eager attention in float16 or bfloat16). Ten roundings of the factors of a product, relative error uniform
@@ -26,10 +27,9 @@ float64 for float64), s a score, t² = Σ(q_i k_i)² times the scale squared, w 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,17 +40,30 @@ from ..backend import Array
 from ..rotation import rotate
 from ..softmax import attention_by_definition
 from ..theta import Rope, check_rope, frequencies
-from .attention_faults import ATTENTION, BEHAVIOUR, Changes, Fault
-from .attention_steps import Case, Parts, Steps, attend, incremental as stepping
-from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
+from .attention_faults import ATTENTION, other_ropes
+from .attention_steps import Case, Parts, Steps
+from .judging import (
+    MANY,
+    SMALL,
+    Begin,
+    Candidate,
+    Judge,
+    Named,
+    Probe,
+    Task,
+    beyond,
+    call,
+    examine,
+    lost_weights,
+    one_of,
+    other_bases,
+)
 from .probe import Unreadable, float_dtype
 from .report import Finding, Mismatch, Report
+from .tolerance import UNIT
 
-SMALL = ("float16", "bfloat16")
 GRADES = ("rounded once", "weights rounded", "scores rounded")  # best first
-ANGLES = "float32 angles"  # of float64
 LENGTH = 24  # tokens of most probes
-MANY = "many small weights"
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
 MEASURED = ("another scale", "another base", "softmax in low precision")  # not tried as they stand
 
@@ -59,7 +72,7 @@ def check_attention(
     fn: Candidate, *, heads: int = 4, key_heads: int = 2, head_dim: int = 64, causal: bool = True,
     rope: Rope | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None,
     dtype: Any = np.float32, cache: bool = True, max_position: int = 4096, grade: str = "scores rounded",
-    incremental: Callable[[], Candidate] | None = None,
+    incremental: Begin = None,
 ) -> Report:  # fmt: skip
     """The verdict about a candidate; see the top of this file for how it is called.
 
@@ -74,28 +87,15 @@ def check_attention(
     """
     dtype = float_dtype(dtype)
     case = make_case(heads, key_heads, head_dim, causal, rope, window, softcap, scale, dtype)
-    checks.choice("grade", grade, GRADES)
+    asked = GRADES.index(checks.choice("grade", grade, GRADES))
     probes, notes = _probes(case, dtype, _accepted(fn), cache and rope is None, max_position, incremental)
-    told = f"softmax attention of {_words(case)}, {dtype.name}"
-    try:
-        answers, wrong = ask(fn, incremental, probes)
-        judges = _judges(case, dtype.name, probes, answers)
-        wrong += remembers(fn, incremental, judges[-1])
-    except Unreadable as error:
-        return Report("attention", told, "wrong", (behaviour("fails", str(error)),), notes=tuple(notes))
-    reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
-    if reached is None:
-        wrong += (
-            nothing_finite(judges[-1]) or _explained(fn, case, judges[-1]) or symptoms(fn, case, judges[-1], ATTENTION)
-        )
-    elif reached > GRADES.index(grade):
-        found = GRADES[reached] if dtype.itemsize == 2 else ANGLES
-        asked = f'; the grade "{grade}" was asked for, "{found}" was found'
-        wrong += _low(judges[GRADES.index(grade)], asked)
-    precision = None if reached is None else own_or_angles(reached) if dtype.itemsize > 2 else GRADES[reached]
-    return Report(
-        "attention", told, "wrong" if wrong else "right", tuple(wrong), precision, judges[-1].errors(), tuple(notes)
-    )
+    task = softmax_task(f"softmax attention of {_words(case)}, {dtype.name}", case, dtype.name, probes, tuple(notes))
+    return examine(task, fn, incremental, lambda judge: explained(task, judge, fn), asked)
+
+
+def softmax_task(expected: str, case: Case, dtype: str, probes: Sequence[Probe], notes: tuple[str, ...] = ()) -> Task:
+    rest = (ATTENTION, MEASURED, ATTENTION["softmax in low precision"], _truth, _bounds, GRADES, notes)
+    return Task("attention", expected, case, dtype, probes, Steps(), *rest)
 
 
 def assert_attention(fn: Candidate, **options: Any) -> None:
@@ -141,97 +141,12 @@ def _accepted(fn: Candidate) -> set[str]:
         return set()
 
 
-def own_or_angles(level: int) -> str:
-    """The precision of float32 and float64."""
-    return ANGLES if level else "the dtype's own"
-
-
-def behaviour(name: str, evidence: str) -> Finding:
-    return Finding(name, evidence, BEHAVIOUR[name].cause, BEHAVIOUR[name].fix)
-
-
-def call(fn: Candidate, *arguments: Array, told: str = "", **options: Array) -> Array:
-    """What a candidate returns, of any float dtype; it is said in words when there is no such thing."""
-    told = told or f"for q of shape {arguments[0].shape}, k and v {arguments[1].shape}, dtype {arguments[0].dtype}"
-    try:
-        with np.errstate(all="ignore"):
-            out = np.asarray(fn(*arguments, **options))
-    except Exception as error:
-        lines = str(error).splitlines() or ["no message"]
-        words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"
-        raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error
-    if out.dtype.kind != "f" and out.dtype.name not in UNIT:
-        raise Unreadable(f"it returns {out.dtype} {told}")
-    return out
-
-
-def _answer(fn: Candidate, incremental: Callable[[], Candidate] | None, probe: Probe, given: list[Array]) -> Array:
-    told = f'in the probe "{probe.name}", q {probe.q.shape}, k and v {probe.k.shape}, {probe.q.dtype}'
-    if probe.pieces and incremental is not None:
-        begin = incremental
-        return call(lambda *arguments: step_by_step(begin(), probe, arguments), *given, told=told)
-    return call(fn, *given, told=told, **{name: x.copy() for name, x in probe.options.items()})
-
-
-def ask(
-    fn: Candidate, incremental: Callable[[], Candidate] | None, probes: Sequence[Probe]
-) -> tuple[list[Array], list[Finding]]:
-    """The candidate's answers, in float64, whether it changed what it was given, and whether its dtype is another."""
-    answers: list[Array] = []
-    wrong: dict[str, Finding] = {}
-    for probe in probes:
-        given = [x.copy() for x in probe.arguments]
-        answer = _answer(fn, incremental, probe, given)
-        if not probe.pieces and any((a != b).any() for a, b in zip(given, probe.arguments, strict=True)):
-            fault = ATTENTION["inputs changed"]
-            told = f'probe "{probe.name}": q, k or v changed'
-            wrong.setdefault(fault.name, Finding(fault.name, told, fault.cause, fault.fix))
-        if answer.dtype != probe.q.dtype:
-            told = f'probe "{probe.name}": q is {probe.q.dtype}, the result {answer.dtype}'
-            wrong.setdefault("wrong dtype out", behaviour("wrong dtype out", told))
-        answers.append(answer.astype(np.float64))
-    return answers, list(wrong.values())
-
-
-def remembers(fn: Candidate, incremental: Callable[[], Candidate] | None, judge: Judge) -> list[Finding]:
-    """Whether the same calls in the reverse order, the last one twice in a row, return something else. Two right
-    results may differ, by twice what rounding explains."""
-    for i in reversed(range(len(judge.probes))):
-        probe, before, right = judge.probes[i], judge.answers[i], judge.right[i]
-        again = _answer(fn, incremental, probe, [x.copy() for x in probe.arguments]).astype(np.float64)
-        if again.shape != before.shape:
-            told = f"the shape was {before.shape}, then {again.shape}"
-        else:
-            with np.errstate(all="ignore"):
-                near = np.abs(again - before) <= 2 * (
-                    right.worst if before.shape == right.out.shape else right.worst.max()
-                )
-            off = ~(near | (again == before) | (np.isnan(again) & np.isnan(before)))
-            told = f"{int(off.sum())} of {off.size} outputs differ" if off.any() else ""
-        if told:
-            return [behaviour("state between calls", f'probe "{probe.name}", the same call twice: {told}')]
-    return []
-
-
-def nothing_finite(judge: Judge) -> list[Finding]:
-    """Outputs that are all NaN or infinite say nothing about what led to them."""
-    if any(np.isfinite(answer).any() for answer in judge.answers):
-        return []
-    return [behaviour("not finite", "no output of any probe is finite")]
-
-
-def step_by_step(step: Candidate, probe: Probe, arguments: Sequence[Array]) -> Array:
-    stops = np.cumsum(probe.pieces)[:-1]
-    cut = [np.split(x, stops, axis=-2 if x.ndim > 2 else -1) for x in arguments]
-    return np.concatenate([np.asarray(step(*part)) for part in zip(*cut, strict=True)], axis=-2)
-
-
 # The probes
 
 
 def _probes(
     case: Case, dtype: np.dtype[Any], accepted: set[str], cache: bool, max_position: int,
-    incremental: Callable[[], Candidate] | None,
+    incremental: Begin,
 ) -> tuple[list[Probe], list[str]]:  # fmt: skip
     make, notes = Maker(case, dtype, max_position), []
     near = LENGTH if case.window is None or case.window > 2 * LENGTH else LENGTH + case.window
@@ -243,6 +158,8 @@ def _probes(
     ]
     if case.rope is not None and case.window is None:
         probes.append(make.random("far apart", LENGTH, far=True))
+    if case.rope is not None and dtype == np.float64:
+        probes.append(make.at_zero())
     if cache:
         probes += [make.random("cache", near, queries=5)]
         probes += [make.random(f"cache, {n} quer{'y' if n == 1 else 'ies'}", near, queries=n) for n in (1, 2)]
@@ -294,6 +211,12 @@ class Maker:
         q = self._draw(batch, self.case.heads, min(n, queries or n))
         k, v = self._draw(batch, self.case.key_heads, n), self._draw(batch, self.case.key_heads, n, signs=True)
         return Probe(name, q, k, v, at=self._at(batch, n, far))
+
+    def at_zero(self) -> Probe:
+        """Float32 numbers at position 0, where angles have no error: what is off there comes from elsewhere."""
+        probe = self.random("all at position 0", LENGTH)
+        q, k = (x.astype(np.float32).astype(self.dtype) for x in (probe.q, probe.k))
+        return replace(probe, q=q, k=k, at=np.zeros((3, LENGTH), np.int64))
 
     def sharp(self, n: int) -> Array:
         """Queries that make scores of a size of about 6, of which roundings show most."""
@@ -416,7 +339,7 @@ def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> t
     with np.errstate(all="ignore"):
         terms = case.scale * np.sqrt(parts.q**2 @ (parts.k**2).swapaxes(-1, -2))
         scores = np.where((w > 0) & (np.abs(parts.scores) < 1e30), np.abs(parts.scores), 0)
-    angle = 0.0 if probe.at is None else angle_error(dtype, probe.at, level)
+    angle = angle_error(case, dtype, probe, level)
     noise = (fine * math.sqrt(d + 8) * (terms + scores.max(axis=-1, keepdims=True))) ** 2 + (angle * terms) ** 2
     if probe.random:
         noise += low * u**2 / 3 * (factors * terms**2 + of_score * scores**2)
@@ -436,12 +359,15 @@ def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> t
     return worst, math.inf if not probe.random else 3 * math.sqrt(square.mean()) + 8 * fine + tiny
 
 
-def angle_error(dtype: str, at: Array, level: int) -> float:
+def angle_error(case: Case, dtype: str, probe: Probe, level: int) -> float:
     """Of a float32 angle, or in float64 at the best level of a float64 one."""
-    last = float(at.max(initial=0))
-    if dtype != "float64":
-        return 4 * last * UNIT["float32"]
-    return (4 * last + 6) * UNIT["float32"] if level else 4 * last * UNIT["float64"]
+    if case.rope is None or probe.at is None:
+        return 0.0
+    last, single = float(probe.at.max(initial=0)), UNIT["float32"]
+    if dtype != "float64" or not level:
+        return 4 * last * (UNIT["float64"] if dtype == "float64" else single)
+    exact = not last and case.rope.attention_factor == 1  # cos 0 = 1 and sin 0 = 0 change no float32 number
+    return (4 * last + (0 if exact else 6)) * single
 
 
 def _moved(errors: Array, v: Array, out: Array) -> Array:
@@ -452,57 +378,24 @@ def _moved(errors: Array, v: Array, out: Array) -> Array:
     return total * (np.abs(v).max() + np.abs(out))
 
 
-def _judges(case: Case, dtype: str, probes: Sequence[Probe], answers: Sequence[Array]) -> list[Judge]:
-    """One for each grade, with the tolerance of a dtype."""
-    truths = [(_truth(case, probe), attend(case, Steps(), *probe.wide(), **probe.options)) for probe in probes]
-
-    def judge(level: int) -> Judge:
-        def predict(changes: Changes, i: int) -> Prediction:
-            steps = replace(Steps(), **changes)
-            parts = attend(case, steps, *probes[i].wide(), **probes[i].options)
-            out = step_by_step(stepping(case, steps)(), probes[i], probes[i].wide()) if probes[i].pieces else parts.out
-            worst, spread = _bounds(case, dtype, probes[i], parts, level)
-            return Prediction(out, worst if steps.output == "right" else worst.max(), spread)
-
-        known = zip(probes, truths, strict=True)
-        right = [Prediction(out, *_bounds(case, dtype, probe, parts, level)) for probe, (out, parts) in known]
-        return Judge(probes, answers, right, predict, 2 * UNIT[dtype])
-
-    if dtype in SMALL:
-        return [judge(level) for level in range(len(GRADES))]
-    own, last = judge(0), len(GRADES) - 1  # grades are for small dtypes, but for the angles of float64
-    return [own] + [judge(last) if dtype == "float64" and case.rope is not None else own] * last
-
-
 # Names for what is wrong
 
 
-def _explained(fn: Candidate, case: Case, judge: Judge) -> list[Finding]:
-    known: list[Named] = [
-        (fault, changes)
-        for fault in ATTENTION.values()
-        if fault.name not in MEASURED
-        for changes in fault.changes(case)
-    ]
-    if found := one_of(judge, known) or _lost_weights(judge):
-        return found
-    measured = list(_measured(fn, case, judge))
-    return one_of(judge, measured) or two_of(judge, known + measured) or _rough(case, judge)
+def explained(task: Task, judge: Judge, fn: Candidate | None = None) -> list[Finding]:
+    """The mistakes that give the numbers. With the candidate, its base is read from it, without, it is searched for."""
+    return one_of(judge, task.known) or lost_weights(task, judge) or beyond(task, judge, _measured(task, judge, fn))
 
 
-def _measured(fn: Candidate, case: Case, judge: Judge) -> Iterator[Named]:
+def _measured(task: Task, judge: Judge, fn: Candidate | None) -> Iterator[Named]:
     """Mistakes with a number in them."""
     scale = judge.tuned(lambda x: {"scale": x}, np.geomspace(1 / 64, 64, 25).tolist())
     if scale is not None:
         yield ATTENTION["another scale"], scale
-    for rope in _read_ropes(fn, case, judge):
-        better = judge.tuned(functools.partial(_with_base, rope), [rope.base])
-        if better is not None:
-            yield ATTENTION["another base"], better
-
-
-def _with_base(rope: Rope, base: float) -> Changes:
-    return {"rope": replace(rope, base=base)}
+    if fn is None:
+        yield from other_bases(task, judge, other_ropes(task.case.rope))
+        return
+    for rope in _read_ropes(fn, task.case, judge):
+        yield from other_bases(task, judge, [rope], [rope.base])
 
 
 def _read_ropes(fn: Candidate, case: Case, judge: Judge) -> Iterator[Rope]:
@@ -515,7 +408,7 @@ def _read_ropes(fn: Candidate, case: Case, judge: Judge) -> Iterator[Rope]:
         read = _unit_scores(fn, case, other, judge.probes[0].q.dtype)
         if not np.isfinite(read).all():
             return
-        bases = np.geomspace(1.5, 1e9, 4000)
+        bases = np.geomspace(2, 1e9, 4000)
         theta = bases[:, None] ** -(np.arange(rope.pairs) / rope.pairs)
         for direction in (rope.direction, -rope.direction):
             angles = (_DISTANCES - [[0], [1]])[:, :, None, None] * theta * direction
@@ -555,63 +448,3 @@ def _unit_scores(fn: Candidate, case: Case, rope: Rope, dtype: np.dtype[Any]) ->
         with np.errstate(all="ignore"):
             read.append(np.log(w[..., :2] / w[..., 2:3]).mean(axis=1).T)
     return np.stack(read, axis=1) / (c * c * case.scale * rope.attention_factor**2)
-
-
-def _lost_weights(judge: Judge) -> list[Finding]:
-    """A sum in low precision: small weights are lost, and all else is noise of a few times what is allowed."""
-    ratios = {judge.probes[i].name: judge.right[i].ratio(judge.answers[i]) for i in judge.failed}
-    return _low(judge) if ratios.pop(MANY, 0.0) > 1 and all(ratio < 4 for ratio in ratios.values()) else []
-
-
-def _rough(case: Case, judge: Judge) -> list[Finding]:
-    """Low precision inside: all would be well, or nearly so, at the tolerance of a smaller dtype."""
-    smaller = [name for name in ("float32", *SMALL) if UNIT[name] > judge.eps]
-    judges = {name: _judges(case, name, judge.probes, judge.answers)[-1] for name in smaller}
-    for fits in (lambda again: not again.failed, _lost_weights):
-        for name, again in judges.items():
-            if fits(again):
-                return _low(judge, f", but within what {name} allows")
-    return []
-
-
-def _low(judge: Judge, told: str = "") -> list[Finding]:
-    fault, first = ATTENTION["softmax in low precision"], judge.failed[0]
-    return [Finding(fault.name, judge.seen(first) + told + ".", fault.cause, fault.fix, judge.since(first))]
-
-
-def symptoms(fn: Candidate, case: Case, judge: Judge, faults: dict[str, Fault]) -> list[Finding]:
-    """What can be said without a mistake that fits: who influences whom, by changing keys that must not matter."""
-    probe, right = judge.probes[0], judge.right[0]
-    h, g, found = probe.q.shape[1], probe.k.shape[1], []
-
-    def moved(keys: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
-        k, v = probe.k.copy(), probe.v.copy()
-        k[keys], v[keys] = -k[keys], -v[keys]
-        before = judge.answers[0]
-        try:
-            again = call(fn, probe.q.copy(), k, v, *probe.arguments[3:]).astype(np.float64)
-        except Unreadable:  # though it took the same shapes before
-            return False
-        if again.shape != right.out.shape or before.shape != again.shape:
-            return False
-        with np.errstate(all="ignore"):
-            off = np.abs(again - before) > 2 * np.broadcast_to(right.worst, before.shape)
-        return bool(off[outputs].any())
-
-    every, own = slice(None), slice(0, h - h // g)
-    last = (every, every, slice(-1, None)), (every, every, slice(0, -1))
-    trials: list[tuple[str, tuple[Any, ...], tuple[Any, ...], str]] = [
-        ("batch rows mixed", (slice(1, None),), (0,), "keys of other rows change the first row"),
-        ("heads mixed", (every, g - 1), (every, own), "keys of the last head change other heads"),
-        ("not causal", *last, "the last key changes outputs before it"),
-    ]
-    for name, keys, outputs, told in trials:
-        if (name != "not causal" or case.causal) and moved(keys, outputs):
-            fault = faults[name]
-            found.append(Finding(name, f"{judge.seen(judge.failed[0])}; {told}.", fault.cause, fault.fix))
-    if found:
-        return found
-    evidence = judge.seen(judge.failed[0])
-    if not np.isfinite(judge.answers[judge.failed[0]]).all():
-        return [behaviour("not finite", evidence)]
-    return [Finding("unexplained", evidence, "none of the known mistakes gives these numbers", "compare step by step")]

@@ -55,6 +55,10 @@ def _factor(case: Case) -> bool:
     return case.rope is not None and case.rope.attention_factor != 1.0
 
 
+def _cached_rope(case: Case) -> bool:
+    return case.causal and case.rope is not None
+
+
 def _grouped(case: Case) -> bool:
     return 1 < case.key_heads < case.heads
 
@@ -94,6 +98,25 @@ def _without_scaling(rope: Rope) -> list[Rope]:
     return [] if rope.scaling is None else [replace(rope, scaling=None)]
 
 
+def _other_bases(rope: Rope) -> list[Rope]:
+    return [replace(rope, base=50 * rope.base)] if rope.width > 2 else []
+
+
+def _backwards(rope: Rope) -> list[Rope]:
+    return [replace(rope, direction=-rope.direction)]
+
+
+def other_ropes(rope: Rope | None) -> list[Rope]:
+    """Those in which another base shows: this one, with the other pairing, and backwards."""
+    return [] if rope is None or rope.width == 2 else [rope, *_other_layout(rope), *_backwards(rope)]
+
+
+# Each chunk has the positions of the first, or counts from 0: where positions count up by one, scores do not tell.
+_SHARDS: tuple[Changes, ...] = tuple(
+    {"chunks": count, **counted} for count in (2, 4, 8) for counted in ({}, {"positions": "counted"})
+)
+
+
 def _catalogue(kind: type, *rows: tuple[str, str, str, str, str, Variants]) -> dict[str, Fault]:
     return {row[0]: Fault(*row, kind=kind) for row in rows}
 
@@ -109,7 +132,9 @@ ATTENTION = _catalogue(
     ("scale of another width", "scores", "weights too flat or too sharp",
      "√ of the model's, the key heads' or half the width instead of √d", "d is the width of one head",
      _scales(lambda c: (c.heads * c.head_dim) ** -0.5, lambda c: (c.key_heads * c.head_dim) ** -0.5,
-     lambda c: (c.head_dim / 2) ** -0.5, lambda c: c.head_dim**-0.5)),
+     lambda c: (c.head_dim / 2) ** -0.5)),
+    ("scale ignored", "scores", "weights too flat or too sharp", "1/√d, though the model has a scale of its own",
+     "pass the scale", _scales(lambda c: c.head_dim**-0.5)),
     ("another scale", "scores", "weights too flat or too sharp", "the scale is another number",
      "compare the number given here with the one expected", _always({"scale": 0.83})),
     ("softcap missing", "scores", "large scores are not bounded", "the option is ignored",
@@ -173,8 +198,6 @@ ATTENTION = _catalogue(
      _always({"batch": "first"})),
     ("output transposed", "output", "right numbers in the wrong places", "(b, n, h, d) where (b, h, n, d) is meant",
      "transpose heads and tokens once", _if(lambda c: c.heads > 1, {"output": "transposed"}, {"output": "reshaped"})),
-    ("inputs changed", "output", "the next layer reads scaled or rotated vectors", "q, k or v is worked on in place",
-     "work on a copy", _always({"inputs": "scaled"})),
     ("not rotated", "rotation", "positions do not matter", "the rotation is not called", "rotate q and k", _if(_rope,
      {"rotated": ""})),
     ("keys not rotated", "rotation", "scores depend on the query's position alone",
@@ -196,10 +219,9 @@ ATTENTION = _catalogue(
      "half where interleaved is meant, or the reverse", "take the layout of the checkpoint, or permute its weights",
      _ropes(_other_layout)),
     ("rotates backwards", "rotation", "scores as if the future were the past", "the sign of sin, for q and k",
-     "(x cos − y sin, x sin + y cos)", _ropes(lambda rope: [replace(rope, direction=-rope.direction)])),
+     "(x cos − y sin, x sin + y cos)", _ropes(_backwards)),
     ("another base", "rotation", "wrong scores, the more the further apart",
-     "a default instead of the model's rope_theta", "pass the base",
-     _ropes(lambda rope: [replace(rope, base=50 * rope.base)] if rope.width > 2 else [])),
+     "a default instead of the model's rope_theta", "pass the base", _ropes(_other_bases)),
     ("scaling ignored", "rotation", "wrong scores at long distances", "the rescaling of the frequencies is left out",
      "pass the scaling", _ropes(_without_scaling)),
     ("queries one position off", "rotation", "scores of distance m − n ± 1",
@@ -207,14 +229,17 @@ ATTENTION = _catalogue(
      {"lag": 1}, {"lag": -1})),
     ("positions ignored", "rotation", "right for 0 … n−1 only", "the token's place in the array is used",
      "use the positions given", _if(_rope, {"positions": "counted"})),
+    ("positions of the first chunk repeated", "rotation", "right in the first chunk, as if later ones began anew",
+     "a row is cut into chunks, for several devices or calls, and each counts from the first position on",
+     "give every chunk its own positions in the row", _if(_rope, *_SHARDS)),
     ("cache forgotten", "cache", "a step sees only itself", "keys and values are not kept", "append to the cache",
      _if(_causal, {"cache": "forgotten"})),
     ("cache positions restart", "cache", "right in the first call, wrong in those after it",
      "each call rotates from position 0 on", "positions go on where the cache ends",
-     _if(lambda c: c.causal and c.rope, {"cache": "restarted"}, {"cache": "counted"})),
+     _if(_cached_rope, {"cache": "restarted"}, {"cache": "counted"})),
     ("cache positions one too high", "cache", "right in the first call, wrong in those after it",
      "the first new token is given position L + 1, not L", "after tokens 0 … L−1 comes L",
-     _if(lambda c: c.causal and c.rope, {"cache": "late"})),
+     _if(_cached_rope, {"cache": "late"})),
 )  # fmt: skip
 
 
@@ -244,8 +269,24 @@ LINEAR = _catalogue(
     ("rotated twice", "rotation", "outputs as if tokens were twice as far apart", "in the model and in the kernel",
      "rotate once", _always({"times": 2})),
     ("another base", "rotation", "wrong outputs, the more the further apart",
-     "a default instead of the model's rope_theta", "pass the base",
-     _ropes(lambda rope: [replace(rope, base=50 * rope.base)] if rope.width > 2 else [])),
+     "a default instead of the model's rope_theta", "pass the base", _ropes(_other_bases)),
+    ("another width", "rotation", "wrong outputs from distance 1 on", "another part of the head is rotated",
+     "pass the rotary_dim, or partial_rotary_factor, of the model", _ropes(_other_widths)),
+    ("another pairing", "rotation", "wrong outputs from distance 1 on",
+     "half where interleaved is meant, or the reverse", "take the layout of the checkpoint, or permute its weights",
+     _ropes(_other_layout)),
+    ("rotates backwards", "rotation", "outputs as if the future were the past", "the sign of sin, for φ(q) and φ(k)",
+     "(x cos − y sin, x sin + y cos)", _ropes(_backwards)),
+    ("scaling ignored", "rotation", "wrong outputs at long distances", "the rescaling of the frequencies is left out",
+     "pass the scaling", _ropes(_without_scaling)),
+    ("queries one position off", "rotation", "outputs of distance m − n ± 1",
+     "positions of q begin at 1, or those of k", "one position for the query and the key of a token",
+     _always({"lag": 1}, {"lag": -1})),
+    ("positions ignored", "rotation", "right where positions count up by one", "the token's place in the array is used",
+     "use the positions given", _always({"positions": "counted"})),
+    ("positions of the first chunk repeated", "rotation", "right in the first chunk, as if later ones began anew",
+     "a row is cut into chunks, for several devices or calls, and each counts from the first position on",
+     "give every chunk its own positions in the row", _always(*_SHARDS)),
     ("attention factor applied", "rotation", "outputs a² times too large", "the tables of softmax attention are used",
      "Eq. (19) needs the rotation alone", _if(_factor, {"factor": True})),
     ("normaliser missing", "normaliser", "outputs grow with the length", "no division", "divide by φ(q)ᵀΣφ(k)",
@@ -283,6 +324,12 @@ LINEAR = _catalogue(
      "transpose heads and tokens once", _if(lambda c: c.heads > 1, {"output": "transposed"}, {"output": "reshaped"})),
     ("cache forgotten", "cache", "a step sees only itself", "the state is not kept", "pass the state on", _if(_causal,
      {"cache": "forgotten"})),
+    ("cache positions restart", "cache", "right in the first call, wrong in those after it",
+     "each call rotates from position 0 on", "positions go on where the state ends", _if(_causal,
+     {"cache": "restarted"}, {"cache": "counted"})),
+    ("cache positions one too high", "cache", "right in the first call, wrong in those after it",
+     "the first new token is given position L + 1, not L", "after tokens 0 … L−1 comes L", _if(_causal,
+     {"cache": "late"})),
 )  # fmt: skip
 
 # What shows without numbers, in either kind.
@@ -294,6 +341,10 @@ BEHAVIOUR = _catalogue(
      "0/0, inf − inf, an overflow, or memory that is not written", "look where the first one appears", _always()),
     ("wrong dtype out", "output", "the result has another dtype than q", "float32 sums or tables promote it",
      "cast the result to the dtype of q", _always()),
+    ("inputs changed", "call", "the next layer reads scaled or rotated vectors", "q, k or v is worked on in place",
+     "work on a copy", _always()),
+    ("sums in low precision", "state", "of linear attention: noise above the dtype's, as a smaller one has it",
+     "features, states or sums in a smaller dtype", "sums in float32, of float64 in float64", _always()),
     ("state between calls", "call", "the same call returns something else later",
      "a mask, a table or a buffer of an earlier call is used again", "make its key complete, or build it anew",
      _always()),

@@ -7,6 +7,7 @@ return. What is right is never taken from here, but from `pyrope.softmax` and `p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, compute_dtype
-from ..rotation import rotate
+from ..rotation import Tables, rotate, rotation_tables
 from ..theta import Rope
 
 
@@ -46,6 +47,7 @@ class Steps:
     times: int = 1  # how often q and k are rotated
     factor: int = 2  # how often the attention factor enters a score
     positions: str = "given"  # or "counted": 0 … n−1, whatever is given
+    chunks: int = 1  # of a row, each with the positions of the first
     lag: int = 0  # added to the positions of queries
     causal: bool | None = None  # instead of the right one
     ahead: int = 0  # how many tokens of the future a query sees
@@ -61,7 +63,6 @@ class Steps:
     stable: bool = True  # the maximum is subtracted
     low: bool = False  # exponentials and their sum in low precision
     output: str = "right"  # or "transposed", "reshaped"
-    inputs: str = "kept"  # or "scaled": q, in place
     cache: str = "right"  # or "restarted" after the first call, "counted" from 0 in every call, "late", "forgotten"
 
 
@@ -87,7 +88,12 @@ def attend(
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
     if case.rope is not None:
-        q, k, v = _turned(case.rope, steps, q, k, v, at)
+        rope, places = steps.rope or case.rope, _places(steps, at, n)
+        with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
+        q, k, v = (
+            _turned(steps, name, x, places[name], rope if with_factor[name] else rope.pure)
+            for name, x in (("q", q), ("k", k), ("v", v))
+        )
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
     with np.errstate(all="ignore"):
         seen = _seen(case, steps, n, m, mask, segments)
@@ -103,18 +109,29 @@ def _laid_out(output: str, out: Array) -> Array:
     return out.swapaxes(1, 2) if output == "transposed" else out.swapaxes(1, 2).reshape(out.shape)
 
 
-def _turned(rope: Rope, steps: Steps, q: Array, k: Array, v: Array, at: Array) -> tuple[Array, Array, Array]:
-    rope, n, m = steps.rope or rope, q.shape[-2], k.shape[-2]
+def _places(steps: Steps | LinearSteps, at: Array, n: int) -> dict[str, Array]:
+    """Where the n queries, the keys and the values are taken to be, when the m tokens are at (b, m)."""
+    m = at.shape[-1]
     if steps.positions == "counted":
         at = np.broadcast_to(np.arange(m), at.shape)
-    with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
-    places = {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
+    at = at[:, np.arange(m) % -(-m // steps.chunks)]
+    return {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
+
+
+def _turned(steps: Steps | LinearSteps, name: str, x: Array, at: Array, rope: Rope | None) -> Array:
+    """q, k or v, rotated as often as the steps say, if they rotate it at all."""
+    if rope is None or name not in steps.rotated:
+        return x
+    tables = _tables(rope, at.astype(np.int64).tobytes(), at.shape, x.dtype)
     for _ in range(steps.times):
-        q, k, v = (
-            rotate(x, places[name], rope if with_factor[name] else rope.pure) if name in steps.rotated else x
-            for name, x in (("q", q), ("k", k), ("v", v))
-        )
-    return q, k, v
+        x = rotate(x, at, rope, tables=tables)
+    return x
+
+
+@functools.lru_cache(64)
+def _tables(rope: Rope, at: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tables:
+    """Made once for the many mistakes that are tried on the same probe."""
+    return rotation_tables(rope, np.frombuffer(at, np.int64).reshape(shape), like=np.empty(0, dtype))
 
 
 def _spread(x: Array, h: int, groups: str) -> Array:
@@ -184,6 +201,9 @@ class LinearSteps:
     rotated: str = "qk"
     times: int = 1
     rope: Rope | None = None  # instead of the right one
+    positions: str = "given"  # as in Steps, and the next two
+    chunks: int = 1
+    lag: int = 0
     denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys"
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
@@ -194,7 +214,7 @@ class LinearSteps:
     lost: str = ""  # … these sums are forgotten: "both", "numerator", "denominator"
     decay: float = 1.0  # of the state, for each token
     output: str = "right"
-    cache: str = "right"  # or "forgotten"
+    cache: str = "right"  # as in Steps
 
 
 MAPS: dict[str, Callable[[Array], Array]] = {
@@ -220,13 +240,10 @@ def attend_linearly(case: Case, steps: LinearSteps, q: Array, k: Array, v: Array
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
     rope = None if case.rope is None or steps.order == "no rotation" else steps.rope or case.rope
     rope = rope.pure if rope is not None and not steps.factor else rope
+    places = _places(steps, at, n)
 
     def turned(name: str, x: Array) -> Array:
-        if rope is None or name not in steps.rotated:
-            return x
-        for _ in range(steps.times):
-            x = rotate(x, at[:, at.shape[-1] - x.shape[-2] :], rope)
-        return x
+        return _turned(steps, name, x, places[name], rope)
 
     with np.errstate(all="ignore"):
         if steps.order == "rotation first":
@@ -271,10 +288,7 @@ def candidate(case: Case, steps: Steps | LinearSteps) -> Callable[..., Array]:
 
     def fn(q: Array, k: Array, v: Array, positions: Any = None, mask: Any = None, segments: Any = None) -> Array:
         more = {"mask": mask, "segments": segments} if isinstance(steps, Steps) else {}
-        out = run(case, steps, q, k, v, positions, **more).out.astype(q.dtype)
-        if isinstance(steps, Steps) and steps.inputs == "scaled":
-            q *= q.dtype.type(case.scale)
-        return out
+        return run(case, steps, q, k, v, positions, **more).out.astype(q.dtype)
 
     return fn
 

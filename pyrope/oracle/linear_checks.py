@@ -17,7 +17,7 @@ conspired, three times the root of the sum of squares for the mean square; |o| t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,23 +27,13 @@ from .. import checks
 from ..backend import Array
 from ..linear import linear_attention
 from ..theta import Rope
-from .attention_checks import (
-    Maker,
-    angle_error,
-    ask,
-    behaviour,
-    make_case,
-    nothing_finite,
-    own_or_angles,
-    remembers,
-    step_by_step,
-    symptoms,
-)
-from .attention_faults import LINEAR, Changes
-from .attention_steps import Case, LinearSteps, Parts, attend_linearly, incremental as stepping
-from .judging import UNIT, Candidate, Judge, Named, Prediction, Probe, one_of, two_of
-from .probe import Unreadable, float_dtype
+from .attention_checks import Maker, angle_error, make_case
+from .attention_faults import BEHAVIOUR, LINEAR, other_ropes
+from .attention_steps import Case, LinearSteps, Parts
+from .judging import SMALL, Begin, Candidate, Judge, Named, Probe, Task, beyond, examine, one_of, other_bases
+from .probe import float_dtype
 from .report import Finding, Mismatch, Report
+from .tolerance import UNIT
 
 GRADES = ("rounded once", "features rounded")  # best first
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
@@ -59,7 +49,7 @@ _PIECES = {"one each": (1,) * 20, "in chunks": (8, 1, 1, 10)}
 def check_linear_attention(
     fn: Candidate, *, rope: Rope, heads: int = 4, key_heads: int = 2, head_dim: int | None = None,
     feature_map: str = "elu+1", causal: bool = True, dtype: Any = np.float32,
-    incremental: Callable[[], Candidate] | None = None,
+    max_position: int = 4096, grade: str = "features rounded", incremental: Begin = None,
 ) -> Report:  # fmt: skip
     """The verdict about a candidate; see the top of this file for how it is called.
 
@@ -69,26 +59,25 @@ def check_linear_attention(
     'right'
     >>> check_linear_attention(lambda q, k, v, at: linear_attention(q, k, v, causal=True), rope=rope).faults
     ('not rotated: Eq. (18)',)
+
+    ``max_position`` is for candidates with short tables; ``grade``, of `GRADES`, asks for better rounding than the
+    least that is accepted.
     """
+    asked = GRADES.index(checks.choice("grade", grade, GRADES))
     d, dtype = rope.head_dim if head_dim is None else head_dim, float_dtype(dtype)
     case = make_case(heads, key_heads, d, causal, rope, None, None, 1 / math.sqrt(d), dtype)
     case = replace(case, feature_map=checks.choice("feature_map", feature_map, MAPS))
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
-    probes = _probes(case, dtype, incremental)
     told = f"linear attention, Eq. (19), of {heads} heads over {key_heads}, {feature_map}, "
     told += f"{'causal' if causal else 'not causal'}, {rope!r}, {dtype.name}"
-    try:
-        answers, wrong = ask(fn, incremental, probes)
-        judges = _judges(case, dtype, probes, answers)
-        wrong += remembers(fn, incremental, judges[-1])
-    except Unreadable as error:
-        return Report("linear attention", told, "wrong", (behaviour("fails", str(error)),))
-    reached = next((level for level, judge in enumerate(judges) if not judge.failed), None)
-    if reached is None:
-        wrong += nothing_finite(judges[-1]) or _explained(case, judges[-1]) or symptoms(fn, case, judges[-1], LINEAR)
-    found = None if reached is None else own_or_angles(reached) if dtype.itemsize > 2 else GRADES[reached]
-    return Report("linear attention", told, "wrong" if wrong else "right", tuple(wrong), found, judges[-1].errors())
+    task = linear_task(told, case, dtype.name, _probes(case, dtype, max_position, incremental))
+    return examine(task, fn, incremental, lambda judge: explained(task, judge), asked)
+
+
+def linear_task(expected: str, case: Case, dtype: str, probes: Sequence[Probe]) -> Task:
+    rest = (LINEAR, MEASURED, BEHAVIOUR["sums in low precision"], _truth, _bounds, GRADES)
+    return Task("linear attention", expected, case, dtype, probes, LinearSteps(), *rest)
 
 
 def assert_linear_attention(fn: Candidate, **options: Any) -> None:
@@ -99,12 +88,14 @@ def assert_linear_attention(fn: Candidate, **options: Any) -> None:
         raise Mismatch(report)
 
 
-def _probes(case: Case, dtype: np.dtype[Any], incremental: Callable[[], Candidate] | None) -> list[Probe]:
-    make = Maker(case, dtype, 4096)
+def _probes(case: Case, dtype: np.dtype[Any], max_position: int, incremental: Begin) -> list[Probe]:
+    make = Maker(case, dtype, max_position)
+    shifted = min(1000, max_position - 24) + np.arange(24) + np.zeros((3, 1), np.int64)
     random, ones = make.random("random", 24), make.random("sums of weights", 24)
     probes = [
         random,
-        replace(random, name="shifted by 1000", at=np.arange(1000, 1024) + np.zeros((3, 1), np.int64)),
+        replace(random, name="shifted", at=shifted),
+        make.random("far apart", 24, far=True),
         replace(ones, v=np.ones_like(ones.v), random=False),
         make.random("one token", 1),
         make.random("264 tokens", 264, batch=1),
@@ -115,7 +106,15 @@ def _probes(case: Case, dtype: np.dtype[Any], incremental: Callable[[], Candidat
     if case.feature_map.startswith("relu"):  # so that hardly any two have no feature in common, and a denominator of 0
         one = dtype.type(1)
         probes = [replace(probe, q=probe.q + one, k=probe.k + one) for probe in probes]
+    if dtype == np.float64:
+        probe = make.at_zero()
+        probes.append(replace(probe, q=_with_short_features(case, probe.q), k=_with_short_features(case, probe.k)))
     return probes
+
+
+def _with_short_features(case: Case, x: Array) -> Array:
+    """Numbers of which float32 holds the features: 12 bits, which have 24 as squares; of exp, zeros."""
+    return np.zeros_like(x) if case.feature_map == "exp" else np.rint(np.abs(x) * 512) / 512
 
 
 def _truth(case: Case, probe: Probe) -> Array:
@@ -125,58 +124,30 @@ def _truth(case: Case, probe: Probe) -> Array:
     return linear_attention(q, k, v, at, case.rope, **options)
 
 
-def _bounds(dtype: np.dtype[Any], probe: Probe, parts: Parts, level: int) -> tuple[Array, float]:
+def _bounds(case: Case, dtype: str, probe: Probe, parts: Parts, level: int) -> tuple[Array, float]:
     """How far off outputs may be, each and in the mean square, as the top of this file derives it."""
-    u, fine = UNIT[dtype.name], UNIT["float64" if dtype.itemsize == 8 else "float32"]
-    (n, d), low = parts.k.shape[-2:], dtype.itemsize == 2
+    u, fine = UNIT[dtype], UNIT["float64" if dtype == "float64" else "float32"]
+    (n, d), low = parts.k.shape[-2:], dtype in SMALL
     sizes, w = (np.nan_to_num(np.abs(x)) for x in (parts.scores, parts.weights))
     out, size = np.nan_to_num(np.abs(parts.weights @ parts.v)), np.abs(parts.v).max()
-    angle = 0.0 if probe.at is None else angle_error(dtype.name, probe.at, level)
+    angle = angle_error(case, dtype, probe, level)
     noise = (fine**2 * (d + n + 8) + angle**2) * sizes**2
     noise += low * (level == 1) * u**2 * (10 / 3 / d * sizes**2 + w**2)
-    tiny = 2.0**-24 * (n + 1) if dtype.name == "float16" else 0.0
+    tiny = 2.0**-24 * (n + 1) if dtype == "float16" else 0.0
     squares, total = noise.sum(axis=-1, keepdims=True), np.sqrt(noise).sum(axis=-1, keepdims=True)
     worst = 6 * (size + out) * total + 3 * u * out + 16 * fine + tiny
     square = squares * (size**2 + out**2) + 3 * u**2 * out**2
     return worst, 3 * math.sqrt(square.mean()) + 16 * fine + tiny if probe.random else math.inf
 
 
-def _judges(case: Case, dtype: np.dtype[Any], probes: Sequence[Probe], answers: Sequence[Array]) -> list[Judge]:
-    """One for each grade."""
-    truths = [(_truth(case, probe), attend_linearly(case, LinearSteps(), *probe.wide())) for probe in probes]
-
-    def judge(level: int) -> Judge:
-        def predict(changes: Changes, i: int) -> Prediction:
-            steps = replace(LinearSteps(), **changes)
-            parts = attend_linearly(case, steps, *probes[i].wide())
-            out = step_by_step(stepping(case, steps)(), probes[i], probes[i].wide()) if probes[i].pieces else parts.out
-            worst, spread = _bounds(dtype, probes[i], parts, level)
-            return Prediction(out, worst if steps.output == "right" else worst.max(), spread)
-
-        known = zip(probes, truths, strict=True)
-        right = [Prediction(out, *_bounds(dtype, probe, parts, level)) for probe, (out, parts) in known]
-        return Judge(probes, answers, right, predict, 2 * UNIT[dtype.name])
-
-    return [judge(level) for level in range(len(GRADES))]
+def explained(task: Task, judge: Judge) -> list[Finding]:
+    return one_of(judge, task.known) or beyond(task, judge, _measured(task, judge))
 
 
-def _explained(case: Case, judge: Judge) -> list[Finding]:
-    known: list[Named] = [
-        (fault, changes) for fault in LINEAR.values() if fault.name not in MEASURED for changes in fault.changes(case)
-    ]
-    if found := one_of(judge, known):
-        return found
-    measured = list(_measured(case, judge))
-    return one_of(judge, measured) or two_of(judge, known + measured)
-
-
-def _measured(case: Case, judge: Judge) -> Iterator[Named]:
+def _measured(task: Task, judge: Judge) -> Iterator[Named]:
     """Mistakes with a number in them: a base, the length of a chunk, by the first wrong token, and a decay."""
-    rope = case.rope
-    if rope is not None and rope.width > 2:
-        base = judge.tuned(lambda x: {"rope": replace(rope, base=x)}, np.geomspace(10, 1e9, 33).tolist())
-        if base is not None:
-            yield LINEAR["another base"], base
+    case = task.case
+    yield from other_bases(task, judge, other_ropes(case.rope))
     if not case.causal:
         return
     usual = {changes["chunk"] for changes in LINEAR["state lost between chunks"].changes(case)}  # noise hides its begin

@@ -30,7 +30,8 @@ from .. import checks
 from ..linear import FEATURE_MAPS
 from ..phase import cos_sin
 from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
-from . import tolerance
+from . import attention_steps, tolerance
+from .attention_steps import Parts
 from .tensors import NumPyArray
 
 SUITES = ("rotation", "attention", "linear")
@@ -60,6 +61,11 @@ class Truth(NamedTuple):
     bounds: dict[str, NumPyArray]  # by grade, the best first: how far each number may be off
     size: NumPyArray  # what errors are measured in ulps of
     error: float  # how far out itself may be from the exact result, at most
+
+    @property
+    def loosest(self) -> NumPyArray:
+        """The bound of the worst grade."""
+        return list(self.bounds.values())[-1]
 
 
 # Cases
@@ -211,43 +217,59 @@ def _norms(q: NumPyArray, k: NumPyArray) -> NumPyArray:
     return np.sqrt(np.square(q).sum(-1)[..., :, None] * np.square(k).sum(-1)[..., None, :])  # type: ignore[no-any-return]
 
 
-def _angle_errors(q: NumPyArray, k: NumPyArray, q_at: NumPyArray, k_at: NumPyArray, rope: Rope) -> NumPyArray:
-    """By how much float32 angles change the products of rotated vectors, (h, n, m)."""
+def _angle_errors(case: Case, parts: Parts) -> NumPyArray:
+    """By how much float32 angles change the products of rotated vectors, (..., n, m)."""
+    rope, q_at, k_at = case.rope, case.inputs["q_positions"], case.inputs["k_positions"]
+    if rope is None:
+        return np.zeros(parts.weights.shape)
     first, second = _features(rope)[1]
-    lengths = [np.hypot(x[..., first], x[..., second]) for x in (q, k)]
+    lengths = [np.hypot(x[..., first], x[..., second]) for x in (parts.q, parts.k)]
     theta, relative = frequencies(rope), tolerance.angle_bound(rope)
     far = np.abs(q_at)[:, None, None] + np.abs(k_at)[:, None]
     away = np.abs(q_at[:, None, None] - k_at[:, None])
     error = theta * (away * relative + far * tolerance.U32 * (relative > 0)) + 12 * tolerance.U32
-    return np.asarray(np.einsum("hni,hmi,nmi->hnm", *lengths, error))
+    return np.asarray(np.einsum("...ni,...mi,nmi->...nm", *lengths, error))
 
 
-def _heads(case: Case) -> NumPyArray:
-    """The key head that each query head reads."""
+def _heads(case: Case) -> tuple[NumPyArray, NumPyArray]:
+    """Keys and values of each query head: head i reads key head i·g//h."""
     h, g = len(case.inputs["q"]), len(case.inputs["k"])
-    return np.arange(h) % g if case.options.get("tiled") else np.arange(h) * g // h
+    head = np.arange(h) * g // h
+    return case.inputs["k"][head], case.inputs["v"][head]
 
 
 def _attention(case: Case) -> Truth:
-    q, k, v, q_at, k_at = (case.inputs[name] for name in ("q", "k", "v", "q_positions", "k_positions"))
-    (m, d), options = k.shape[1:], case.options
-    heads = _heads(case)
-    turning = options.get("rotated", "qk")
-    q, k, v = (
-        turn(x, at, case.rope if name in turning else None)
-        for name, x, at in (("q", q, q_at), ("k", k[heads], k_at), ("v", v[heads], k_at))
-    )
-    scale, cap = options.get("scale") or 1 / math.sqrt(d), options.get("softcap")
-    scores = np.matmul(q, k.swapaxes(-1, -2)) * scale
+    q_at, k_at, options = case.inputs["q_positions"], case.inputs["k_positions"], case.options
+    k, v = _heads(case)
+    q, k = turn(case.inputs["q"], q_at, case.rope), turn(k, k_at, case.rope)
+    cap, away, window = options.get("softcap"), q_at[:, None] - k_at, options.get("window") or k_at.size + 1
+    scores = np.matmul(q, k.swapaxes(-1, -2)) * _scale(case)
     scores = scores if cap is None else cap * np.tanh(scores / cap)
-    if options.get("top_left"):
-        q_at = k_at[: q_at.size]
-    away = q_at[:, None] - k_at
-    window = options.get("window") or m + 1
     seen = (away < window) & (away >= 0 if options.get("causal") else away > -window)
     weights = np.where(seen, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)
     weights /= weights.sum(axis=-1, keepdims=True)
-    out, size, norms = weights @ v, weights @ np.abs(v), _norms(q, k).max(axis=-1, keepdims=True) * scale
+    return attention_bounds(case, Parts(q, k, v, scores, weights, weights @ v))
+
+
+def _scale(case: Case) -> float:
+    return float(case.options.get("scale") or case.inputs["q"].shape[-1] ** -0.5)
+
+
+def as_steps(case: Case) -> attention_steps.Case:
+    """A case of attention, as `attention_steps` has it."""
+    (h, _, d), g, options = case.inputs["q"].shape, len(case.inputs["k"]), case.options
+    return attention_steps.Case(
+        h, g, d, bool(options.get("causal")), _scale(case), options.get("window"), options.get("softcap"), case.rope,
+        options.get("feature_map", "elu+1"),
+    )  # fmt: skip
+
+
+def attention_bounds(case: Case, parts: Parts) -> Truth:
+    """The result of these steps, right or wrong, and how far off it may be."""
+    (m, d), scale = parts.k.shape[-2:], _scale(case)
+    weights, v = np.abs(np.nan_to_num(parts.weights)), parts.v
+    out, size = np.nan_to_num(parts.weights @ v), weights @ np.abs(v)
+    norms = _norms(parts.q, parts.k).max(axis=-1, keepdims=True) * scale
 
     def bound(u: float, unit: float) -> NumPyArray:
         off = np.expm1(2 * (11 * u + d * unit) * norms) + 6 * u + 2 * m * unit
@@ -255,40 +277,43 @@ def _attention(case: Case) -> Truth:
 
     bounds = {"": bound(*_units(case.dtype))}
     if case.rope is not None:
-        delta = np.where(seen, scale * _angle_errors(q, k, q_at, k_at, case.rope), 0)
+        delta = np.where(weights > 0, scale * _angle_errors(case, parts), 0)
         spread = np.exp(delta.max(axis=-1, keepdims=True))
-        moved = np.einsum("hnm,hnme->hne", weights * np.expm1(delta), np.abs(v[:, None] - out[:, :, None]))
+        away = np.abs(v[..., None, :, :] - out[..., None, :])
+        moved = np.einsum("...nm,...nme->...ne", weights * np.expm1(delta), away)
         bounds[tolerance.ANGLE32] = bounds[""] * spread**2 + moved * spread
-    return Truth(out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
+    return Truth(parts.out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
 
 
 def _linear(case: Case) -> Truth:
-    q, k, v, at = (case.inputs[name] for name in ("q", "k", "v", "q_positions"))
-    options, heads = case.options, _heads(case)
-    rope = None if case.rope is None else case.rope.pure
-    phi: Callable[[NumPyArray], NumPyArray] = lambda x: FEATURE_MAPS[options["feature_map"]](np, x)  # noqa: E731
-    k, v = k[heads], v[heads]
-    order = options.get("order", "map first")
-    fq, fk = phi(q), phi(k)
-    tq, tk = (phi(turn(x, at, rope)) if order == "rotated first" else turn(phi(x), at, rope) for x in (q, k))
-    if order != "map first":
-        fq, fk = tq, tk
-    lower = np.tri(q.shape[-2]) if options["causal"] else 1.0
-    total = (fq @ fk.swapaxes(-1, -2) * lower).sum(axis=-1, keepdims=True)
-    if options.get("summed"):
-        total = total.sum(axis=0, keepdims=True)
-    out = (tq @ tk.swapaxes(-1, -2) * lower) @ v / total  # Eq. (19), without rope Eq. (18)
-    size = (_norms(fq, fk) * lower) @ np.abs(v) / np.abs(total)
+    at, rope = case.inputs["q_positions"], None if case.rope is None else case.rope.pure
+    k, v = _heads(case)
+    q, k = (FEATURE_MAPS[case.options["feature_map"]](np, x) for x in (case.inputs["q"], k))
+    turned_q, turned_k = turn(q, at, rope), turn(k, at, rope)
+    lower = np.tri(at.size) if case.options["causal"] else 1.0
+    total = (q @ k.swapaxes(-1, -2) * lower).sum(axis=-1, keepdims=True)
+    weights = turned_q @ turned_k.swapaxes(-1, -2) * lower / total
+    parts = Parts(turned_q, turned_k, v, _norms(q, k) * lower / total, weights, weights @ v)  # Eq. (19), or (18)
+    return linear_bounds(case, parts)
+
+
+def linear_bounds(case: Case, parts: Parts) -> Truth:
+    """The result of these steps, right or wrong, and how far off it may be."""
+    sizes, v = np.abs(np.nan_to_num(parts.scores)), np.abs(parts.v)
+    size, out = sizes @ v, np.nan_to_num(parts.weights @ parts.v)
+    # Features with signs, by mistake: their products cancel, and |φ(q)||φ(k)| is far above the denominator.
+    cancelled = np.maximum(sizes.sum(axis=-1, keepdims=True) / 4, 1)
 
     def bound(u: float, unit: float) -> NumPyArray:
-        sums = (q.shape[-1] + q.shape[-2]) * unit
-        return np.asarray(size * (20 * u + sums) + np.abs(out) * (8 * u + sums))
+        sums = sum(parts.k.shape[-2:]) * unit
+        return np.asarray(size * (20 * u + sums) + np.abs(out) * (8 * u + sums) * cancelled)
 
     bounds = {"": bound(*_units(case.dtype))}
-    if rope is not None:
-        delta = _angle_errors(tq, tk, at, at, rope) * lower
-        bounds[tolerance.ANGLE32] = bounds[""] + delta @ np.abs(v) / np.abs(total)
-    return Truth(out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
+    if case.rope is not None:
+        relative = _angle_errors(case, parts) / np.maximum(_norms(parts.q, parts.k), 1e-300)
+        bounds[tolerance.ANGLE32] = bounds[""] + (sizes * relative) @ v
+    return Truth(parts.out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
 
 
+BOUNDS: dict[str, Callable[[Case, Parts], Truth]] = {"attention": attention_bounds, "linear": linear_bounds}
 TRUTH: dict[str, Callable[[Case], Truth]] = {"rotation": _rotation, "attention": _attention, "linear": _linear}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +22,19 @@ import numpy as np
 from .. import checks
 from ..phase import cos_sin
 from ..theta import LAYOUTS, SCALINGS, Axes, Rope, frequencies
-from . import tolerance
+from . import attention_checks, linear_checks, tolerance
+from .attention_faults import BEHAVIOUR
+from .attention_steps import Parts
+from .judging import Judge, Prediction, Probe, Task, low_precision
 from .report import ErrorRow, Finding, Report
 from .tensors import NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
-from .vector_cases import BITS, SUITES, TRUTH, Case, Truth, cases
+from .vector_cases import BITS, BOUNDS, SUITES, TRUTH, Case, Truth, as_steps, cases
 
 FORMAT, VERSION = "pyrope-vectors", 1
+KNOWN: dict[str, tuple[Callable[..., Task], Callable[[Task, Judge], list[Finding]]]] = {
+    "attention": (attention_checks.softmax_task, attention_checks.explained),
+    "linear": (linear_checks.linear_task, linear_checks.explained),
+}  # what a kind is asked, and which mistakes give its numbers
 
 
 # Files
@@ -303,7 +311,7 @@ def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]
     why = _explained(case, found, off, truth)
     if isinstance(why, str):
         return Report(case.name, told, "equivalent", notes=(why,))
-    return Report(case.name, told, "wrong", (why,), None, errors)
+    return Report(case.name, told, "wrong", tuple(why), None, errors)
 
 
 def _limits(case: Case, grade: str) -> tuple[str, ...]:
@@ -389,72 +397,49 @@ def _rotation_guesses(case: Case, rope: Rope) -> Iterator[_Guess]:
     for name, bits in (("bfloat16", 8), ("float16", 11)):
         cause = f"positions have the {bits} bits of {name}"
         yield moved(f"{name} positions", cause, "keep them integers", _rounded_to(at, bits))
+    half, cause = -(-at.shape[-1] // 2), "the second half of the rows has the positions of the first"
+    again = at[..., np.arange(at.shape[-1]) % half]
+    yield moved("positions of the first chunk repeated", cause, "give each chunk its own positions", again)
     fix = "use 64 bits, or refuse what does not fit"
     yield moved("int32 positions", "2^31 becomes −2^31", fix, at.astype(np.int32).astype(np.int64))
 
 
-def _attention_guesses(case: Case) -> Iterator[_Guess]:
-    def opted(**changes: Any) -> Case:
-        return replace(case, options={**case.options, **changes})
-
-    yield _Guess("not rotated", "queries and keys are not rotated", "rotate both", replace(case, rope=None))
-    yield _Guess("not causal", "keys to come are seen", "hide keys with a later position", opted(causal=False))
-    for turning, fault in (("q", "keys not rotated"), ("k", "queries not rotated"), ("qkv", "values rotated")):
-        yield _Guess(fault, f"rotated is {', '.join(turning)}", "rotate q and k alone", opted(rotated=turning))
-    yield _Guess("heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True))
-    yield _Guess("scale missing", "scores are not scaled", "multiply them by the scale, 1/√d", opted(scale=1.0))
-    yield _Guess("another scale", "scores are divided by √d", "take the scale that is given", opted(scale=None))
-    fix = "queries are the last positions"
-    yield _Guess("causal from the top left", "queries count from the first key on", fix, opted(top_left=True))
-    yield _Guess("softcap missing", "scores are not capped", "cap them before the mask", opted(softcap=None))
-    if window := case.options.get("window"):
-        for other, word in ((window - 1, "one too narrow"), (window + 1, "one too wide"), (None, "ignored")):
-            yield _Guess(f"window {word}", f"it is {other}", f"see distances below {window}", opted(window=other))
-
-
-def _linear_guesses(case: Case) -> Iterator[_Guess]:
-    def opted(**changes: Any) -> Case:
-        return replace(case, options={**case.options, **changes})
-
-    yield _Guess("not rotated: Eq. (18)", "nothing is rotated", "rotate φ(q) and φ(k)", replace(case, rope=None))
-    yield _Guess("not causal", "keys to come are seen", "sum over the keys so far", opted(causal=False))
-    yield _Guess("rotated before the feature map", "φ(R·x)", "compute R·φ(x)", opted(order="rotated first"))
-    yield _Guess("denominator rotated", "both sums are rotated", "Eq. (19) leaves the lower one", opted(order="all"))
-    yield _Guess("normaliser summed over heads", "one sum for all", "sum each head alone", opted(summed=True))
-    yield _Guess("heads tiled", "query head i reads key head i mod g", "it reads i·g//h", opted(tiled=True))
-
-
-def _guesses(case: Case) -> Iterator[_Guess]:
-    if case.kind == "rotation":
-        return iter(()) if case.rope is None else _rotation_guesses(case, case.rope)
-    return _attention_guesses(case) if case.kind == "attention" else _linear_guesses(case)
-
-
-def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> Finding | str:
+def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> list[Finding] | str:
     """What is wrong; or a note, where only the order of the features differs."""
-    *_, loosest = truth.bounds.values()
-    evidence, since = _evidence(case, off > loosest, off, truth)
+    evidence, since = _evidence(case, off > truth.loosest, off, truth)
+    if case.kind != "rotation" and (named := _named(case, found, truth, evidence)):
+        return named
     if not np.isfinite(found).all():
-        return Finding("not finite", evidence, "an overflow, or memory never written", "look at the first one", since)
-    for fault, cause, fix, other, rows in _guesses(case):
-        with np.errstate(all="ignore"):  # a denominator may be 0
-            guess = TRUTH[case.kind](other)
-        *_, allowed = guess.bounds.values()
-        allowed = np.maximum(allowed, loosest[..., rows, :])
+        return [Finding("not finite", evidence, BEHAVIOUR["not finite"].cause, BEHAVIOUR["not finite"].fix, since)]
+    rope = case.rope
+    for fault, cause, fix, other, rows in _rotation_guesses(case, rope) if case.kind == "rotation" and rope else ():
+        guess = TRUTH[case.kind](other)
+        allowed = np.maximum(guess.loosest, truth.loosest[..., rows, :])
         if not (np.abs(found[..., rows, :] - guess.out) <= allowed).all():
             continue
         if (np.abs(guess.out - truth.out[..., rows, :]) <= allowed).all():
             continue  # the two cannot be told apart here
-        if (
-            fault == "wrong pairing"
-            and case.rope
-            and other.rope
-            and "half" not in (case.rope.layout, other.rope.layout)
-        ):
+        if fault == "wrong pairing" and rope and other.rope and "half" not in (rope.layout, other.rope.layout):
             return f'the features are in the order of "{other.rope.layout}": scores agree if keys are so too'
-        return Finding(fault, evidence, cause, fix, since)
+        return [Finding(fault, evidence, cause, fix, since)]
     fix = "compare step by step, cos and sin first"
-    return Finding("unexplained", evidence, "none of the usual mistakes gives these numbers", fix, since)
+    return [Finding("unexplained", evidence, "none of the known mistakes gives these numbers", fix, since)]
+
+
+def _named(case: Case, found: NumPyArray, truth: Truth, evidence: str) -> list[Finding]:
+    """The mistakes, of those that `check_attention` or `check_linear_attention` know, that give these numbers."""
+
+    def bounds(_case: Any, _dtype: str, _probe: Probe, parts: Parts, _level: int) -> tuple[NumPyArray, float]:
+        return BOUNDS[case.kind](case, parts).loosest, math.inf
+
+    q, k, v, at = (case.inputs[name][None] for name in ("q", "k", "v", "k_positions"))
+    make, explained = KNOWN[case.kind]
+    usual = make("", as_steps(case), case.dtype, [Probe(case.name, q, k, v, at=at)])
+    usual = replace(usual, truth=lambda *_: truth.out[None])
+    task = replace(usual, bounds=bounds)
+    right = Prediction(truth.out[None], truth.loosest[None], math.inf)
+    judge = replace(task.judge([found[None]], 0, (evidence,)), right=[right])
+    return explained(task, judge) or low_precision(usual, judge)
 
 
 def _evidence(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
