@@ -59,9 +59,12 @@ MAY_IMPORT = {
     "oracle/recipes": {"theta", "oracle/probe"},
     "oracle/identification": {"theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/report"},
     "oracle/faults": {"theta", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
+    "oracle/explaining": {
+        "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
+    },
     "oracle/checking": {
         "checks", "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
-        "oracle/report",
+        "oracle/explaining", "oracle/report",
     },
     "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/identification", "oracle/report"},
     "oracle/tensors": set(),
@@ -70,7 +73,8 @@ MAY_IMPORT = {
     "oracle/vectors": {
         "checks", "phase", "theta", "oracle/__init__", "oracle/attention_checks", "oracle/attention_faults",
         "oracle/attention_steps", "oracle/judging", "oracle/linear_checks", "oracle/report", "oracle/tensors",
-        "oracle/tolerance", "oracle/vector_cases",
+        "oracle/tolerance", "oracle/vector_cases", "oracle/explaining", "oracle/faults", "oracle/identification",
+        "oracle/recipes",
     },
     "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
     "oracle/attention_steps": {"backend", "rotation", "theta"},

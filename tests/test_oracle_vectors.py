@@ -314,6 +314,11 @@ def moved(case, positions):
     return out.astype(DTYPES[case.dtype])
 
 
+def axes_exchanged(case):
+    at = case.inputs["positions"]
+    return replace(case, inputs={**case.inputs, "positions": at[[0, 2, 1] if len(at) == 3 else [1, 0]]})
+
+
 AT = np.array(POSITIONS)
 HALF32 = "rotation-half-float32"
 # Case, fault, what was done, the first position that shows it.
@@ -329,9 +334,13 @@ FAULTS = [
     (HALF32, "positions one too low", lambda c: moved(c, AT - 1), 0),
     (HALF32, "rotated twice", lambda c: moved(c, AT * 2), 1),
     (HALF32, "bfloat16 positions", lambda c: moved(c, [round_to(k, 8) for k in POSITIONS]), 257),
-    (HALF32, "float16 positions", lambda c: moved(c, [round_to(k, 11) for k in POSITIONS]), 2049),
-    (HALF32, "int32 positions", lambda c: moved(c, [k - 2**32 * (k >= 2**31) for k in POSITIONS]), 2**31),
+    (HALF32, "float16 positions", lambda c: np.where(np.abs(AT)[:, None] > 65504, np.float32("nan"), moved(c, [round_to(k, 11) for k in POSITIONS])), 2049),
+    (HALF32, "positions in int32", lambda c: moved(c, [k - 2**32 * (k >= 2**31) for k in POSITIONS]), 2**31),
     (HALF32, "positions of the first chunk repeated", lambda c: moved(c, [*POSITIONS[:12], *POSITIONS[:11]]), 2049),
+    (HALF32, "attention factor unwanted", lambda c: (1.25 * computed(c)).astype(np.float32), 0),
+    *[(f"rotation-axes-{style}-float32", "axes in another order", lambda c: computed(axes_exchanged(c)), None) for style in ("sections", "interleaved", "axial", "pixtral")],
+    ("rotation-axes-sections-float32", "pairs dealt otherwise", lambda c: computed(c, rope=replace(c.rope, axes=replace(c.rope.axes, style="interleaved"))), None),
+    ("rotation-axes-axial-float32", "pairs dealt otherwise", lambda c: computed(c, rope=replace(c.rope, axes=replace(c.rope.axes, style="pixtral"))), None),
     ("rotation-llama3-float32", "scaling ignored", lambda c: computed(c, rope=Rope(32, 500000.0, "half")), 1),
     ("rotation-yarn-float32", "attention factor missing", lambda c: computed(c, rope=c.rope.pure), 0),
     ("rotation-prefix-half-float32", "whole head rotated", lambda c: computed(c, rope=Rope(32, 10000.0, "half")), 1),

@@ -7,17 +7,17 @@ base, an offset) are measured. Only a fault whose prediction holds for every out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from .. import checks
 from ..theta import LENGTH_DEPENDENT, Proportional, Rope, check_rope, frequencies
-from .faults import FAULTS, Change, Fault, Found
+from .explaining import Hypothesis, Named, Riddle
+from .faults import FAULTS, Found
 from .identification import (
     Measured,
     Sample,
@@ -44,7 +44,6 @@ from .tolerance import (
     decides_up_to,
     grades,
     pair_errors,
-    theta_bound,
 )  # fmt: skip
 
 # What tests usually allow: rtol and atol of torch.testing.
@@ -95,17 +94,6 @@ def assert_rotation(
         raise Mismatch(report)
 
 
-Named: TypeAlias = tuple[Fault, Change]
-
-
-class Hypothesis(NamedTuple):
-    """One fault, or two at once, what they change in words, and the recipe that they make."""
-
-    faults: tuple[Fault, ...]
-    told: tuple[str, ...]
-    recipe: Recipe
-
-
 @dataclass
 class _Check:
     """One run of `check_rotation`."""
@@ -115,7 +103,6 @@ class _Check:
     grade: str  # the worst that is right
     sample: Sample = field(init=False)
     truth: Float64 = field(init=False)  # of the sample
-    rounding: float = field(init=False)  # of float32 frequencies, at most
     measured: Measured = field(init=False)  # once something has to be explained
 
     @np.errstate(invalid="ignore", over="ignore")  # whatever the candidate returns
@@ -124,7 +111,6 @@ class _Check:
         probe.behave()
         if isinstance(rope.scaling, LENGTH_DEPENDENT):
             probe.seen.pop("depends on the length", None)  # as it should
-        self.rounding = float(theta_bound(rope, tensor_length=True).max())
         self.sample = take_sample(probe, rope)
         self.truth = true_rotation(self.sample.x, self.sample.positions, rope)
         (found, ratios, logarithm), verdict, notes = graded(self.sample, rope, probe.dtype), "right", list(probe.notes)
@@ -134,7 +120,7 @@ class _Check:
             notes.append(told)
         findings = list(self._behaviour())
         if found is None:
-            findings += self._explained(ratios[grades(probe.dtype)[-1]])
+            findings += self._explained(Riddle(self.sample, rope, probe.dtype.name, ratios[grades(probe.dtype)[-1]]))
             names = {f.fault for f in findings}
             if any(name.startswith(_LOW) for name in names):
                 found = LOW_ANGLE
@@ -198,36 +184,33 @@ class _Check:
 
     # ── Wrong: which fault, or which two, predict every output ───────────────────────────────────────────────────────
 
-    def _explained(self, ratio: Float64) -> list[Finding]:
+    def _explained(self, riddle: Riddle) -> list[Finding]:
         if self.probe.seen.keys() & _SPOILS:
             return []
-        changes = self._changes(ratio)
-        if (subtle := self._subtle(ratio)) is not None:
-            return [self._to_the_last_digit(subtle, changes, ratio)]
-        if not (matches := self._fitting(self._singles(changes), ratio)):
+        changes = riddle.changes(self._found()._replace(length=self._first_wrong(riddle.ratio)))
+        if (subtle := self._subtle(riddle.ratio)) is not None:
+            return [self._to_the_last_digit(subtle, riddle, changes)]
+        if not (matches := riddle.fitting(riddle.singles(changes))):
             rules = self._rules()
-            changes, matches = changes + rules, self._fitting(self._singles(rules), ratio)
+            changes, matches = changes + rules, riddle.fitting(riddle.singles(rules))
         if matches:
-            best, *others = [h for h in matches if not h.faults[0].generic] or matches
+            best, *others = matches
             names = dict.fromkeys(h.faults[0].name for h in others)
             return [self._finding(best, tuple(name for name in names if name != best.faults[0].name))]
         if self.probe.seen.keys() & _EXPLAINED:  # found anyway
             return []
-        if pairs := self._fitting(self._doubles(changes), ratio):
+        if pairs := riddle.fitting(riddle.doubles(changes)):
             best = min(pairs, key=lambda h: sum(fault.generic for fault in h.faults))
             return [self._finding(best, self._instead(best, pairs, k), k) for k in (0, 1)]
-        return [self._unexplained(ratio)]
+        return [self._unexplained(riddle.ratio)]
 
-    def _fitting(self, hypotheses: Iterable[Hypothesis], ratio: Float64) -> list[Hypothesis]:
-        return [h for h in hypotheses if self._predicts(h.recipe) and self._explains(h.recipe, ratio)]
-
-    def _to_the_last_digit(self, subtle: Finding, changes: list[Named], ratio: Float64) -> Finding:
+    def _to_the_last_digit(self, subtle: Finding, riddle: Riddle, changes: list[Named]) -> Finding:
         """Where only the last digits are wrong, a fault is named only if it predicts them."""
         if recursive := self._recursive():  # which look like a base that is no round number
             return recursive
-        for h in self._singles(changes):
+        for h in riddle.singles(changes):
             name = h.faults[0].name
-            if name != subtle.fault and self._to_the_last(h.recipe) and self._explains(h.recipe, ratio):
+            if name != subtle.fault and self._to_the_last(h.recipe) and riddle.explains(h.recipe):
                 drifts = {name, subtle.fault} == {"wrong base", "recursive frequencies"}
                 return self._finding(h, (subtle.fault,) if drifts else ())
         return subtle
@@ -277,11 +260,6 @@ class _Check:
             low = int(at[j - 1])
         return high
 
-    def _changes(self, ratio: Float64) -> list[Named]:
-        found = self._found()._replace(length=self._first_wrong(ratio))
-        faults = (fault for fault in FAULTS.values() if self.probe.dtype.name not in fault.right_in)
-        return [(fault, change) for fault in faults for change in fault.recipes(self.rope, found)]
-
     def _rules(self) -> list[Named]:
         """Rules that were not expected and have the frequencies that were measured."""
         fault, found = FAULTS["another rescaling"], rules(self.measured, self.rope.head_dim)
@@ -289,56 +267,6 @@ class _Check:
             return []
         told = Found(rules=tuple(rule.words for rule in found), theta=self.measured.theta)
         return [(fault, change) for change in fault.recipes(self.rope, told)]
-
-    def _singles(self, changes: list[Named]) -> Iterator[Hypothesis]:
-        right = recipe_of(self.rope)
-        for fault, (told, fields) in changes:
-            yield Hypothesis((fault,), (told,), replace(right, **fields))
-
-    def _doubles(self, changes: list[Named]) -> Iterator[Hypothesis]:
-        """Two faults at once that change different fields."""
-        right = recipe_of(self.rope)
-        for (one, a), (two, b) in combinations(changes, 2):
-            if one is not two and not a.fields.keys() & b.fields.keys():
-                yield Hypothesis((one, two), (a.told, b.told), replace(right, **a.fields, **b.fields))
-
-    def _allowed(self, recipe: Recipe, x: Float64, rows: Int64) -> Float64:
-        """Error left to a float32 pipeline with this recipe, (h, n, d): far less than two faults are apart."""
-        length = np.abs(x).max(-1, keepdims=True) * recipe.factor
-        m = np.nan_to_num(recipe.spread(self.sample.positions, rows).astype(float))
-        turned, angle = np.abs(m * recipe.theta), np.zeros(x.shape[1:])  # (n, p), (n, d)
-        if recipe.in_place:  # any pair may reach any other
-            angle[:] = turned.max(axis=1, keepdims=True)
-        else:
-            own = recipe.angles if recipe.angles is not None else np.arange(len(recipe.theta))[:, None].repeat(2, 1)
-            angle[:, recipe.writes] = turned[:, own]
-        rounding = 8 * (self.probe.unit + U32) * (4 if recipe.in_place else 1)
-        return np.asarray(length * (rounding + (64 * U32 + 2 * self.rounding) * angle))
-
-    def _predicts(self, recipe: Recipe) -> bool:
-        """Whether a recipe predicts every output; with low precision nearly every one: ties may fall otherwise. Ever
-        more of the sample is looked at, so that most recipes fall early."""
-        every = np.arange(self.sample.x.shape[1])
-        for heads, rows in ((1, every[:: -(-len(every) // 6)]), (1, every), (4, every)):
-            x, y = self.sample.x[:heads, rows], self.sample.y[:heads, rows]
-            predicted = recipe.predict(x, self.sample.positions, rows)
-            with np.errstate(invalid="ignore"):
-                same = np.abs(predicted - y) <= self._allowed(recipe, x, rows)
-            same |= ~np.isfinite(predicted) & ~np.isfinite(y)
-            if not same.all() and not (recipe.rounds and self._nearly(same, y)):
-                return False
-        return True
-
-    def _explains(self, recipe: Recipe, ratio: Float64) -> bool:
-        """Whether a recipe is much nearer than the truth, where that misses: low precision leaves room for many that
-        are no better than it."""
-        beyond = ratio > 1
-        y, truth = self.sample.y[beyond], self.truth[beyond]
-        predicted = recipe.predict(self.sample.x, self.sample.positions)[beyond]
-        with np.errstate(invalid="ignore"):
-            left, missed = np.abs(predicted - y), np.abs(truth - y)
-        left[~np.isfinite(predicted) & ~np.isfinite(y)] = 0
-        return bool(np.median(np.nan_to_num(left, nan=np.inf)) < np.median(np.nan_to_num(missed, nan=np.inf)) / 2)
 
     def _to_the_last(self, recipe: Recipe) -> bool:
         """Whether a recipe predicts every output as well as a float32 angle allows."""
@@ -349,12 +277,6 @@ class _Check:
         allowed[..., writes] = bound(grades(dtype)[-1], measures, predicted[..., writes], dtype, recipe.factor)
         with np.errstate(invalid="ignore"):
             return bool((np.abs(predicted - sample.y) <= allowed).all())
-
-    def _nearly(self, same: Any, y: Float64) -> bool:
-        """97 of 100 outputs, and most of each feature, where something turns and is finite: the rest says little."""
-        rows = np.isfinite(y).all(axis=(0, 2))
-        part = same[:, rows][..., recipe_of(self.rope).writes.ravel()]
-        return bool(same.mean() > 0.97 and part.size and part.mean() > 0.97 and part.mean(axis=(0, 1)).min() > 0.5)
 
     def _recursive(self) -> Finding | None:
         """A running product can be as good as a logarithm: it is one if it predicts what that leaves open."""

@@ -22,7 +22,7 @@ from .recipes import Rounding, as_is, features, recipe_of, to_bfloat16, to_float
 from .report import finite
 from .tolerance import ANGLE32, LOW_ANGLE, U32, UNIT, bound, grades, pair_errors
 
-_COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
+COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
 _TWO_PI = 2 * np.pi
 
 
@@ -210,7 +210,7 @@ def _geometric(
     measured = possible_bases(theta, period, snap)
     # How far a base may be off: each pair i tells it to period/i times what is known of its own frequency.
     known = float(((tolerance + tolerance[0] * (s != 1))[1:] * period / np.arange(1, p)).min())
-    common = sorted(_COMMON_BASES, key=lambda base: abs(math.log(base / measured[0]))) if measured else []
+    common = sorted(COMMON_BASES, key=lambda base: abs(math.log(base / measured[0]))) if measured else []
     for base in (*common, *measured):
         w = base ** -(np.arange(p) / period)
         if not fits(w / s):
@@ -237,7 +237,7 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
     p, i = len(theta), np.arange(len(theta))
     if not (theta > 0).all():  # a pair too slow to be seen turning, or turning against the others
         return
-    for base in dict.fromkeys((*possible_bases(theta, p), *_COMMON_BASES)):
+    for base in dict.fromkeys((*possible_bases(theta, p), *COMMON_BASES)):
         w = base ** -(i / p)
         ratio, s = theta / w, slowed(theta / w, measured)
         if s <= 1.001 or abs(ratio[0] - 1) > 1e-3:

@@ -12,20 +12,24 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import checks
 from ..phase import cos_sin
-from ..theta import LAYOUTS, SCALINGS, Axes, Rope, frequencies
+from ..theta import SCALINGS, Axes, Rope, frequencies
 from . import attention_checks, linear_checks, tolerance
 from .attention_faults import BEHAVIOUR
 from .attention_steps import Parts
+from .explaining import Hypothesis, Riddle
+from .faults import FAULTS, Change, Fault, Found
+from .identification import COMMON_BASES, Sample, rounded
 from .judging import Judge, Prediction, Probe, Task, low_precision
+from .recipes import recipe_of
 from .report import ErrorRow, Finding, Report
 from .tensors import NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
 from .vector_cases import BITS, BOUNDS, SUITES, TRUTH, Case, Truth, as_steps, cases
@@ -348,60 +352,31 @@ def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ..
     return tuple(ErrorRow(name, float(ulps.max()), float(np.median(ulps))) for name, ulps in by_range)
 
 
-def _rounded_to(m: NumPyArray, bits: int) -> NumPyArray:
-    """Integers as a float of so many bits holds them, ties to even."""
-    step = np.exp2(np.maximum(np.frexp(m.astype(np.float64))[1] - bits, 0))
-    return np.asarray(np.rint(m / step) * step).astype(np.int64)
+_INT32 = Fault(
+    "positions in int32", "right below 2^31, where positions turn backwards", "positions overflow 32 bits",
+    "use 64 bits, or refuse what does not fit", "kernels",
+    lambda rope, found: [Change("", {"place": lambda m: (m + 2**31) % 2**32 - 2**31})])  # fmt: skip
 
 
-class _Guess(NamedTuple):
-    """What may have been done instead; faults have the names that `check_rotation` and its like give them."""
-
-    fault: str
-    cause: str
-    fix: str
-    case: Case
-    rows: NumPyArray | slice = slice(None)  # where it can be told
-
-
-def _rotation_guesses(case: Case, rope: Rope) -> Iterator[_Guess]:
-    def turned(**changes: Any) -> Case:
-        return replace(case, rope=replace(rope, **changes))
-
-    def moved(fault: str, cause: str, fix: str, positions: NumPyArray) -> _Guess:
-        rows = np.abs(np.atleast_2d(positions)).max(axis=0) <= checks.MAX_POSITION  # beyond it there is no truth
-        inputs = {"x": case.inputs["x"][..., rows, :], "positions": positions[..., rows]}
-        return _Guess(fault, cause, fix, replace(case, inputs=inputs), rows)
-
-    at, fix = case.inputs["positions"], f'pair them as "{rope.layout}"'
-    for layout in LAYOUTS:
-        yield _Guess("wrong pairing", f'features are paired as "{layout}"', fix, turned(layout=layout))
-    yield _Guess("direction", "the angle has the other sign", "negate sin", turned(direction=-rope.direction))
-    yield _Guess("not rotated", "x is returned as it came", "apply the rotation", replace(case, rope=None))
-    yield moved("positions one too high", "positions are 1 too high", "count them from 0", at + 1)
-    yield moved("positions one too low", "positions are 1 too low", "count them from 0", at - 1)
-    if rope.scaling is not None:
-        fix = f"use {rope.scaling}"
-        yield _Guess("scaling ignored", "Θ is that without rescaling", fix, turned(scaling=None))
-        fix = f"multiply cos and sin by {rope.attention_factor:.6g}"
-        yield _Guess("attention factor missing", "cos² + sin² is 1", fix, replace(case, rope=rope.pure))
-    if rope.rotary_dim is not None:
-        other, fix = "suffix" if rope.placement == "prefix" else "prefix", f"the {rope.placement} of {rope.width} turns"
-        yield _Guess("whole head rotated", "all features turn", fix, turned(rotary_dim=None))
-        yield _Guess("wrong end rotated", f"the {other} turns", fix, turned(placement=other))
-        base, fix = rope.base ** (rope.width / rope.head_dim), "make it −2i/rotary_dim"
-        yield _Guess("exponent over the head size", "the exponent is −2i/head_dim", fix, turned(base=base))
-    for base in (10000.0, 500000.0, 1000000.0):
-        yield _Guess("wrong base", f"the base is {base:g}", f"use the base {rope.base:g}", turned(base=base))
-    yield moved("rotated twice", "every angle is doubled", "rotate once", 2 * at)
-    for name, bits in (("bfloat16", 8), ("float16", 11)):
-        cause = f"positions have the {bits} bits of {name}"
-        yield moved(f"{name} positions", cause, "keep them integers", _rounded_to(at, bits))
-    half, cause = -(-at.shape[-1] // 2), "the second half of the rows has the positions of the first"
-    again = at[..., np.arange(at.shape[-1]) % half]
-    yield moved("positions of the first chunk repeated", cause, "give each chunk its own positions", again)
-    fix = "use 64 bits, or refuse what does not fit"
-    yield moved("int32 positions", "2^31 becomes −2^31", fix, at.astype(np.int32).astype(np.int64))
+def _named_rotation(case: Case, rope: Rope, found: NumPyArray, bad: NumPyArray) -> Finding | str | None:
+    """The mistake, of those that `check_rotation` knows, that gives these numbers, without its evidence; or a note."""
+    sample = Sample(case.inputs["x"].astype(np.float64), found, case.inputs["positions"])
+    riddle = Riddle(sample, rope, case.dtype, np.where(bad, 2.0, 0.0))
+    same_scores = {"interleaved": "interleaved-to-half", "interleaved-to-half": "interleaved"}
+    if other := same_scores.get(rope.layout):
+        written = Hypothesis((FAULTS["wrong pairing"],), ("",), recipe_of(replace(rope, layout=other)))
+        if riddle.fitting([written]):
+            return f'the features are in the order of "{other}": scores agree if keys are so too'
+    factor = None
+    if rope.width == rope.head_dim and np.isfinite(found).all():
+        factor = rounded(math.sqrt(float(np.square(found).sum() / np.square(sample.x).sum())), 1e-3)
+    numbers = Found(bases=COMMON_BASES, factor=factor)
+    changes = riddle.changes(numbers) + [(_INT32, change) for change in _INT32.recipes(rope)]
+    fits = riddle.fitting(riddle.singles(changes))
+    if not fits:
+        return None
+    fault, names = fits[0].faults[0], dict.fromkeys(h.faults[0].name for h in fits)
+    return Finding(fault.name, fits[0].told[0], fault.cause, fault.fix, None, tuple([*names][1:]))
 
 
 def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> list[Finding] | str:
@@ -409,19 +384,15 @@ def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> 
     evidence, since = _evidence(case, off > truth.loosest, off, truth)
     if case.kind != "rotation" and (named := _named(case, found, truth, evidence)):
         return named
+    if case.kind == "rotation" and case.rope is not None:
+        why = _named_rotation(case, case.rope, found, off > truth.loosest)
+        if isinstance(why, str):
+            return why
+        if why is not None:
+            told = f"{why.evidence}; {evidence}" if why.evidence else evidence
+            return [replace(why, evidence=told, since=since)]
     if not np.isfinite(found).all():
         return [Finding("not finite", evidence, BEHAVIOUR["not finite"].cause, BEHAVIOUR["not finite"].fix, since)]
-    rope = case.rope
-    for fault, cause, fix, other, rows in _rotation_guesses(case, rope) if case.kind == "rotation" and rope else ():
-        guess = TRUTH[case.kind](other)
-        allowed = np.maximum(guess.loosest, truth.loosest[..., rows, :])
-        if not (np.abs(found[..., rows, :] - guess.out) <= allowed).all():
-            continue
-        if (np.abs(guess.out - truth.out[..., rows, :]) <= allowed).all():
-            continue  # the two cannot be told apart here
-        if fault == "wrong pairing" and rope and other.rope and "half" not in (rope.layout, other.rope.layout):
-            return f'the features are in the order of "{other.rope.layout}": scores agree if keys are so too'
-        return [Finding(fault, evidence, cause, fix, since)]
     fix = "compare step by step, cos and sin first"
     return [Finding("unexplained", evidence, "none of the known mistakes gives these numbers", fix, since)]
 
