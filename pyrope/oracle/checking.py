@@ -52,6 +52,14 @@ _USUAL = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-
 _SPOILS = {"state between calls", "heads read as positions", "heads differ", "not linear", "depends on the length"}
 # … and these may be what a fault of the operator does; then that is named instead.
 _EXPLAINED = {"rows differ", "not finite"}
+# What the words of a failure suggest.
+_WRAP = "wrap it by pyrope.oracle.adapters"
+_FAILURES = (
+    ("positional argument", "its arguments are others than (x, positions)", f"{_WRAP}, such as from_cos_sin"),
+    ("numpy.ndarray", "it takes the arrays of another library", f"{_WRAP}, such as from_torch, or say --framework"),
+    ("it returns shape", "it takes its axes in another order, or more of them",
+     f'{_WRAP}: with_axes, or say --axes, such as "bhnd"'),
+)  # fmt: skip
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
 
 
@@ -81,7 +89,8 @@ def check_rotation(
         return _Check(probe, rope, grade or grades(probe.dtype)[-1]).report()
     except Unreadable as error:
         fault = FAULTS["fails"]
-        return Report("rotation", repr(rope), "wrong", (Finding(fault.name, str(error), fault.cause, fault.fix),))
+        cause, fix = next((told for words, *told in _FAILURES if words in str(error)), (fault.cause, fault.fix))
+        return Report("rotation", repr(rope), "wrong", (Finding(fault.name, str(error), cause, fix),))
 
 
 def assert_rotation(
@@ -333,7 +342,9 @@ class _Check:
         if len(self.measured.theta) == self.rope.pairs:
             off = self.measured.theta / np.maximum(frequencies(self.rope), 1e-300) - 1
             evidence += f"; measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"
-        evidence += f", the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g} positions"
+        if self.measured.direction != self.rope.direction:
+            evidence += "; it turns the other way"
+        evidence += f"; the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g}"
         if found := rules(self.measured, self.rope.head_dim):
             evidence += "; the frequencies are those of " + ", or of ".join(rule.words for rule in found)
         cause, fix = "not among the known faults", "see what identify() reads of it"
@@ -398,7 +409,7 @@ class _Check:
 
 def _decades(error: Float64, positions: Int64) -> Iterator[ErrorRow]:
     for k in range(-1, 10):
-        low, high = (0, 0) if k < 0 else (10**k, 10 ** (k + 1) - 1)
+        low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(positions.max())))
         inside = (positions >= low) & (positions <= high)
         if inside.any():
             part = error[:, inside]

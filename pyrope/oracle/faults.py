@@ -135,7 +135,8 @@ def _ratio(rope: Rope, w: Float64) -> Float64:
     return np.asarray(w * (frequencies(rope) / _powers(rope)))
 
 
-def _llama3(w: Float64, s: Llama3, low: float, high: float) -> Float64:
+def _llama3(w: Float64, s: Llama3 | YaRN, low: float, high: float) -> Float64:
+    """A ramp over the turns that a pair makes within the original length."""
     t = np.clip((s.original_length * w / (2 * np.pi) - low) / (high - low), 0, 1)
     return np.asarray(w * ((1 - t) / s.factor + t))
 
@@ -325,6 +326,11 @@ def _yarn_wavelength(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _theta("ramp over the wavelength", w * (1 - gamma + gamma / s.factor), rope)
 
 
+def _yarn_turns(rope: Rope, found: Found | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN):
+        yield from _theta("ramp over turns", _llama3(_powers(rope), s, s.beta_slow, s.beta_fast), rope)
+
+
 def _long_original(rope: Rope, found: Found | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
         length = int(s.factor * s.original_length)
@@ -450,6 +456,9 @@ _add("YaRN betas swapped", "fast pairs are interpolated and slow ones kept", "be
 _add("YaRN ramp over wavelengths", "the band between kept and interpolated pairs has the wrong shape",
      "the ramp is made linear in the wavelength, not in the index of the pair", "γ = (i − lo)/(hi − lo)", "—",
      _yarn_wavelength)  # fmt: skip
+_add("YaRN ramp over turns", "the band between kept and interpolated pairs has the wrong shape",
+     "the ramp is linear in the turns within the original length, as in the paper, not in the index of the pair",
+     "γ = (i − lo)/(hi − lo), as every checkpoint's code has it", "—", _yarn_turns)  # fmt: skip
 _add("original length mistaken", "the band between kept and interpolated pairs lies too far down",
      "max_position_embeddings used where original_max_position_embeddings is meant", "use the original length", "—",
      _long_original)  # fmt: skip
@@ -841,7 +850,7 @@ _add_behaviour("mutates its input", "x is changed after the call", "in-place ari
      "kernels", _after(_mutate))  # fmt: skip
 _add_behaviour("strides ignored", "a view of x is rotated otherwise than its copy",
      "memory read as if it were contiguous", "use the strides, or copy first", "kernels", _strides)  # fmt: skip
-_add_behaviour("wrong dtype out", "the result has another dtype than x", "float32 tables promote the product",
+_add_behaviour("wrong dtype out", "the result has another dtype than x", "tables wider than x promote the product",
      "cast the result to the dtype of x", "kernels", _after(_other_dtype))  # fmt: skip
 _add_behaviour("not finite", "NaN or infinity from finite x", "a division by the position, or an overflow",
      "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
@@ -850,7 +859,7 @@ _add_behaviour("not linear", "f(4x) is not 4·f(x)", "x is normalised or clipped
 _add_behaviour("fails", "an exception, or no array like x",
      "a table shorter than the positions, a shape or dtype that it does not take, a crash, or a time-out",
      "read the error, exit status or kind of result in the evidence; "
-     "for a table that is meant to be short give max_position=", "all of them",
+     "for a table that is meant to be short give max_position= (--max-position)", "all of them",
      _short_table)  # fmt: skip
 FAULTS["coarser than asked"] = Fault(
     "coarser than asked", "errors are within a float32 angle's, but not within the grade that was asked for",

@@ -193,7 +193,7 @@ def pieces() -> list[Piece]:
         Piece("rotate-half in float16", rotate_half, half, dtype="float16"),
         Piece("RoFormer, repeated table", roformer_repeat, adjacent),
         Piece("concatenating form", concatenating, Rope(_D, 10000.0, "interleaved-to-half")),
-        Piece("same, for interleaved", concatenating, adjacent, "equivalent"),
+        Piece("concatenating, interleaved", concatenating, adjacent, "equivalent"),
         Piece("indexed cache of (cos, sin)", stacked_cache(), half),
         Piece("GLM, stacked, half the head", glm_stacked, Rope(_D, 10000.0, "interleaved", _D // 2)),
         Piece("rotate-half, growing cache", growing_cache(), half),

@@ -328,7 +328,10 @@ class Identification:
         still = "nothing: every position returns x times a number" if self.multiple else "no two features as a pair"
         rows = [("turns", turning if theta else still)]
         if theta:
-            rows += [("direction", f"{self.direction:+d}"), ("offset", f"{self.offset:g} positions")]
+            rows += [
+                ("direction", f"{self.direction:+d}"),
+                ("offset", f"{self.offset:g} position{'s' * (abs(self.offset) != 1)}"),
+            ]
             rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
         rows += [("factor", f"{self.attention_factor:.6g}")] if theta or self.multiple else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
@@ -509,10 +512,13 @@ def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bo
 
 def _precision(probe: Probe, rope: Rope | None, measured: Measured) -> str:
     """The grade of a candidate whose rope is known."""
-    if rope is None or measured.offset:
-        return "cannot tell: no rope explains the numbers"
+    if rope is None:
+        return "cannot tell: no rope has exactly these numbers"
+    if measured.offset != round(measured.offset):
+        return "cannot tell: positions are off by no whole number"
     try:
-        grade = graded(take_sample(probe, rope), rope, probe.dtype).grade
+        sample = take_sample(probe, rope)
+        grade = graded(sample._replace(positions=sample.positions + round(measured.offset)), rope, probe.dtype).grade
     except Unreadable as error:
         return f"cannot tell: {error}"
     if rope.base != float(f"{rope.base:.8g}"):

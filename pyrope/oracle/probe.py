@@ -79,7 +79,9 @@ class Probe:
         self.head_dim = checks.integer("head_dim", head_dim, 2)
         self.dtype = float_dtype(dtype)
         limit = DEFAULT_MAX_POSITION if max_position is None else max_position
-        self.max_position = min(checks.integer("max_position", limit, 1), checks.MAX_POSITION)
+        self.max_position = checks.integer("max_position", limit, 1)
+        if self.max_position > checks.MAX_POSITION:
+            raise ValueError(f"max_position must be at most 2^31, was {limit}")
         self.unit = 2.0 ** -DTYPES[self.dtype.name]
         self.step = (
             2.0**-25 if self.dtype.name == "float16" else 0.0

@@ -77,8 +77,8 @@ class Report:
             if finding.alternatives:
                 lines += _field("or", "; ".join(finding.alternatives) + " (cannot be told apart here)")
         if self.errors:
-            lines += ["", f"  {'error, in ulps':<28}{'worst':>12}{'typical':>12}"]
-            lines += [f"  {row.where:<28}{row.worst:>12.3g}{row.typical:>12.3g}" for row in self.errors]
+            lines += ["", f"  {'error, in ulps':<36}{'worst':>12}{'typical':>12}"]
+            lines += [f"  {row.where:<36}{row.worst:>12.3g}{row.typical:>12.3g}" for row in self.errors]
         for note in self.notes:
             lines += ["", *textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")]
         return "\n".join(lines)

@@ -171,14 +171,15 @@ _Look: TypeAlias = Callable[[NumPyArray, NumPyArray, float], Difference | None]
 _LOOKS: tuple[_Look, ...] = (_scale, _shift, _permutation, _transposition, _bias)
 
 
-def _difference(a: NumPyArray, b: NumPyArray, limit: float, unit: float) -> Difference:
+def _difference(name: str, a: NumPyArray, b: NumPyArray, limit: float, unit: float) -> Difference:
     if a.shape != b.shape:
         return _transposition(a, b, limit) or Difference("shape", f"shapes {a.shape} and {b.shape}")
     nan = [int(np.isnan(x).sum()) for x in (a, b)]
     if nan[0] != nan[1]:
         return Difference("nan", f"{nan[0]} and {nan[1]} numbers are NaN, of {a.size}")
     finite = np.isfinite(a).all() and np.isfinite(b).all()
-    for look in (*(_LOOKS if finite else ()), _mask):
+    masks = (_mask,) if name.endswith(("scores", "state")) else ()
+    for look in (*(_LOOKS if finite else ()), *masks):
         if found := look(a, b, limit):
             return found
     far = _distance(a, b)
@@ -353,7 +354,7 @@ def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Ste
         far = _distance(a, b) if a.shape == b.shape else math.inf
         found = None
         if far > limit:
-            found = _rotated(name, first, second, a, b, limit) or _difference(a, b, limit, unit)
+            found = _rotated(name, first, second, a, b, limit) or _difference(name, a, b, limit, unit)
             if found.kind == "other numbers" and far <= grown:
                 found = Difference("noise", f"differences have grown step by step, to {far:.3g} of a row")
         else:

@@ -5,6 +5,7 @@ docs/other-languages.md describes the files and how they are used; `vector_cases
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import math
@@ -252,8 +253,10 @@ def _read_case(directory: Path, entry: Any) -> tuple[Case, NumPyArray]:
 # Judgement
 
 
-def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, NumPyArray]) -> list[Report]:
-    """What became of test vectors elsewhere: a report for each case.
+def verify_vectors(
+    directory: PathLike, outputs: PathLike | Mapping[str, NumPyArray], *, only: str = "*"
+) -> list[Report]:
+    """What became of test vectors elsewhere: a report for each case whose name fits ``only``, a shell pattern.
 
     ``outputs`` are a directory with a file ``<case>.npy`` each, a .safetensors file with a tensor for each case, or a
     dict. An output has the shape of y and the dtype of the case, bfloat16 in .npy as uint16 bits.
@@ -261,6 +264,9 @@ def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, NumPyAr
     directory, found = Path(directory), _Outputs(outputs)
     read = [_read_case(directory, entry) for entry in read_manifest(directory)["cases"]]
     unknown = sorted(found.names - {case.name for case, _ in read})
+    read = [(case, y) for case, y in read if fnmatch.fnmatchcase(case.name, only)]
+    if not read:
+        raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
     return [_judged(case, y, found, unknown) for case, y in read]
 
 
