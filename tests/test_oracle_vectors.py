@@ -415,6 +415,7 @@ def test_wrong_results_are_named(directory, name, fault, make, since):
     assert report.faults == (fault,)
     finding = report.findings[0]
     assert (finding.since == since) == (since is not None)  # of attention, a row
+    assert ("right at 0" in finding.evidence) == (since is not None and since > 0)
     assert "numbers are off, the worst by" in finding.evidence and "ulps" in finding.evidence
 
 
