@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -383,7 +384,8 @@ def _check(options: argparse.Namespace) -> int:
         plots.check_file(options.plot)  # before the long part
     _progress("probing …")
     chosen = {"dtype": dtype_named(options.dtype), "max_position": options.max_position, "grade": options.grade}
-    report = checking.check_rotation(fn, rope, **chosen)
+    with contextlib.redirect_stdout(sys.stderr):  # what the candidate prints must not mix with the report
+        report = checking.check_rotation(fn, rope, **chosen)
     _progress("")
     code = _print_reports([report], options.json)
     if options.plot is not None:
@@ -448,10 +450,10 @@ def _gallery(options: argparse.Namespace) -> int:
 
 
 _LEGEND = """\
-ulps        worst error up to position 131071; a float32 angle, as most libraries
-            have it, is off by about 6e+04 there, and right
+ulps        worst error up to position 131071; a float32 angle, which most
+            libraries have, is off by about 6e+04 there, and right
 equivalent  other vectors than expected, the same scores
-half 10000  layout and base, read from the outputs; pyrope check --help for yours"""
+half 10000  layout and base, read from the outputs; see pyrope check --help"""
 
 
 def _told(row: gallery.Row) -> str:
@@ -468,7 +470,8 @@ def _identify(options: argparse.Namespace) -> int:
     fn = _candidate(options)
     _progress("probing …")
     dtype = dtype_named(options.dtype)
-    found = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
     _progress("")
     print(json.dumps(found.to_dict(), indent=1) if options.json else found)
     return 0

@@ -278,7 +278,9 @@ def candidates(tmp_path):
 
 def test_check_without_a_target_runs_the_gallery(capsys):
     assert main(["check"]) == 0
-    head, *lines, last = capsys.readouterr().out.splitlines()
+    table, legend = capsys.readouterr().out.split("\n\n")
+    head, *lines, last = table.splitlines()
+    assert max(map(len, legend.splitlines())) <= 80
     assert head.split()[:3] == ["implementation", "verdict", "ulps"]
     assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
     assert max(map(len, lines)) <= 80

@@ -395,3 +395,45 @@ def test_lengths_are_measured(length, dtype):
         fn = replace(recipe_of(HALF), place=place).candidate()
         (finding,) = check_rotation(fn, HALF, dtype=DTYPES[dtype], max_position=2**18).findings
         assert finding.fault == name and told in finding.evidence, finding
+
+
+@pytest.mark.parametrize(
+    "place", [lambda m: m * 1.00001, lambda m: m + (m > 65535), lambda m: np.where(m > 65536, m // 2 * 2, m)]
+)
+def test_what_is_off_in_the_first_pair_is_no_fast_sine(place):
+    for dtype in (np.float32, DTYPES["bfloat16"]):
+        report = check_rotation(replace(recipe_of(HALF), place=place).candidate(), HALF, dtype=dtype)
+        assert report.faults == ("unexplained",), report
+
+
+def test_frequencies_of_six_digits_are_no_running_product():
+    theta = np.array([float(f"{t:.6g}") for t in frequencies(HALF)])
+    assert check_rotation(replace(recipe_of(HALF), theta=theta).candidate(), HALF).faults == ("unexplained",)
+
+
+@pytest.mark.parametrize(("one", "two"), [("consecutive positions assumed", "wrong base"), ("float16 positions", "wrong base"),
+                                          ("positions ignored", "direction")])  # fmt: skip
+def test_two_faults_of_which_one_shows_in_the_behaviour_are_both_named(one, two):
+    (a,), (b, *_) = FAULTS[one].recipes(HALF), FAULTS[two].recipes(HALF)
+    report = check_rotation(replace(recipe_of(HALF), **a.fields, **b.fields).candidate(), HALF)
+    assert set(report.faults) == {one, two}, report
+
+
+def test_the_direction_is_told_of_what_is_not_explained():
+    fields = {
+        "theta": frequencies(Rope(64, 50000.0, "half")),
+        "place": lambda m: m + 1,
+        "signs": (1, -1),
+        "factor": 1.1,
+    }
+    (finding,) = check_rotation(replace(recipe_of(HALF), **fields).candidate(), HALF).findings
+    assert finding.fault == "unexplained" and "it turns the other way" in finding.evidence
+
+
+@pytest.mark.parametrize("sections", [(12, 8, 12), (7, 12, 13), (8, 24, 0)])
+def test_other_sections_are_measured(sections):
+    rope = with_axes(64)[0]
+    other = replace(rope, axes=replace(rope.axes, sections=sections))
+    for dtype in DTYPES.values():
+        (finding,) = check_rotation(lambda x, m: pyrope.rotate(x, m, other), rope, dtype=dtype).findings
+        assert finding.fault == "other sections" and "pairs turn with another axis" in finding.evidence, finding

@@ -105,7 +105,7 @@ def test_longrope_is_named_only_if_suspected():
     rope = Rope(64, 10000.0, "half", scaling=LongRoPE(*lists, 16.0, 4096, length=65536))
     unknown = identify(right(rope)["engine"], 64)
     assert unknown.rope is None and "none of these" in unknown.explanations[0]
-    assert "no rope explains" in unknown.precision
+    assert "no rope has exactly these numbers" in unknown.precision
     other = replace(rope, scaling=replace(rope.scaling, length=4096))
     assert identify(right(rope)["engine"], 64, suspects=[other, rope]).rope == rope
 
@@ -238,5 +238,24 @@ def test_what_is_said_of_a_base_holds():
             found = identify(
                 recipe_of(Rope(64, base, "half")).candidate(), 64, dtype=DTYPES["bfloat16"], max_position=top
             )
-            told, within = found.explanations[0].removeprefix("base ").split(",")[0].split(" ± ")
-            assert abs(float(told) - base) <= float(within)
+            told, *within = found.explanations[0].removeprefix("base ").split(",")[0].split(" ± ")
+            assert abs(float(told) - base) <= (float(within[0]) if within else 5e-5 * base)
+
+
+def test_an_offset_is_no_reason_not_to_grade():
+    rope = Rope(64, 10000.0, "half")
+    for offset in (1, -1, 7):
+        found = identify(
+            lambda x, m, offset=offset: pyrope.rotate(x.astype(np.float64), m + offset, rope).astype(x.dtype), 64
+        )
+        assert (found.rope, found.offset, found.precision) == (rope, offset, "rounded once")
+    assert "offset      1 position\n" in str(identify(lambda x, m: pyrope.rotate(x, m + 1, rope), 64))
+
+
+def test_a_base_that_is_nearly_a_usual_one_is_not_taken_for_it():
+    assert identify(right(Rope(128, 9999.9, "half"))["engine"], 128).rope.base == pytest.approx(9999.9, abs=0.01)
+
+
+def test_suspects_are_a_list():
+    with pytest.raises(TypeError, match="suspects must be a list of ropes, was Rope"):
+        identify(right(Rope(64, 10000.0, "half"))["engine"], 64, suspects=Rope(64, 10000.0, "half"))

@@ -1,5 +1,6 @@
 """The probe reads what is there, notes what a candidate does beside rotating, and survives what it should not do."""
 
+import itertools
 from dataclasses import replace
 
 import ml_dtypes
@@ -8,7 +9,7 @@ import pytest
 from oracle_cases import DTYPES, right, ropes
 
 import pyrope
-from pyrope import Rope
+from pyrope import Rope, check_rotation
 from pyrope.oracle.probe import Probe, Unreadable, float_dtype, probe_positions
 
 ROPE = Rope(16, 10000.0, "half", 12, "suffix")
@@ -208,7 +209,7 @@ def test_sizes_that_are_not_taken_are_notes():
 
     probe = probe_of(fn)
     assert not probe.seen and [note.split(" not taken")[0] for note in probe.notes] == [
-        "525 rows in one call are", "x of 40 heads is", "x of 4 axes is"]  # fmt: skip
+        "525 rows in one call are", "x of 130 heads is", "x of 4 axes is"]  # fmt: skip
 
 
 def test_inputs_of_a_mutating_candidate_are_restored():
@@ -234,3 +235,88 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError, match="was 'brainfloat'"):
         float_dtype("brainfloat")
     assert float_dtype(ml_dtypes.bfloat16).name == "bfloat16"
+
+
+GRID = Rope(16, 1e6, "half", axes=pyrope.Axes("sections", (2, 3, 3)))
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("one row differs", lambda x: x.shape[-2] == 1), ("rows differ", lambda x: x.shape[-2] <= 64),
+    ("rows differ", lambda x: x.shape[-2] > 200), ("heads differ", lambda x: x.ndim == 4),
+    ("heads differ", lambda x: x.ndim == 2), ("strides ignored", lambda x: not x.flags.c_contiguous),
+])  # fmt: skip
+def test_axes_differ_in_what_is_tried_of_the_behaviour(name, text):
+    """A path that turns all pairs with the first axis, as if there were text alone."""
+    fn = lambda x, m: pyrope.rotate(x, m[[0, 0, 0]] if text(x) else m, GRID)  # noqa: E731
+    assert check_rotation(fn, GRID).faults == (name,)
+
+
+@pytest.mark.parametrize("key", [
+    lambda m: (m[..., 0].tobytes(), m.shape), lambda m: (m[..., -1].tobytes(), m.shape), lambda m: (m.max(), m.shape),
+    lambda m: (m.sum(), m.shape), lambda m: m.shape, lambda m: np.atleast_2d(m)[0].tobytes(),
+])  # fmt: skip
+def test_tables_under_a_bad_key_are_a_state(key):
+    for rope in (ROPE, GRID):
+        kept = {}
+        fn = lambda x, m, rope=rope, kept=kept: pyrope.rotate(x, kept.setdefault(key(m), m.copy()), rope)  # noqa: E731
+        report = check_rotation(fn, rope)
+        enough = rope is ROPE and len({key(np.array(m)) for m in ([1, 5, 9], [1, 6, 9], [1, 8, 6])}) == 3
+        assert report.ok if enough else report.faults == ("state between calls",), report
+
+
+def test_what_happens_now_and_then_is_a_state():
+    calls = itertools.count()
+    fn = lambda x, m: pyrope.rotate(x, m + (next(calls) % 7 == 6), ROPE)  # noqa: E731
+    assert check_rotation(fn, ROPE).faults == ("state between calls",)
+
+
+def test_a_loop_that_ends_too_early_is_named_alone():
+    def fn(x, m):
+        y = pyrope.rotate(x, m, ROPE)
+        y[..., -1, :] = x[..., -1, :]
+        return y
+
+    assert check_rotation(fn, ROPE).faults == ("last row not rotated",)
+
+    def odd(x, m):
+        return fn(x, m) if len(m) > 1 and len(m) % 2 else pyrope.rotate(x, m, ROPE)
+
+    assert check_rotation(odd, ROPE).faults == ("rows differ",)
+
+
+def test_heads_beyond_the_usual_are_tried():
+    def fn(x, m):
+        y = pyrope.rotate(x, m, ROPE)
+        y[..., 100:, :, :] = x[..., 100:, :, :]
+        return y
+
+    assert check_rotation(lambda x, m: fn(x, m) if x.ndim > 2 else pyrope.rotate(x, m, ROPE), ROPE).faults == (
+        "heads differ",
+    )
+
+
+@pytest.mark.parametrize(
+    "result", [lambda y: np.ma.masked_array(y), lambda y: y.view("V4"), lambda y: y.astype(object)]
+)
+def test_what_is_no_array_of_floats_is_said(result):
+    assert check_rotation(lambda x, m: result(pyrope.rotate(x, m, ROPE)), ROPE).faults == ("fails",)
+
+
+def test_a_candidate_that_ends_the_program_fails():
+    def fn(x, m):
+        raise SystemExit(0)
+
+    (finding,) = check_rotation(fn, ROPE).findings
+    assert finding.fault == "fails" and "it raises SystemExit" in finding.evidence
+
+
+@pytest.mark.parametrize(("fn", "fix"), [
+    (lambda q, k, cos, sin: q, "from_cos_sin"), (lambda x, m: x.float(), "from_torch"), (lambda x, m: x[None], "with_axes"),
+])  # fmt: skip
+def test_what_fails_in_a_usual_way_gets_a_hint(fn, fix):
+    assert fix in check_rotation(fn, ROPE).findings[0].fix
+
+
+def test_positions_have_an_end():
+    with pytest.raises(ValueError, match=r"max_position must be at most 2\^31, was 5000000000"):
+        check_rotation(lambda x, m: x, ROPE, max_position=5 * 10**9)

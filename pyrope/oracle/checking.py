@@ -24,6 +24,7 @@ from .identification import (
     error_ratios,
     graded,
     measure,
+    phases,
     possible_bases,
     rounded,
     rules,
@@ -199,19 +200,27 @@ class _Check:
         changes = riddle.changes(self._found()._replace(length=self._first_wrong(riddle.ratio)))
         if (subtle := self._subtle(riddle.ratio)) is not None:
             return [self._to_the_last_digit(subtle, riddle, changes)]
-        if not (matches := riddle.fitting(riddle.singles(changes))):
+        if not (matches := self._fitting(riddle, riddle.singles(changes))):
             rules = self._rules()
-            changes, matches = changes + rules, riddle.fitting(riddle.singles(rules))
+            changes, matches = changes + rules, self._fitting(riddle, riddle.singles(rules))
         if matches:
             best, *others = matches
             names = dict.fromkeys(h.faults[0].name for h in others)
             return [self._finding(best, tuple(name for name in names if name != best.faults[0].name))]
-        if self.probe.seen.keys() & _EXPLAINED:  # found anyway
-            return []
-        if pairs := riddle.fitting(riddle.doubles(changes)):
+        if pairs := self._fitting(riddle, riddle.doubles(changes)):
             best = min(pairs, key=lambda h: sum(fault.generic for fault in h.faults))
             return [self._finding(best, self._instead(best, pairs, k), k) for k in (0, 1)]
-        return [self._unexplained(riddle.ratio)]
+        return [] if self.probe.seen.keys() & _EXPLAINED else [self._unexplained(riddle.ratio)]
+
+    def _fitting(self, riddle: Riddle, hypotheses: Iterator[Hypothesis]) -> list[Hypothesis]:
+        """Those that hold and, where rows differed or were not finite, would let them."""
+        seen, at = self.probe.seen, self.sample.positions
+        if "rows differ" in seen:
+            hypotheses = (h for h in hypotheses if h.recipe.by_row(at))
+        found = riddle.fitting(hypotheses)
+        if "not finite" in seen:
+            found = [h for h in found if not np.isfinite(h.recipe.predict(self.sample.x, at)).all()]
+        return found
 
     def _to_the_last_digit(self, subtle: Finding, riddle: Riddle, changes: list[Named]) -> Finding:
         """Where only the last digits are wrong, a fault is named only if it predicts them."""
@@ -249,7 +258,21 @@ class _Check:
             bases += possible_bases(theta * (plain / frequencies(self.rope)[first]), p)  # LongRoPE's list taken off
         offset = int(measured.offset) if measured.offset == int(measured.offset) else None
         # A factor is the median of many roundings: rounded only as far as these reach.
-        return Found(bases, slower, offset, rounded(measured.factor, self.probe.unit / 4))
+        return Found(bases, slower, offset, rounded(measured.factor, self.probe.unit / 4), axis=self._owners())
+
+    def _owners(self) -> Int64 | None:
+        """Which axis turns each pair: the one that, alone, turns it as far as all do."""
+        axes, measured, top = self.probe.axes, self.measured, self.probe.max_position
+        if axes is None or len(measured.theta) != self.rope.pairs:
+            return None
+        at, far = np.array([top, top // 2, top // 3, min(7, top)]), []
+        for axis in range(axes):
+            positions = np.zeros((axes, len(at)), np.int64)
+            positions[axis] = at
+            turned = phases(self.probe.operator(positions), measured.pairs)
+            off = turned - measured.direction * at[:, None] * measured.theta
+            far.append(np.square(np.abs(np.exp(1j * off) - 1)).sum(axis=0))
+        return np.asarray(np.argmin(far, axis=0))
 
     def _first_wrong(self, ratio: Float64) -> int | None:
         """The first position that is wrong, as far as halving (by 64 at once) tells, if there are some before it."""
@@ -271,7 +294,8 @@ class _Check:
 
     def _rules(self) -> list[Named]:
         """Rules that were not expected and have the frequencies that were measured."""
-        fault, found = FAULTS["another rescaling"], rules(self.measured, self.rope.head_dim)
+        fault, expected = FAULTS["another rescaling"], replace(self.rope, axes=None)
+        found = [rule for rule in rules(self.measured, self.rope.head_dim) if rule.rope != expected]
         if not found or len(self.measured.theta) != self.rope.pairs:
             return []
         told = Found(rules=tuple(rule.words for rule in found), theta=self.measured.theta)
@@ -308,10 +332,15 @@ class _Check:
         allowed = np.zeros_like(sample.y)
         writes = np.sort(recipe_of(self.rope).writes.ravel())
         turned = bound(grades(self.probe.dtype)[-1], measures, self.truth[..., writes], self.probe.dtype, right.factor)
-        allowed[..., writes] = turned + measures.size * (4 * self.rope.pairs + 8) * U32
+        # A hardware sine reduces its angle with a few roundings; a running product has four more with each pair.
+        steps = np.zeros(self.rope.head_dim)
+        steps[right.writes] = (4 * np.arange(self.rope.pairs) + 8)[:, None]
+        allowed[..., writes] = turned + measures.size * steps[writes] * U32
         if not (np.abs(sample.y - self.truth) <= allowed).all():
             return None
         pairs: Any = np.asarray((ratio > 1).any(axis=(0, 1)))[right.writes].any(axis=1)  # (p,)
+        if not pairs[0] and not self._drifts():
+            return None
         first = "fast sine" if pairs[0] else "recursive frequencies"
         fault, other = FAULTS[first], () if pairs[0] else ("fast sine",)
         evidence = (
@@ -319,6 +348,14 @@ class _Check:
             f"{ratio.max():.3g} times what a float32 angle allows"
         )
         return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)
+
+    def _drifts(self) -> bool:
+        """Whether errors of the frequencies change little from pair to pair, as those of a running product do."""
+        theta, measured = frequencies(self.rope), self.measured
+        if len(measured.theta) != len(theta) or not theta.all():
+            return True  # not known to be otherwise
+        known = 4 * measured.uncertainty / theta
+        return bool((np.abs(np.diff(measured.theta / theta)) <= 8 * U32 + known[1:] + known[:-1]).all())
 
     def _finding(self, h: Hypothesis, alternatives: tuple[str, ...], k: int = 0) -> Finding:
         fault = h.faults[k]

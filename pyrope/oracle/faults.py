@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..theta import LENGTH_DEPENDENT, Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
-from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, along_axes, probe_positions
+from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, Int64, along_axes, probe_positions
 from .recipes import fast_cos_sin, features, frequency_order, recipe_of, to_bfloat16, to_float16
 from .tolerance import angle_bound
 
@@ -28,6 +28,7 @@ class Found(NamedTuple):
     offset: int | None = None
     factor: float | None = None
     length: int | None = None  # the first position that is wrong, if some before it are right
+    axis: Int64 | None = None  # (p,): which axis turns each pair
     rules: tuple[str, ...] = ()  # published rules that explain its frequencies, in words
     theta: Float64 | None = None  # its frequencies, if there are such rules
 
@@ -688,6 +689,16 @@ def _dealt_otherwise(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _turned_by(f"{style} instead of {axes.style}", rope, *zip(*dealt, strict=True))
 
 
+def _sections_otherwise(rope: Rope, found: Found | None) -> Iterable[Change]:
+    """Any other dealing: as measured, or for a candidate, one pair more of the first axis."""
+    right = recipe_of(rope).axis
+    axis = found.axis if found is not None else np.roll(np.asarray(right), 1)
+    if axis is not None and right is not None and (axis != right).any():
+        i = int(np.argmax(axis != right))
+        told = f"{int((axis != right).sum())} pairs turn with another axis, the first of them pair {i}, with axis "
+        yield from _turned_by(f"{told}{axis[i]} instead of {right[i]}", rope, axis)
+
+
 def _wide_sections(rope: Rope, found: Found | None) -> Iterable[Change]:
     sections = _dealing(rope).sections
     if sections:
@@ -716,6 +727,9 @@ _add("axes in another order", "the right pairs, each turned by the position of a
 _add("pairs dealt otherwise", "some pairs turn with the position of another axis",
      "sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies for axial ones, or the reverse",
      "follow mrope_interleaved, or the model's vision code", "MNN#4133", _dealt_otherwise, of_axes=True)  # fmt: skip
+_add("other sections", "some pairs turn with the position of another axis",
+     "the mrope_section of another model, or one position read for two axes", _EACH, "MNN#4133", _sections_otherwise,
+     GENERIC, of_axes=True)  # fmt: skip
 _add("sections too wide", "pairs turn with the axis of an earlier section",
      "mrope_section counted in features: it counts pairs", "cut the frequencies, not the features, by it", "—",
      _wide_sections, of_axes=True)  # fmt: skip

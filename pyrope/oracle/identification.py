@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,12 +75,21 @@ def _blocks(operator: Float64, reads: Int64, writes: Int64) -> Any:
     return [[operator[:, writes[:, to], reads[:, source]] for source in (0, 1)] for to in (0, 1)]
 
 
+def _turns(operator: Float64, pairs: Pairs) -> Any:
+    """What each pair is multiplied with, as a complex number: (n, k)."""
+    (aa, ab), (ba, bb) = _blocks(operator, pairs.reads, pairs.writes)
+    return (aa + bb) / 2 + 1j * (ba - ab) / 2
+
+
+def phases(operator: Float64, pairs: Pairs) -> Float64:
+    """How far each pair is turned, (n, k)."""
+    return np.asarray(np.angle(np.nan_to_num(_turns(operator, pairs))))
+
+
 def measure(operator: Float64, positions: Int64, unit: float, step: float = 0.0) -> Measured:
     """Pairs, frequencies, offset and factor from R(m) at positions that begin with 0 and at most double."""
     pairs = find_pairs(operator)
-    (aa, ab), (ba, bb) = _blocks(operator, pairs.reads, pairs.writes)
-    z = (aa + bb) / 2 + 1j * (ba - ab) / 2
-    phase = np.angle(np.nan_to_num(z))
+    z, phase = _turns(operator, pairs), phases(operator, pairs)
     theta, uncertainty, limit = _unwrap(phase, positions, unit, step)
     direction = -1 if np.sum(np.sign(theta)) < 0 else 1
     size, rows = np.abs(z), positions <= max(limit, 1)
@@ -179,12 +189,15 @@ def explain(
 ) -> list[Explanation]:
     """The rules that explain the frequencies of a rope whose layout, width and direction are known."""
     theta, p = measured.theta, len(measured.theta)
-    # What four times the uncertainty, and the roundings of a float32 pipeline (256: llama3's ramp), leave open.
-    tolerance = 4 * measured.uncertainty / np.maximum(np.abs(theta), 1e-300) + 256 * U32
+    # What four times the uncertainty leaves open, and the roundings of a float32 pipeline: 80 of powers, which MLX
+    # makes by logarithms, 256 of llama3's ramp.
+    known = 4 * measured.uncertainty / np.maximum(np.abs(theta), 1e-300)
 
-    def fits(expected: Any) -> bool:
+    def fits(expected: Any, roundings: int = 256) -> bool:
         expected = np.asarray(rounding(expected), np.float64)
-        return len(expected) == p and bool((np.abs(theta - expected) <= tolerance * np.abs(expected)).all())
+        if len(expected) != p:
+            return False
+        return bool((np.abs(theta - expected) <= (known + roundings * U32) * np.abs(expected)).all())
 
     named = [Explanation(f"as {s!r}", s) for s in suspects if fits(frequencies(s)[frequencies(s) > 0])]
     if named:
@@ -197,7 +210,8 @@ def explain(
             Explanation(f"one pair, which turns by {theta[0]:.6g}: linear factor {slower:.6g}; the base cannot be seen")
         ]
     snap = 1e-3 if rounding is as_is else 1e-2  # of bases
-    return list(_geometric(rope, theta, tolerance, fits, distance, snap)) or list(_blends(rope, measured, fits))
+    tolerance, power = known + 80 * U32, partial(fits, roundings=80)
+    return list(_geometric(rope, theta, tolerance, power, distance, snap)) or list(_blends(rope, measured, fits))
 
 
 def _geometric(
@@ -215,7 +229,7 @@ def _geometric(
         w = base ** -(np.arange(p) / period)
         if not fits(w / s):
             continue
-        told = f"base {base:g}" + (f" ± {float(f'{base * known:.1g}'):g}" if known > 5e-5 else "")
+        told = f"base {base:g}" + (f" ± {float(f'{base * known:.2g}'):g}" if known > 5e-5 else "")
         if apart:
             fraction = next(f for f in (2 * p / d, (2 * p + 0.5) / d) if int(f * d // 2) == p)
             words = f"proportional, {told}" + (f", factor {s:g}" if s != 1 else "")
@@ -330,7 +344,7 @@ class Identification:
         if theta:
             rows += [
                 ("direction", f"{self.direction:+d}"),
-                ("offset", f"{self.offset:g} position{'s' * (abs(self.offset) != 1)}"),
+                ("offset", f"{self.offset:g} position{'' if abs(self.offset) == 1 else 's'}"),
             ]
             rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
         rows += [("factor", f"{self.attention_factor:.6g}")] if theta or self.multiple else []
@@ -401,6 +415,8 @@ def identify(
     (131071). LongRoPE's lists would fit any frequencies: it is named only if it is one of the ``suspects``.
     """
     probe = Probe(fn, head_dim, np.float32 if dtype is None else dtype, max_position)
+    if not isinstance(suspects, Iterable):
+        raise TypeError(f"suspects must be a list of ropes, was {type(suspects).__name__}")
     suspects = tuple(check_rope(rope) for rope in suspects)
     try:
         probe.behave()

@@ -277,7 +277,7 @@ def call(fn: Candidate, *arguments: Array, told: str = "", **options: Array) -> 
     try:
         with np.errstate(all="ignore"):
             out = np.asarray(fn(*arguments, **options))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = str(error).splitlines() or ["no message"]
         words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"
         raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error

@@ -24,7 +24,7 @@ Candidate: TypeAlias = Callable[[Any, Any], Any]
 DTYPES = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # bits of the significand
 DEFAULT_MAX_POSITION = 131071  # what a cache of 131072 rows still has
 _CALL_LIMIT = 2**20  # elements of x in one call
-_LONG, _HEADS = 525, 40  # more rows and heads than a block or a loop of usual size has
+_LONG, _HEADS = 525, 130  # more rows and heads than a block or a loop of usual size has
 
 
 class Unreadable(Exception):
@@ -98,22 +98,26 @@ class Probe:
         """Positions (n,) as the candidate takes them, the same on each axis if it has several."""
         return positions if self.axes is None else np.repeat(positions[None], self.axes, axis=0)
 
+    def apart(self, positions: Int64) -> Int64:
+        """Positions (n,) as the candidate takes them, another on each axis: m, m/2, m/3, …."""
+        return positions if self.axes is None else np.stack([positions // (j + 1) for j in range(self.axes)])
+
     def call(self, x: Any, positions: Any) -> Float64:
         """fn(x, positions) as float64, when it is an array like x; what else it did is noted."""
         m = np.array(positions, np.int64)
-        m = m if m.ndim == 2 else self.everywhere(m)
+        m = m if m.ndim == 2 else self.apart(m)
         given, before = m.copy(), x.copy()
         told = f"for x of shape {x.shape}, dtype {x.dtype}, and {m.shape[-1]} positions from {m.min()} to {m.max()}"
         try:
             with np.errstate(all="ignore"):
                 y = self.fn(x, given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             lines = str(error).splitlines() or ["no message"]
             words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"  # a program's last words
             raise Unreadable(f"it raises {type(error).__name__} ({words}) {told}") from error
         if y is None:
             raise Unreadable(f"it returns nothing, where the rotated x is wanted, {told}")
-        if not isinstance(y, np.ndarray):
+        if not isinstance(y, np.ndarray) or isinstance(y, np.ma.MaskedArray):
             raise Unreadable(f"it returns {type(y).__name__}, no NumPy array, {told}")
         if y.shape != x.shape:
             raise Unreadable(f"it returns shape {y.shape} {told}")
@@ -125,7 +129,7 @@ class Probe:
         elif not np.array_equal(m, given):
             self.seen.setdefault("mutates its input", "the positions are others after the call")
         if y.dtype != x.dtype:
-            if y.dtype.kind not in "fV" and y.dtype.name != "bfloat16":
+            if y.dtype.name not in DTYPES:
                 raise Unreadable(f"it returns {y.dtype} {told}")
             self.seen.setdefault("wrong dtype out", f"x is {x.dtype}, the result {y.dtype}")
         return y.astype(np.float64)
@@ -133,6 +137,9 @@ class Probe:
     def read(self, x: Any, positions: Int64) -> Float64:
         """fn(x, positions) for x (h, n, d), in calls that the candidate is known to get right."""
         y = np.empty(x.shape)
+        if self.single == "last":  # a row more, which is not looked at
+            x, positions = (np.concatenate((z, z[..., -1:, :]), axis=-2) for z in (x, positions[..., None]))
+            return self.call(x, positions[..., 0])[:, :-1]
         if self.single == "row":
             for j in range(x.shape[1]):
                 y[:, j : j + 1] = self.call(x[:, j : j + 1].copy(), positions[..., j : j + 1])
@@ -148,7 +155,8 @@ class Probe:
     def operator(self, positions: Int64) -> Float64:
         """R(m) at these positions, (n, d, d): unit vector j at every position returns column j."""
         units = np.repeat(np.eye(self.head_dim, dtype=self.dtype)[:, None], positions.shape[-1], axis=1)
-        return self.read(units, positions).transpose(1, 2, 0)
+        at = positions if positions.ndim == 2 else self.everywhere(positions)
+        return self.read(units, at).transpose(1, 2, 0)
 
     def _differ(self, a: Float64, b: Float64, scale: float = 4.0) -> str:
         """How two results differ by more than the last bits that another order of operations may change, or nothing;
@@ -173,6 +181,8 @@ class Probe:
         self._poison()
         self._linear()
         self._memory()
+        if "state between calls" not in self.seen and self.seen.keys() - {"mutates its input", "wrong dtype out"}:
+            self._keeps_to_itself()
 
     def _keeps_no_state(self) -> None:
         """A shorter call must not know of a longer one; so this comes before any other call. Some calls are much
@@ -193,6 +203,14 @@ class Probe:
         # Rows 0 and 1 have the same positions in all three, row 2 in two of them.
         if told := self._differ(fresh[:, :3], longer[:, :3]) or self._differ(shortest[:, :2], longer[:, :2]):
             self.seen["depends on the length"] = f"rows that stay, when position {top} joins the call: {told}"
+
+    def _keeps_to_itself(self) -> None:
+        """What differs from call to call, at random or every so often, looks like anything: then that is the name."""
+        x, at = self.random(3, 4, seed=6), np.array([0, 1, min(5, self.max_position), self.max_position])
+        first = self.call(x, at)
+        told = next((told for _ in range(12) if (told := self._differ(self.call(x, at), first))), "")
+        if told:
+            self.seen = {"state between calls": f"the same call, again and again: {told}"}
 
     def _agrees(self) -> None:
         """Equal heads come out equal, and equal rows at equal positions."""
@@ -217,24 +235,36 @@ class Probe:
                 self.seen["last row not rotated"] = "the last of 6 rows comes back as it was"
             else:
                 self.seen["rows differ"] = f"5 equal rows, all at position {m}: {told}"
-            self.single = None if "rows differ" in self.seen else "row"
+            self.single = {"only the first row rotated": "row", "last row not rotated": "last"}.get([*self.seen][-1])
 
     def _takes_any_shape(self) -> None:
         """The order of the rows, how many of them there are, and how many heads and axes, change nothing. All calls
         of several rows have the largest position among theirs, since tables may depend on that."""
         top, m = self.max_position, min(5, self.max_position)
-        at, order = np.array([0, m, min(1, top), top, m, 0, m]), [3, 6, 1, 0, 2, 5, 4]
+        at = np.array([0, m, min(1, top), top, m, 0, m])
         x = np.broadcast_to(self.random(3, 1, seed=1), (3, 7, self.head_dim)).copy()
-        y = self.read(x, at)
-        other = self.read(x, at[order])
-        if told := self._differ(other, y[:, order]):
+        y = self.read(x, self.apart(at))
+        for order in ([3, 6, 1, 0, 2, 5, 4], [0, 5, 3, 2, 1, 4, 6]):  # the second keeps what a bad key may be made of
+            other = self.read(x, self.apart(at[order]))
+            if not (told := self._differ(other, y[:, order])):
+                continue
             if not self._differ(other, y):
                 self.seen["state between calls"] = "the positions of an earlier call of the same length are used again"
             else:
                 self.seen["rows differ"] = f"the same rows and positions in another order: {told}"
+        if self.axes is not None:
+            self._reads_every_axis(x[:, :2], m)
         if self.single is None and "state between calls" not in self.seen:
             self._takes_any_rows(x, y, at)
             self._takes_any_heads(x, y, at)
+
+    def _reads_every_axis(self, x: Any, m: int) -> None:
+        """Equal rows at equal positions, after a call that had other ones on all axes but the first."""
+        one, two = np.full(self.axes or 1, m), np.where(np.arange(self.axes or 1) > 0, 0, m)
+        mixed, same = self.read(x, np.stack((one, two), axis=-1)), self.read(x, np.stack((one, one), axis=-1))
+        if told := self._differ(same, mixed[:, [0, 0]]):
+            told = f"positions that differ from an earlier call's, but not on the first axis: {told}"
+            self.seen.setdefault("state between calls", told)
 
     def _takes_any_rows(self, x: Any, y: Float64, at: Int64) -> None:
         """One row alone, two, and as many as a long prompt has, if the positions have room for them."""

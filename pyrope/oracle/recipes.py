@@ -79,6 +79,11 @@ class Recipe:
         m = np.asarray(self.place(positions))[..., rows]
         return m[:, None] if self.axis is None else m[self.axis].T
 
+    def by_row(self, positions: Int64) -> bool:
+        """Whether the position that is used in a row depends on where in the call it stands."""
+        backwards = np.asarray(self.place(positions[..., ::-1]))[..., ::-1]
+        return bool((backwards != np.asarray(self.place(positions))).any())
+
     def tables(self, positions: Int64, dtype: Any = np.float64, rows: Int64 | slice = _ALL) -> tuple[Any, Any]:
         """cos and sin times the factor, (n, p), with an angle computed in this dtype, in some rows of a call."""
         with np.errstate(all="ignore"):

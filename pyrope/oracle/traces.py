@@ -178,8 +178,10 @@ def _difference(name: str, a: NumPyArray, b: NumPyArray, limit: float, unit: flo
     if nan[0] != nan[1]:
         return Difference("nan", f"{nan[0]} and {nan[1]} numbers are NaN, of {a.size}")
     finite = np.isfinite(a).all() and np.isfinite(b).all()
-    masks = (_mask,) if name.endswith(("scores", "state")) else ()
-    for look in (*(_LOOKS if finite else ()), *masks):
+    looks = _LOOKS if finite else ()
+    if not finite or name.endswith(("scores", "state")):  # elsewhere a 0 is a number like any other
+        looks = (*looks, _mask)
+    for look in looks:
         if found := look(a, b, limit):
             return found
     far = _distance(a, b)
