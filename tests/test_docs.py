@@ -26,6 +26,16 @@ def test_every_equation_in_the_code_is_a_row():
     assert not re.search(r"(?i)\b(equation|eqn\.?|eq) *\(?\d", code), 'always spelt "Eq. (n)"'
 
 
+def test_every_row_is_an_equation_on_a_line_that_computes_it():
+    code = "\n".join(path.read_text() for path in ROOT.glob("pyrope/*.py"))
+    computed = set(re.findall(r"Eq\. \((\d+)\)", "\n".join(re.findall(r"^ *[^\s#].*  # (.*)$", code, re.M))))
+    demands = {number: (file, test) for number, _, file, test in ROWS if number not in computed}
+    assert set(demands) == {"11"}, "what nothing computes"
+    for number, (file, test) in demands.items():
+        body = (ROOT / file).read_text().partition(f"def {test}(")[2].partition("\ndef ")[0]
+        assert f"Eq. ({number})" in body, "a demand is checked by its test"
+
+
 def test_every_row_is_read_and_its_function_and_test_exist():
     assert len(ROWS) == len(re.findall(r"^\| \(\d+\)", (ROOT / "docs/paper.md").read_text(), re.M))
     assert [int(number) for number, *_ in ROWS] == sorted({int(number) for number, *_ in ROWS})
