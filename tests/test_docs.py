@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import pyrope
 from pyrope import cli, conventions, plots, theta
+from pyrope.oracle import adapters
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(
@@ -104,6 +105,21 @@ def test_the_table_of_conventions_is_the_data():
 def test_every_page_is_in_the_index():
     entries = re.findall(r"^([\w-]+\.md)$", (ROOT / "docs/index.md").read_text(), re.M)
     assert sorted([*entries, "index.md"]) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_adapter_is_on_its_page():
+    text = (ROOT / "docs/adapters.md").read_text()
+    made = [name for name in vars(adapters) if re.match(r"from_|with_|cached$", name) and name != "from_numpy"]
+    assert len(made) >= 10 and all(re.search(rf"`.*\b{name}\(", text) for name in made)
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_every_command_of_the_pages_can_be_read(path):
+    for kind, block in re.findall(r"^```(.*?)\n(.*?)^```$", path.read_text(), re.M | re.S):
+        for line in re.findall(r"(?:^|&& )pyrope (.*)$", "" if kind else block.replace("\\\n", " "), re.M):
+            cli._parser().parse_args(shlex.split(line, comments=True))
 
 
 def anchors(path: pathlib.Path) -> set[str]:
