@@ -124,7 +124,9 @@ def test_every_command_of_the_pages_can_be_read(path):
 
 def test_every_example_is_in_the_index():
     listed = re.findall(r"^\| `([\w/]+\.(?:py|c))` \|", (ROOT / "docs/index.md").read_text(), re.M)
-    files = [path.relative_to(ROOT / "examples") for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".c")]
+    files = [
+        path.relative_to(ROOT / "examples") for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".c")
+    ]
     shown = [path.as_posix() for path in files if path.parts[0] != "benchmarks" and path.name != "command.py"]
     assert sorted(listed) == sorted([*shown, "benchmarks/all.py"])
 
