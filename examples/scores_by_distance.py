@@ -34,6 +34,8 @@ def main(backend: str = "numpy") -> None:
     for start in (0, 1000, 10**6, 2 * 10**9):
         m, n = start + 5, start
         print(f"{m:>12}{n:>12}{score(m, n):>22.13f}{usual(m, n):>24.13f}")
+    print(f"float32 cannot hold {2 * 10**9 + 5}: it rounds to {float(np.float32(2 * 10**9 + 5)):.0f},")
+    print("      so in the last row the distance has vanished, and the score is that of 0")
     drift = abs(score(2 * 10**9 + 5, 2 * 10**9) - score(5, 0))
     print(f"exact scores differ by {drift:.1e}, the last bits of float64")
     print("and another distance gives another score:", [round(score(d, 0), 4) for d in (0, 1, 5, 50)])

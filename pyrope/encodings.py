@@ -108,7 +108,7 @@ def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
 
 def shaw_scores(q: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
     """q_iᵀa_ij: q (…, n, d) -> (…, n, m)."""
-    return _shaw("...nd,nmd->...nm", "q", q, shaw_embeddings(q_positions, k_positions, table), (0, 2))
+    return _shaw("...nd,nmd->...nm", "q", q, shaw_embeddings(q_positions, k_positions, table), (0, 2))  # Eq. (5)
 
 
 def shaw_values(weights: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
@@ -171,7 +171,7 @@ def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, m
     # A distance may be twice as large as a position; all beyond max_distance share a bucket, so cut off it fits.
     distances = np.clip(_distances(q_positions, k_positions), -checks.MAX_POSITION, checks.MAX_POSITION)
     rows = t5_buckets(distances, causal=causal, buckets=table.shape[0], max_distance=max_distance)
-    return _rows(table, rows, "buckets").transpose(2, 0, 1)
+    return _rows(table, rows, "buckets").transpose(2, 0, 1)  # Eq. (8): b_{m,n}
 
 
 def alibi_slopes(h: int) -> Float64:

@@ -190,7 +190,7 @@ def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 1
 
 
 def _bounded_scores(distances: Any, rope: Rope, count: int) -> Float64:
-    """|Σ h_i e^{i(m−n)θ_i}| over max|h_{i+1} − h_i|·(r/2), which Eq. (37) bounds by `decay`: (count, n).
+    """|Σ h_j e^{i(m−n)θ_j}| over max|h_{j+1} − h_j|·(r/2), which Eq. (37) bounds by `decay`: (count, n).
 
     The first is of a query and a key of ones, the others are of random ones.
     """

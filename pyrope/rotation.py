@@ -274,10 +274,10 @@ def decay(distances: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     >>> decay([0, 10, 100], Rope(128, 10000.0, "interleaved")).round(2)
     array([32.5 , 17.95, 10.23])
 
-    With S_j = Σ_{k<j} e^{i(m−n)θ_k}, Abel summation, Eq. (36), bounds a score by it, Eq. (37): with h_i the
-    product of query and conjugate key of pair i, and h_{r/2} = 0,
-    |Σ h_i e^{i(m−n)θ_i}| ≤ max|h_{i+1} − h_i| · (r/2) · decay(m − n).
+    With S_j = Σ_{l<j} e^{i(m−n)θ_l}, Abel summation, Eq. (36), bounds a score by it, Eq. (37): with h_j the
+    product of query and conjugate key of pair j, and h_{r/2} = 0,
+    |Σ h_j e^{i(m−n)θ_j}| ≤ max|h_{j+1} − h_j| · (r/2) · decay(m − n).
     """
-    cos, sin = cos_sin(rope, on_host(distances))
+    cos, sin = cos_sin(rope, on_host(distances))  # e^{i(m−n)θ_j}, the terms of Eq. (35) for h = 1
     scores = np.hypot(cos.cumsum(axis=-1), sin.cumsum(axis=-1)) / rope.attention_factor  # |S_j|, Eq. (36)
     return np.asarray(scores.mean(axis=-1))  # Eq. (37), its second factor over r/2

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import pyrope
 from pyrope import cli, conventions, plots, theta
+from pyrope.oracle import adapters
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(
@@ -24,6 +25,16 @@ def test_every_equation_in_the_code_is_a_row():
     used = set(re.findall(r"Eq\. \((\d+)\)", code))
     assert used and used <= {number for number, *_ in ROWS}
     assert not re.search(r"(?i)\b(equation|eqn\.?|eq) *\(?\d", code), 'always spelt "Eq. (n)"'
+
+
+def test_every_row_is_an_equation_on_a_line_that_computes_it():
+    code = "\n".join(path.read_text() for path in ROOT.glob("pyrope/*.py"))
+    computed = set(re.findall(r"Eq\. \((\d+)\)", "\n".join(re.findall(r"^ *[^\s#].*  # (.*)$", code, re.M))))
+    demands = {number: (file, test) for number, _, file, test in ROWS if number not in computed}
+    assert set(demands) == {"11"}, "what nothing computes"
+    for number, (file, test) in demands.items():
+        body = (ROOT / file).read_text().partition(f"def {test}(")[2].partition("\ndef ")[0]
+        assert f"Eq. ({number})" in body, "a demand is checked by its test"
 
 
 def test_every_row_is_read_and_its_function_and_test_exist():
@@ -94,6 +105,30 @@ def test_the_table_of_conventions_is_the_data():
 def test_every_page_is_in_the_index():
     entries = re.findall(r"^([\w-]+\.md)$", (ROOT / "docs/index.md").read_text(), re.M)
     assert sorted([*entries, "index.md"]) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_adapter_is_on_its_page():
+    text = (ROOT / "docs/adapters.md").read_text()
+    made = [name for name in vars(adapters) if re.match(r"from_|with_|cached$", name) and name != "from_numpy"]
+    assert len(made) >= 10 and all(re.search(rf"`.*\b{name}\(", text) for name in made)
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_every_command_of_the_pages_can_be_read(path):
+    for kind, block in re.findall(r"^```(.*?)\n(.*?)^```$", path.read_text(), re.M | re.S):
+        for line in re.findall(r"(?:^|&& )pyrope (.*)$", "" if kind else block.replace("\\\n", " "), re.M):
+            cli._parser().parse_args(shlex.split(line, comments=True))
+
+
+def test_every_example_is_in_the_index():
+    listed = re.findall(r"^\| `([\w/]+\.(?:py|c))` \|", (ROOT / "docs/index.md").read_text(), re.M)
+    files = [
+        path.relative_to(ROOT / "examples") for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".c")
+    ]
+    shown = [path.as_posix() for path in files if path.parts[0] != "benchmarks" and path.name != "command.py"]
+    assert sorted(listed) == sorted([*shown, "benchmarks/all.py"])
 
 
 def anchors(path: pathlib.Path) -> set[str]:
