@@ -112,7 +112,7 @@ def _block(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[Float64,
     spare = np.empty(h.shape)
     x, error = _angle(rest, size * turn.low, spare)
     z = np.multiply(x, x, out=spare)
-    near = _near_quarters(x, z, size)
+    near = _near_quarters(x, z, size, [bool(t) for t in theta])
     sin, cos = np.empty_like(z), np.empty_like(z)
     _taylor(z, _SIN, sin)
     _taylor(z, _COS, cos)
@@ -148,12 +148,13 @@ def _block(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[Float64,
     return cos, sin
 
 
-def _near_quarters(x: Float64, z: Float64, size: Uint64) -> list[tuple[int, int]]:
-    """Where |x| is so small that the last bits of θ/2π matter: below (m·2⁻⁷ + 2¹²) units of 2⁻⁶⁴ turns; z = x²."""
+def _near_quarters(x: Float64, z: Float64, size: Uint64, turning: list[bool]) -> list[tuple[int, int]]:
+    """Where |x| is so small that the last bits of θ/2π matter: below (m·2⁻⁷ + 2¹²) units of 2⁻⁶⁴ turns; z = x². Pairs
+    that do not turn are exact."""
     largest = (float(size.max(initial=0)) * 2.0**-7 + 4096.0) * _UNIT
     if z.min(initial=1.0) > largest * largest:  # one cheap pass, and nothing more for most blocks
         return []
-    found = (np.abs(x) < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0)
+    found = (np.abs(x) < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0) & turning
     return [(int(row), int(i)) for row, i in np.argwhere(found)]
 
 

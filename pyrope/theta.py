@@ -61,10 +61,12 @@ def _set(instance: object, name: str, value: Any) -> None:
     object.__setattr__(instance, name, value)  # the dataclass is frozen once it is made
 
 
-def _geometric(base: Decimal, r: int, denominator: int | None = None) -> list[Decimal]:
+@lru_cache(maxsize=256)  # ropes that differ in their rescaling alone share them
+def _geometric(base: Decimal, r: int, denominator: int | None = None) -> tuple[Decimal, ...]:
     """w_i = base^(−2i/r), i = 0 … r/2−1; Eq. (15) counts i from 1."""
-    step = -2 * base.ln() / (denominator or r)
-    return [(i * step).exp() for i in range(r // 2)]  # Eq. (15)
+    with localcontext(DECIMAL):
+        step = -2 * base.ln() / (denominator or r)
+        return tuple((i * step).exp() for i in range(r // 2))  # Eq. (15)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class DynamicNTK(_Checked):
         s, longest = Decimal(self.factor), Decimal(self.original_length)
         n = max(Decimal(self.length or 0), longest)
         stretch = 1 + s * (n - longest) / longest  # s·N/L − (s−1), without its cancellation
-        return _geometric(base * (stretch.ln() * r / (r - 2)).exp(), r)
+        return list(_geometric(base * (stretch.ln() * r / (r - 2)).exp(), r))
 
 
 @dataclass(frozen=True)
@@ -393,7 +395,7 @@ def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
     """Θ in 60-digit decimal, one for each pair, in the order of the pairs."""
     with localcontext(DECIMAL):
         base = Decimal(rope.base)
-        theta = _geometric(base, rope.width) if rope.scaling is None else rope.scaling.theta(base, rope.width)
+        theta = list(_geometric(base, rope.width)) if rope.scaling is None else rope.scaling.theta(base, rope.width)
     if rope.axes is not None:
         theta = [theta[i] for _, i in rope.axes.assign(rope.pairs)]
     for i, t in enumerate(theta):

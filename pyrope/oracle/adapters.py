@@ -11,7 +11,7 @@ are put around each other: the array library inside, the shape of the API outsid
     with_axes(from_complex(from_torch(apply_rotary_emb), cached(freqs_cis)), "bnhd")           # Meta's Llama
     with_axes(from_cos_sin(from_torch(apply_rotary_emb, device="cuda"), tables, part="x"), "bnhd")  # flash-attn
     with_axes(from_torch(lambda x, at: rope(x, input_pos=at[None])), "bnhd")      # torchtune
-    with_axes(from_torch(lambda x, at: rope(at, x, x.clone())[0]), "n(hd)")       # vLLM: (positions, query, key)
+    with_axes(from_torch(lambda x, at: rope(at, x.clone(), x.clone())[0]), "n(hd)")  # vLLM: (positions, query, key)
     from_offset(with_axes(from_mlx(rope), "bhnd"))                                # mlx.nn.RoPE: (x, offset)
     from_sequential(with_axes(from_jax(rope), "nd"))                              # equinox: x (n, d), from 0
     from_command("./my_rope {x} {positions} {y}")                                 # a program in any language
