@@ -19,6 +19,7 @@ from ..theta import LENGTH_DEPENDENT, Proportional, Rope, check_rope, frequencie
 from .explaining import Hypothesis, Named, Riddle
 from .faults import FAULTS, Found
 from .identification import (
+    Explanation,
     Measured,
     Sample,
     error_ratios,
@@ -292,10 +293,15 @@ class _Check:
             low = int(at[j - 1])
         return high
 
+    @cached_property
+    def rules(self) -> list[Explanation]:
+        """The published rules that have the frequencies that were measured."""
+        return rules(self.measured, self.rope.head_dim)
+
     def _rules(self) -> list[Named]:
         """Rules that were not expected and have the frequencies that were measured."""
         fault, expected = FAULTS["another rescaling"], replace(self.rope, axes=None)
-        found = [rule for rule in rules(self.measured, self.rope.head_dim) if rule.rope != expected]
+        found = [rule for rule in self.rules if rule.rope != expected]
         if not found or len(self.measured.theta) != self.rope.pairs:
             return []
         told = Found(rules=tuple(rule.words for rule in found), theta=self.measured.theta)
@@ -382,8 +388,8 @@ class _Check:
         if self.measured.direction != self.rope.direction:
             evidence += "; it turns the other way"
         evidence += f"; the factor is {self.measured.factor:.6g}, the offset {self.measured.offset:g}"
-        if found := rules(self.measured, self.rope.head_dim):
-            evidence += "; the frequencies are those of " + ", or of ".join(rule.words for rule in found)
+        if self.rules:
+            evidence += "; the frequencies are those of " + ", or of ".join(rule.words for rule in self.rules)
         cause, fix = "not among the known faults", "see what identify() reads of it"
         return Finding("unexplained", evidence, cause, fix, self.since)
 
