@@ -307,8 +307,11 @@ def _scaling(text: str) -> Any:
         if None in arguments or len(arguments) < len(call.keywords):
             raise ValueError
     except (ValueError, SyntaxError, KeyError, RecursionError):
-        told = ", ".join(classes)
-        raise ValueError(f'--scaling must be a call such as "Linear(factor=4.0)", of {told}; was {text!r}') from None
+        told = f'--scaling must be a call such as "Linear(factor=4.0)", of {", ".join(classes)}, with named arguments'
+        lower = {name.lower(): name for name in classes}
+        close = difflib.get_close_matches(text.partition("(")[0].lower(), lower, n=1)
+        hint = f" (did you mean {lower[close[0]]}?)" if close and not text.startswith(lower[close[0]]) else ""
+        raise ValueError(f"{told}; was {text!r}{hint}") from None
     known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
     if not known.keys() >= arguments.keys() >= {name for name, needed in known.items() if needed}:
         needed, optional = (", ".join(name for name in known if known[name] is which) for which in (True, False))
@@ -487,7 +490,8 @@ def _vectors(options: argparse.Namespace) -> int:
         bad = [report for report in reports if not report.ok]
         missing = [report.subject for report in bad if report.faults == ("missing output",)]
         told = [str(report) for report in bad if report.subject not in missing]
-        told += [f"missing outputs, {len(missing)}: {missing[0]}.npy, …; --only for some of the cases"] * bool(missing)
+        if missing:
+            told.append(f"missing outputs, {len(missing)}: {missing[0]}.npy, …; --only judges some of the cases")
         print("\n\n".join([*told, f"{len(reports)} cases, {len(reports) - len(bad)} right"]))
         return 1 if bad else 0
     if options.outputs is not None:
@@ -534,6 +538,8 @@ def _generate(options: argparse.Namespace) -> int:
     if not prompt:
         raise ValueError("the prompt must not be empty")
     path = find_smollm2() if known else options.model
+    if not os.path.exists(path) and difflib.get_close_matches(str(path), ["smollm2"]):
+        raise ValueError(f"there is no model {path!r} (did you mean smollm2?)")
     _progress(f"loading {options.model} …")
     tokenizer = load_tokenizer(path)
     ids = _ids(tokenizer, prompt, chat, SMOLLM2_SYSTEM if known else None)

@@ -68,6 +68,8 @@ def test_table_of_a_config(capsys, tmp_path):
         (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "leave out --head-dim, --base"),
         ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Nonlinear(factor=4)"], "--scaling must be a call such as"),
+        ([*PLAIN, "--scaling", "Yarn(factor=4)"], "did you mean YaRN?"),
+        (["generate", "--model", "smolm2", "hi"], "there is no model 'smolm2' (did you mean smollm2?)"),
         ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(fctor=4)"], "--scaling: Linear needs factor; was 'Linear(fctor=4)'"),
         (
@@ -241,6 +243,11 @@ def right(x, positions):
     return pyrope.rotate(x, positions, ROPE)
 
 
+def talking(x, positions):
+    print("compiling …")
+    return pyrope.rotate(x, positions, ROPE)
+
+
 def late(x, positions):
     return pyrope.rotate(x, positions + 1, ROPE)
 
@@ -310,6 +317,14 @@ def test_check_of_a_function(capsys, candidates):
     assert "wrong base" in capsys.readouterr().out
 
 
+def test_what_a_candidate_prints_is_not_in_the_report(capsys, candidates):
+    assert main(["check", f"{candidates}:talking", *ROPE, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["ok"] and "compiling …" in told.err
+    assert main(["identify", f"{candidates}:talking", "--head-dim", "32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layout"] == "half"
+
+
 def test_check_of_several_axes(capsys, candidates, tmp_path):
     scaling = {"type": "mrope", "mrope_section": [4, 6, 6]}
     config = {"model_type": "qwen2_vl_text", "hidden_size": 64, "num_attention_heads": 2, "rope_scaling": scaling}
@@ -356,7 +371,14 @@ def test_vectors_are_written_and_judged(capsys, tmp_path):
     assert "cases written to" in capsys.readouterr().out
     outputs.mkdir()
     assert main(["vectors", "--verify", where, str(outputs)]) == 1
-    assert "missing output" in capsys.readouterr().out
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("missing outputs, 14: ") and told[-1] == "14 cases, 0 right" and len(told) == 3
+    y = np.load(tmp_path / "vectors/npy/linear-19-exp.y.npy")
+    np.save(outputs / "linear-19-exp.npy", y.astype(np.float32))
+    assert main(["vectors", "--verify", where, str(outputs), "--only", "linear-19-e*"]) == 0
+    assert capsys.readouterr().out == "1 cases, 1 right\n"
+    assert main(["vectors", "--verify", where, str(outputs), "--only", "rotation-*"]) == 2
+    assert "no case has a name like 'rotation-*'" in capsys.readouterr().err
     assert main(["vectors", "--verify", where, str(outputs), "--json"]) == 1
     assert not json.loads(capsys.readouterr().out)[0]["ok"]
 

@@ -55,14 +55,14 @@ MAY_IMPORT = {
     "oracle/__init__": set(),
     "oracle/report": set(),
     "oracle/probe": {"checks", "oracle/tensors"},
-    "oracle/tolerance": {"theta", "phase"},
+    "oracle/tolerance": {"oracle/tensors", "theta", "phase"},
     "oracle/recipes": {"theta", "oracle/probe"},
-    "oracle/identification": {"theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/report"},
+    "oracle/identification": {"oracle/tensors", "theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/report"},
     "oracle/faults": {"theta", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
-    "oracle/explaining": {
+    "oracle/explaining": {"oracle/tensors",
         "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
     },
-    "oracle/checking": {
+    "oracle/checking": {"oracle/tensors",
         "checks", "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
         "oracle/explaining", "oracle/report",
     },
@@ -79,15 +79,15 @@ MAY_IMPORT = {
     "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
     "oracle/attention_steps": {"backend", "rotation", "theta"},
     "oracle/attention_faults": {"theta", "oracle/attention_steps"},
-    "oracle/judging": {
+    "oracle/judging": {"oracle/tensors",
         "backend", "theta", "oracle/attention_faults", "oracle/attention_steps", "oracle/probe", "oracle/report",
         "oracle/tolerance",
     },
-    "oracle/attention_checks": {
+    "oracle/attention_checks": {"oracle/tensors",
         "checks", "oracle/probe", "backend", "rotation", "softmax", "theta",
         "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report", "oracle/tolerance",
     },
-    "oracle/linear_checks": {
+    "oracle/linear_checks": {"oracle/tensors",
         "checks", "oracle/probe", "backend", "linear", "theta",
         "oracle/attention_checks", "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
         "oracle/tolerance",

@@ -19,8 +19,8 @@ from pyrope import Rope
 from pyrope.oracle import vectors
 from pyrope.oracle.adapters import from_command
 from pyrope.oracle.attention_faults import ATTENTION, LINEAR
-from pyrope.oracle.tensors import load_safetensors, save_npy, save_safetensors
-from pyrope.oracle.vector_cases import BITS, POSITIONS, TRUTH, as_steps, cases
+from pyrope.oracle.tensors import BITS, load_safetensors, save_npy, save_safetensors
+from pyrope.oracle.vector_cases import POSITIONS, TRUTH, as_steps, cases
 from pyrope.oracle.vectors import read_manifest, verify_vectors, write_vectors
 
 # On every platform: `LC_ALL=C; sha256sum npy/rotation-*.npy rotation.safetensors | sha256sum`. It changes with the cases

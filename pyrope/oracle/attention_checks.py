@@ -60,7 +60,7 @@ from .judging import (
 )
 from .probe import Unreadable, float_dtype
 from .report import Finding, Mismatch, Report
-from .tolerance import UNIT
+from .tensors import UNIT
 
 GRADES = ("rounded once", "weights rounded", "scores rounded")  # best first
 LENGTH = 24  # tokens of most probes

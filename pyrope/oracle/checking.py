@@ -36,17 +36,8 @@ from .identification import (
 from .probe import Candidate, Float64, Int64, Probe, Unreadable, along_axes, probe_positions
 from .recipes import Recipe, frequency_order, recipe_of
 from .report import ErrorRow, Finding, Mismatch, Report
-from .tolerance import (
-    LOW_ANGLE,
-    LOW_TABLES,
-    ONCE,
-    U32,
-    UNIT,
-    bound,
-    decides_up_to,
-    grades,
-    pair_errors,
-)  # fmt: skip
+from .tensors import UNIT
+from .tolerance import LOW_ANGLE, LOW_TABLES, ONCE, U32, bound, decides_up_to, grades, pair_errors
 
 # What tests usually allow: rtol and atol of torch.testing.
 _USUAL = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7)}

@@ -19,7 +19,8 @@ from .faults import FAULTS, Change, Fault, Found
 from .identification import Sample, true_rotation
 from .probe import Float64, Int64
 from .recipes import Recipe, recipe_of
-from .tolerance import U32, UNIT, theta_bound
+from .tensors import UNIT
+from .tolerance import U32, theta_bound
 
 Named: TypeAlias = tuple[Fault, Change]
 

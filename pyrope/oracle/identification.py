@@ -21,7 +21,8 @@ from ..theta import Linear, Llama3, Proportional, Rope, YaRN, check_rope, freque
 from .probe import Candidate, Float64, Int64, Probe, Unreadable, along_axes, probe_positions
 from .recipes import Rounding, as_is, features, recipe_of, to_bfloat16, to_float16
 from .report import finite
-from .tolerance import ANGLE32, LOW_ANGLE, U32, UNIT, bound, grades, pair_errors
+from .tensors import UNIT
+from .tolerance import ANGLE32, LOW_ANGLE, U32, bound, grades, pair_errors
 
 COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
 _TWO_PI = 2 * np.pi

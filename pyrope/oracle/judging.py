@@ -24,7 +24,7 @@ from .attention_faults import BEHAVIOUR, Changes, Fault
 from .attention_steps import Case, LinearSteps, Parts, Steps, incremental as stepping, run
 from .probe import Unreadable
 from .report import ErrorRow, Finding, Report
-from .tolerance import UNIT
+from .tensors import UNIT
 
 Candidate: TypeAlias = Callable[..., Any]
 Begin: TypeAlias = Callable[[], Candidate] | None  # makes candidates with a cache

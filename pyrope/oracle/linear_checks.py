@@ -33,7 +33,7 @@ from .attention_steps import Case, LinearSteps, Parts
 from .judging import SMALL, Begin, Candidate, Judge, Named, Probe, Task, beyond, examine, one_of, other_bases
 from .probe import float_dtype
 from .report import Finding, Mismatch, Report
-from .tolerance import UNIT
+from .tensors import UNIT
 
 GRADES = ("rounded once", "features rounded")  # best first
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive

@@ -15,13 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import checks
-from .tensors import dtype_named
+from .tensors import UNIT, dtype_named
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Candidate: TypeAlias = Callable[[Any, Any], Any]
 
-DTYPES = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # bits of the significand
 DEFAULT_MAX_POSITION = 131071  # what a cache of 131072 rows still has
 _CALL_LIMIT = 2**20  # elements of x in one call
 _LONG, _HEADS = 525, 130  # more rows and heads than a block or a loop of usual size has
@@ -36,9 +35,9 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = dtype_named(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, was {dtype!r}") from error
-    if found.name not in DTYPES or not found.isnative:
-        raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, was {found}")
+        raise TypeError(f"dtype must be one of {', '.join(UNIT)}, was {dtype!r}") from error
+    if found.name not in UNIT or not found.isnative:
+        raise TypeError(f"dtype must be one of {', '.join(UNIT)}, was {found}")
     return found
 
 
@@ -82,7 +81,7 @@ class Probe:
         self.max_position = checks.integer("max_position", limit, 1)
         if self.max_position > checks.MAX_POSITION:
             raise ValueError(f"max_position must be at most 2^31, was {limit}")
-        self.unit = 2.0 ** -DTYPES[self.dtype.name]
+        self.unit = UNIT[self.dtype.name]
         self.step = (
             2.0**-25 if self.dtype.name == "float16" else 0.0
         )  # rounding of the smallest numbers, where it shows
@@ -129,7 +128,7 @@ class Probe:
         elif not np.array_equal(m, given):
             self.seen.setdefault("mutates its input", "the positions are others after the call")
         if y.dtype != x.dtype:
-            if y.dtype.name not in DTYPES:
+            if y.dtype.name not in UNIT:
                 raise Unreadable(f"it returns {y.dtype} {told}")
             self.seen.setdefault("wrong dtype out", f"x is {x.dtype}, the result {y.dtype}")
         return y.astype(np.float64)

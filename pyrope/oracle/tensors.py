@@ -21,6 +21,9 @@ import numpy as np
 NumPyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 PathLike: TypeAlias = str | os.PathLike[str]
 
+# The floats that the oracle knows: bits of the significand, the first included, and the unit roundoff.
+BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+UNIT = {name: 2.0**-bits for name, bits in BITS.items()}
 _DTYPES = {
     **{f"F{8 * size}": f"float{8 * size}" for size in (2, 4, 8)},
     **{f"I{8 * size}": f"int{8 * size}" for size in (1, 2, 4, 8)},

@@ -25,6 +25,7 @@ import numpy as np
 
 from ..phase import cos_sin
 from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies
+from .tensors import UNIT
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -32,7 +33,6 @@ U32 = 2.0**-24
 U64 = 2.0**-53
 _EXACT = 2**24  # whole numbers up to here are float32 numbers
 SECOND_ORDER = 1 + 2.0**-10  # products of roundings, far below the roundings themselves
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": U32, "float64": U64}
 # Half the smallest subnormal number.
 _STEP = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 2.0**-1074}
 

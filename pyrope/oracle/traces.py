@@ -23,12 +23,11 @@ import numpy as np
 from .. import checks
 from ..backend import Array, to_numpy
 from .report import ErrorRow, Finding, Report
-from .tensors import NumPyArray, PathLike, load_safetensors, save_safetensors
+from .tensors import UNIT, NumPyArray, PathLike, load_safetensors, save_safetensors
 
 Trace: TypeAlias = Mapping[str, NumPyArray]
 
 _STAGES = ("norm", "q", "k", "v", "q_rotated", "k_rotated", "scores", "state", "attention", "mlp_norm", "mlp", "output")
-_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _SHIFTS = 8  # rows: how far a shift is looked for
 _MOST = 2**22  # elements: in larger tensors other orders are not looked for
 
@@ -348,7 +347,7 @@ def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Ste
     for name in first:
         if name not in second:
             continue
-        unit = max(_UNIT.get(x[name].dtype.name, 2.0**-53) for x in (first, second))
+        unit = max(UNIT.get(x[name].dtype.name, 2.0**-53) for x in (first, second))
         a, b = first[name].astype(np.float64), second[name].astype(np.float64)
         b = b.reshape(a.shape) if _without_ones(a.shape) == _without_ones(b.shape) else b
         grown = max(16 * unit, 8 * largest)

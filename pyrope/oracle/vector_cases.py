@@ -32,10 +32,9 @@ from ..phase import cos_sin
 from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
 from . import attention_steps, tolerance
 from .attention_steps import Parts
-from .tensors import NumPyArray
+from .tensors import BITS, UNIT, NumPyArray
 
 SUITES = ("rotation", "attention", "linear")
-BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a significand, the first included
 POSITIONS = (
     0, 1, 2, 3, 7, 8, 100, 255, 256, 257, 2047, 2048, 2049, 4095, 4096, 8192, 65535, 65536, 131071, 2**20 + 1,
     2**24 + 1, 2**31 - 1, 2**31,
@@ -209,7 +208,7 @@ def _rotation(case: Case) -> Truth:
 
 def _units(dtype: str) -> tuple[float, float]:
     """Unit roundoff of the dtype and of its sums."""
-    unit = 2.0 ** -BITS[dtype]
+    unit = UNIT[dtype]
     return unit, min(unit, 2.0**-24)
 
 

@@ -32,8 +32,8 @@ from .identification import COMMON_BASES, Sample, rounded
 from .judging import Judge, Prediction, Probe, Task, low_precision
 from .recipes import recipe_of
 from .report import ErrorRow, Finding, Report
-from .tensors import NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
-from .vector_cases import BITS, BOUNDS, SUITES, TRUTH, Case, Truth, as_steps, cases
+from .tensors import BITS, NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
+from .vector_cases import BOUNDS, SUITES, TRUTH, Case, Truth, as_steps, cases
 
 FORMAT, VERSION = "pyrope-vectors", 1
 KNOWN: dict[str, tuple[Callable[..., Task], Callable[[Task, Judge], list[Finding]]]] = {
