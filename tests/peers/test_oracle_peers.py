@@ -331,8 +331,8 @@ def test_equinox_and_its_cache_without_the_base() -> None:
         ("cohere", {"base": 10000.0}, "wrong base", "base 500000 instead of 10000"),
         ("nanochat", {"direction": 1}, "direction", ""),
         ("deepseek_v3", {"placement": "prefix"}, "wrong end rotated", ""),
-        ("gpt_oss", {"scaling": None}, "unexplained", "those of yarn, base 150000, factor 32, ramp"),
-        ("apertus", {"scaling": None}, "unexplained", "those of llama3, base 1.2e+07, factor 8, ramp"),
+        ("gpt_oss", {"scaling": None}, "another rescaling", "those of yarn, base 150000, factor 32, ramp"),
+        ("apertus", {"scaling": None}, "another rescaling", "those of llama3, base 1.2e+07, factor 8, ramp"),
     ],
 )
 def test_wrong_expectation(model_type: str, expected: dict[str, Any], fault: str, evidence: str) -> None:
