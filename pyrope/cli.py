@@ -484,7 +484,9 @@ def _vectors(options: argparse.Namespace) -> int:
     if options.verify:
         if options.outputs is None:
             raise ValueError("--verify needs two paths: the vectors, and the outputs")
+        _progress("judging …")
         reports = vectors.verify_vectors(options.directory, options.outputs, only=options.only)
+        _progress("")
         if options.json:
             return _print_reports(reports, True)
         bad = [report for report in reports if not report.ok]
@@ -496,7 +498,9 @@ def _vectors(options: argparse.Namespace) -> int:
         return 1 if bad else 0
     if options.outputs is not None:
         raise ValueError("a second path goes with --verify")
+    _progress("writing …")
     manifest = vectors.write_vectors(options.directory, options.suite)
+    _progress("")
     print(f"{len(manifest['cases'])} cases written to {options.directory}")
     return 0
 

@@ -1,10 +1,11 @@
 """Reads the operator R(m) out of a black box, and watches how the box behaves while it does so.
 
 A candidate is any callable fn(x, positions) -> rotated x on NumPy arrays: x (…, n, d) of one float dtype, positions
-int64 (n,), or (axes, n) where several axes are meant: what is asked at one position then has it on every axis. RoPE is
-linear in x, so unit vectors return R(m) column by column; dense random vectors show what unit vectors cannot, such as
-products in a low precision. What a candidate does beside the rotation (it keeps a state, mixes
-rows, changes its input, …) is noted in `Probe.seen` under the name that it has in `faults.FAULTS`.
+int64 (n,), or (axes, n) where several axes are meant: then what is tried at position m has m, m/2, m/3, … on them, and
+the operator is read with m on each. RoPE is linear in x, so unit vectors return R(m) column by column; dense random
+vectors show what unit vectors cannot, such as products in a low precision. What a candidate does beside the rotation
+(it keeps a state, mixes rows, changes its input, …) is noted in `Probe.seen` under the name that it has in
+`faults.FAULTS`.
 """
 
 from __future__ import annotations
