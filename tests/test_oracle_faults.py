@@ -43,7 +43,13 @@ def row(name):
 def test_every_fault_is_rejected_and_named(name):
     count, rejected, found = figures(name)
     # Some are no faults in a dtype as narrow as theirs, and a running product hides in float32 where there are few pairs.
-    assert count == {"recursive frequencies": 3, "bfloat16 tables": 4, "float16 tables": 2}.get(name, 6)
+    assert count == {
+        "recursive frequencies": 3,
+        "bfloat16 tables": 4,
+        "float16 tables": 2,
+        "bfloat16 results": 4,
+        "float16 results": 2,
+    }.get(name, 6)
     assert rejected == found == count
     text = TABLE.read_text()
     assert f"{row(name)} {rejected}/{count} | {found}/{count} |" in text, "docs/diagnosis.md has another row"
@@ -409,6 +415,14 @@ def test_what_is_off_in_the_first_pair_is_no_fast_sine(place):
 def test_frequencies_of_six_digits_are_no_running_product():
     theta = np.array([float(f"{t:.6g}") for t in frequencies(HALF)])
     assert check_rotation(replace(recipe_of(HALF), theta=theta).candidate(), HALF).faults == ("unexplained",)
+
+
+@pytest.mark.parametrize("name", ["bfloat16 tables", "bfloat16 results", "float16 tables", "float16 results"])
+def test_narrow_tables_and_narrow_results_are_told_apart(name):
+    for dtype in (np.float16, np.float32, np.float64):
+        for rope in (HALF, replace(HALF, scaling=YaRN(8.0, 4096))):
+            fn = FAULTS[name].make(rope, dtype)
+            assert fn is None or check_rotation(fn, rope, dtype=dtype).faults == (name,)
 
 
 @pytest.mark.parametrize(("one", "two"), [("consecutive positions assumed", "wrong base"), ("float16 positions", "wrong base"),

@@ -230,7 +230,7 @@ def test_arguments_are_checked():
         Probe(3, 16, np.float32, None)
     with pytest.raises(ValueError, match="max_position must be at least 1"):
         Probe(abs, 16, np.float32, 0)
-    with pytest.raises(TypeError, match="dtype must be one of float16, bfloat16, float32, float64, was int32"):
+    with pytest.raises(TypeError, match="dtype must be one of float64, float32, float16, bfloat16, was int32"):
         float_dtype(np.int32)
     with pytest.raises(TypeError, match="was 'brainfloat'"):
         float_dtype("brainfloat")

@@ -69,8 +69,12 @@ class Riddle:
                 yield Hypothesis((one, two), (a.told, b.told), replace(right, **a.fields, **b.fields))
 
     def fitting(self, hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
-        """Those that hold; of single faults only the ones without a number of their own, where there are such."""
+        """Those that hold, what is far off beside the nearest last; of single faults only the ones without a number of
+        their own, where there are such."""
         fit = [h for h in hypotheses if self._predicts(h.recipe) and self.explains(h.recipe)]
+        far = [float(np.sqrt(np.square(self._left(h.recipe)).mean())) for h in fit]
+        limit = 2 * min(far, default=0.0) + UNIT[self.dtype] / 64
+        fit = [h for late in (False, True) for h, off in zip(fit, far, strict=True) if (off > limit) == late]
         return [h for h in fit if len(h.faults) > 1 or not h.faults[0].generic] or fit
 
     def _allowed(self, recipe: Recipe, x: Float64, rows: Int64) -> Float64:
@@ -110,9 +114,15 @@ class Riddle:
         """Whether a recipe is much nearer than the truth, where that misses: low precision leaves room for many that
         are no better than it."""
         beyond = self.ratio > 1
-        y, truth = self.sample.y[beyond], self.truth[beyond]
-        predicted = recipe.predict(self.sample.x, self.sample.positions)[beyond]
         with np.errstate(invalid="ignore"):
-            left, missed = np.abs(predicted - y), np.abs(truth - y)
+            missed = np.abs(self.truth - self.sample.y)[beyond]
+        return bool(np.median(self._left(recipe)) < np.median(np.nan_to_num(missed, nan=np.inf)) / 2)
+
+    def _left(self, recipe: Recipe) -> Float64:
+        """How far off a recipe is where the truth misses."""
+        beyond = self.ratio > 1
+        y, predicted = self.sample.y[beyond], recipe.predict(self.sample.x, self.sample.positions)[beyond]
+        with np.errstate(invalid="ignore"):
+            left = np.abs(predicted - y)
         left[~np.isfinite(predicted) & ~np.isfinite(y)] = 0
-        return bool(np.median(np.nan_to_num(left, nan=np.inf)) < np.median(np.nan_to_num(missed, nan=np.inf)) / 2)
+        return np.nan_to_num(left, nan=np.inf)

@@ -624,6 +624,9 @@ for _kind, _rounding, _limit, _in in (
     _add(f"{_kind} tables", f"errors of 1 in {2 * _limit} from the first positions on, everywhere alike",
          f"cos and sin cast to {_kind}, or computed there, though x is wider", "tables in the dtype of x, or wider",
          "kernels with a packed cache of cos and sin", _fixed(round_table=_rounding), right_in=_in)  # fmt: skip
+    _add(f"{_kind} results", f"errors of 1 in {2 * _limit} at every position, 0 among them",
+         f"the rotated x goes through {_kind}, though x is wider", "keep the dtype of x to the end",
+         "autocast", _fixed(round_result=_rounding), right_in=_in)  # fmt: skip
     _add(f"{_kind} angle", "wrong from the first positions on, by a part of the angle",
          f"m·θ computed in {_kind}, by autocast or model.to({_kind})", _keep, "gpt-neox#1003",
          _low_angle(_rounding))  # fmt: skip

@@ -66,13 +66,15 @@ class Recipe:
     round_angle: Rounding = as_is
     cos_sin: Callable[[Any], tuple[Any, Any]] = plain_cos_sin
     round_table: Rounding = as_is
+    round_result: Rounding = as_is
     swapped: bool = False  # sine where the cosine should be
     in_place: bool = False  # pair after pair into the array that is still being read
 
     @property
     def rounds(self) -> bool:
         """Whether it has a low precision: then its last bits, and what follows from them, cannot be predicted."""
-        return {self.round_position, self.round_theta, self.round_angle, self.round_table} != {as_is}
+        roundings = self.round_position, self.round_theta, self.round_angle, self.round_table, self.round_result
+        return set(roundings) != {as_is}
 
     def spread(self, positions: Int64, rows: Int64 | slice = _ALL) -> Any:
         """The positions that are used in some rows of a call, for each pair: (n, 1), or (n, p) if they have axes."""
@@ -110,7 +112,7 @@ class Recipe:
         with np.errstate(all="ignore"):
             out[..., self.writes[:, 0]] = first * cos[:, one] + self.signs[0] * (second * sin[:, one])
             out[..., self.writes[:, 1]] = second * cos[:, two] + self.signs[1] * (first * sin[:, two])
-        return out
+        return self.round_result(out).astype(out.dtype)
 
     def predict(self, x: Any, positions: Int64, rows: Int64 | slice = _ALL) -> Float64:
         """What it makes of x, which is some rows of a call with these positions, in float64."""
