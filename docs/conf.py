@@ -44,16 +44,16 @@ PICTURES = HERE / "_pictures"
 class Picture(Directive):
     """A picture with its caption and, as the last lines, the command that draws it: `pyrope plot …`.
 
-    It is drawn by that very command. Where pages are not built, on a code host, a reader sees caption and command.
-    The argument is a name of `pyrope.plots.PLOTS`, for a picture without options: then the command may be left out.
+    That command draws it. On a code host, where pages are not built, a reader sees the caption and the command.
+    The argument is a name of `pyrope.plots.PLOTS`; a picture without options may leave out its command.
     """
 
     optional_arguments = 1
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        caption, found, options = "\n".join(self.content).partition("pyrope plot ")
-        command = found + options if found else "pyrope plot {0} -o {0}.svg".format(*self.arguments)
+        caption, start, options = "\n".join(self.content).partition("pyrope plot ")
+        command = start + options if start else "pyrope plot {0} -o {0}.svg".format(*self.arguments)
         words = shlex.split(command.replace("\\\n", " "))[1:]
         at = words.index("-o") + 1
         file = PICTURES / words[at]
@@ -61,7 +61,7 @@ class Picture(Directive):
         with contextlib.redirect_stdout(io.StringIO()):
             try:
                 code = cli.main([*words[:at], str(file), *words[at + 1 :]])
-            except SystemExit as stopped:  # an option that there is not
+            except SystemExit as stopped:  # an unknown option
                 code = stopped.code
         if code != 0:
             raise self.error(f"cannot be drawn: {command}")
@@ -76,13 +76,13 @@ CODE = re.compile(r"(``.+?``|`[^`]+`)")
 
 
 def escaped(text: str) -> str:
-    """Outside of code |x|, R* and S_ are maths: no markup."""
+    """Escapes what is maths outside of code, |x|, R* and S_, so that it is not read as markup."""
     parts = CODE.split(text)
     return "".join(part if i % 2 else re.sub(r"([|*\\]|_(?!\w))", r"\\\1", part) for i, part in enumerate(parts))
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of a docstring as reStructuredText: tables and what is set in by four spaces stand as they are."""
+    """A paragraph of a docstring as reStructuredText: tables and indented lines become literal blocks."""
     lines = text.split("\n")
     if all(line.startswith(("    ", "|")) for line in lines):
         return "::\n\n" + "\n".join("    " + line for line in lines)
@@ -95,13 +95,13 @@ def paragraph(text: str) -> str:
 def as_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text with Unicode maths and Markdown's backticks; Sphinx reads reStructuredText."""
     text = "\n".join(lines).strip("\n")
-    if re.fullmatch(r"Alias for field number \d+", text):  # the docstring of a NamedTuple's field, which says nothing
+    if re.fullmatch(r"Alias for field number \d+", text):  # the default docstring of a NamedTuple's field
         text = ""
     lines[:] = "\n\n".join(map(paragraph, re.split(r"\n{2,}", text))).split("\n") + [""]
 
 
 def without_last_line(app: Any, page: str, source: list[str]) -> None:
-    """A doctest ends with an empty line, which need not be seen."""
+    """Removes the empty line that ends a doctest."""
     source[0] = re.sub(r"(^ *```python\n.*?\n)\n( *```$)", r"\1\2", source[0], flags=re.M | re.S)
 
 

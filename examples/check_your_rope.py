@@ -1,9 +1,9 @@
-"""Check a RoPE: a function of NumPy, one of torch, and a program in C, all by the same oracle.
+"""Check a RoPE: a NumPy function, a torch function and a C program, all by the same oracle.
 
     python examples/check_your_rope.py [--backend cupy]
 
-The part of torch is left out if it is not installed, the part in C if there is no compiler; --backend cupy runs the
-first function on CuPy's arrays. The command line does the same:
+torch is left out if it is not installed, and C if there is no compiler; --backend cupy runs the first function on CuPy
+arrays. The command line does the same:
 
     pyrope check --exec "./my_rope {x} {positions} {y}" --head-dim 64 --base 10000 --layout half
 """
@@ -59,7 +59,7 @@ def main(backend: str = "numpy") -> None:
             program = f"{folder}/my_rope"
             subprocess.run([compiler, "-O2", "-o", program, str(SOURCE), "-lm"], check=True)
             report("C", adapters.from_command([program, "{x}", "{positions}", "{y}"]), max_position=4095)
-    pyrope.assert_rotation(mine, ROPE)  # this line alone belongs into your test suite
+    pyrope.assert_rotation(mine, ROPE)  # your test suite needs this line alone
     print("assert_rotation(mine, ROPE) has passed")
 
 

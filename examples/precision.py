@@ -1,4 +1,4 @@
-"""How precision dies with position: four ways to compute cos mθ and sin mθ, and what is left of them.
+"""How precision dies with position: the errors of five ways to compute cos mθ and sin mθ.
 
     python examples/precision.py [--backend cupy]
 
@@ -44,7 +44,7 @@ def main(backend: str = "numpy") -> None:
         print(f"{name:<28}" + "".join(f"{e:>10.1e}" for e in error))
     print(
         "\nA float32 angle loses one bit each time the position doubles."
-        "\nbfloat16 has 8 bits: it rounds 257 to 256, and all far ones to few."
+        "\nbfloat16 has 8 bits: it rounds 257 to 256, and far positions to few numbers."
         "\nbfloat16 frequencies, made by model.to(bfloat16), are wrong from position 1 on."
     )
 

@@ -2,7 +2,7 @@
 
     python examples/scores_by_distance.py [--backend cupy]
 
-What is computed with a float32 angle, as most code does, loses this far from the start.
+With a float32 angle, as in most code, this is lost far from the start.
 """
 
 import numpy as np

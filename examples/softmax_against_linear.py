@@ -1,10 +1,9 @@
-"""Softmax against linear attention with RoPE: what Eq. (19) gives, and what it gives up.
+"""Softmax against linear attention with RoPE: what Eq. (19) gains, and what it loses.
 
     python examples/softmax_against_linear.py [--backend cupy]
 
 Linear attention keeps a state of constant size instead of all keys, and its time grows with the length, not
-with its square. In return weights may be negative and do not add up to 1, since the rotation is in the
-numerator alone.
+with its square. In return, weights may be negative and do not add up to 1, since only the numerator is rotated.
 """
 
 import time
@@ -16,7 +15,7 @@ from pyrope import Rope
 
 HEADS, HEAD_DIM = 2, 32
 ROPE = Rope(HEAD_DIM, 10000.0, "half")
-SECONDS = 0.2  # for each length: short calls are soon disturbed
+SECONDS = 0.2  # for each length: short calls are easily disturbed
 
 
 def main(backend: str = "numpy") -> None:
@@ -28,7 +27,7 @@ def main(backend: str = "numpy") -> None:
     print(f"{'length':>8}{'softmax':>12}{'linear':>12}   both causal; the shortest time of many")
     for n in (256, 1024, 4096):
         (q, k, v), m, best, spent, rounds = inputs(n), np.arange(n), [np.inf, np.inf], 0.0, 0
-        while spent < SECONDS or rounds < 3:  # taken in turns, so that a busy moment hits both
+        while spent < SECONDS or rounds < 3:  # measured in turns, so that a busy moment hits both
             start = time.perf_counter()
             pyrope.to_numpy(pyrope.attention(pyrope.rotate(q, m, ROPE), pyrope.rotate(k, m, ROPE), v, causal=True))
             middle = time.perf_counter()
@@ -44,18 +43,17 @@ def main(backend: str = "numpy") -> None:
     m = np.arange(100)
     weights, sums = pyrope.attention_weights(q, k, m, ROPE, causal=True)
     _, plain = pyrope.attention_weights(q, k, causal=True)
-    told = pyrope.to_numpy(sums)
-    print(f"row sums of Eq. (19): from {told.min():.3f} to {told.max():.3f};")
+    print(f"row sums of Eq. (19): from {float(sums.min()):.3f} to {float(sums.max()):.3f};")
     print(f"      of Eq. (18), without RoPE: {float(plain.min()):.3f} to {float(plain.max()):.3f}")
     print(f"negative weights: {100 * float((weights < 0).mean()):.1f} % of all, the least {float(weights.min()):.5f}")
 
-    whole = pyrope.linear_attention(q, k, v, m, ROPE, causal=True)
+    at_once = pyrope.linear_attention(q, k, v, m, ROPE, causal=True)
     state, steps = None, []
     for t in range(100):  # as a decoder does it: one token at a time, and a state
         row = slice(t, t + 1)
         out, state = pyrope.linear_step(q[:, row], k[:, row], v[:, row], m[row], ROPE, state=state)
         steps.append(pyrope.to_numpy(out))
-    off = np.abs(np.concatenate(steps, axis=-2) - pyrope.to_numpy(whole)).max()
+    off = np.abs(np.concatenate(steps, axis=-2) - pyrope.to_numpy(at_once)).max()
     assert state is not None
     size = state.numerator.nbytes + state.denominator.nbytes
     print(f"token by token: off by {off:.1e}")

@@ -2,7 +2,7 @@
 
     python examples/tiny_transformer.py [--backend cupy]
 
-Random weights say nothing, but they obey every law: this is the whole forward pass, two layers of it.
+Random weights mean nothing, but they obey every law: this is a complete forward pass of two layers.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ def tiny() -> Config:
 def main(backend: str = "numpy") -> None:
     model = pyrope.random_model(tiny(), seed=0, backend=backend, dtype="float64")
     tokens = [3, 14, 15, 9, 2, 6]
-    seen: dict[str, Any] = {}
-    logits = pyrope.to_numpy(pyrope.forward(model, tokens, trace=seen.__setitem__))
-    print(f"logits of {len(tokens)} tokens: {logits.shape}; {len(seen)} intermediates, such as")
-    for name in list(seen)[:6]:
-        print(f"    {name:<28}{seen[name].shape}")
+    trace: dict[str, Any] = {}
+    logits = pyrope.to_numpy(pyrope.forward(model, tokens, trace=trace.__setitem__))
+    print(f"logits of {len(tokens)} tokens: {logits.shape}; {len(trace)} intermediates, such as")
+    for name in list(trace)[:6]:
+        print(f"    {name:<28}{trace[name].shape}")
 
     cache = Cache(model, len(tokens))
     steps = [pyrope.to_numpy(pyrope.forward(model, [token], cache=cache)) for token in tokens]

@@ -6,20 +6,23 @@ Every name is loaded when it is first asked for, so that `import pyrope` costs n
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from . import encodings as encodings
-    from .architecture import (
+    from . import definition as definition, encodings as encodings, parallel as parallel
+    from .models.architecture import (
         Config as Config, Layer as Layer, Model as Model, Weights as Weights, random_model as random_model,
         weight_shapes as weight_shapes,
     )
     from .backend import from_numpy as from_numpy, get as get, namespace as namespace, to_numpy as to_numpy
-    from .checkpoints import load as load
-    from .containers import find_smollm2 as find_smollm2
-    from .generation import generate as generate
+    from .models.checkpoints import load as load
+    from .models.gguf import find_smollm2 as find_smollm2
+    from .models.generation import generate as generate
     from .linear import (
         LinearState as LinearState, attention_weights as attention_weights, linear_attention as linear_attention,
         linear_state as linear_state, linear_step as linear_step,
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
     from .oracle.linear_checks import (
         assert_linear_attention as assert_linear_attention, check_linear_attention as check_linear_attention,
     )
-    from .oracle.report import Mismatch as Mismatch, Report as Report
+    from .oracle.report import Mismatch as Mismatch, NotJudged as NotJudged, Report as Report
+    from .oracle.sharding import assert_sharding as assert_sharding, check_sharding as check_sharding
     from .phase import cos_sin as cos_sin
     from .rotation import (
         Tables as Tables, decay as decay, permute_weights as permute_weights, rotate as rotate,
@@ -41,42 +45,52 @@ if TYPE_CHECKING:
         attention as attention, attention_by_definition as attention_by_definition,
         attention_scores as attention_scores,
     )
-    from .text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
+    from .models.text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
     from .theta import (
         Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE,
         Proportional as Proportional, Rope as Rope, YaRN as YaRN, frequencies as frequencies,
         wavelengths as wavelengths,
     )
-    from .transformer import Cache as Cache, forward as forward
+    from .models.transformer import Cache as Cache, forward as forward
     # fmt: on
 
 _PLACES = {
-    "architecture": "Config Layer Model Weights random_model weight_shapes",
+    "models.architecture": "Config Layer Model Weights random_model weight_shapes",
     "backend": "from_numpy get namespace to_numpy",
-    "checkpoints": "load",
-    "containers": "find_smollm2",
-    "generation": "generate",
+    "models.checkpoints": "load",
+    "models.gguf": "find_smollm2",
+    "models.generation": "generate",
     "linear": "LinearState attention_weights linear_attention linear_state linear_step",
     "oracle.attention_checks": "assert_attention check_attention",
     "oracle.checking": "assert_rotation check_rotation",
     "oracle.identification": "identify",
     "oracle.linear_checks": "assert_linear_attention check_linear_attention",
-    "oracle.report": "Mismatch Report",
+    "oracle.report": "Mismatch NotJudged Report",
+    "oracle.sharding": "assert_sharding check_sharding",
     "phase": "cos_sin",
     "rotation": "Tables decay permute_weights rotate rotate_complex rotation_matrix rotation_tables unrotate",
     "softmax": "attention attention_by_definition attention_scores",
-    "text": "Tokenizer chat_prompt load_tokenizer",
+    "models.text": "Tokenizer chat_prompt load_tokenizer",
     "theta": "Axes DynamicNTK Linear Llama3 LongRoPE Proportional Rope YaRN frequencies wavelengths",
-    "transformer": "Cache forward",
+    "models.transformer": "Cache forward",
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
-__all__ = sorted([*_MODULE_OF, "encodings"])
+_MODULES = ("definition", "encodings", "parallel")  # public as a whole
+# Where a module stood in 0.1.0, and where it stands now: both dotted paths lead to the same module.
+_MOVED = {
+    **{name: f"models.{name}" for name in ("architecture", "transformer", "generation", "conventions", "families")},
+    **{name: f"models.{name}" for name in ("checkpoints", "text")},
+    "containers": "models.gguf",
+    "oracle.faults": "oracle.rotation_faults",
+    "oracle.tensors": "tensors",
+}
+__all__ = sorted([*_MODULE_OF, *_MODULES])
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "encodings":
-        return importlib.import_module(".encodings", __name__)
+    if name in _MODULES or name in _MOVED:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
     globals()[name] = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
@@ -85,3 +99,22 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _OldPaths:
+    """Finds the modules of `_MOVED` under their old names: the loader puts the module itself in their place."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, _OldPaths) if name.removeprefix("pyrope.") in _MOVED else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        return None
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(f".{_MOVED[module.__name__[7:]]}", __name__)
+
+
+sys.meta_path.append(_OldPaths)

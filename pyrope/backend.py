@@ -7,8 +7,6 @@ A function on arrays starts with ``xp = namespace(x, …)`` and computes with ``
 from __future__ import annotations
 
 import importlib
-import itertools
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -20,7 +18,7 @@ _INSTALL = 'pip install "pyrope-reference[cuda13]" (or [cuda12], to match the CU
 
 
 def _library(array: object) -> str:
-    """The library an array belongs to, by its type alone, so that nothing is imported to find out."""
+    """The library that an array belongs to, by its type alone, so that nothing is imported."""
     kind = type(array)
     if kind in (np.ndarray, np.memmap):  # masked arrays and matrices have rules of their own
         return "numpy"
@@ -31,27 +29,27 @@ def _library(array: object) -> str:
 
 
 def namespace(*arrays: Array, **named: Array) -> ModuleType:
-    """The module, ``numpy`` or ``cupy``, that all these arrays belong to; ``None`` is passed over.
+    """The module, ``numpy`` or ``cupy``, that all these arrays belong to; ``None`` is ignored.
 
     >>> namespace(np.zeros(3), None).__name__
     'numpy'
 
     Arrays given by keyword are called by that name in the error about mixed libraries.
     """
-    found = [type(array) for array in (*arrays, *named.values()) if array is not None]
-    if found and all(kind is np.ndarray for kind in found):  # the usual case, without a word
+    kinds = [type(array) for array in (*arrays, *named.values()) if array is not None]
+    if kinds and all(kind is np.ndarray for kind in kinds):  # the usual case, and the fastest
         return np
     given = {f"argument {i}": array for i, array in enumerate(arrays, 1)} | named
-    sides = {name: _library(array) for name, array in given.items() if array is not None}
-    if not sides:
-        raise TypeError("namespace needs at least one array, none was given")
-    for name, library in sides.items():
+    libraries = {name: _library(array) for name, array in given.items() if array is not None}
+    if not libraries:
+        raise TypeError("namespace needs at least one array, but none was given")
+    for name, library in libraries.items():
         if library not in ("numpy", "cupy"):
             fix = "convert it first, with numpy.asarray or cupy.asarray"
             raise TypeError(f"{name} must be a NumPy or CuPy array, was {library}: {fix}")
-    if len(set(sides.values())) > 1:
-        told = ", ".join(f"{name} is a {library} array" for name, library in sides.items())
-        raise TypeError(f"arrays of different libraries: {told}; move one side with to_numpy or from_numpy")
+    if len(set(libraries.values())) > 1:
+        mixture = ", ".join(f"{name} is a {library} array" for name, library in libraries.items())
+        raise TypeError(f"arrays of different libraries: {mixture}; move one side with to_numpy or from_numpy")
     return np if library == "numpy" else importlib.import_module("cupy")
 
 
@@ -68,17 +66,17 @@ def get(name: str) -> ModuleType:
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
-        raise ImportError(f'backend "cupy" needs CuPy, and it cannot be imported ({error}): {_INSTALL}') from error
+        raise ImportError(f'backend "cupy" needs CuPy, which cannot be imported ({error}): {_INSTALL}') from error
     try:
-        # CuPy imports without a driver, and a driver may be there without a working compiler:
-        # only a kernel that ran, and returned the right number, shows that the device can be used.
+        # CuPy imports without a driver, and a driver can be installed without a working compiler:
+        # only a kernel that ran and returned the right number shows that the device can be used.
         if cupy.cuda.runtime.getDeviceCount() < 1:
             raise RuntimeError("no device")
         total = int(cupy.arange(4).sum())
     except Exception as error:
         fix = 'check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES, or use backend "numpy"'
-        rule = f"CuPy {cupy.__version__} is installed, but no CUDA device answers ({error})"
-        raise RuntimeError(f"{rule}: {fix}") from error
+        problem = f"CuPy {cupy.__version__} is installed, but no CUDA device answers ({error})"
+        raise RuntimeError(f"{problem}: {fix}") from error
     if total != 6:
         raise RuntimeError(f"the CUDA device computes 0+1+2+3 = {total}: check driver and CuPy versions")
     return cupy
@@ -88,27 +86,6 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """The same values as a NumPy array: itself, or copied from the device."""
     host: np.ndarray[Any, Any] = array if namespace(array=array) is np else array.get()
     return host
-
-
-def blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices that cut an array into pieces of at most limit elements, or of one row."""
-    axis, inner = len(shape) - 1, shape[-1]
-    while axis > 0 and inner * shape[axis - 1] <= limit:
-        axis -= 1
-        inner *= shape[axis]
-    if axis == 0:
-        yield ()
-        return
-    step = max(1, limit // max(inner, 1))
-    for index in itertools.product(*map(range, shape[: axis - 1])):
-        for start in range(0, shape[axis - 1], step):
-            yield (*index, slice(start, start + step))
-
-
-def piece(x: Array, index: tuple[Any, ...]) -> Array:
-    """x[index], where an axis of length 1 stands for one of any length."""
-    each = zip(index, x.shape, strict=False)
-    return x[tuple((slice(None) if isinstance(i, slice) else 0) if size == 1 else i for i, size in each)]
 
 
 def on_host(value: Any) -> Any:

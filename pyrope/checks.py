@@ -1,7 +1,11 @@
-"""Checks of single arguments: each returns the value, normalised, or says the rule and what was given instead."""
+"""Checks of single arguments and of optional modules.
+
+Each check returns the value, normalised, or raises an error that states the rule and the value that broke it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 from collections.abc import Sequence
@@ -50,10 +54,10 @@ def integers(name: str, values: Any, least: int) -> tuple[int, ...]:
     return tuple(integer(f"{name}[{i}]", value, least) for i, value in enumerate(_listed(name, values, "integers")))
 
 
-def _listed(name: str, values: Any, what: str) -> Sequence[Any]:
+def _listed(name: str, values: Any, kind: str) -> Sequence[Any]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a list of {what}, was {values!r}")
+        raise TypeError(f"{name} must be a list of {kind}, was {values!r}")
     return values
 
 
@@ -67,6 +71,19 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
     return value
+
+
+def imported(module: str, purpose: str, extra: str | None = None) -> Any:
+    """An optional module, or an ImportError that says what needs it and how to install it.
+
+    ``extra`` names the extra of this distribution that installs the module, if there is one.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where there is no MPI library
+        package = module.partition(".")[0]
+        fix = f"pip install {package}" if extra is None else f'pip install "pyrope-reference[{extra}]"'
+        raise ImportError(f"{purpose} needs {package}, and it cannot be imported ({error}): {fix}") from error
 
 
 MAX_POSITION = 2**31

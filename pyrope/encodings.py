@@ -31,14 +31,14 @@ def _distances(q_positions: Any, k_positions: Any) -> Int64:
     return np.asarray(j - i[:, None])
 
 
-def _rows(table: Array, rows: Int64, what: str) -> Array:
+def _rows(table: Array, rows: Int64, name: str) -> Array:
     """table[rows]: (N, …) and (…) -> (…, …)."""
     xp = namespace(table=table)
     if table.ndim != 2:
         raise ValueError(f"table must have two axes, had shape {table.shape}")
-    # On a GPU an index out of range wraps around without a word, so all are looked at here, on the host.
+    # On a GPU an index out of range wraps around silently, so all are checked here, on the host.
     if rows.size and not 0 <= rows.min() <= rows.max() < table.shape[0]:
-        raise ValueError(f"{what} must lie in 0 … {table.shape[0] - 1}, were from {rows.min()} to {rows.max()}")
+        raise ValueError(f"{name} must lie in 0 … {table.shape[0] - 1}, were from {rows.min()} to {rows.max()}")
     return xp.take(table, from_numpy(rows, xp), axis=0)
 
 
@@ -85,7 +85,7 @@ def sinusoidal_decay(distances: Any, d: int, base: float = 10000.0) -> Float64:
 
 
 def learned(positions: Any, table: Array) -> Array:
-    """A row of the table for each position: (…), (N, e) -> (…, e). There are no more than N positions.
+    """A row of the table for each position: (…), (N, e) -> (…, e). Positions must be below N.
 
     >>> learned([0, 2, 2], np.eye(3))[:, 2]
     array([0., 1., 1.])
@@ -168,7 +168,7 @@ def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, m
     namespace(table=table)
     if table.ndim != 2:
         raise ValueError(f"table must be (buckets, h), had shape {table.shape}")
-    # A distance may be twice as large as a position; all beyond max_distance share a bucket, so cut off it fits.
+    # A distance may be twice as large as a position; those beyond max_distance share a bucket, so it may be clipped.
     distances = np.clip(_distances(q_positions, k_positions), -checks.MAX_POSITION, checks.MAX_POSITION)
     rows = t5_buckets(distances, causal=causal, buckets=table.shape[0], max_distance=max_distance)
     return _rows(table, rows, "buckets").transpose(2, 0, 1)  # Eq. (8): b_{m,n}

@@ -1,4 +1,4 @@
-"""The parts of a transformer that know nothing of positions: embedding, norms, activations, MLPs.
+"""The parts of a transformer that do not depend on positions: embedding, norms, activations, MLPs.
 
 float32 and float64 arrays, computed in their own dtype; features last. Weights are (out, in), as checkpoints have them.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from .backend import Array, from_numpy, namespace
 
-_ROWS = 256  # tokens that an MLP takes at a time on the host: what lies between its products stays in the caches
+_ROWS = 256  # tokens that an MLP takes at a time on the host: what it computes between its products stays in the caches
 
 
 class Projection(NamedTuple):
@@ -26,7 +26,7 @@ class Projection(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What a norm multiplies with, and adds."""
+    """The factors of a norm, and what it adds."""
 
     weight: Array  # (e,)
     bias: Array | None  # (e,)
@@ -89,7 +89,7 @@ _ERFC = (
 
 @lru_cache(maxsize=2)
 def _erfc_polynomial(terms: int) -> tuple[float, ...]:
-    from numpy.polynomial.chebyshev import cheb2poly  # not at import, for most models do without
+    from numpy.polynomial.chebyshev import cheb2poly  # imported here, since most models do not need it
 
     return tuple(cheb2poly(_ERFC[:terms]).tolist()[::-1])
 
@@ -150,7 +150,7 @@ def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool
     rows, f = x.reshape(-1, x.shape[-1]), down.weight.shape[1]
     out = xp.empty((len(rows), down.weight.shape[0]), x.dtype)
     step = min(len(rows), _ROWS if xp is np else len(rows)) or 1
-    spare = xp.empty((step, up.weight.shape[0]), x.dtype)  # fresh pages cost more than the arithmetic: used again
+    spare = xp.empty((step, up.weight.shape[0]), x.dtype)  # one for all: fresh pages cost more than the arithmetic
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         inner = project(part, up, out=spare[: len(part)])

@@ -7,7 +7,7 @@ scale the outputs by a². The forms: "quadratic", the definition, all weights at
 first; "chunked", causal, matrix products in a chunk, S and z between chunks; "recurrent", chunks of one token.
 
 float16 and bfloat16 are computed in float32 and rounded once, float32 and float64 in their own dtype. Keys are summed
-by chunks: over 262,144 positions a float32 output is within 3e-6 of the largest in its row, token by token 3e-5.
+by chunks: over 262,144 positions a float32 output is within 3e-6 of the largest in its row, token by token within 3e-5.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks
+from . import checks, definition
 from .backend import Array, compute_dtype, namespace, on_host, result_array, to_numpy
-from .rotation import Tables, check_tables, rotate, rotation_tables
+from .rotation import Tables, check_tables, rotate, rotate_complex, rotation_tables
 from .theta import Rope, check_rope
 
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
 CHUNK = 192  # tokens: longer chunks multiply more, shorter ones spend more on calls
-FEATURE_MAPS: dict[str, Callable[[ModuleType, Array], Array]] = {
-    # x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236); eˣ above 0 is thrown away, and could overflow.
-    "elu+1": lambda xp, x: xp.add(e := xp.minimum(x, 0), xp.maximum(x, 0), out=xp.exp(e, out=e)),
-    "relu": lambda xp, x: xp.maximum(x, 0),
-    "relu2": lambda xp, x: xp.square(xp.maximum(x, 0)),
-    "exp": lambda xp, x: xp.exp(x),
-    "identity": lambda xp, x: x,
-}
+
+
+def _elu_plus_one(x: Array) -> Array:
+    """x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236), in half the time of the definition's form."""
+    xp = namespace(x)
+    low = xp.minimum(x, 0)  # eˣ above 0 is not needed, and could overflow
+    return xp.add(low, xp.maximum(x, 0), out=xp.exp(low, out=low))
+
+
+FEATURE_MAPS = definition.FEATURE_MAPS | {"elu+1": _elu_plus_one}
 
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """What is remembered of the keys and values so far, of constant size; the states of two parts add up: a + b."""
+    """The sums over the keys and values so far, of constant size; the states of two parts add up: a + b."""
 
     numerator: Array  # (…, g, d, e): S, with e the width of the values
     denominator: Array  # (…, g, d): z
@@ -55,20 +57,20 @@ class LinearState:
     def _check(self, other: Any) -> None:
         namespace(here=self.numerator, state=checks.instance("state", other, LinearState).numerator)
         namespace(here=self.denominator, state=other.denominator)
-        own, found = (
+        own, others = (
             (x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype, x.denominator.shape, x.denominator.dtype)
             for x in (self, other)
         )
-        if own != found:
-            raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {found}, not {own}")
+        if own != others:
+            raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {others}, not {own}")
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all forms share, checked by `_plan`."""
+    """The arguments that all forms share, checked by `_plan`."""
 
     xp: ModuleType
-    dtype: np.dtype[Any]  # that is computed in
+    dtype: np.dtype[Any]  # of the arithmetic
     rope: Rope | None  # without its attention factor
     positions: Any  # (…, n), on the host
     tables: Tables | None  # of all positions, if the caller has them
@@ -79,21 +81,21 @@ class _Plan:
         """φ(x) and R(m)φ(x), the latter into a spare array where that fits: x (…, n, d) -> two of them."""
         x = x.astype(self.dtype, copy=False)
         if isinstance(self.feature_map, str):
-            phi = FEATURE_MAPS[self.feature_map](self.xp, x)
-        else:  # on a copy, and copied: a function may work in place, or return the same memory every time
+            phi = FEATURE_MAPS[self.feature_map](x)
+        else:  # called on a copy, and copied, since it may work in place or return the same memory every time
             phi = self.feature_map(x.copy())
             if phi is None:
-                raise TypeError("feature_map must return an array, it returned None")
+                raise TypeError("feature_map must return an array, but it returned None")
             namespace(x=x, **{"what feature_map returns": phi})
             phi = phi.copy()
         if (phi.shape[:-1], phi.dtype) != (x.shape[:-1], x.dtype):
-            raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, it made {phi.dtype} {phi.shape}")
+            raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, returned {phi.dtype} {phi.shape}")
         if tables is None:
             return phi, phi
         out = spare if spare is not None and spare.shape == phi.shape else None
         return phi, rotate(phi, tables.positions, tables.rope, tables=tables, out=out)
 
-    def pieces(self, chunk: int, *arrays: Array) -> Iterator[tuple[slice, list[tuple[Array, Array]]]]:
+    def chunks(self, chunk: int, *arrays: Array) -> Iterator[tuple[slice, list[tuple[Array, Array]]]]:
         """Chunk by chunk the slice of n, and φ(x) and R(m)φ(x) of each array (…, n, d), valid until the next chunk."""
         spares: list[Array | None] = [None] * len(arrays)
         n, part, stretch = arrays[0].shape[-2], None, chunk * max(1, 4096 // chunk)  # tables are made in long stretches
@@ -104,10 +106,10 @@ class _Plan:
                 if start % stretch == 0:
                     tables = rotation_tables(self.rope, self.positions[..., start : start + stretch], arrays[0])
                 part = tables.part(slice(start % stretch, start % stretch + chunk))
-            piece = slice(start, min(start + chunk, n))
-            made = [self.features(x[..., piece, :], part, spare) for x, spare in zip(arrays, spares, strict=True)]
-            spares = [None if part is None else turned for _, turned in made]
-            yield piece, made
+            tokens = slice(start, min(start + chunk, n))
+            features = [self.features(x[..., tokens, :], part, spare) for x, spare in zip(arrays, spares, strict=True)]
+            spares = [None if part is None else turned for _, turned in features]
+            yield tokens, features
 
     def zeros(self, k: Array, v: Array) -> tuple[Array, Array]:
         """S and z before the first token."""
@@ -117,10 +119,18 @@ class _Plan:
     def sums(self, k: Array, v: Array) -> tuple[Array, Array]:
         """S (…, g, d, e) and z (…, g, d) of these keys and values."""
         s, z = self.zeros(k, v)
-        for piece, [(phi_k, turned_k)] in self.pieces(CHUNK, k):
-            s += turned_k.swapaxes(-1, -2) @ v[..., piece, :].astype(self.dtype, copy=False)
+        for tokens, [(phi_k, turned_k)] in self.chunks(CHUNK, k):
+            s += turned_k.swapaxes(-1, -2) @ v[..., tokens, :].astype(self.dtype, copy=False)
             z += phi_k.sum(axis=-2)
         return s, z
+
+    def read(self, q: Array, k: Array, s: Array, z: Array, out: Array, chunk: int = CHUNK) -> Array:
+        """Every query against the same sums S and z, into out (…, h, n, e)."""
+        for tokens, [(phi_q, turned_q)] in self.chunks(chunk, q):
+            numerator = _grouped(turned_q, k) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)
+            denominator = _grouped(phi_q, k) @ z[..., None, :, None]
+            out[..., tokens, :] = self.divide(numerator, denominator, phi_q.shape[:-1], tokens.start)
+        return out
 
     def result(self, q: Array, k: Array, v: Array, out: Array | None) -> Array:
         """Where the outputs (…, h, n, e) go."""
@@ -138,8 +148,8 @@ class _Plan:
             bad = np.argwhere(to_numpy(~(good | empty))).tolist()
             if bad:
                 where, value = (*bad[0][:-1], start + bad[0][-1]), float(denominator[tuple(bad[0])])
-                told = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
-                raise ValueError(f"denominators must be finite and {self.denominators}, {told}; see feature_map")
+                count = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
+                raise ValueError(f"denominators must be finite and {self.denominators}, {count}; see feature_map")
             denominator = denominator + empty
         numerator /= denominator[..., None]
         return numerator
@@ -148,16 +158,18 @@ class _Plan:
 def _plan(
     causal: bool, positions: Any, rope: Any, feature_map: Any, denominators: str, tables: Any = None, **arrays: Array
 ) -> _Plan:
-    xp, told = namespace(**arrays), ", ".join(f"{name} had shape {x.shape} {x.dtype!r}" for name, x in arrays.items())
+    xp = namespace(**arrays)
+    shapes = ", ".join(f"{name} had shape {x.shape} {x.dtype!r}" for name, x in arrays.items())
     q, k, v = (arrays[name if name in arrays else "k"] for name in "qkv")
     (h, *_), (g, *_) = ((1, *x.shape)[-3:] for x in (q, k))
     fits = q.ndim == k.ndim == v.ndim >= 2 and q.shape[:-3] == k.shape[:-3] and k.shape[:-1] == v.shape[:-1]
     fits = fits and q.shape[-1] == k.shape[-1] and (h % g == 0 if g else h == 0)
     if not fits or (checks.flag("causal", causal) and q.shape[-2] != k.shape[-2]):
-        raise ValueError(f"q (…, h, n, d), k (…, g, m, d), v (…, g, m, e) need h a multiple of g, causal n = m: {told}")
+        rule = "q (…, h, n, d), k (…, g, m, d), v (…, g, m, e) need h a multiple of g, and n = m if causal"
+        raise ValueError(f"{rule}: {shapes}")
     dtypes = {compute_dtype(name, x) for name, x in arrays.items()}
     if len({x.dtype for x in arrays.values()}) > 1:
-        raise TypeError(f"q, k and v must have one dtype: {told}")
+        raise TypeError(f"q, k and v must have one dtype: {shapes}")
     if not callable(feature_map):
         checks.choice("feature_map", feature_map, tuple(FEATURE_MAPS))
     checks.choice("denominators", denominators, ("positive", "nonzero"))
@@ -166,12 +178,12 @@ def _plan(
     if rope is not None:
         positions = checks.positions("positions", on_host(positions))
         if {x.shape[-2:-1] for x in arrays.values()} != {positions.shape[-1:]}:
-            raise ValueError(f"positions must be (…, n), one for each token, had shape {positions.shape}: {told}")
+            raise ValueError(f"positions must be (…, n), one for each token, had shape {positions.shape}: {shapes}")
         rope = check_rope(rope).pure
     dtype = dtypes.pop()
     if tables is not None:
         if rope is None:
-            raise ValueError("tables go with positions and a rope")
+            raise ValueError("tables need positions and a rope")
         check_tables(tables, positions, rope, dtype, k)
     return _Plan(xp, dtype, rope, positions, tables, feature_map, denominators)
 
@@ -180,6 +192,11 @@ def _grouped(x: Array, k: Array) -> Array:
     """A view of x (…, h, n, d) as (…, g, h/g, n, d): head i reads head i·g//h of k."""
     heads = (k.shape[-3], x.shape[-3] // max(k.shape[-3], 1)) if k.ndim > 2 else (1,)
     return x.reshape(*x.shape[:-3], *heads, *x.shape[-2:])
+
+
+def _repeated(x: Array, q: Array) -> Array:
+    """x (…, g, n, d) with one head for each head of q; x itself if it has as many, or neither has a head axis."""
+    return x if x.shape[-3:-2] == q.shape[-3:-2] else definition.repeat_heads(x, q.shape[-3])
 
 
 def linear_state(
@@ -212,15 +229,15 @@ def linear_step(
     xp, out, spare = plan.xp, plan.result(q, k, v, out), dict[str, Array]()
 
     def product(name: str, a: Array, b: Array) -> Array:
-        # a @ b makes a new array for each chunk, whose fresh pages cost as much as the product; used again they do not.
+        # a @ b makes a new array for each chunk, whose fresh pages cost as much as the product itself.
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         if name not in spare or spare[name].shape != shape:
             spare[name] = xp.empty(shape, plan.dtype)
         return xp.matmul(a, b, out=spare[name])
 
     lower = xp.tril(xp.ones((min(chunk, q.shape[-2]),) * 2, plan.dtype))
-    for piece, [(phi_q, turned_q), (phi_k, turned_k)] in plan.pieces(chunk, q, k):
-        c, values = piece.stop - piece.start, v[..., piece, :].astype(plan.dtype, copy=False)
+    for tokens, [(phi_q, turned_q), (phi_k, turned_k)] in plan.chunks(chunk, q, k):
+        c, values = tokens.stop - tokens.start, v[..., tokens, :].astype(plan.dtype, copy=False)
         turned_q, turned_k = _grouped(turned_q, k), turned_k.swapaxes(-1, -2)
         scores = product("scores", turned_q, turned_k[..., None, :, :])
         scores *= lower[:c, :c]
@@ -229,7 +246,7 @@ def linear_step(
         sums = product("sums", lower[:c, :c], phi_k)
         sums += z[..., None, :]
         denominator = xp.einsum("...nd,...nd->...n", _grouped(phi_q, k), sums[..., None, :, :])  # Eq. (19), not rotated
-        out[..., piece, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], piece.start)
+        out[..., tokens, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], tokens.start)
         s += product("state", turned_k, values)
         z = sums[..., -1, :].copy()
     return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
@@ -239,7 +256,7 @@ def attention_weights(
     q: Array, k: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> tuple[Array, Array]:  # fmt: skip
-    """What each query weighs the values with, (…, h, n, n), and its sum over the keys, (…, h, n): without a rope 1.
+    """The weights of the values for each query, (…, h, n, n), and their sums, (…, h, n), which are 1 without a rope.
 
     >>> weights, sums = attention_weights(*np.ones((2, 3, 2)), range(3), Rope(2, 10000.0, "half"), causal=True)
     >>> sums.round(3)
@@ -251,15 +268,14 @@ def attention_weights(
 
 
 def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array, Array]:
-    """Rotated, as they weigh the values, (…, g, h/g, n, m), and summed without rotation, (…, g, h/g, n)."""
-    tables = plan.tables
-    if tables is None and plan.rope is not None:
-        tables = rotation_tables(plan.rope, plan.positions, q)
-    pairs = zip(plan.features(q, tables), plan.features(k, tables), strict=True)
-    similar, turned = (_grouped(x, k) @ y.swapaxes(-1, -2)[..., None, :, :] for x, y in pairs)  # Eq. (17): sim(q, k)
-    if causal:
-        similar, turned = plan.xp.tril(similar), plan.xp.tril(turned)
-    return turned, similar.sum(axis=-1)
+    """By the definition: rotated, as they weigh the values, (…, h, n, m), and summed without rotation, (…, h, n, 1)."""
+    phi_q, phi_k = plan.features(q)[0], _repeated(plan.features(k)[0], q)
+    mask = definition.visible(plan.xp.arange(q.shape[-2]), plan.xp.arange(k.shape[-2]), causal)
+
+    def turn(phi: Array) -> Array:
+        return phi if plan.rope is None else rotate_complex(phi, plan.positions, plan.rope)
+
+    return definition.similarities(phi_q, phi_k, turn, mask)
 
 
 def linear_attention(
@@ -274,10 +290,10 @@ def linear_attention(
     array([1.   , 0.77 , 0.375])
 
     ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays (…, n, d) that treats every
-    token by itself, since it is called with some of them at a time. Causal is by token order.
+    token by itself, since it is called with some of them at a time. ``causal`` is by the order of the tokens.
     Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
     row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing. Values
-    must be finite: within a chunk also those to come are multiplied, by 0. ``tables``, for many layers at the same
+    must be finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
     positions, are ``rotation_tables(rope.pure, positions, like=q)``.
     """
     form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
@@ -288,13 +304,8 @@ def linear_attention(
     plan = _plan(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
     out = plan.result(q, k, v, out)
     if form == "quadratic":
-        turned, total = _similarities(plan, q, k, causal)
-        numerator = turned @ v.astype(plan.dtype, copy=False)[..., None, :, :]
-        out[...] = plan.divide(numerator, total, q.shape[:-1])  # Eq. (17)
+        weights, total = _similarities(plan, q, k, causal)
+        values = _repeated(v.astype(plan.dtype, copy=False), q)
+        out[...] = plan.divide(weights @ values, total, q.shape[:-1])  # Eq. (17)
         return out
-    s, z = plan.sums(k, v)  # Eq. (18): the same for every query
-    for piece, [(phi_q, turned_q)] in plan.pieces(chunk, q):
-        numerator = _grouped(turned_q, k) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)
-        denominator = _grouped(phi_q, k) @ z[..., None, :, None]
-        out[..., piece, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], piece.start)
-    return out
+    return plan.read(q, k, *plan.sums(k, v), out, chunk)  # Eq. (18): the same sums for every query

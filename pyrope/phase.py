@@ -30,7 +30,7 @@ Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-_BLOCK = 16384  # elements worked on at a time: large beside the cost of a call, small beside the caches
+_TILE = 16384  # elements worked on at a time: so many that calls cost little, so few that they fit the caches
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
 # so that products with the upper 26 bits of another number are exact (Dekker's way, without an fma).
@@ -86,7 +86,7 @@ def _angle(rest: Int64, low: Uint64, spare: Float64) -> tuple[Float64, Float64]:
     bits = big.view(np.int64)
     bits &= _UPPER_26
     head -= big
-    head += tail  # big + head is the whole, big has 26 bits
+    head += tail  # big + head is the sum, big has 26 bits
     error = np.multiply(big, _UNIT_A, out=tail)
     error -= angle
     big *= _UNIT_B
@@ -96,7 +96,7 @@ def _angle(rest: Int64, low: Uint64, spare: Float64) -> tuple[Float64, Float64]:
     return angle, error
 
 
-def _block(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[Float64, Float64]:
+def _cos_sin_tile(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[Float64, Float64]:
     """cos and sin for positions m of shape (rows, 1) or (rows, p)."""
     size = np.abs(m).view(np.uint64)
     # h = m·θ/2π mod 1 and an eighth, upper 64 bits; size ≤ 2³¹, so the sum for the carry cannot overflow.
@@ -152,10 +152,10 @@ def _near_quarters(x: Float64, z: Float64, size: Uint64, turning: list[bool]) ->
     """Where |x| is so small that the last bits of θ/2π matter: below (m·2⁻⁷ + 2¹²) units of 2⁻⁶⁴ turns; z = x². Pairs
     that do not turn are exact."""
     largest = (float(size.max(initial=0)) * 2.0**-7 + 4096.0) * _UNIT
-    if z.min(initial=1.0) > largest * largest:  # one cheap pass, and nothing more for most blocks
+    if z.min(initial=1.0) > largest * largest:  # one cheap pass, and nothing more for most tiles
         return []
-    found = (np.abs(x) < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0) & turning
-    return [(int(row), int(i)) for row, i in np.argwhere(found)]
+    near = (np.abs(x) < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0) & turning
+    return [(int(row), int(i)) for row, i in np.argwhere(near)]
 
 
 def _slowly(m: int, theta: Decimal) -> tuple[float, float]:
@@ -203,18 +203,18 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     total, owner = math.prod(shape), [0] if axes is None else [axis for axis, _ in axes.assign(p)]
     cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
     theta, turn, factor = exact_frequencies(rope), _turns(rope), rope.attention_factor
-    rows = max(1, _BLOCK // p)
+    rows = max(1, _TILE // p)
     for start in range(0, total, rows):
-        block = slice(start, start + rows)
-        # Only a block is ever converted to int64 or spread over the pairs: positions may be as large as the result.
-        each = np.stack([axis.flat[block] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
-        c, s = _block(each[:, owner], turn, theta)
+        tile = slice(start, start + rows)
+        # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
+        each = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
+        c, s = _cos_sin_tile(each[:, owner], turn, theta)
         if factor != 1.0:
             c *= factor
             s *= factor
         if rope.direction == -1:
             np.negative(s, out=s)
-        cos[block], sin[block] = _rounded(c, dtype), _rounded(s, dtype)
+        cos[tile], sin[tile] = _rounded(c, dtype), _rounded(s, dtype)
     return cos.reshape(*shape, p), sin.reshape(*shape, p)
 
 

@@ -1,7 +1,7 @@
 """Pictures of what RoPE does. Each function of `PLOTS` returns a matplotlib Figure; `draw` writes one to a file.
 
 Lines differ by dash and by lightness, maps go from black to white, so that everything can be read in grey. Figures are
-made without pyplot: no window, no global state. matplotlib is an extra, imported when a picture is asked for.
+made without pyplot: no window, no global state. matplotlib is an extra, imported when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks
+from . import checks, definition
 from .linear import attention_weights, linear_attention
+from .oracle.ask import Candidate, Unreadable
+from .oracle.floats import Float64, to_bfloat16
 from .oracle.gallery import roformer_repeat
-from .oracle.probe import Candidate, Float64, Probe, Unreadable
-from .oracle.recipes import recipe_of, to_bfloat16
+from .oracle.probe import Probe
+from .oracle.recipes import recipe_of
 from .phase import cos_sin
 from .rotation import decay, rotate, rotation_matrix
-from .softmax import attention, attention_scores, probabilities
+from .softmax import attention, attention_scores
 from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, wavelengths
 
 Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
@@ -41,11 +43,7 @@ _LINES: tuple[dict[str, Any], ...] = (
 
 
 def _matplotlib(module: str) -> Any:
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ImportError as error:
-        told = 'pictures need matplotlib, and it cannot be imported: pip install "pyrope-reference[plot]"'
-        raise ImportError(f"{told} ({error})") from error
+    return checks.imported(f"matplotlib.{module}", "a picture", "plot")
 
 
 def _figure(title: str, rows: int, columns: int, size: tuple[float, float], **sharing: Any) -> tuple[Figure, Any]:
@@ -63,7 +61,7 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _map(axes: Any, matrix: Float64, most: float, signed: bool = False) -> Any:
-    """A matrix in shades from 0, white, to most, black, or signed from −most, black, to most, white; NaN is hatched."""
+    """Draws a matrix in shades from 0, white, to most, black, or if signed from −most to most; NaN is hatched."""
     axes.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
@@ -72,7 +70,7 @@ def _map(axes: Any, matrix: Float64, most: float, signed: bool = False) -> Any:
 
 
 def _bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
-    """What the shades of a map mean, below it."""
+    """The scale of the shades of a map, below it."""
     panels = list(np.atleast_1d(axes))
     return panels[0].figure.colorbar(
         image, ax=panels, label=label, location="bottom", aspect=20 * len(panels), **options
@@ -103,20 +101,20 @@ def rotation_figure(vector: Sequence[float] = (1.0, 0.0), count: int = 7) -> Fig
     x = np.broadcast_to([*vector, *vector], (count, 4)).astype(np.float64)
     turned = rotate(x, np.arange(count), rope)  # (count, 4)
     size = math.hypot(*vector)
-    for i, (panel, told) in enumerate(zip(axes, ("the first pair, θ = 1", "the second pair, θ = 0.1"), strict=True)):
+    for i, (panel, pair) in enumerate(zip(axes, ("the first pair, θ = 1", "the second pair, θ = 0.1"), strict=True)):
         for m, (a, b) in enumerate(turned[:, 2 * i : 2 * i + 2]):
             shade = str(0.65 * m / count)
             panel.plot([0, a], [0, b], color=shade, linewidth=1.6, marker="o", markevery=[1], markersize=4)
             panel.text(1.14 * a, 1.14 * b, f"{m}", ha="center", va="center", fontsize="small")
         panel.add_patch(_matplotlib("patches").Circle((0, 0), size, fill=False, linestyle=":", color="0.6"))
         panel.set(xlim=(-1.3 * size, 1.3 * size), ylim=(-1.3 * size, 1.3 * size), aspect="equal")
-        _label(panel, f"{told} rad per position", f"feature {2 * i}", f"feature {2 * i + 1}")
+        _label(panel, f"{pair} rad per position", f"feature {2 * i}", f"feature {2 * i + 1}")
     figure.supxlabel("the number at a point is its position m", fontsize="medium")
     return figure
 
 
 def scaled_ropes(factor: float = 8.0, original_length: int = 4096, head_dim: int = 128) -> dict[str, Rope]:
-    """One rope with base 10000 for each rescaling, for a context longer by this factor; LongRoPE's list is made up."""
+    """A rope with base 10000 for each rescaling, for a context longer by this factor; LongRoPE's list is made up."""
     plain = Rope(head_dim, 10000.0, "half")
     made_up = tuple(float(f) for f in np.geomspace(1, factor, plain.pairs))
     scalings: dict[str, Any] = {
@@ -133,7 +131,7 @@ def scaled_ropes(factor: float = 8.0, original_length: int = 4096, head_dim: int
 
 
 def _compared(rope: Rope | None) -> dict[str, Rope]:
-    """All rescalings, or one rope and what it would be without its own."""
+    """All rescalings, or one rope and the same rope without its rescaling."""
     if rope is None:
         return scaled_ropes()
     if rope.scaling is None:
@@ -144,10 +142,10 @@ def _compared(rope: Rope | None) -> dict[str, Rope]:
 def wavelengths_figure(rope: Rope | None = None) -> Figure:
     """How many positions each pair takes for a turn, by rescaling."""
     ropes = _compared(rope)
-    told = "each rescaling slows down, for a context of 8 × 4096" if rope is None else f"{list(ropes)[-1]} slows down"
-    told = f"Which pairs {told}" if len(ropes) > 1 else "How long the pairs take for a turn"
+    title = "each rescaling slows down, for a context of 8 × 4096" if rope is None else f"{list(ropes)[-1]} slows down"
+    title = f"Which pairs {title}" if len(ropes) > 1 else "How long the pairs take for a turn"
     one = rope or ropes["none"]
-    figure, (left, right) = _figure(f"{told} (d = {one.width}, base {one.base:g})", 1, 2, (9.6, 4.8))
+    figure, (left, right) = _figure(f"{title} (d = {one.width}, base {one.base:g})", 1, 2, (9.6, 4.8))
     plain = wavelengths(ropes["none"])
     for style, (name, one) in zip(_LINES, ropes.items(), strict=False):
         turning = np.isfinite(wavelengths(one))
@@ -167,7 +165,7 @@ def wavelengths_figure(rope: Rope | None = None) -> Figure:
 
 
 def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 12) -> Figure:
-    """Long-term decay: the curve of Figure 2, and scores below the bound that it gives."""
+    """Long-term decay: the curve of Figure 2, and scores, which stay below the bound that it gives."""
     rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(_length(distances))
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
@@ -232,8 +230,8 @@ def precision_figure(rope: Rope | None = None, octaves: int = 20, samples: int =
     figure, (axes,) = _figure(
         f"How precision dies with position, d = {rope.width}, base {rope.base:g}", 1, 1, (7.6, 4.8)
     )
-    found = precision_errors(rope, octaves, samples)
-    for style, marker, (name, (at, errors)) in zip(_LINES, "os^v", found.items(), strict=False):
+    by_procedure = precision_errors(rope, octaves, samples)
+    for style, marker, (name, (at, errors)) in zip(_LINES, "os^v", by_procedure.items(), strict=False):
         axes.loglog(at, errors, base=2, marker=marker, markersize=4, label=name, **style)
     axes.set_yscale("log", base=10)
     axes.axhline(2, color="0.8", linewidth=6, zorder=0)
@@ -245,7 +243,7 @@ def precision_figure(rope: Rope | None = None, octaves: int = 20, samples: int =
 
 
 def precision_errors(rope: Rope, octaves: int, samples: int) -> dict[str, tuple[Float64, Float64]]:
-    """By procedure: starts of the octaves of positions, and the largest error of cos and sin in each."""
+    """For each procedure, the starts of the octaves of positions and the largest error of cos and sin in each."""
     octaves, rng = checks.integer("octaves", octaves, 1), np.random.default_rng(0)
     starts: Any = 2 ** np.arange(octaves)
     within = checks.integer("samples", samples, 1)
@@ -281,38 +279,38 @@ def attention_figure(rope: Rope | None = None, length: int = 48, noise: float = 
         shown = np.where(np.tri(length, dtype=bool), weights, np.nan)
         image = _map(panel, np.sqrt(shown), math.sqrt(most))
         _label(panel, name, "key n (position)", "query m (position)")
-    bar = _bar(image, axes, "weight of a key; hatched: not seen", extend="max")
+    bar = _bar(image, axes, "weight of a key; hatched: hidden", extend="max")
     bar.set_ticks([math.sqrt(w) for w in ticks], labels=[f"{w:g}" for w in ticks])
     return figure
 
 
 def softmax_weights(q: Float64, k: Float64) -> Float64:
     """The causal weights (n, n) of one head."""
-    return np.asarray(probabilities(attention_scores(q, k, causal=True))[0])
+    return np.asarray(definition.softmax(attention_scores(q, k, causal=True))[0])
 
 
 def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0, seed: int = 0) -> Figure:
     """The effective weights and the row sums of Eq. (19), beside softmax."""
     rope = rope or Rope(16, 100.0, "half")  # small: every pair turns within the picture, so that weights go below 0
     q, k = _vectors(_length(length), rope.head_dim, noise, seed)
-    at, seen = np.arange(length), np.tri(length, dtype=bool)
+    at, visible = np.arange(length), np.tri(length, dtype=bool)
     softmax = softmax_weights(rotate(q, at, rope), rotate(k, at, rope))
     weights, sums = (x[0] for x in attention_weights(q, k, at, rope, causal=True))
     title = "With RoPE, the weights of linear attention may be negative and no longer add up to 1"
     figure, (left, middle, right) = _figure(title, 1, 3, (12.6, 5.4))
     name = f"linear, Eq. (19), φ = elu + 1, d = {rope.width}, base {rope.base:g}"
-    for panel, matrix, told in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, name)):
-        image = _map(panel, np.where(seen, matrix * (at + 1)[:, None], np.nan), 3.0)
-        _label(panel, told, "key n (position)", "query m (position)")
+    for panel, matrix, title in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, name)):
+        image = _map(panel, np.where(visible, matrix * (at + 1)[:, None], np.nan), 3.0)
+        _label(panel, title, "key n (position)", "query m (position)")
     query, key = np.nonzero(weights < 0)
     if key.size:
         middle.plot(key, query, color="#c0392b", linestyle="none", marker="x", markersize=3, label="below 0")
         middle.legend(loc="upper right", fontsize="small")
-    _bar(image, [left, middle], "weight of a key, in equal shares 1/(m + 1); hatched: not seen", extend="max")
+    _bar(image, [left, middle], "weight of a key, in equal shares 1/(m + 1); hatched: hidden", extend="max")
     negative = weights.clip(max=0).sum(axis=-1)
     lines = {"softmax": softmax.sum(axis=-1), "linear": sums, "linear, those below 0 alone": negative}
-    for style, (told, total) in zip(_LINES, lines.items(), strict=False):
-        right.plot(at, total, label=told, **style)
+    for style, (name, total) in zip(_LINES, lines.items(), strict=False):
+        right.plot(at, total, label=name, **style)
     _label(right, "what the weights of a query add up to", "query m (position)", "sum over its keys")
     right.set_ylim(top=1.5)  # room for the legend
     right.legend(loc="upper right", fontsize="small", handlelength=3.5)
@@ -333,8 +331,8 @@ def time_figure(
     for (power, name, style), taken in zip(guides, seconds.values(), strict=True):  # from the longest length back
         guide = taken[-1] * 1e3 * (np.array(lengths) / lengths[-1]) ** power
         axes.loglog(lengths, guide, color="0.7", linewidth=1.2, linestyle=style, label=name, zorder=0)
-    told = f"measured on this machine while this was drawn: shortest of {rounds} or more"
-    _label(axes, told, "length n (positions)", "time (ms)")
+    caption = f"measured on this machine while this was drawn: shortest of {rounds} or more"
+    _label(axes, caption, "length n (positions)", "time (ms)")
     axes.set_xticks(lengths, labels=[f"{n}" for n in lengths])
     axes.minorticks_off()
     axes.legend(fontsize="small", handlelength=3.5)
@@ -342,14 +340,14 @@ def time_figure(
 
 
 def attention_times(lengths: Sequence[int], heads: int, head_dim: int, rounds: int) -> dict[str, list[float]]:
-    """The shortest time of each, in seconds, for each length; taken in turns, so that a busy moment hits both."""
+    """The shortest time of each in seconds, by length; measured in turns, so that a busy moment hits both."""
     rope, rng = Rope(head_dim, 10000.0, "half"), np.random.default_rng(0)
     names = ("softmax, Eq. (2)", "linear, Eq. (19)")
     taken: dict[str, list[float]] = {name: [] for name in names}
     for n in lengths:
         q, k, v = rng.standard_normal((3, heads, n, head_dim)).astype(np.float32)
         m, best = np.arange(n), dict.fromkeys(names, np.inf)
-        for _ in range(checks.integer("rounds", rounds, 1) * max(1, 2048 // n)):  # short ones are soon disturbed
+        for _ in range(checks.integer("rounds", rounds, 1) * max(1, 2048 // n)):  # short runs are easily disturbed
             start = time.perf_counter()
             attention(rotate(q, m, rope), rotate(k, m, rope), v, causal=True)
             middle = time.perf_counter()
@@ -372,11 +370,11 @@ def operator_figure(
     ``candidate`` is fn(x, positions), as for `check_rotation`, and needs a ``rope``.
     """
     if candidate is not None and rope is None:
-        raise ValueError("a candidate needs the rope that is expected of it")
+        raise ValueError("a candidate needs the rope that it is meant to be: give rope=")
     fn, rope = candidate or roformer_repeat, rope or Rope(16, 10000.0, "half")
     position = checks.integer("position", position, 0)
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
-    found, expected = operator_of(fn, rope, at, dtype), rotation_matrix(at, rope)
+    actual, expected = operator_of(fn, rope, at, dtype), rotation_matrix(at, rope)
     where = at.tolist() if at.ndim == 0 else tuple(at.tolist())
     title = f"What position {where} does to a head: column j of R is what unit vector j becomes"
     figure, axes = _figure(title, 1, 3, (12.6, 5.4))
@@ -385,21 +383,21 @@ def operator_figure(
         "candidate" if candidate else "candidate: pairs (2i, 2i+1)",
     )
     most = max(1.0, rope.attention_factor)
-    for panel, name, matrix in zip(axes, names, (expected, found), strict=False):
+    for panel, name, matrix in zip(axes, names, (expected, actual), strict=False):
         image = _map(panel, matrix, most, signed=True)
         _label(panel, name, "feature in, j", "feature out, i")
     _bar(image, axes[:2], "element (i, j) of R; grey is 0, hatched is not finite", extend="both")
-    off = found - expected
+    off = actual - expected
     largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))
     image = _map(axes[2], off, largest or 1.0, signed=True)  # on a scale of its own: most differences are small
-    told = f"at most {largest:.2g}" if np.isfinite(off).all() else "not finite"
-    _label(axes[2], f"candidate − expected: {told}", "feature in, j", "feature out, i")
+    size = f"at most {largest:.2g}" if np.isfinite(off).all() else "not finite"
+    _label(axes[2], f"candidate − expected: {size}", "feature in, j", "feature out, i")
     _bar(image, axes[2], "difference of the elements; grey is 0")
     return figure
 
 
 def operator_of(fn: Candidate, rope: Rope, at: Any, dtype: Any = np.float32) -> Float64:
-    """R(m) of a candidate at one position, or (axes,) of them, (d, d), float64."""
+    """R(m) of a candidate at one position, scalar or (axes,): (d, d), float64."""
     try:
         return np.asarray(Probe(fn, rope.head_dim, dtype, None).operator(np.asarray(at)[..., None])[0])
     except Unreadable as error:
@@ -420,7 +418,7 @@ PLOTS: dict[str, Callable[..., Figure]] = {
 
 
 def check_file(path: str | os.PathLike[str]) -> Path:
-    """The path, if a picture can be written there: to be asked before something is computed."""
+    """Returns the path if a picture can be written there; to be called before anything is computed."""
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a picture must be a {' or '.join(SUFFIXES)} file, was {str(path)!r}")
@@ -431,7 +429,7 @@ def check_file(path: str | os.PathLike[str]) -> Path:
 
 
 def draw(name: str, path: str | os.PathLike[str], **options: Any) -> None:
-    """The picture of this name, one of `PLOTS`, as an SVG or PNG file; options are those of its function.
+    """Draws the picture of this name, one of `PLOTS`, into an SVG or PNG file; options are those of its function.
 
     >>> draw("decay", "decay.jpg")
     Traceback (most recent call last):

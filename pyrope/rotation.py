@@ -1,8 +1,8 @@
 """The rotation R(Θ, m) of Eq. (15) applied to queries and keys, in its equal forms.
 
-`rotate` is the fast form, Eq. (34); `rotate_complex`, Eq. (12), and `rotation_matrix`, Eq. (15), are the
-same thing as one would write it on a blackboard. float16 and bfloat16 are widened to float32, rotated,
-and rounded once; float32 and float64 are computed in their own dtype.
+`rotate` is the fast form, Eq. (34). `rotate_complex`, Eq. (12), `rotation_matrix`, Eq. (15), and `decay` check their
+arguments and call `definition`. float16 and bfloat16 are widened to float32, rotated, and rounded once; float32 and
+float64 are computed in their own dtype.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from . import checks
-from .backend import Array, blocks, compute_dtype, from_numpy, namespace, on_host, piece, result_array
+from . import checks, definition
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host, result_array
+from .definition import Features
 from .phase import check_positions, cos_sin
-from .theta import LAYOUTS, Rope
+from .theta import LAYOUTS, Rope, check_rope
+from .tiles import tile_of, tiles
 
-# The order in which a layout reads the two features of each pair, and that in which it writes them.
-_ORDERS = {layout: (layout, layout) for layout in ("interleaved", "half")}
-_ORDERS["interleaved-to-half"] = ("interleaved", "half")
-_BLOCK = 2**17  # elements: what NumPy works on at a time where it needs more than one pass
+_TILE = 2**17  # elements: what NumPy works on at a time where it needs more than one pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +77,6 @@ def _aligned(table: Array, shape: tuple[int, ...], x: Array) -> Array:
     return table.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), shape[-1], table.shape[-1])
 
 
-def _pairs(x: Array, order: str) -> tuple[Array, Array]:
-    """The first and the second features of all pairs of x (…, 2p), as views (…, p)."""
-    p = x.shape[-1] // 2
-    return (x[..., ::2], x[..., 1::2]) if order == "interleaved" else (x[..., :p], x[..., p:])
-
-
-def _rotary(rope: Rope) -> slice:
-    """The features that are rotated."""
-    return slice(0, rope.width) if rope.placement == "prefix" else slice(rope.head_dim - rope.width, rope.head_dim)
-
-
 def _as_complex(x: Array) -> Array | None:
     """x (…, 2p) as a complex view (…, p), or None where its memory does not allow it."""
     dtype = np.result_type(x.dtype, np.complex64)
@@ -133,19 +121,19 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     shape = _check_fit(x, tables.positions, rope)
     out = result_array(xp, x.shape, x.dtype, out)
     if out is not x and xp.may_share_memory(out, x):
-        x = x.copy()  # they may overlap anyhow, and a piece must not be overwritten before it is read
-    turning = _rotary(rope)
+        x = x.copy()  # they may overlap in any way, and a tile must not be overwritten before it is read
+    turning = slice(rope.start, rope.start + rope.width)
     if out is not x:
         for still in (slice(0, turning.start), slice(turning.stop, rope.head_dim)):
             out[..., still] = x[..., still]
-    read, write = reversed(_ORDERS[rope.layout]) if inverse else _ORDERS[rope.layout]
+    reads, writes = definition.pairs(rope.layout, rope.width)
     straight, crossed = tables.straight, tables.crossed
     if inverse:  # Rᵀ/a²
-        a2 = rope.attention_factor**2
+        reads, writes, a2 = writes, reads, rope.attention_factor**2
         straight, crossed = straight.conj() / a2, None if crossed is None else -crossed / a2
     straight = _aligned(straight, shape, x)
     crossed = None if crossed is None else _aligned(crossed, shape, x)
-    _turn(xp, x[..., turning], out[..., turning], straight, crossed, read, write)
+    _turn(xp, x[..., turning], out[..., turning], straight, crossed, reads, writes)
     return out
 
 
@@ -163,35 +151,36 @@ def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any
         raise ValueError(f"tables were made for {made} arithmetic, x of dtype {x.dtype} needs {dtype}")
 
 
-def _turn(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array | None, read: str, write: str) -> None:
-    """R·x over the rotated features, into out: one pass where memory allows it, else three per block."""
+def _turn(
+    xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array | None, reads: Features, writes: Features
+) -> None:
+    """R·x over the rotated features, into out: one pass where memory allows it, else three for each tile."""
     dtype = straight.real.dtype
-    if crossed is None and read == write and x.dtype == dtype:
+    if crossed is None and reads == writes and x.dtype == dtype:
         source, target = _as_complex(x), _as_complex(out)
         if source is not None and target is not None:
             # NumPy's vector code fuses the products, its scalar code does not: last bits depend on the array's length.
             xp.multiply(source, straight, out=target)  # Eq. (12), pairs (2i, 2i+1)
             return
-    # On the GPU every launch costs and there is no cache to keep to, so the block is the whole array.
-    limit = _BLOCK if xp is np else max(x.size, 1)
+    # On the GPU every launch costs and there is no cache to keep to, so there is one tile.
+    limit = _TILE if xp is np else max(x.size, 1)
     spare = xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
-    for index in blocks(x.shape, limit):
-        a, b, c = x[index], out[index], piece(straight, index)
+    for index in tiles(x.shape, limit):
+        a, b, c = x[index], out[index], tile_of(straight, index)
         if crossed is not None:
             product = spare[0, : a.size].reshape(a.shape)
             if a.dtype != dtype:
                 widened = spare[1, : a.size].reshape(a.shape)
                 widened[...] = a
-                _turn_half(xp, widened, widened, c, piece(crossed, index), product)
+                _turn_half(xp, widened, widened, c, tile_of(crossed, index), product)
                 b[...] = widened
             else:
-                _turn_half(xp, a, b, c, piece(crossed, index), product)
+                _turn_half(xp, a, b, c, tile_of(crossed, index), product)
             continue
         z = spare.reshape(-1)[: a.size].view(c.dtype).reshape(*a.shape[:-1], a.shape[-1] // 2)
-        z.real, z.imag = _pairs(a, read)
+        z.real, z.imag = a[..., reads[0]], a[..., reads[1]]
         xp.multiply(z, c, out=z)  # Eq. (12)
-        first, second = _pairs(b, write)
-        first[...], second[...] = z.real, z.imag
+        b[..., writes[0]], b[..., writes[1]] = z.real, z.imag
 
 
 def _turn_half(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array, spare: Array) -> None:
@@ -203,7 +192,7 @@ def _turn_half(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: A
 
 
 def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
-    """R(Θ, m)·x as a product of complex numbers, Eq. (12): the same as `rotate`, as a definition.
+    """R(Θ, m)·x as a product of complex numbers, Eq. (12): `rotate` by the definition, slow.
 
     >>> rope, x = Rope(8, 10000.0, "half"), np.ones((1, 8))
     >>> bool(np.allclose(rotate_complex(x, [5], rope), rotate(x, [5], rope)))
@@ -211,15 +200,10 @@ def rotate_complex(x: Array, positions: Any, rope: Rope) -> Array:
     """
     xp, dtype = namespace(x=x), compute_dtype("x", x)
     m = check_positions(on_host(positions), rope)
-    shape, turning, (read, write) = _check_fit(x, m, rope), _rotary(rope), _ORDERS[rope.layout]
+    shape = _check_fit(x, m, rope)
     cos, sin = (_aligned(from_numpy(table, xp), shape, x) for table in cos_sin(rope, m, dtype))
-    first, second = _pairs(x[..., turning].astype(dtype), read)
-    z = (first + 1j * second) * (cos + 1j * sin)  # Eq. (12): (W x)·e^{imθ}
-    out = xp.empty(x.shape, x.dtype)
-    out[...] = x
-    first, second = _pairs(out[..., turning], write)
-    first[...], second[...] = z.real, z.imag
-    return out
+    reads, writes = definition.pairs(rope.layout, rope.width, rope.start)
+    return definition.rotate_complex(x.astype(dtype), cos, sin, reads, writes).astype(x.dtype)
 
 
 def rotation_matrix(m: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -234,12 +218,8 @@ def rotation_matrix(m: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]
     cos, sin = cos_sin(rope, on_host(m))
     if cos.ndim != 1:
         raise ValueError(f"m must be one position, had shape {np.shape(m)}")
-    turning, matrix = _rotary(rope), np.eye(rope.head_dim)  # Eq. (14): what is not rotated stays
-    (a, b), (first, second) = (_pairs(np.arange(rope.head_dim)[turning], order) for order in _ORDERS[rope.layout])
-    matrix[turning, turning] = 0.0
-    matrix[first, a], matrix[first, b] = cos, -sin  # Eq. (13), the blocks of all pairs
-    matrix[second, a], matrix[second, b] = sin, cos
-    return matrix
+    reads, writes = definition.pairs(rope.layout, rope.width, rope.start)
+    return np.asarray(definition.rotation_matrix(cos, sin, reads, writes, rope.head_dim))
 
 
 def permute_weights(
@@ -260,10 +240,10 @@ def permute_weights(
     if w.ndim < 1 or w.shape[0] % heads or not w.shape[0]:
         raise ValueError(f"the first axis of w must be a multiple of heads, {heads}, w had shape {w.shape}")
     rope = Rope(w.shape[0] // heads, 10000.0, from_layout, rotary_dim, placement)  # checks the widths
-    order, turning = np.arange(rope.head_dim), np.arange(rope.head_dim)[_rotary(rope)]
-    reads = (_pairs(turning, _ORDERS[layout][0]) for layout in (from_layout, to_layout))
+    order, feature = np.arange(rope.head_dim), np.arange(rope.head_dim)
+    reads = (definition.pairs(layout, rope.width, rope.start)[0] for layout in (from_layout, to_layout))
     for old, new in zip(*reads, strict=True):
-        order[new] = old
+        order[new] = feature[old]
     split = w.reshape(heads, rope.head_dim, *w.shape[1:])
     return xp.take(split, from_numpy(order, xp), axis=1).reshape(w.shape)
 
@@ -278,6 +258,5 @@ def decay(distances: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.float64]]:
     product of query and conjugate key of pair j, and h_{r/2} = 0,
     |Σ h_j e^{i(m−n)θ_j}| ≤ max|h_{j+1} − h_j| · (r/2) · decay(m − n).
     """
-    cos, sin = cos_sin(rope, on_host(distances))  # e^{i(m−n)θ_j}, the terms of Eq. (35) for h = 1
-    scores = np.hypot(cos.cumsum(axis=-1), sin.cumsum(axis=-1)) / rope.attention_factor  # |S_j|, Eq. (36)
-    return np.asarray(scores.mean(axis=-1))  # Eq. (37), its second factor over r/2
+    # A bound on scores without the attention factor, as the paper has it.
+    return np.asarray(definition.decay(*cos_sin(check_rope(rope).pure, on_host(distances))))

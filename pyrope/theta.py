@@ -12,16 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from . import checks, conventions
+from . import checks
+
+if TYPE_CHECKING:
+    from .models.conventions import Source
 
 LAYOUTS = ("interleaved", "half", "interleaved-to-half")
 PLACEMENTS = ("prefix", "suffix")
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563")
-# Ten digits more than Θ is promised to; spelt out, since an application may have changed the defaults.
+# All settings are spelt out, since an application may have changed the defaults.
 _TRAPS = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
 DECIMAL = Context(60, decimal.ROUND_HALF_EVEN, Emin=-999999, Emax=999999, traps=_TRAPS)
 
@@ -252,7 +255,7 @@ class Axes:
 
 @dataclass(frozen=True, repr=False)
 class Rope:
-    """Everything that decides the rotation R(Θ, m) of one head: a value, and hashable.
+    """Everything that decides the rotation R(Θ, m) of one head: a hashable value.
 
     >>> rope = Rope(head_dim=128, base=10000.0, layout="half", scaling=Linear(factor=4.0))
     >>> rope
@@ -278,7 +281,7 @@ class Rope:
 
     def __post_init__(self) -> None:
         _set(self, "head_dim", checks.integer("head_dim", self.head_dim, 1))
-        if self.rotary_dim is not None:  # None is the whole head, and the whole head is None
+        if self.rotary_dim is not None:  # all features are always written as None, so that equal ropes compare equal
             width = checks.integer("rotary_dim", self.rotary_dim, 1)
             _set(self, "rotary_dim", None if width == self.head_dim else width)
         for name, size in (("head_dim", self.head_dim), ("rotary_dim", self.width)):
@@ -304,19 +307,19 @@ class Rope:
         if isinstance(scaling, DynamicNTK) and r == 2:
             raise ValueError("DynamicNTK needs a rotary width of at least 4, was 2: its exponent r/(r−2) divides by 0")
         if isinstance(scaling, Proportional) and r != self.head_dim:
-            fix = "leave rotary_dim out, its fraction says how much turns"
-            raise ValueError(f"Proportional spans the whole head, {self.head_dim}, rotary_dim was {r}: {fix}")
+            fix = "leave rotary_dim out, since its fraction says how much turns"
+            raise ValueError(f"Proportional spans all {self.head_dim} features, rotary_dim was {r}: {fix}")
         if isinstance(scaling, Proportional) and not int(scaling.fraction * r // 2):
             raise ValueError(f"Proportional's fraction, {scaling.fraction:g}, lets no pair of {r} features turn")
         if not 2.0**-20 <= self.attention_factor <= 2.0**20:
             raise ValueError(f"the attention factor must lie in [2^-20, 2^20], was {self.attention_factor:g}")
         for name in ("short", "long") if isinstance(scaling, LongRoPE) else ():
-            if (found := len(getattr(scaling, name))) != r // 2:
-                raise ValueError(f"LongRoPE's {name} list must have one factor for each of {r // 2} pairs, has {found}")
+            if (count := len(getattr(scaling, name))) != r // 2:
+                raise ValueError(f"LongRoPE's {name} list must have one factor for each of {r // 2} pairs, has {count}")
 
     def __repr__(self) -> str:
-        told = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"Rope({', '.join(told)})"
+        values = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Rope({', '.join(values)})"
 
     @property
     def width(self) -> int:
@@ -329,8 +332,13 @@ class Rope:
         return self.width // 2
 
     @property
+    def start(self) -> int:
+        """The first feature that is rotated."""
+        return 0 if self.placement == "prefix" else self.head_dim - self.width
+
+    @property
     def attention_factor(self) -> float:
-        """a: multiplies cos and sin, so that scores get a²; 1 but for YaRN and LongRoPE."""
+        """a: multiplies cos and sin, so that scores get a²; 1 except for YaRN and LongRoPE."""
         return _attention_factor(self.scaling) if isinstance(self.scaling, YaRN | LongRoPE) else 1.0
 
     @property
@@ -358,9 +366,7 @@ class Rope:
         return replace(self, scaling=replace(self.scaling, length=length))
 
     @classmethod
-    def from_config(
-        cls, config: conventions.Source, *, layout: str | None = None, layer_type: str | None = None
-    ) -> Rope:
+    def from_config(cls, config: Source, *, layout: str | None = None, layer_type: str | None = None) -> Rope:
         """The rope of a Hugging Face config: a dict, or the path of a config.json or of its folder.
 
         >>> Rope.from_config({"model_type": "llama", "head_dim": 64, "rope_theta": 500000.0})
@@ -369,7 +375,9 @@ class Rope:
         A config does not say the layout; it comes from ``model_type`` by convention, or from ``layout``.
         Models whose layers have different ropes need ``layer_type``.
         """
-        read = conventions.read_config(config, layout, layer_type)
+        from .models.conventions import read_config  # imported here, since the core reads no JSON
+
+        read = read_config(config, layout, layer_type)
         (kind, parameters), sections = read.pop("scaling"), read.pop("axes")
         scaling = None if kind == "default" else SCALINGS[kind](**parameters)
         return cls(**read, scaling=scaling, axes=None if sections is None else Axes(*sections))
@@ -383,11 +391,11 @@ def _attention_factor(scaling: YaRN | LongRoPE) -> float:
 
 
 def check_rope(rope: Any) -> Rope:
-    """The rope, if it is one whose Θ is fixed."""
-    found = checks.instance("rope", rope, Rope)
-    if not found.resolved:
+    """The argument, if it is a Rope whose Θ is fixed."""
+    checked = checks.instance("rope", rope, Rope)
+    if not checked.resolved:
         raise ValueError(f"the frequencies of {rope.scaling} depend on the length: fix it first with rope.at(length)")
-    return found
+    return checked
 
 
 @lru_cache(maxsize=256)

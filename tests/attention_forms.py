@@ -41,7 +41,7 @@ def forbid(n, m, causal, window, mask, segments):
 def turned(x, at, rope, r):
     """The rotation with tables and products rounded by r, as eager code in a low dtype does it."""
     cos, sin = (r(t.astype(np.float32) if x.dtype != np.float64 else t)[:, None] for t in pyrope.cos_sin(rope, at))
-    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
+    start = rope.start
     part = x[..., start : start + rope.width]
     first, second = (part[..., ::2], part[..., 1::2]) if rope.layout != "half" else np.split(part, 2, axis=-1)
     a, b = r(r(first * cos) - r(second * sin)), r(r(first * sin) + r(second * cos))

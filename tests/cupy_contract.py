@@ -9,7 +9,7 @@ from types import ModuleType
 
 try:
     import cupy as real  # imports without a device; any use of one raises
-except ImportError:  # no wheel for this platform: the tests that need it say so
+except ImportError:  # no wheel for this platform: the tests that need one are skipped
     real = None
 
 REASON = "CuPy has no wheel for this platform: names and keywords cannot be checked"
@@ -32,10 +32,10 @@ def keywords(function: object) -> set[str] | None:
 
 def resolve(path: str, module: ModuleType | None = None) -> object:
     """The object at a dotted path of CuPy; AttributeError if there is none."""
-    found: object = module or real
+    value: object = module or real
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def _dotted(node: ast.AST) -> str | None:
@@ -48,15 +48,15 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def violations(source: str) -> list[str]:
-    """What a piece of source uses of xp that CuPy does not have."""
-    tree, said = ast.parse(source), []
+    """What source code uses of xp that CuPy does not have."""
+    tree, messages = ast.parse(source), []
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and id(node) not in inner and (path := _dotted(node)):
             try:
                 resolve(path)
             except AttributeError:
-                said.append(f"line {node.lineno}: cupy has no {path}")
+                messages.append(f"line {node.lineno}: cupy has no {path}")
         if isinstance(node, ast.Call) and (path := _dotted(node.func)):
             try:
                 known = keywords(resolve(path))
@@ -64,10 +64,10 @@ def violations(source: str) -> list[str]:
                 continue
             for keyword in node.keywords:
                 if keyword.arg is None or (known is not None and keyword.arg not in known):
-                    said.append(f"line {node.lineno}: cupy.{path} has no keyword {keyword.arg}")
-    return said
+                    messages.append(f"line {node.lineno}: cupy.{path} has no keyword {keyword.arg}")
+    return messages
 
 
 def uses(source: str) -> set[str]:
-    """The names of xp that a piece of source uses."""
+    """The names of xp that source code uses."""
     return {path for node in ast.walk(ast.parse(source)) if (path := _dotted(node))}

@@ -1,15 +1,16 @@
-"""Hypothesis strategies: small models of every kind, made of the options of one block."""
+"""Hypothesis strategies: small models of every kind, made of the options of one block; and what they compute."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 from hypothesis import strategies as st
 from strategies import ropes
 
-from pyrope import Rope
-from pyrope.architecture import Config, Layer, Model
+from pyrope import Rope, cos_sin, definition, encodings
 from pyrope.layers import ACTIVATIONS, NORMS
+from pyrope.models.architecture import Config, Layer, Model, Weights
 
 PLAIN = Config(
     vocabulary=11, width=8, heads=2, key_heads=1, head_dim=4, mlp_width=6, layers=(Layer(Rope(4, 10000.0, "half")),) * 2,
@@ -39,9 +40,9 @@ def configs(draw, causal=flags, attention=attentions, max_layers: int = 3):
     other = st.sampled_from([rope, rope, dataclasses.replace(rope, base=77.0, scaling=None), None])
     layers = [Layer(rope, draw(windows))]
     layers += [Layer(draw(other), draw(windows)) for _ in range(draw(st.integers(0, max_layers - 1)))]
-    g = draw(st.integers(1, 2))
+    g, width = draw(st.integers(1, 2)), draw(st.integers(4, 10))
     config = Config(
-        vocabulary=draw(st.integers(1, 12)), width=2 * draw(st.integers(2, 5)), heads=g * draw(st.integers(1, 3)),
+        vocabulary=draw(st.integers(1, 12)), width=width + width % 2 * (encoding == "sinusoidal"), heads=g * draw(st.integers(1, 3)),
         key_heads=g, head_dim=rope.head_dim, mlp_width=draw(st.integers(1, 7)), layers=tuple(layers),
         norm=draw(st.sampled_from(list(NORMS))), eps=draw(st.sampled_from([1e-6, 1e-2])),
         activation=draw(st.sampled_from(list(ACTIVATIONS))), gated=draw(flags), block=block, causal=draw(causal),
@@ -63,13 +64,35 @@ def _maps(linear: bool, turned: bool) -> list[str]:
 
 def named_weights(model: Model) -> dict[str, object]:
     """The arrays of a model by the names of `weight_shapes`."""
-    weights, found = (
-        model.weights,
-        {"embedding": model.weights.embedding, "embedding_bias": model.weights.embedding_bias},
-    )
+    weights = model.weights
+    arrays = {"embedding": weights.embedding, "embedding_bias": weights.embedding_bias}
     groups = {name: getattr(weights, name) for name in ("norm", "head", "embedding_norm", "head_dense", "head_norm")}
     for i, layer in enumerate(weights.layers):
         groups |= {f"layers.{i}.{f.name}": getattr(layer, f.name) for f in dataclasses.fields(layer)}
     for name, group in groups.items():
-        found |= {f"{name}.weight": group.weight, f"{name}.bias": group.bias} if group is not None else {}
-    return {name: x for name, x in found.items() if x is not None}
+        arrays |= {f"{name}.weight": group.weight, f"{name}.bias": group.bias} if group is not None else {}
+    return {name: x for name, x in arrays.items() if x is not None}
+
+
+def turn(config: Config, layer: Layer, positions) -> definition.Turn:
+    """R(Θ, m) of one layer, by the exact tables; linear attention turns without an attention factor."""
+    if layer.rope is None:
+        return lambda x: x
+    rope = layer.rope.pure if config.attention == "linear" else layer.rope
+    tables, pairs = cos_sin(rope, positions), definition.pairs(rope.layout, rope.width, rope.start)
+    return lambda x: definition.rotate(x, *tables, *pairs)
+
+
+def by_definition(config: Config, arrays, tokens, positions=None, segments=None) -> np.ndarray:
+    """Logits (n, v) of one row of tokens (n,), in float64; ropes must be resolved, and a segment is a sequence alone."""
+    n = len(tokens)
+    starts = [0] if segments is None else [i for i in range(n) if i == 0 or segments[i] != segments[i - 1]]
+    weights = Weights.of(config, {name: array.astype(np.float64) for name, array in arrays.items()})
+    parts = []
+    for a, b in zip(starts, [*starts[1:], n], strict=True):
+        m = np.arange(b - a) if positions is None else np.array(positions[a:b])
+        turns = [turn(config, layer, m) for layer in config.layers]
+        added = encodings.sinusoidal(m, config.width) if config.encoding == "sinusoidal" else 0
+        bias = encodings.alibi_bias(config.heads, m, m) if config.encoding == "alibi" else 0
+        parts.append(definition.forward(config, weights, np.array(tokens)[None, a:b], turns, added, bias)[0])
+    return np.concatenate(parts)

@@ -10,8 +10,8 @@ import numpy as np
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
-from pyrope.oracle.faults import FAULTS
 from pyrope.oracle.recipes import recipe_of
+from pyrope.oracle.rotation_faults import FAULTS
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -30,6 +30,7 @@ def ropes(d: int) -> list[Rope]:
         Rope(d, 1e6, "half", scaling=Proportional(0.25, 2.0)),
         Rope(d, 10000.0, "half", scaling=LongRoPE(*lists, 16.0, 4096, length=65536)),
         Rope(d, 1e6, "interleaved-to-half", direction=-1),
+        Rope(d, 10000.0, "half", scaling=YaRN(4.0, 262144)),
     ]
 
 

@@ -14,7 +14,7 @@ DTYPES = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-# Unit roundoff, and that of the dtype that pyrope computes in.
+# The unit roundoff of a dtype, and that of the dtype that pyrope computes in.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 COMPUTE_UNIT = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -34,9 +34,9 @@ def positions(limit: int = 2**31) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def scalings(draw, pairs: int, whole: bool):
-    """None or any rescaling that a rope of this many pairs can have, with its length fixed."""
-    kinds = ["none", "linear", "yarn", "longrope", "llama3"] + ["dynamic"] * (pairs > 1) + ["proportional"] * whole
+def scalings(draw, pairs: int, full: bool):
+    """None or any rescaling of a rope of this many pairs, with its length fixed; ``full``: all features turn."""
+    kinds = ["none", "linear", "yarn", "longrope", "llama3"] + ["dynamic"] * (pairs > 1) + ["proportional"] * full
     kind = draw(st.sampled_from(kinds))
     if kind == "none":
         return None
@@ -64,7 +64,7 @@ def scalings(draw, pairs: int, whole: bool):
 def ropes(draw, max_pairs: int = 16, layout=layouts, with_axes: bool | None = None):
     pairs = draw(st.integers(1, max_pairs))
     still = draw(st.sampled_from([0, 0, 1, 3]))  # pairs of features that are not rotated
-    scaling = draw(scalings(pairs, whole=still == 0))
+    scaling = draw(scalings(pairs, full=still == 0))
     axes = None
     if with_axes or (with_axes is None and draw(st.integers(0, 3)) == 0):
         axes = draw(_axes(pairs))

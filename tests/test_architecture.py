@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from models import PLAIN, configs
 
 from pyrope import Axes, Cache, Rope, checks, forward, from_numpy, generate, to_numpy
-from pyrope.architecture import Config, Layer, Model, Weights, check_dtype, random_model, weight_shapes
+from pyrope.models.architecture import Config, Layer, Model, Weights, check_dtype, random_model, weight_shapes
 
 ROPE = PLAIN.layers[0].rope
 
@@ -162,11 +162,11 @@ def test_weights_hold_every_array_where_its_name_says(config):
     arrays = _arrays(config, np.float64)
     weights = Weights.of(config, arrays)
     assert len(weights.layers) == len(config.layers)
-    found = {}
+    collected = {}
 
     def collect(name, value):
         if isinstance(value, np.ndarray):
-            found[name] = value
+            collected[name] = value
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
             for field in value._fields:
                 collect(f"{name}.{field}", getattr(value, field))
@@ -178,9 +178,9 @@ def test_weights_hold_every_array_where_its_name_says(config):
     for field in dataclasses.fields(weights):
         collect(field.name, getattr(weights, field.name))
     if config.tied:
-        assert found.pop("head.weight") is weights.embedding
-    assert found.keys() == arrays.keys()
-    assert all(found[name] is array for name, array in arrays.items())
+        assert collected.pop("head.weight") is weights.embedding
+    assert collected.keys() == arrays.keys()
+    assert all(collected[name] is array for name, array in arrays.items())
 
 
 def test_all_that_is_wrong_with_weights_is_said_at_once():

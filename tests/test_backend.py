@@ -113,7 +113,7 @@ def test_a_kernel_that_cannot_be_compiled_is_refused(monkeypatch):
 
 @needs_wheel
 @pytest.mark.parametrize(
-    "source, said",
+    "source, message",
     [
         ("with xp.errstate(all='ignore'): pass", "cupy has no errstate"),
         ("xp.add(a, b, where=c)", "cupy.add has no keyword where"),
@@ -122,8 +122,8 @@ def test_a_kernel_that_cannot_be_compiled_is_refused(monkeypatch):
         ("xp.multiply(a, b, **more)", "no keyword None"),
     ],
 )
-def test_contract_bites(source, said):
-    assert said in " ".join(cupy_contract.violations(source))
+def test_contract_bites(source, message):
+    assert message in " ".join(cupy_contract.violations(source))
 
 
 @needs_wheel
@@ -135,7 +135,7 @@ def test_contract_lets_pass_what_cupy_has():
 
 @needs_wheel
 @pytest.mark.parametrize(
-    "sin",
+    "forbidden",
     [
         pytest.param(lambda xp, x: xp.errstate(all="ignore"), id="a name that CuPy lacks"),
         pytest.param(lambda xp, x: np.asarray(x), id="an implicit np.asarray"),
@@ -151,10 +151,10 @@ def test_contract_lets_pass_what_cupy_has():
         pytest.param(lambda xp, x: x[np.array([0, 1])], id="indexing with a NumPy array"),
     ],
 )
-def test_device_double_bites(sin):
+def test_device_double_bites(forbidden):
     double = DeviceDouble()
     with pytest.raises((TypeError, AttributeError)):
-        sin(double, double.asarray(np.ones(3, np.float32)))
+        forbidden(double, double.asarray(np.ones(3, np.float32)))
 
 
 @needs_wheel
@@ -162,7 +162,7 @@ def test_device_double_computes_and_keeps_dtypes():
     xp = DeviceDouble()
     x = xp.asarray(np.arange(4, dtype=np.float32))
     assert (2.0 * x + x).dtype == np.float32 and xp.multiply(x, x).get().tolist() == [0, 1, 4, 9]
-    assert xp.take(x, xp.asarray(np.array([5]))).get().tolist() == [1]  # wraps without a word, as CuPy does
+    assert xp.take(x, xp.asarray(np.array([5]))).get().tolist() == [1]  # wraps silently, as CuPy does
     assert np.isnan(xp.empty(3, np.float32).get()).all()
 
 

@@ -16,10 +16,11 @@ from models import named_weights
 from safetensors.numpy import save_file
 from test_families import CONFIGS
 
-from pyrope import Rope, checkpoints, frequencies, load, to_numpy
-from pyrope.architecture import weight_shapes
-from pyrope.containers import Tensor
-from pyrope.families import read_architecture
+from pyrope import Rope, frequencies, load, to_numpy
+from pyrope.models import checkpoints
+from pyrope.models.architecture import weight_shapes
+from pyrope.models.families import read_architecture
+from pyrope.models.files import Tensor
 
 FAMILY = pytest.mark.parametrize("name", CONFIGS)
 
@@ -161,11 +162,11 @@ def _save(folder, raw, tensors, dtype=np.float32, file="model.safetensors"):
 
 
 def _same(model, expected, dtype=np.float32):
-    found = named_weights(model)
+    loaded = named_weights(model)
     if model.config.tied:
-        assert found.pop("head.weight") is model.weights.embedding
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
+        assert loaded.pop("head.weight") is model.weights.embedding
+    assert loaded.keys() == expected.keys()
+    for name, x in loaded.items():
         assert x.dtype == dtype and np.array_equal(to_numpy(x), expected[name]), name
 
 
@@ -196,7 +197,7 @@ def test_what_float32_cannot_hold_is_not_made_infinite(tmp_path):
     tensors["model.norm.weight"] = np.full(16, 1e300)
     folder = _save(tmp_path, raw, tensors, np.float64)
     with pytest.raises(
-        ValueError, match="model.norm.weight holds numbers that float32 cannot: load it with dtype float64"
+        ValueError, match="model.norm.weight holds numbers too large for float32: load it with dtype float64"
     ):
         load(folder)
     assert load(folder, dtype="float64").weights.norm.weight.max() == 1e300
@@ -248,8 +249,8 @@ def test_every_tensor_is_read_exactly_once(name, tmp_path, monkeypatch):
         return Tensor(tensor.shape, read)
 
     def opened(path, original=checkpoints.open_checkpoint):
-        config, found = original(path)
-        return config, {key: counted(key, tensor) for key, tensor in found.items()}
+        config, tensors = original(path)
+        return config, {key: counted(key, tensor) for key, tensor in tensors.items()}
 
     monkeypatch.setattr(checkpoints, "open_checkpoint", opened)
     load(_save(tmp_path, raw, tensors))
@@ -268,7 +269,7 @@ def test_buffers_are_passed_over(tmp_path):
     name, theta = "model.layers.0.self_attn.rotary_emb.inv_freq", frequencies(read_architecture(raw).layers[0].rope)
     _same(load(_save(tmp_path, raw, tensors | {name: theta.astype(np.float16)})), w)
     for other in (theta * 1.1, theta[:-1], np.ones((3, 3))):
-        with pytest.raises(ValueError, match=f"{name} holds other frequencies than the config says"):
+        with pytest.raises(ValueError, match=f"{name} must hold the frequencies of the config, and has others"):
             load(_save(tmp_path, raw, tensors | {name: other}))
     with pytest.raises(ValueError, match="unexpected: evil.rotary_emb.inv_freq"):
         load(_save(tmp_path, raw, tensors | {"evil.rotary_emb.inv_freq": theta}))
@@ -288,7 +289,7 @@ def test_tied_heads_may_be_stored_too_if_they_are_the_same(name, tmp_path):
     other = w["embedding"].copy()
     other[3, 2] += 1
     for head in (other, w["embedding"][:-1]):
-        with pytest.raises(ValueError, match="lm_head.weight is there and differs from model.embed_tokens.weight"):
+        with pytest.raises(ValueError, match="lm_head.weight must be equal to model.embed_tokens.weight, and differs"):
             load(_save(tmp_path, raw, tensors | {"lm_head.weight": head}))
 
 
@@ -334,7 +335,7 @@ def test_a_long_list_is_cut(tmp_path):
 
 
 def test_absurd_configs_are_refused_without_the_work(tmp_path, monkeypatch):
-    """10,000 layers of which none is there: one list of names, not one for each name; and no array at all."""
+    """10,000 layers of which the file has none: one list of names, not one for each name; and no array at all."""
     raw, _, tensors = _checkpoint("llama")
     calls = []
 

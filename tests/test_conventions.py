@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, conventions
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope.models import conventions
 from pyrope.theta import LAYOUTS
 
 LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 131072}
@@ -113,7 +114,7 @@ def test_layers_with_different_ropes(config):
 def test_layer_types_that_share_one_rope():
     config = LLAMA | {"layer_types": ["full_attention", "sliding_attention"]}
     assert Rope.from_config(config, layer_type="sliding_attention") == half()
-    with pytest.raises(ValueError, match="knows no layer_type 'full_attention': leave it out"):
+    with pytest.raises(ValueError, match="has no layers of type 'full_attention': leave layer_type out"):
         Rope.from_config(LLAMA, layer_type="full_attention")
     with pytest.raises(ValueError, match="layers of type 'full_attention' have no rope"):
         Rope.from_config(
@@ -126,18 +127,18 @@ def test_paths(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     assert Rope.from_config(path) == Rope.from_config(str(path)) == Rope.from_config(tmp_path) == half()
-    path.write_text("{")
-    with pytest.raises(ValueError, match="config.json is not valid JSON"):
-        Rope.from_config(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="config.json is not valid JSON"):
-        Rope.from_config(path)
-    path.write_text("[" * 100000)
-    with pytest.raises(ValueError, match="config.json is not valid JSON"):
-        Rope.from_config(path)
+    for content in (b"{", b"\xff\xfe\x00", b"[" * 100000):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="config.json: the file is not valid JSON"):
+            Rope.from_config(path)
     path.write_text("[]")
-    with pytest.raises(TypeError, match="config must be a dict"):
+    with pytest.raises(ValueError, match="config.json: the file must be a JSON object, was a list"):
         Rope.from_config(path)
+    path.write_text(json.dumps(LLAMA).replace("{", '{"model_type": "gptj", ', 1))
+    with pytest.raises(ValueError, match="config.json: the key 'model_type' occurs twice"):
+        Rope.from_config(path)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        Rope.from_config(tmp_path / "nowhere")
 
 
 def test_the_layout_is_never_guessed():
@@ -155,7 +156,7 @@ def test_the_layout_is_never_guessed():
 def test_layer_types_of_the_wrong_kind():
     with pytest.raises(TypeError, match="layer_type must be a word"):
         Rope.from_config(LLAMA, layer_type=["full_attention"])
-    with pytest.raises(ValueError, match="knows no layer_type"):
+    with pytest.raises(ValueError, match="has no layers of type"):
         Rope.from_config(LLAMA | {"layer_types": 5}, layer_type="full_attention")
 
 
@@ -163,8 +164,8 @@ def test_layer_types_of_the_wrong_kind():
     "change, error, match",
     [
         ({"rope_scaling": {"rope_type": "ntk-by-parts"}}, ValueError, "rope_type must be one of 'default', 'linear', .* was 'ntk-by-parts'"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' does not know fctor"),
-        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' does not know factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' has unexpected keys, .*: fctor"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' has unexpected keys, .*: factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor'"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT}}, ValueError, "lacks 'long_factor'"),
@@ -186,14 +187,14 @@ def test_layer_types_of_the_wrong_kind():
         ({"model_type": "qwen2_vl"}, ValueError, "several position axes: the config must say mrope_section"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, ValueError, "must add up to the number of pairs, 32"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": 32}}, TypeError, "sections must be a list of integers"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}, ValueError, "does not know alpha"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}, ValueError, "unexpected keys, .*: alpha"),
         ({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, ValueError, "says rope_type 'linear' and type 'yarn'"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 262144}}, ValueError, "factor must be finite and at least 1, was 0.5"),
-        ({"rope_scaling": {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.2}}, ValueError, "does not know long_mscale, short_mscale"),
-        ({"rope_scaling": {1: 2, "a": 3}}, ValueError, "does not know 1, a"),
+        ({"rope_scaling": {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.2}}, ValueError, "unexpected keys, .*: long_mscale, short_mscale"),
+        ({"rope_scaling": {1: 2, "a": 3}}, ValueError, "unexpected keys, .*: 1, a"),
         ({"rope_theta": 10**400}, ValueError, "rope_theta must be finite"),
         ({"model_type": "qwen3_vl_text", "head_dim": 128, "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}}, ValueError, "has interleaved axes, but the config says mrope_interleaved False"),
-        ({"position_embedding_type": "nope"}, ValueError, "uses no RoPE .position_embedding_type: 'nope'"),
+        ({"position_embedding_type": "nope"}, ValueError, "does not use RoPE .position_embedding_type: 'nope'"),
         ({"use_dynamic_ntk": True}, ValueError, "says use_dynamic_ntk, which is not read here"),
         ({"rotary_emb_fraction": 0.5}, ValueError, "says rotary_emb_fraction, which is not read here"),
         ({"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 5.0}, "head_dim": 2}, ValueError, "alpha needs a rotary width of at least 4"),

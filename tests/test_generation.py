@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 from models import KINDS, PLAIN, configs
 
-from pyrope import DynamicNTK, Rope, from_numpy, generation, to_numpy
-from pyrope.architecture import Layer, Model, Weights, random_model, weight_shapes
-from pyrope.generation import generate, sample
-from pyrope.transformer import Cache, forward
+from pyrope import DynamicNTK, Rope, from_numpy, to_numpy
+from pyrope.models import generation
+from pyrope.models.architecture import Layer, Model, Weights, random_model, weight_shapes
+from pyrope.models.generation import generate, sample
+from pyrope.models.transformer import Cache, forward
 
 
 class Choice:
@@ -37,9 +38,9 @@ def _asked(logits, *options):
 def test_greedy_tokens_are_the_likeliest_of_full_passes(xp, config, seed, data):
     model = random_model(config, seed, xp, "float64")
     tokens = data.draw(st.lists(st.integers(0, config.vocabulary - 1), min_size=1, max_size=4))
-    found, so_far = list(generate(model, tokens, 4)), list(tokens)
-    assert len(found) == 4
-    for token in found:
+    new, so_far = list(generate(model, tokens, 4)), list(tokens)
+    assert len(new) == 4
+    for token in new:
         logits = to_numpy(forward(model, so_far))[-1]
         assert logits[token] >= logits.max() - 1e-9  # a tie may fall either way
         so_far.append(token)
@@ -59,13 +60,13 @@ def test_tokens_come_one_at_a_time(monkeypatch):
     monkeypatch.setattr(
         generation, "forward", lambda *args, **options: calls.append(len(args[1])) or forward(*args, **options)
     )
-    found = generate(random_model(PLAIN, 0), [1, 2, 3], 5)
+    tokens = generate(random_model(PLAIN, 0), [1, 2, 3], 5)
     assert calls == []
-    next(found)
+    next(tokens)
     assert calls == [3]
-    next(found)
+    next(tokens)
     assert calls == [3, 1]
-    assert len(list(found)) == 3 and calls == [3, 1, 1, 1, 1]
+    assert len(list(tokens)) == 3 and calls == [3, 1, 1, 1, 1]
 
 
 def test_two_generations_do_not_disturb_each_other():
@@ -78,12 +79,12 @@ def test_two_generations_do_not_disturb_each_other():
 
 def test_a_stop_token_ends_it_and_is_not_returned(xp):
     model = random_model(PLAIN, 2, xp)
-    whole = list(generate(model, [1, 2], 8, temperature=5.0, seed=1))
-    last = whole[4]
-    expected = whole[: whole.index(last)]
+    unstopped = list(generate(model, [1, 2], 8, temperature=5.0, seed=1))
+    last = unstopped[4]
+    expected = unstopped[: unstopped.index(last)]
     for stop in ([last], (last, 10**6), {last}, frozenset([last]), np.array([last])):
         assert list(generate(model, [1, 2], 8, temperature=5.0, seed=1, stop=stop)) == expected
-    assert list(generate(model, [1, 2], 8, temperature=5.0, seed=1, stop=())) == whole
+    assert list(generate(model, [1, 2], 8, temperature=5.0, seed=1, stop=())) == unstopped
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,7 +173,9 @@ def test_temperature_0_takes_the_first_of_the_likeliest():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_logits_that_are_not_finite_are_refused(bad, temperature):
-    with pytest.raises(ValueError, match="logits must be finite, some are not: weights or input may hold NaN or inf"):
+    with pytest.raises(
+        ValueError, match="logits must be finite, and some are not: weights or input may hold NaN or inf"
+    ):
         sample(np.array([0.0, bad]), temperature, None, None, np.random.default_rng(0))
 
 

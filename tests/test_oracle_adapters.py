@@ -82,11 +82,12 @@ def test_sequences_have_a_limit():
     assert fn(np.ones((1, 2)), np.array([9])).shape == (1, 2)
     with pytest.raises(ValueError, match="below the limit, 10, the greatest was 10"):
         fn(np.ones((1, 2)), np.array([10]))
-    with pytest.raises(ValueError, match="at least 0 here, the least was -1"):
+    with pytest.raises(ValueError, match="at least 0 for this kind of function, the least was -1"):
         fn(np.ones((1, 2)), np.array([-1]))
     with pytest.raises(ValueError, match="limit must be at least 1"):
         from_sequential(lambda x: x, limit=0)
-    with pytest.raises(ValueError, match=r"must return an array of shape \(3, 2\), it returned shape \(2, 2\)"):
+    message = r"it returns shape \(2, 2\) instead of \(3, 2\) for numpy.ndarray of shape \(3, 2\), float64"
+    with pytest.raises(ValueError, match=message):
         from_sequential(lambda x: x[1:])(np.ones((1, 2)), np.array([2]))
 
 
@@ -106,12 +107,12 @@ AXES = ["".join(order) for order in itertools.permutations("bhnd")] + [
 def test_axes_are_those_that_were_asked_for(axes, lead):
     letters = axes.replace("(", "").replace(")", "")
     sizes = {"b": int(np.prod(lead[:-1])), "h": lead[-1] if lead else 1, "n": 5, "d": 8}
-    seen = []
+    shapes = []
 
     def fn(x, at):
         """Undoes the axes by their letters alone: (…) to b, h, n, d."""
         assert x.flags.c_contiguous and x.flags.writeable
-        seen.append(x.shape)
+        shapes.append(x.shape)
         spread = x.reshape([sizes[a] for a in letters])
         home = [letters.index(a) for a in "bhnd" if a in letters]
         turned = plain(spread.transpose(home), at)
@@ -120,9 +121,9 @@ def test_axes_are_those_that_were_asked_for(axes, lead):
     x, at = numbers((*lead, 5, 8)), np.array([3, 0, 7, 7, 1])
     assert_same_bits(with_axes(fn, axes)(x, at), plain(x, at))
     loops = [sizes[a] for a in "bh" if a not in letters]
-    assert len(seen) == np.prod([1, *loops])
+    assert len(shapes) == np.prod([1, *loops])
     if axes == "n(hd)":
-        assert seen[0] == (5, sizes["h"] * 8)
+        assert shapes[0] == (5, sizes["h"] * 8)
 
 
 @pytest.mark.parametrize("axes", ["", "bhn", "bhd", "bnhdd", "xnd", "n(hd", "n)hd(", "n()d", "b,n,h,d", "(b)(n"])
@@ -173,15 +174,15 @@ def test_tables_that_do_not_fit_are_refused():
         cached(lambda n: table, 5)(np.array([7]))
     with pytest.raises(ValueError, match="part must be one of 'q', 'k', 'x'"):
         from_cos_sin(plain, cached(table), part="v")
-    with pytest.raises(TypeError, match='part="k" asks for the second of two'):
+    with pytest.raises(TypeError, match='it returns one array, but part="k" is the second of two'):
         from_cos_sin(lambda q, k, c: q, lambda m: (table,), part="k")(np.ones((1, 4)), np.array([0]))
 
 
 @pytest.mark.parametrize(
     "fn", [from_offset(plain), from_sequential(plain), from_cos_sin(plain, cached(np.ones((5, 4))))]
 )
-def test_what_knows_one_axis_refuses_several(fn):
-    with pytest.raises(ValueError, match=r"positions must be \(n,\) here, had shape \(3, 2\)"):
+def test_functions_of_one_axis_refuse_several(fn):
+    with pytest.raises(ValueError, match=r"positions must be \(n,\), had shape \(3, 2\)"):
         fn(np.ones((2, 4)), np.zeros((3, 2), np.int64))
 
 
@@ -231,8 +232,52 @@ def test_cupy_functions(xp):
     x = np.ones((1, 3, 8))
     adapters.from_cupy(spoil)(x, np.array([1, 2, 3]))
     assert (x == 7).all()
-    with pytest.raises(TypeError, match=r"must return .*ndarray, or several, was NoneType"):
+    with pytest.raises(TypeError, match=r"it returns nothing instead of .*ndarray for .*ndarray of shape"):
         adapters.from_cupy(lambda x, at: None)(x, np.array([0]))
+
+
+# Failures
+
+
+def in_a_list(x, *rest):
+    return [x, x]
+
+
+def too_short(x, *rest):
+    return x[1:]
+
+
+def raising(x, *rest):
+    raise KeyError("cos_cached")
+
+
+ADAPTED = {  # what the user's function receives in the first call, at positions 0, 1, 3 and 2
+    "(b, n, h, d)": (lambda fn: with_axes(fn, "bnhd"), "ndarray of shape (1, 4, 3, 8), float32; numpy.ndarray of"),
+    "offset": (from_offset, "numpy.ndarray of shape (3, 2, 8), float32; 0"),
+    "sequence": (from_sequential, "numpy.ndarray of shape (3, 4, 8), float32"),
+    "tables": (
+        lambda fn: with_axes(from_cos_sin(fn, lambda m: (m[:, None], m[:, None])), "nhd"),
+        "(4, 3, 8), float32; numpy.ndarray of shape (4, 3, 8), float32; numpy.ndarray of shape (4, 1), int64; numpy.",
+    ),
+    "offset, (n, d)": (lambda fn: from_offset(with_axes(fn, "nd")), "numpy.ndarray of shape (2, 8), float32; 0"),
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTED)
+def test_a_failure_tells_what_the_users_function_received(adapter):
+    wrap, received = ADAPTED[adapter]
+    report = pyrope.check_rotation(wrap(raising), HALF, max_position=7)
+    assert report.verdict == "not judged" and "it raises KeyError ('cos_cached')" in report.failure.reason
+    assert received in report.failure.received
+    assert [line for line in report.failure.frames if "File" in line][0].endswith("in raising")
+    assert report.failure.frames[-1] == "KeyError: 'cos_cached'" and len(report.failure.frames) <= 4
+    with pytest.raises(pyrope.NotJudged) as caught:
+        pyrope.assert_rotation(wrap(raising), HALF, max_position=7)
+    assert isinstance(caught.value.__cause__, KeyError)
+    for fn in (in_a_list, too_short) if adapter != "tables" else (too_short,):  # two results are what tables may give
+        failure = pyrope.check_rotation(wrap(fn), HALF, max_position=7).failure
+        assert failure.reason.startswith(f"it returns {'list' if fn is in_a_list else 'shape'}")
+        assert received in failure.received and not failure.frames
 
 
 # Programs
@@ -280,14 +325,14 @@ BAD = {
     "pass": r"there is no file .*y\.npy; it printed nothing",
     "print('lost'); os.mkdir(y)": r"there is no file .*; it printed:\nlost",
     "os.mkfifo(y)": r"there is no file",
-    "open(y, 'w').write('hello')": "is no valid .npy file",
+    "open(y, 'w').write('hello')": "is not a valid .npy file",
     "open(y, 'wb').write(open(x, 'rb').read()[:-1])": "must hold 8 numbers, has 7",
     "open(y, 'wb').write(open(x, 'rb').read() + bytes(8))": "must hold 8 numbers, has 9",
     "open(y, 'wb').write(open(x, 'rb').read() + bytes(1))": "must hold 8 numbers, has 8",
-    "open(y, 'wb').write(open(x, 'rb').read()[:20])": "is no valid .npy file",
-    "open(y, 'wb')": "is no valid .npy file",
+    "open(y, 'wb').write(open(x, 'rb').read()[:20])": "is not a valid .npy file",
+    "open(y, 'wb')": "is not a valid .npy file",
     "np.save(y, np.array([None]), allow_pickle=True)": r"was object of shape \(1,\)",
-    "np.savez(y, np.ones(1)); os.rename(y + '.npz', y) if os.path.exists(y + '.npz') else None": "is no valid .npy file",
+    "np.savez(y, np.ones(1)); os.rename(y + '.npz', y) if os.path.exists(y + '.npz') else None": "is not a valid .npy file",
     "np.save(y, np.ones((2, 3)))": r"must be float64 of shape \(2, 4\), was float64 of shape \(2, 3\)",
     "np.save(y, np.load(x).astype('f4'))": r"must be float64 of shape \(2, 4\), was float32",
     "np.save(y, np.load(x).astype('>f8'))": r"must be float64 of shape \(2, 4\), was big-endian float64 of shape \(2, 4\)",
@@ -453,7 +498,7 @@ def test_targets_are_found(here, target):
 
 
 @pytest.mark.parametrize(
-    "target, told",
+    "target, message",
     [
         ("own_rope", 'must be "module:function"'),
         (":turn", 'must be "module:function"'),
@@ -472,6 +517,6 @@ def test_targets_are_found(here, target):
         ("sub/:turn", "there is no file sub/"),
     ],
 )
-def test_targets_that_are_not_there_are_told(here, target, told):
-    with pytest.raises(ValueError, match=told):
+def test_targets_that_do_not_exist_are_refused(here, target, message):
+    with pytest.raises(ValueError, match=message):
         load_target(target)

@@ -13,10 +13,11 @@ from strategies import dtypes, ropes as any_rope
 
 import pyrope
 from pyrope import DynamicNTK, Linear, Llama3, Mismatch, Rope, YaRN, assert_rotation, check_rotation, frequencies
-from pyrope.oracle.faults import FAULTS
-from pyrope.oracle.recipes import recipe_of, to_bfloat16, to_float16
+from pyrope.oracle.floats import to_bfloat16, to_float16
+from pyrope.oracle.recipes import BACKWARDS, recipe_of
+from pyrope.oracle.rotation_faults import FAULTS
 
-MADE = [name for name, fault in FAULTS.items() if fault.changes or fault.wrap]
+MADE = [name for name, fault in FAULTS.items() if fault.make]
 TABLE = pathlib.Path(__file__).parent.parent / "docs/diagnosis.md"
 HALF = Rope(64, 10000.0, "half")
 
@@ -36,7 +37,7 @@ def figures(name, which=0):
 
 def row(name):
     fault = FAULTS[name]
-    return f"| {name} | {fault.symptom} | {fault.cause} | {fault.fix} | {fault.seen} |"
+    return f"| {name} | {fault.symptom} | {fault.cause} | {fault.fix} | {fault.happened} |"
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -45,6 +46,8 @@ def test_every_fault_is_rejected_and_named(name):
     # Some are no faults in a dtype as narrow as theirs, and a running product hides in float32 where there are few pairs.
     assert count == {
         "recursive frequencies": 3,
+        "bfloat16 input": 4,
+        "float16 input": 2,
         "bfloat16 tables": 4,
         "float16 tables": 2,
         "bfloat16 results": 4,
@@ -64,7 +67,7 @@ def test_with_another_rope_too(name):
 
 
 def test_the_table_has_every_fault_and_no_other():
-    listed = re.findall(r"^\| ([^|]+) \|", TABLE.read_text(), re.M)
+    listed = re.findall(r"^\| ([^|]+) \|", TABLE.read_text().partition("## The known mistakes")[2], re.M)
     assert [name.strip() for name in listed if name.strip() not in ("fault", "---")] == list(FAULTS)
     assert len(MADE) >= 70
 
@@ -105,10 +108,10 @@ def test_small_errors_beyond_the_bound_are_rejected(rope, where):
 
 PAIRS = [
     ("wrong base", "positions one too high", {"theta": frequencies(Rope(64, 500000.0, "half")), "place": lambda m: m + 1}),
-    ("wrong base", "direction", {"theta": frequencies(Rope(64, 500000.0, "half")), "signs": (1, -1)}),
+    ("wrong base", "direction", {"theta": frequencies(Rope(64, 500000.0, "half")), "block": BACKWARDS}),
     ("wrong pairing", "positions one too high", {"reads": recipe_of(Rope(64, 1e4, "interleaved")).reads, "writes": recipe_of(Rope(64, 1e4, "interleaved")).reads, "place": lambda m: m + 1}),
     ("attention factor unwanted", "bfloat16 positions", {"factor": 1.25, "round_position": to_bfloat16}),
-    ("direction", "float16 inverse frequencies", {"signs": (1, -1), "round_theta": to_float16}),
+    ("direction", "float16 inverse frequencies", {"block": BACKWARDS, "round_theta": to_float16}),
 ]  # fmt: skip
 
 
@@ -159,7 +162,12 @@ def test_another_base_is_found_under_every_rescaling(rope):
 
 
 def test_a_skipped_head_does_not_hide_the_base():
-    broken = FAULTS["only the first head rotated"].wrap(right(Rope(64, 500000.0, "half"))["engine"], HALF)
+    def broken(x, positions):
+        y = right(Rope(64, 500000.0, "half"))["engine"](x, positions)
+        if x.ndim > 2:
+            y[..., 1:, :, :] = x[..., 1:, :, :]
+        return y
+
     assert set(check_rotation(broken, HALF).faults) == {"only the first head rotated", "wrong base"}
 
 
@@ -167,12 +175,12 @@ def test_three_faults_at_once_are_rejected():
     fields = {
         "theta": frequencies(Rope(64, 500000.0, "half")),
         "place": lambda m: m + 3,
-        "signs": (1, -1),
+        "block": BACKWARDS,
         "factor": 1.3,
     }
     report = check_rotation(replace(recipe_of(HALF), **fields).candidate(), HALF)
-    assert report.faults == ("unexplained",) and "no known fault" in report.findings[0].evidence
-    assert "the factor is 1.3" in report.findings[0].evidence and "offset 3" in report.findings[0].evidence
+    assert report.faults == ("unexplained",) and report.findings[0].cause == "not among the known mistakes"
+    assert "the factor is 1.3" in report.findings[0].evidence and "offset is 3" in report.findings[0].evidence
 
 
 @pytest.mark.parametrize(("expected", "given", "words"), [
@@ -322,7 +330,7 @@ def test_each_order_of_axes_is_told():
 
 
 @pytest.mark.parametrize("name", ["wrong base", "wrong pairing", "scaling ignored", "positions one too high", "direction",
-                                  "bfloat16 positions", "rows differ", "fails", "heads read as positions", "not finite"])  # fmt: skip
+                                  "bfloat16 positions", "rows differ", "heads read as positions", "not finite"])  # fmt: skip
 def test_every_other_fault_is_named_with_axes_too(name):
     made = [(rope, dtype, FAULTS[name].make(rope, dtype)) for rope in with_axes(64) for dtype in DTYPES.values()]
     for rope, dtype, fn in made:
@@ -362,15 +370,6 @@ def test_a_report_is_json_whatever_comes_out(value):
     json.dumps(pyrope.identify(lambda x, m: np.full_like(x, value), 64).to_dict(), allow_nan=False)
 
 
-def test_what_fails_is_told_by_its_evidence():
-    def slow(x, m):
-        raise TimeoutError("no answer after 60 s")
-
-    (finding,) = check_rotation(slow, HALF).findings
-    assert finding.fault == "fails" and "no answer after 60 s" in finding.evidence
-    assert "time-out" in finding.cause and "evidence" in finding.fix
-
-
 @pytest.mark.parametrize("factor", [1.003, 1.0035, 1.004, 1.0045, 1.006])
 def test_a_fault_no_better_than_the_truth_is_not_named(factor):
     """In bfloat16 a base of 9999.85 is within the roundings of a factor of 1.004, and so is the truth."""
@@ -403,14 +402,15 @@ def test_lengths_are_measured(length, dtype):
         assert finding.fault == name and told in finding.evidence, finding
 
 
-@pytest.mark.parametrize(
-    "place", [lambda m: m * 1.00001, lambda m: m + (m > 65535), lambda m: np.where(m > 65536, m // 2 * 2, m)]
-)
-def test_what_is_off_in_the_first_pair_is_no_fast_sine(place):
+@pytest.mark.parametrize(("place", "fault"), [
+    (lambda m: m * 1.00001, "unexplained"), (lambda m: m + (m > 65535), "wrong beyond a position"),
+    (lambda m: np.where(m > 65536, m // 2 * 2, m), "unexplained"),
+])  # fmt: skip
+def test_what_is_off_in_the_first_pair_is_no_fast_sine(place, fault):
     rope = Rope(128, 10000.0, "half")  # whose last pairs may drift as far as this
     for dtype in (np.float32, DTYPES["bfloat16"]):
         report = check_rotation(replace(recipe_of(rope), place=place).candidate(), rope, dtype=dtype)
-        assert report.faults == ("unexplained",), report
+        assert report.faults == (fault,), report
 
 
 def test_frequencies_of_six_digits_are_no_running_product():
@@ -430,7 +430,7 @@ def test_narrow_tables_and_narrow_results_are_told_apart(name):
 @pytest.mark.parametrize(("one", "two"), [("consecutive positions assumed", "wrong base"), ("float16 positions", "wrong base"),
                                           ("positions ignored", "direction")])  # fmt: skip
 def test_two_faults_of_which_one_shows_in_the_behaviour_are_both_named(one, two):
-    (a,), (b, *_) = FAULTS[one].recipes(HALF), FAULTS[two].recipes(HALF)
+    (a,), (b, *_) = FAULTS[one].changes(HALF), FAULTS[two].changes(HALF)
     report = check_rotation(replace(recipe_of(HALF), **a.fields, **b.fields).candidate(), HALF)
     assert set(report.faults) == {one, two}, report
 
@@ -439,7 +439,7 @@ def test_the_direction_is_told_of_what_is_not_explained():
     fields = {
         "theta": frequencies(Rope(64, 50000.0, "half")),
         "place": lambda m: m + 1,
-        "signs": (1, -1),
+        "block": BACKWARDS,
         "factor": 1.1,
     }
     (finding,) = check_rotation(replace(recipe_of(HALF), **fields).candidate(), HALF).findings

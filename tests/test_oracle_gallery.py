@@ -7,10 +7,11 @@ import pytest
 from oracle_cases import DTYPES
 
 from pyrope import Rope, check_rotation
-from pyrope.oracle.faults import FAULTS
-from pyrope.oracle.gallery import pieces, run_gallery
+from pyrope.oracle import gallery
+from pyrope.oracle.gallery import exhibits, run_gallery
+from pyrope.oracle.rotation_faults import FAULTS
 
-GOOD = [piece for piece in pieces() if piece.verdict == "right"]
+GOOD = [exhibit for exhibit in exhibits() if exhibit.verdict == "right"]
 
 
 def test_the_gallery_is_as_expected():
@@ -19,28 +20,33 @@ def test_the_gallery_is_as_expected():
     assert sum(row.report.verdict == "wrong" for row in rows) >= 12 and sum(row.report.ok for row in rows) >= 8
 
 
-def test_every_broken_piece_has_a_fault_of_the_list():
+def test_the_names_of_0_1_0_lead_to_the_same_things():
+    assert gallery.Piece is gallery.Exhibit and gallery.pieces is gallery.exhibits
+
+
+def test_every_broken_exhibit_has_a_fault_of_the_list():
     assert all(
-        set(piece.faults) <= set(FAULTS) and bool(piece.faults) == (piece.verdict == "wrong") for piece in pieces()
+        set(exhibit.faults) <= set(FAULTS) and bool(exhibit.faults) == (exhibit.verdict == "wrong")
+        for exhibit in exhibits()
     )
 
 
-@pytest.mark.parametrize("piece", GOOD, ids=[piece.name for piece in GOOD])
+@pytest.mark.parametrize("exhibit", GOOD, ids=[exhibit.name for exhibit in GOOD])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_good_pieces_are_right_in_every_dtype(piece, dtype):
-    assert check_rotation(piece.fn, piece.rope, dtype=DTYPES[dtype]).verdict == "right"
+def test_good_exhibits_are_right_in_every_dtype(exhibit, dtype):
+    assert check_rotation(exhibit.fn, exhibit.rope, dtype=DTYPES[dtype]).verdict == "right"
 
 
-def test_good_pieces_are_identified_and_one_that_is_not_is_told(monkeypatch):
+def test_good_exhibits_are_identified_and_one_that_is_not_is_reported(monkeypatch):
     rows = {row.name: row for row in run_gallery()}
-    assert all(rows[piece.name].identified == replace(piece.rope, axes=None) for piece in GOOD)
+    assert all(rows[exhibit.name].identified == replace(exhibit.rope, axes=None) for exhibit in GOOD)
     other = SimpleNamespace(rope=Rope(64, 10000.0, "interleaved"))
     monkeypatch.setattr("pyrope.oracle.gallery.identify", lambda *_, **__: other)
-    monkeypatch.setattr("pyrope.oracle.gallery.pieces", lambda: GOOD[:1])
+    monkeypatch.setattr("pyrope.oracle.gallery.exhibits", lambda: GOOD[:1])
     assert [row.as_expected for row in run_gallery()] == [False]
 
 
-def test_a_piece_that_is_not_as_expected_is_told(monkeypatch):
-    broken = pieces()[0]._replace(faults=("wrong base",), verdict="wrong")
-    monkeypatch.setattr("pyrope.oracle.gallery.pieces", lambda: [broken])
+def test_an_exhibit_that_is_not_as_expected_is_reported(monkeypatch):
+    broken = exhibits()[0]._replace(faults=("wrong base",), verdict="wrong")
+    monkeypatch.setattr("pyrope.oracle.gallery.exhibits", lambda: [broken])
     assert [row.as_expected for row in run_gallery()] == [False]

@@ -11,9 +11,11 @@ from strategies import dtypes, ropes as any_rope
 
 import pyrope
 from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies, identify
-from pyrope.oracle.identification import find_pairs, measure, rounded
+from pyrope.oracle.floats import to_bfloat16, to_float16
+from pyrope.oracle.measure import find_pairs, measure
 from pyrope.oracle.probe import Probe, probe_positions
-from pyrope.oracle.recipes import recipe_of, to_bfloat16, to_float16
+from pyrope.oracle.recipes import recipe_of
+from pyrope.oracle.rules import rounded
 
 PLAIN = [
     Rope(64, 10000.0, "half"),
@@ -60,7 +62,7 @@ def test_offsets_are_whole_numbers(offset):
 
 def test_what_cannot_be_told_apart_is_said():
     one = identify(right(Rope(2, 500000.0, "half"))["engine"], 2)
-    assert "base cannot be seen" in one.explanations[0] and one.rope is None
+    assert "base does not show" in one.explanations[0] and one.rope is None
     ntk = Rope(64, 10000.0, "half", scaling=DynamicNTK(2.0, 4096, 8192))
     grown = identify(right(ntk)["engine"], 64)
     assert "NTK scaling of a smaller base, at a fixed length, is the same" in grown.explanations[0]
@@ -73,7 +75,9 @@ def test_what_cannot_be_told_apart_is_said():
     assert "as if rotated 2 times" in twice.explanations[0]
     yarn = identify(right(Rope(128, 10000.0, "half", scaling=YaRN(4.0, 5000, 20.0, 2.0)))["engine"], 128)
     assert (
-        "ramp from pair" in yarn.explanations[0] and "only this is seen" in yarn.explanations[0] and yarn.rope is None
+        "ramp from pair" in yarn.explanations[0]
+        and "show in nothing else" in yarn.explanations[0]
+        and yarn.rope is None
     )
 
 
@@ -97,7 +101,7 @@ def test_a_base_that_is_no_short_number():
     base = 10000.0 * 1000 ** (64 / 62)
     found = identify(right(Rope(64, base, "half"))["engine"], 64, dtype=np.float64)
     assert found.rope.base == pytest.approx(base, rel=1e-12)
-    assert found.precision == "cannot tell: the base is no round number, so its last digits are unknown"
+    assert found.precision == "cannot tell: the base is not a round number, so its last digits are unknown"
 
 
 def test_longrope_is_named_only_if_suspected():
@@ -111,7 +115,9 @@ def test_longrope_is_named_only_if_suspected():
 
 
 def test_what_is_no_rotation_is_said():
-    sign = identify(replace(recipe_of(Rope(64, 10000.0, "half")), signs=(1, 1)).candidate(), 64)
+    sign = identify(
+        replace(recipe_of(Rope(64, 10000.0, "half")), block=(("cos", "sin"), ("sin", "cos"))).candidate(), 64
+    )
     assert sign.rope is None and any("no rotation" in note for note in sign.notes)
     still = identify(lambda x, positions: x.copy(), 64)
     assert still.rotary_dim == 0 and "nothing" in str(still)
@@ -142,7 +148,9 @@ def test_powers_of_two_betray_nothing():
 
 
 def test_a_quarter_turn_at_position_0_is_told():
-    found = identify(replace(recipe_of(Rope(64, 10000.0, "half")), swapped=True).candidate(), 64)
+    found = identify(
+        replace(recipe_of(Rope(64, 10000.0, "half")), block=(("sin", "-cos"), ("cos", "sin"))).candidate(), 64
+    )
     assert any("at position 0 pairs are turned" in note for note in found.notes)
 
 

@@ -10,10 +10,11 @@ from oracle_cases import DTYPES, right, ropes
 import pyrope
 from pyrope import DynamicNTK, Linear, Rope, YaRN, check_rotation
 from pyrope.oracle import tolerance
-from pyrope.oracle.identification import error_ratios, take_sample, true_rotation
 from pyrope.oracle.probe import Probe
 from pyrope.oracle.recipes import recipe_of
+from pyrope.oracle.sample import error_ratios, take_sample
 from pyrope.oracle.tolerance import ANGLE32, ANGLE64, BOTH, LOW_TABLES, ONCE, U32, angle_bound, grades, theta_bound
+from pyrope.oracle.truth import rotated
 
 ALL = {**DTYPES, "float64": np.float64}
 
@@ -55,12 +56,12 @@ def test_the_truth_is_the_truth():
     """Against 40 digits, without pyrope's phases."""
     rope, m = Rope(8, 500000.0, "interleaved", 4, "suffix", direction=-1), 98765
     x = np.random.default_rng(0).standard_normal((1, 1, 8))
-    found = true_rotation(x, np.array([m]), rope)[0, 0]
-    np.testing.assert_array_equal(found[:4], x[0, 0, :4])
+    turned = rotated(x, np.array([m]), rope)[0, 0]
+    np.testing.assert_array_equal(turned[:4], x[0, 0, :4])
     with mpmath.workdps(40):
         for i, theta in enumerate((mpmath.mpf(1), mpmath.mpf(500000) ** (-mpmath.mpf(1) / 2))):
             z = mpmath.mpc(*x[0, 0, 4 + 2 * i : 6 + 2 * i]) * mpmath.expj(-m * theta)
-            np.testing.assert_allclose(found[4 + 2 * i : 6 + 2 * i], (float(z.real), float(z.imag)), rtol=1e-14)
+            np.testing.assert_allclose(turned[4 + 2 * i : 6 + 2 * i], (float(z.real), float(z.imag)), rtol=1e-14)
 
 
 @pytest.mark.parametrize("rope", [r for r in ropes(128) if isinstance(r.scaling, Linear | None)], ids=repr)
@@ -133,8 +134,8 @@ def test_the_bound_of_a_logarithm_is_where_right_ends(share, verdict):
     fn = replace(recipe_of(rope), theta=pyrope.frequencies(rope) * (1 + off)).candidate()
     report = check_rotation(fn, rope)
     assert report.verdict == verdict
-    told = "the frequencies are worse than by a float32 power, and as good as by a float32 logarithm"
-    assert (told in report.notes) == (verdict == "right")
+    note = "the frequencies are worse than by a float32 power, and as good as by a float32 logarithm"
+    assert (note in report.notes) == (verdict == "right")
 
 
 @pytest.mark.parametrize("ulps", [-1, 0, 1])

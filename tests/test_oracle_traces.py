@@ -1,4 +1,4 @@
-"""Traces: what is written comes back in its order, and two that differ are told apart by what was done."""
+"""Traces: what is written comes back in its order, and the difference of two is named."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from strategies import DTYPES
 
 import pyrope
 from pyrope import Linear, Rope, YaRN
-from pyrope.oracle.tensors import save_safetensors
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
+from pyrope.tensors import save_safetensors
 
 B, H, N, D, E = 2, 3, 12, 16, 48
 ROPE = Rope(D, 10000.0, "half")
@@ -60,9 +60,9 @@ def test_traces_come_back_in_their_order(tmp_path_factory, names):
         name: np.full((2, 3), i, [np.float32, ml_dtypes.bfloat16, np.int64][i % 3]) for i, name in enumerate(names)
     }
     write_trace(path, arrays)
-    found = read_trace(path)
-    assert list(found) == names
-    assert all(found[name].dtype == arrays[name].dtype and (found[name] == arrays[name]).all() for name in names)
+    trace = read_trace(path)
+    assert list(trace) == names
+    assert all(trace[name].dtype == arrays[name].dtype and (trace[name] == arrays[name]).all() for name in names)
     assert diff_traces(path, arrays).verdict == "right"
 
 
@@ -84,7 +84,7 @@ def test_without_an_order_it_is_that_of_a_forward_pass(tmp_path):
 def test_a_wrong_order_is_refused(tmp_path):
     for order in ('["a", "c"]', '["a"]', '["a", "b", "b"]', "{}", "3"):
         save_safetensors(tmp_path / "t", {"a": np.ones(1), "b": np.ones(1)}, {"order": order})
-        with pytest.raises(ValueError, match="the order in its metadata does not name its tensors"):
+        with pytest.raises(ValueError, match="the order in its metadata must name every tensor once"):
             read_trace(tmp_path / "t")
     save_safetensors(tmp_path / "t", {"a": np.ones(1)}, {"order": "[" * 10000})
     assert list(read_trace(tmp_path / "t")) == ["a"]
@@ -114,7 +114,7 @@ def test_rounding_is_noise_and_grows(name):
 def test_a_wider_trace_is_judged_by_the_coarser():
     report = diff_traces(model(dtype=np.float64), model(dtype=ml_dtypes.bfloat16))
     assert report.verdict == "right", str(report)
-    assert "names have other dtypes, the first of them embedding: float64 and bfloat16" in report.notes[0]
+    assert "names have other dtypes, the first of them embedding, float64 and bfloat16" in report.notes[0]
 
 
 def replaced(where, change):
@@ -132,7 +132,7 @@ def masked(x):
     return full / full.sum(-1, keepdims=True)
 
 
-# Where they part, the kind, something of what is told, and the second trace.
+# By kind: where they begin to differ, some words of the description, and the second trace.
 CASES = {
     "scale": ("embedding", "√48", lambda: replaced("embedding", lambda x: x * np.sqrt(E))),
     "scale-scores": ("layers.1.scores", "0.25 times", lambda: replaced("layers.1.scores", lambda x: x / 4)),
@@ -144,7 +144,7 @@ CASES = {
     "permuted batch": ("embedding", "has 1, 0 of", lambda: replaced("embedding", lambda x: x[::-1])),
     "permuted features": ("layers.2.q", "in halves, the second interleaved", lambda: replaced("layers.2.q", interleave)),
     "permuted features-any": ("embedding", "has 47, 46", lambda: replaced("embedding", lambda x: x[..., ::-1])),
-    "bias": ("layers.1.v", "one vector more in every row, of size 0.5", lambda: replaced("layers.1.v", lambda x: x + np.float32(0.5))),
+    "bias": ("layers.1.v", "the same vector added, of size 0.5", lambda: replaced("layers.1.v", lambda x: x + np.float32(0.5))),
     "nan": ("layers.1.attention", "0 and 48 numbers are NaN", lambda: spoilt("layers.1.attention", np.nan)),
     "mask": ("layers.0.scores", "396 numbers are hidden", lambda: replaced("layers.0.scores", masked)),
     "mask-inf": ("layers.1.attention", "48 in the second only", lambda: spoilt("layers.1.attention", np.inf)),
@@ -182,16 +182,16 @@ def moved_axes(where, shape=None):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_difference_is_found_and_named(case):
-    kind, (where, told, make) = case.partition("-")[0], CASES[case]
+    kind, (where, words, make) = case.partition("-")[0], CASES[case]
     report = diff_traces(GOOD, make())
     assert report.verdict == "wrong" and report.faults == (kind,), str(report)
     (finding,) = report.findings
-    assert finding.evidence.startswith(f"they part at {where}: ") and told in finding.evidence
+    assert finding.evidence.startswith(f"the first difference is at {where}: ") and words in finding.evidence
     assert finding.cause and finding.fix
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_rotations_are_told_in_any_dtype(dtype):
+def test_other_rotations_are_recognised_in_any_dtype(dtype):
     first = model(dtype=dtype)
     for kind, rope in (
         ("pairing", Rope(D, 10000.0, "interleaved")),
@@ -216,11 +216,11 @@ SUGGESTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, kind, told", SUGGESTIONS)
-def test_what_a_difference_suggests(name, kind, told):
+@pytest.mark.parametrize("name, kind, words", SUGGESTIONS)
+def test_what_a_difference_suggests(name, kind, words):
     from pyrope.oracle.traces import _hint
 
-    assert told in _hint(name, kind)[0]
+    assert words in _hint(name, kind)[0]
 
 
 def test_weights_stored_for_another_layout_are_equivalent():
@@ -289,15 +289,19 @@ def test_odd_tensors_do_not_break_it():
         "one": np.ones((1, 1)),
     }
     assert diff_traces(odd, odd).verdict == "right"
-    assert diff_traces(odd, {**odd, "zeros": np.ones((2, 4))}).findings[0].evidence.startswith("they part at zeros")
+    assert (
+        diff_traces(odd, {**odd, "zeros": np.ones((2, 4))})
+        .findings[0]
+        .evidence.startswith("the first difference is at zeros")
+    )
     assert diff_traces(odd, {**odd, "scalar": np.ones(())}).faults == ("scale",)
     assert diff_traces(odd, {**odd, "ids": np.array([0, 1, 3])}).verdict == "wrong"
     assert diff_traces(odd, {**odd, "empty": np.ones((0, 4))}).faults == ("axes",)
 
 
 def test_a_report_is_json():
-    told = json.loads(json.dumps(diff_traces(GOOD, CASES["pairing"][2]()).to_dict()))
-    assert told["ok"] is False and told["findings"][0]["fault"] == "pairing"
+    report = json.loads(json.dumps(diff_traces(GOOD, CASES["pairing"][2]()).to_dict()))
+    assert report["ok"] is False and report["findings"][0]["fault"] == "pairing"
 
 
 def test_nothing_is_left_of_an_interrupted_trace(tmp_path):

@@ -84,11 +84,11 @@ def test_rotation_ends_where_the_vector_is_turned_to():
 
 def test_wavelengths_are_those_of_each_rescaling():
     left, right = _panels(plots.wavelengths_figure())
-    found, ropes = _lines(left), plots.scaled_ropes()
-    assert list(found) == list(ropes) and len(ropes) == 7
+    lines, ropes = _lines(left), plots.scaled_ropes()
+    assert list(lines) == list(ropes) and len(ropes) == 7
     for name, rope in ropes.items():
         expected = pyrope.wavelengths(rope)
-        np.testing.assert_array_equal(found[name], expected[np.isfinite(expected)])
+        np.testing.assert_array_equal(lines[name], expected[np.isfinite(expected)])
     np.testing.assert_allclose(right.lines[1].get_ydata(), 8.0, rtol=1e-15)  # linear
 
 
@@ -126,14 +126,16 @@ def test_scores_are_those_of_rotated_ones():
 
 
 def test_precision_dies_as_it_should():
-    found = {name: errors for name, (_, errors) in plots.precision_errors(Rope(64, 10000.0, "half"), 16, 16).items()}
-    assert found["rounded once (pyrope)"].max() <= 2.0**-25
-    assert 2.0**-26 * 2**15 < found["float32 angle"][-1] < 2.0**-20 * 2**15
-    assert found["float32 angle"][-1] > 100 * found["float32 angle"][2]
-    np.testing.assert_array_equal(found["bfloat16 positions"][:8], found["float32 angle"][:8])  # whole numbers to 256
-    assert found["bfloat16 positions"][8] > 0.1 and found["bfloat16 frequencies"][0] > 1e-4
+    errors = {name: worst for name, (_, worst) in plots.precision_errors(Rope(64, 10000.0, "half"), 16, 16).items()}
+    assert errors["rounded once (pyrope)"].max() <= 2.0**-25
+    assert 2.0**-26 * 2**15 < errors["float32 angle"][-1] < 2.0**-20 * 2**15
+    assert errors["float32 angle"][-1] > 100 * errors["float32 angle"][2]
+    np.testing.assert_array_equal(
+        errors["bfloat16 positions"][:8], errors["float32 angle"][:8]
+    )  # integers to 256 are exact
+    assert errors["bfloat16 positions"][8] > 0.1 and errors["bfloat16 frequencies"][0] > 1e-4
     drawn = _lines(_panels(plots.precision_figure(Rope(64, 10000.0, "half"), 16, 16))[0])
-    assert all((drawn[name] == errors).all() for name, errors in found.items())
+    assert all((drawn[name] == errors[name]).all() for name in errors)
 
 
 def test_attention_is_the_softmax_of_the_scores():
@@ -173,19 +175,19 @@ def test_time_is_measured_for_each_length():
 def test_operator_is_what_the_candidate_does():
     turned = Rope(8, 10000.0, "interleaved")
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m, turned), ROPE, position=7, dtype=np.float64)
-    expected, found, difference = (axes.images[0].get_array() for axes in _panels(figure))
+    expected, actual, difference = (axes.images[0].get_array() for axes in _panels(figure))
     np.testing.assert_array_equal(expected, pyrope.rotation_matrix(7, ROPE))
-    np.testing.assert_allclose(found, pyrope.rotation_matrix(7, turned), atol=1e-15)
-    np.testing.assert_array_equal(difference, found - expected)
+    np.testing.assert_allclose(actual, pyrope.rotation_matrix(7, turned), atol=1e-15)
+    np.testing.assert_array_equal(difference, actual - expected)
     assert "position 7" in figure.get_suptitle()
 
 
 def test_operator_of_several_axes_has_another_position_on_each():
     rope = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m[::-1], rope), rope, position=7, dtype=np.float64)
-    expected, found, _ = (axes.images[0].get_array() for axes in _panels(figure))
+    expected, actual, _ = (axes.images[0].get_array() for axes in _panels(figure))
     np.testing.assert_array_equal(expected, pyrope.rotation_matrix([7, 8, 9], rope))
-    np.testing.assert_allclose(found, pyrope.rotation_matrix([9, 8, 7], rope), atol=1e-15)
+    np.testing.assert_allclose(actual, pyrope.rotation_matrix([9, 8, 7], rope), atol=1e-15)
     assert "position (7, 8, 9)" in figure.get_suptitle()
 
 

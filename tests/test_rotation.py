@@ -1,4 +1,4 @@
-"""The rotation in every form, dtype, layout and memory layout, against matrices of mpmath's numbers."""
+"""The rotation in every form, dtype, layout and memory layout, against the definition with mpmath's cosines and sines."""
 
 import dataclasses
 
@@ -9,30 +9,49 @@ from hypothesis import given, strategies as st
 from strategies import COMPUTE_UNIT, DTYPES, UNIT, arrays, dtypes, position_arrays, positions, ropes, to_backend
 
 import pyrope
-from pyrope import Axes, Linear, Rope, YaRN, rotation
+from pyrope import Axes, Linear, Rope, YaRN, definition, rotation, tiles
 
 LIMIT = 2**30
 HALF8 = Rope(8, 10000.0, "half")
 
 
-def expected(x: np.ndarray, m: np.ndarray, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
-    """R(m)·x in float64 by the truth's matrices, and how far float arithmetic in x's dtype may be off.
+def pairs(rope: Rope) -> tuple[definition.Features, definition.Features]:
+    return definition.pairs(rope.layout, rope.width, rope.start)
 
-    With u the unit roundoff of the arithmetic: a table entry is off by u, a product by u, their sum by u, so each
-    output by 3u(|x cos| + |y sin|), to first order; u_out·|out| more where the result is rounded to a shorter dtype.
+
+def still(x: np.ndarray, rope: Rope) -> np.ndarray:
+    """The features that are not rotated."""
+    return np.delete(x, slice(rope.start, rope.start + rope.width), axis=-1)
+
+
+def expected(x: np.ndarray, m: np.ndarray, rope: Rope, inverse: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """R(m)·x, or its inverse, by the definition in float64, and how far rotate in x's dtype may be from it.
+
+    With u the unit roundoff of the arithmetic, and errors to first order in units of u(|x cos| + |y sin|): tables are
+    off by 1 in float32 and 5 (2.5 ulp) in float64, the product and the sum by 1 each, and for the inverse a² by 3 and
+    the division by 1: 6 or 11, and in float64 7 more, since the definition does the same with tables that are off by 1.
+    Where the result is rounded to a shorter dtype, that is u_out·|out| more, or the smallest number of float16.
     """
-    wide = x.astype(np.float64)
-    shape = m.shape if rope.axes is None else m.shape[1:]
-    spread = np.empty((*x.shape[:-1], rope.head_dim, rope.head_dim))
-    for index in np.ndindex(x.shape[:-1]):
-        own = () if not shape else (*(0 if n == 1 else i for i, n in zip(index, shape[:-1], strict=False)), index[-1])
-        one = m[own] if rope.axes is None else m[(slice(None), *own)]
-        spread[index] = truth.matrix(rope, one)
-    out, size = np.einsum("...ij,...j->...i", spread, wide), np.einsum("...ij,...j->...i", abs(spread), abs(wide))
-    name = x.dtype.name
-    return out, 4 * COMPUTE_UNIT[name] * size + (
-        UNIT[name] * (abs(out) + size * 2**-20) + 2.0**-24 * (name == "float16")
-    )
+    cos, sin = truth.tables(rope, m, x.ndim)
+    reads, writes = pairs(rope)
+    if inverse:
+        a2 = float(truth.attention_factor(rope)) ** 2
+        cos, sin, reads, writes = cos / a2, -sin / a2, writes, reads
+    wide, name = x.astype(np.float64), x.dtype.name
+    out = definition.rotate(wide, cos, sin, reads, writes)  # Eq. (34)
+    halves = (cos, 0 * sin), (0 * cos, sin)
+    size = sum(abs(definition.rotate(wide, *half, reads, writes)) for half in halves)
+    units = (18 if name == "float64" else 6) * COMPUTE_UNIT[name]
+    short = UNIT[name] * (abs(out) + 2**-20 * size) + 2.0**-24 * (name == "float16")
+    return out, units * size + short * (name in ("float16", "bfloat16"))
+
+
+def assert_rotated(y, x, m, rope, inverse=False):
+    assert y.dtype == x.dtype and y.shape == x.shape
+    out, allowed = expected(x, m, rope, inverse)
+    host = pyrope.to_numpy(y)
+    assert (abs(host.astype(np.float64) - out) <= allowed).all()
+    assert (still(host, rope) == still(x, rope)).all()
 
 
 @st.composite
@@ -46,22 +65,28 @@ def cases(draw, **more):
 
 
 @given(cases())
-def test_rotate_is_the_matrix_of_the_definition(xp, case):
+def test_every_form_equals_the_definition(xp, case):
     x, m, rope = case
     before, device = x.copy(), to_backend(x, xp)
-    y = pyrope.rotate(device, m, rope)  # Eq. (34)
-    assert y.dtype == x.dtype and y.shape == x.shape and pyrope.namespace(y) is xp
-    out, allowed = expected(x, m, rope)
-    assert (abs(pyrope.to_numpy(y).astype(np.float64) - out) <= allowed).all()
+    for function in (pyrope.rotate, pyrope.rotate_complex, pyrope.unrotate):
+        y = function(device, m, rope)  # Eq. (34), Eq. (12)
+        assert pyrope.namespace(y) is xp
+        assert_rotated(y, x, m, rope, inverse=function is pyrope.unrotate)
     assert (pyrope.to_numpy(device) == before).all()
 
 
-@given(cases())
-def test_rotate_complex_is_the_matrix_of_the_definition(xp, case):
-    x, m, rope = case
-    y = pyrope.rotate_complex(to_backend(x, xp), m, rope)  # Eq. (12)
-    out, allowed = expected(x, m, rope)
-    assert y.dtype == x.dtype and (abs(pyrope.to_numpy(y).astype(np.float64) - out) <= allowed).all()
+@given(st.data(), st.floats(2.0, 1e6), st.sampled_from(["interleaved", "half", "interleaved-to-half"]))
+def test_a_plain_rope_is_the_definition_from_its_base_to_its_rotation(xp, data, base, layout):
+    """The definition's angle mθ is off by 16u of itself: its exponent by 1, times ln base ≤ 14, power and product 1."""
+    rope = Rope(
+        12, base, layout, data.draw(st.sampled_from([4, 8, 12])), data.draw(st.sampled_from(["prefix", "suffix"]))
+    )
+    x, m = data.draw(arrays((2, 5, 12), DTYPES["float64"])), data.draw(position_arrays(rope, (5,), 2**16))
+    theta = definition.frequencies(rope.width, base)
+    y = definition.rotate(x, *definition.tables(m, theta), *pairs(rope))
+    allowed = (18 + 16 * abs(m[:, None])) * UNIT["float64"] * abs(x).max() * 1.5  # a pair is at most √2 as long
+    assert (abs(pyrope.to_numpy(pyrope.rotate(to_backend(x, xp), m, rope)) - y) <= allowed).all()
+    np.testing.assert_allclose(pyrope.frequencies(rope), theta, rtol=16 * UNIT["float64"])
 
 
 @given(cases())
@@ -78,13 +103,12 @@ def test_unrotate_undoes_rotate(xp, case):
     unit = UNIT[x.dtype.name] + 8 * COMPUTE_UNIT[x.dtype.name]
     error = abs(pyrope.to_numpy(y).astype(np.float64) - x.astype(np.float64))
     assert (np.maximum(*_pair_ends(error, rope)) <= 3 * unit * scale + 2.0**-22 * (x.dtype.name == "float16")).all()
-    still = [i for i in range(rope.head_dim) if i not in {f for read, _ in truth.features(rope) for f in read}]
-    assert (error[..., still] == 0).all()
+    assert (still(error, rope) == 0).all()
 
 
 def _pair_ends(x, rope):
-    read = [features for features, _ in truth.features(rope)]
-    return x[..., [a for a, _ in read]], x[..., [b for _, b in read]]
+    reads, _ = pairs(rope)
+    return x[..., reads[0]], x[..., reads[1]]
 
 
 @given(st.data())
@@ -98,7 +122,7 @@ def test_matrix_is_the_truth(data):
 def _squared(rope):
     """a² on the rotated features, 1 on the others."""
     diagonal = np.ones(rope.head_dim)
-    diagonal[[f for read, _ in truth.features(rope) for f in read]] = rope.attention_factor**2
+    diagonal[rope.start : rope.start + rope.width] = rope.attention_factor**2
     return diagonal
 
 
@@ -108,9 +132,9 @@ def _unpermuted(matrix, rope):
 
 
 def _order(rope):
-    order = np.arange(rope.head_dim)
-    for (x, y), (u, v) in truth.features(rope):
-        order[[x, y]] = u, v
+    order, feature = np.arange(rope.head_dim), np.arange(rope.head_dim)
+    for read, write in zip(*pairs(rope), strict=True):
+        order[read] = feature[write]
     return order
 
 
@@ -145,7 +169,7 @@ def test_position_zero_is_the_factor(data):
     zero = np.zeros(() if rope.axes is None else (rope.axes.count,), int)
     matrix = _unpermuted(pyrope.rotation_matrix(zero, rope), rope)
     expected = np.ones(rope.head_dim)
-    expected[[f for read, _ in truth.features(rope) for f in read]] = rope.attention_factor
+    expected[rope.start : rope.start + rope.width] = rope.attention_factor
     assert (matrix == np.diag(expected)).all()
 
 
@@ -265,27 +289,27 @@ def test_out_that_overlaps_x_in_another_way(xp, case, kind):
 
 
 @given(st.data())
-def test_in_blocks_as_in_one_piece(data):
+def test_tiles_change_nothing(data):
     rope = data.draw(ropes(max_pairs=4))
     shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     x = data.draw(arrays((*shape, rope.head_dim), data.draw(dtypes)))
     m = data.draw(position_arrays(rope, data.draw(st.sampled_from([(), (shape[-1],), tuple(shape)]))))
-    whole = pyrope.rotate(x, m, rope)
-    before = rotation._BLOCK
+    at_once = pyrope.rotate(x, m, rope)
+    before = rotation._TILE
     try:
-        rotation._BLOCK = data.draw(st.integers(1, 64))
-        assert_same_but_for_rounding(pyrope.rotate(x, m, rope), whole, x)
+        rotation._TILE = data.draw(st.integers(1, 64))
+        assert_same_but_for_rounding(pyrope.rotate(x, m, rope), at_once, x)
     finally:
-        rotation._BLOCK = before
+        rotation._TILE = before
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple), st.integers(1, 40))
-def test_blocks_cover_every_element_once_and_keep_the_limit(shape, limit):
-    seen = np.zeros(shape, int)
-    for index in pyrope.backend.blocks(shape, limit):
-        seen[index] += 1
-        assert seen[index].size <= max(limit, shape[-1])
-    assert (seen == 1).all()
+def test_tiles_cover_every_element_once_and_keep_the_limit(shape, limit):
+    count = np.zeros(shape, int)
+    for index in tiles.tiles(shape, limit):
+        count[index] += 1
+        assert count[index].size <= max(limit, shape[-1])
+    assert (count == 1).all()
 
 
 @given(st.data(), positions())
@@ -339,13 +363,22 @@ def test_memory_that_cannot_be_viewed_as_complex(xp):
 def test_decay_is_figure_2():
     rope, distances = Rope(128, 10000.0, "interleaved"), np.arange(0, 257)
     curve = pyrope.decay(distances, rope)
-    theta = 10000.0 ** (-2 * np.arange(64) / 128)
-    partial = np.cumsum(np.exp(1j * distances[:, None] * theta), axis=-1)  # S_1 … S_{d/2}
-    np.testing.assert_allclose(curve, abs(partial).sum(axis=-1) * 2 / 128, rtol=1e-12)
-    # As in the paper's figure: it starts at (d/2 + 1)/2 and falls, with ripples, on the whole.
+    tables = definition.tables(distances, definition.frequencies(128))
+    np.testing.assert_allclose(curve, definition.decay(*tables), rtol=1e-12)
+    # As in the paper's figure: it starts at (d/2 + 1)/2 and falls on average, with ripples.
     assert curve[0] == 32.5 and curve.argmax() == 0
     means = curve[1:].reshape(8, 32).mean(axis=-1)
     assert (np.diff(means) < 0).all()
+
+
+@given(st.data())
+def test_decay_equals_the_definition(data):
+    """Sums of p numbers of size 1 are off by p·u each, of the tables and of the sums; the factor must not be in it."""
+    rope = data.draw(ropes(max_pairs=8))
+    m = data.draw(position_arrays(rope, (3,)))
+    cos, sin = (table / float(truth.attention_factor(rope)) for table in truth.tables(rope, m))
+    allowed = 8 * rope.pairs**2 * UNIT["float64"]
+    np.testing.assert_allclose(pyrope.decay(m, rope), definition.decay(cos, sin), rtol=0, atol=allowed)
 
 
 @given(st.data())
@@ -367,8 +400,7 @@ def test_decay_bounds_the_scores(data):
     np.testing.assert_allclose(abs(sums).sum(), rope.pairs * pyrope.decay(m - n, rope), rtol=1e-12, atol=1e-12)
     # And what rope computes is the real part of Eq. (35), times a².
     turned = [pyrope.rotate(x, p, rope) for x, p in ((q, m), (k, n))]
-    rotated = {f for _, written in truth.features(rope) for f in written}
-    got = sum(turned[0][f] * turned[1][f] for f in rotated)
+    got = sum(turned[0][f] * turned[1][f] for f in range(rope.start, rope.start + rope.width))
     assert abs(got - rope.attention_factor**2 * score.real) <= 1e-12 * (1 + rope.attention_factor**2 * abs(h).sum())
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: every text comes back, cuts are where the model was trained with them, and pieces are whole characters."""
+"""Tokenizers: every text comes back, cuts are where the model was trained with them, and a stream gives complete characters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 from hypothesis import given, settings, strategies as st
 
-from pyrope import text as text_module
-from pyrope.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
+from pyrope.models import text as text_module
+from pyrope.models.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 BYTES = text_module._byte_names()
 MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
@@ -24,7 +24,7 @@ PRES = ["gpt-2", "smollm", "default", "llama-bpe", "qwen2"]
 
 
 def _metadata(pre="smollm", **changes):
-    found = {
+    metadata = {
         "model": "gpt2",
         "pre": pre,
         "tokens": TOKENS,
@@ -34,7 +34,7 @@ def _metadata(pre="smollm", **changes):
         "eos_token_id": ID["<|im_end|>"],
         "add_bos_token": False,
     } | changes
-    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
 
 
 def _load(path, pre="smollm", **changes):
@@ -52,7 +52,7 @@ def loaded(tmp_path_factory):
 
 
 PRE = st.sampled_from(PRES)
-# Lone surrogates are no text, the rest of Unicode is; words of the vocabulary come often.
+# Lone surrogates are not text, the rest of Unicode is; words of the vocabulary come often.
 TEXT = st.lists(st.text(max_size=8) | st.sampled_from(["hello", " 12", "!!", "\n\n ", "'S", " ", "á", "½", "𝄞"])).map(
     "".join
 )
@@ -136,17 +136,17 @@ def test_the_token_that_a_text_begins_with(file):
 
 @given(ids=st.lists(st.integers(0, len(TOKENS) - 1) | st.integers(160, 255), max_size=30), special=st.booleans())
 @settings(max_examples=200)
-def test_pieces_make_the_whole(loaded, ids, special):
+def test_the_parts_of_a_stream_make_the_text(loaded, ids, special):
     """For any bytes, even those that make no characters."""
     tokenizer = loaded["gpt-2"]
-    pieces = list(tokenizer.stream(iter(ids), special=special))
-    assert "".join(pieces) == tokenizer.decode(ids, special=special)
-    assert all(pieces)
+    parts = list(tokenizer.stream(iter(ids), special=special))
+    assert "".join(parts) == tokenizer.decode(ids, special=special)
+    assert all(parts)
 
 
 @given(text=TEXT.filter(lambda text: "�" not in text))
 def test_pieces_are_whole_characters(loaded, text):
-    assert not any("�" in piece for piece in loaded["smollm"].stream(loaded["smollm"].encode(text)))
+    assert not any("�" in part for part in loaded["smollm"].stream(loaded["smollm"].encode(text)))
 
 
 def test_pieces_come_as_soon_as_they_can(loaded):
@@ -157,7 +157,7 @@ def test_pieces_come_as_soon_as_they_can(loaded):
             taken.append(one)
             yield one
 
-    assert [(piece, len(taken)) for piece in tokenizer.stream(ids())] == [("h", 1), ("é", 3), ("1", 4), ("𝄞", 8)]
+    assert [(part, len(taken)) for part in tokenizer.stream(ids())] == [("h", 1), ("é", 3), ("1", 4), ("𝄞", 8)]
 
 
 def test_a_text_that_ends_within_a_character(loaded):
@@ -230,11 +230,11 @@ def folder(tmp_path, loaded):
 
 
 def test_a_folder_has_the_same_tokenizer(folder, loaded):
-    found = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     text = "<|im_start|>hello 123\n\n½<|im_end|>"
-    assert found.encode(text) == loaded["smollm"].encode(text)
-    assert found.decode(found.encode(text)) == loaded["smollm"].decode(found.encode(text))
-    assert found.vocabulary == len(TOKENS) and found.stop == frozenset()
+    assert tokenizer.encode(text) == loaded["smollm"].encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == loaded["smollm"].decode(tokenizer.encode(text))
+    assert tokenizer.vocabulary == len(TOKENS) and tokenizer.stop == frozenset()
 
 
 def test_where_the_stops_of_a_folder_come_from(folder):
@@ -267,18 +267,18 @@ def test_a_folder_that_puts_a_token_before_every_text(folder):
     inner.enable_truncation(2)
     inner.enable_padding(length=9)
     inner.save(str(folder / "tokenizer.json"))
-    found = load_tokenizer(folder)
-    assert found.encode("abcd") == [begin[1], *(ID[word] for word in "abcd")]  # neither cut nor filled up
-    assert found.encode("ab", begin=False) == [ID["a"], ID["b"]]
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("abcd") == [begin[1], *(ID[word] for word in "abcd")]  # neither cut nor filled up
+    assert tokenizer.encode("ab", begin=False) == [ID["a"], ID["b"]]
 
 
 def test_pieces_keep_the_spaces_of_decoders_that_drop_the_first(tmp_path):
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁a": 0, "▁b": 1, "<0xF0>": 2}, "▁a"))
     inner.decoder = tokenizers.decoders.Metaspace()
     inner.save(str(tmp_path / "tokenizer.json"))
-    found = load_tokenizer(tmp_path)
-    assert list(found.stream([0, 1, 0])) == ["a", " b", " a"]
-    assert found.decode([0, 1, 0]) == "a b a"
+    tokenizer = load_tokenizer(tmp_path)
+    assert list(tokenizer.stream([0, 1, 0])) == ["a", " b", " a"]
+    assert tokenizer.decode([0, 1, 0]) == "a b a"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"[" * 10000, b"\xff\xfe"])
@@ -297,7 +297,7 @@ def test_nothing_there(tmp_path):
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """A file, and what it holds while it is whole."""
+    """A file, and what it holds while it is sound."""
     file = gguf_files.write(tmp_path_factory.mktemp("fuzz") / "model.gguf", others=_metadata())
     return file, file.read_bytes()
 

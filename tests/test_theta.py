@@ -64,8 +64,8 @@ def test_the_decimal_settings_of_an_application_do_not_matter():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rope = Rope(128, 500000.0, "half", scaling=YaRN(4.0, 4096))
-    told = (pyrope.frequencies(rope).tolist(), rope.attention_factor, pyrope.cos_sin(rope, 2**31)[0].tolist())
-    assert run.stdout.strip() == " ".join(map(str, told))
+    numbers = (pyrope.frequencies(rope).tolist(), rope.attention_factor, pyrope.cos_sin(rope, 2**31)[0].tolist())
+    assert run.stdout.strip() == " ".join(map(str, numbers))
 
 
 def test_dynamic_ntk_at_its_original_length_changes_nothing_whatever_the_factor():
@@ -202,7 +202,7 @@ def bad(error, match, **fields):
         bad(ValueError, r"sections \(1, 1, 1\) must add up", axes=Axes("interleaved", (1, 1, 1))),
         bad(ValueError, "needs an even number of pairs, was 3", rotary_dim=6, axes=Axes("axial")),
         bad(ValueError, "DynamicNTK needs a rotary width of at least 4", head_dim=2, scaling=DynamicNTK(2.0, 64)),
-        bad(ValueError, "Proportional spans the whole head", rotary_dim=4, scaling=Proportional(0.5)),
+        bad(ValueError, "Proportional spans all", rotary_dim=4, scaling=Proportional(0.5)),
         bad(ValueError, "fraction, 0.1, lets no pair of 8 features turn", scaling=Proportional(0.1)),
         bad(
             ValueError,

@@ -1,4 +1,5 @@
-"""`forward` and `Cache` against a forward pass that is written out with loops, in float64."""
+"""`forward` is held to `definition.forward`, over every architecture that a `Config` can say; caches, packing and padding
+to `forward` without them."""
 
 import dataclasses
 import math
@@ -6,12 +7,15 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from models import KINDS, PLAIN, attentions, configs, named_weights
+from models import KINDS, PLAIN, attentions, by_definition, configs, named_weights, turn
+from test_families import CONFIGS
 
-from pyrope import DynamicNTK, LongRoPE, Rope, from_numpy, rotation_matrix, to_numpy, transformer
-from pyrope.architecture import Layer, Model, Weights, random_model, weight_shapes
+from pyrope import DynamicNTK, LongRoPE, Rope, definition, encodings, from_numpy, to_numpy
 from pyrope.linear import FEATURE_MAPS
-from pyrope.transformer import Cache, forward
+from pyrope.models import transformer
+from pyrope.models.architecture import Layer, Model, Weights, random_model, weight_shapes
+from pyrope.models.families import read_architecture
+from pyrope.models.transformer import Cache, forward
 
 causal = st.just(True)
 
@@ -33,147 +37,9 @@ def ran(model, tokens, **options):
     return to_numpy(forward(model, tokens, **options))
 
 
-def close(found, expected, tolerance=1e-9):
-    assert found.shape == expected.shape
-    assert abs(found - expected).max() <= tolerance * (1 + abs(expected).max())
-
-
-# --- The definition: one sequence, in float64, with loops, and nothing of what forward is made of. ---
-
-
-def _norm(config, w, name, x):
-    x = x - np.mean(x) if config.norm == "layer" else x
-    y = x / math.sqrt(sum(value * value for value in x) / len(x) + config.eps) * w[f"{name}.weight"]
-    return y + w[f"{name}.bias"] if config.norm_bias else y
-
-
-def _act(kind, x):
-    return np.array([_ACTS[kind](value) for value in x])
-
-
-_ACTS = {
-    "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
-    "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
-    "silu": lambda x: x / (1 + math.exp(-x)),
-    "relu": lambda x: max(x, 0.0),
-}
-_MAPS = {
-    "elu+1": lambda x: x + 1 if x > 0 else math.exp(x),
-    "relu": lambda x: max(x, 0.0),
-    "relu2": lambda x: max(x, 0.0) ** 2,
-    "exp": math.exp,
-    "identity": lambda x: x,
-}
-
-
-def _project(w, name, x):
-    return w[f"{name}.weight"] @ x + w.get(f"{name}.bias", 0.0)
-
-
-def _slopes(h):
-    below = 2 ** int(math.log2(h))
-    first = [2 ** (-8 * (i + 1) / below) for i in range(below)]
-    return first if below == h else first + _slopes(2 * below)[::2][: h - below]
-
-
-def _softmax_head(config, q, keys, values, biases):
-    scale = 1 / math.sqrt(config.head_dim) if config.scale is None else config.scale
-    scores = [scale * float(q @ k) for k in keys]
-    if config.softcap is not None:
-        scores = [config.softcap * math.tanh(s / config.softcap) for s in scores]
-    scores = [s + b for s, b in zip(scores, biases, strict=True)]
-    weights = [math.exp(s - max(scores)) for s in scores]
-    return sum(a * v for a, v in zip(weights, values, strict=True)) / sum(weights)
-
-
-def _linear_head(config, q, keys, values, turns, turn):
-    def phi(x):
-        return np.array([_MAPS[config.feature_map](value) for value in x])
-
-    top = sum(((turn @ phi(q)) @ (r @ phi(k))) * v for r, k, v in zip(turns, keys, values, strict=True))
-    below = sum(phi(q) @ phi(k) for k in keys)
-    return top / below if below else 0.0 * top
-
-
-def reference(config, w, tokens, positions=None, segments=None):
-    """Logits (n, v) of one row; ropes must be resolved."""
-    n, h, g, d = len(tokens), config.heads, config.key_heads, config.head_dim
-    segments = [0] * n if segments is None else segments
-    positions = [segments[:i].count(segments[i]) for i in range(n)] if positions is None else positions
-    xs = []
-    for token, m in zip(tokens, positions, strict=True):
-        x = w["embedding"][token] * (config.embedding_scale or 1.0) + w.get("embedding_bias", 0.0)
-        if config.encoding == "sinusoidal":
-            angles = [m * 10000.0 ** (-2 * (j // 2) / config.width) for j in range(config.width)]
-            x = x + [math.cos(a) if j % 2 else math.sin(a) for j, a in enumerate(angles)]
-        xs.append(_norm(config, w, "embedding_norm", x) if config.embedding_norm else x)
-    for i, layer in enumerate(config.layers):
-        name = f"layers.{i}"
-        reads = xs if config.block == "post-norm" else [_norm(config, w, f"{name}.attention_norm", x) for x in xs]
-        qs, ks, vs = [], [], []
-        for x in reads:
-            heads = _project(w, f"{name}.qkv", x).reshape(h + 2 * g, d)
-            q, k = list(heads[:h]), list(heads[h : h + g])
-            if config.qk_norm:
-                q, k = (
-                    [_norm(config, w, f"{name}.q_norm", x) for x in q],
-                    [_norm(config, w, f"{name}.k_norm", x) for x in k],
-                )
-            qs, ks, vs = [*qs, q], [*ks, k], [*vs, heads[h + g :]]
-        rope = layer.rope.pure if layer.rope and config.attention == "linear" else layer.rope
-        turns = [np.eye(d) if rope is None else rotation_matrix(m, rope) for m in positions]
-        attended = []
-        for a in range(n):
-            seen = [
-                b for b in range(n)
-                if segments[a] == segments[b] and (b <= a or not config.causal)
-                and (layer.window is None or abs(a - b) < layer.window)
-            ]  # fmt: skip
-            out = []
-            for head in range(h):
-                own = head * g // h
-                q, values = qs[a][head], [vs[b][own] for b in seen]
-                if config.attention == "linear":
-                    keys = [ks[b][own] for b in seen]
-                    out.append(_linear_head(config, q, keys, values, [turns[b] for b in seen], turns[a]))
-                else:
-                    away = [abs(positions[a] - positions[b]) if config.encoding == "alibi" else 0 for b in seen]
-                    biases = [-_slopes(h)[head] * x for x in away]
-                    keys = [turns[b] @ ks[b][own] for b in seen]
-                    out.append(_softmax_head(config, turns[a] @ q, keys, values, biases))
-            y = _project(w, f"{name}.out", np.concatenate(out))
-            attended.append(_norm(config, w, f"{name}.attention_post_norm", y) if config.post_norms else y)
-        xs = [_rest(config, w, name, *row) for row in zip(xs, reads, attended, strict=True)]
-    return np.array([_logits(config, w, x) for x in xs])
-
-
-def _mlp(config, w, name, x):
-    inner = _project(w, f"{name}.up", x)
-    hidden = _act(config.activation, inner[: config.mlp_width])
-    y = _project(w, f"{name}.down", hidden * inner[config.mlp_width :] if config.gated else hidden)
-    return _norm(config, w, f"{name}.mlp_post_norm", y) if config.post_norms else y
-
-
-def _rest(config, w, name, x, read, attended):
-    if config.block == "parallel":
-        return (
-            x + attended + _mlp(config, w, name, read if config.one_norm else _norm(config, w, f"{name}.mlp_norm", x))
-        )
-    if config.block == "post-norm":
-        x = _norm(config, w, f"{name}.attention_norm", x + attended)
-        return _norm(config, w, f"{name}.mlp_norm", x + _mlp(config, w, name, x))
-    x = x + attended
-    return x + _mlp(config, w, name, _norm(config, w, f"{name}.mlp_norm", x))
-
-
-def _logits(config, w, x):
-    x = x if config.block == "post-norm" else _norm(config, w, "norm", x)
-    if config.head_dense:
-        x = _norm(config, w, "head_norm", _act(config.activation, _project(w, "head_dense", x)))
-    y = (w["embedding"] if config.tied else w["head.weight"]) @ x + w.get("head.bias", 0.0)
-    y = y * (config.logit_scale or 1.0)
-    cap = config.logit_softcap
-    return y if cap is None else np.array([cap * math.tanh(value / cap) for value in y])
+def close(actual, expected, tolerance=1e-9):
+    assert actual.shape == expected.shape
+    assert abs(actual - expected).max() <= tolerance * (1 + abs(expected).max())
 
 
 # --- Places ---
@@ -188,8 +54,7 @@ def placements(draw, config, b, n):
         names = draw(st.permutations(range(-1, n)))  # any numbers do
         segments = np.array([[names[i] for i in np.cumsum(row)] for row in changes])
     if draw(st.booleans()):
-        limit = 1000 if config.encoding == "sinusoidal" else 2**31  # sin(m·θ) is as exact as m·θ there
-        number = st.integers(-3, 9) | st.integers(-limit, limit)
+        number = st.integers(-3, 9) | st.integers(-(2**31), 2**31)
         positions = np.array(draw(st.lists(st.lists(number, min_size=n, max_size=n), min_size=b, max_size=b)))
     return positions, segments
 
@@ -206,33 +71,45 @@ def cases(draw, config=None, max_b=3, max_n=6):
 
 
 def _row(x, i):
-    return None if x is None else x[i].tolist()
+    return None if x is None else x[i]
 
 
 @given(case=cases())
 def test_forward_is_its_definition(xp, case):
     config, w, tokens, positions, segments = case
     model, given_tokens = model_of(config, w, xp), tokens.copy()
-    found = ran(model, tokens, positions=positions, segments=segments)
-    assert found.shape == (*tokens.shape, config.vocabulary) and found.dtype == np.float64
+    logits = ran(model, tokens, positions=positions, segments=segments)
+    assert logits.shape == (*tokens.shape, config.vocabulary) and logits.dtype == np.float64
     for i in range(len(tokens)):
-        close(found[i], reference(config, w, _row(tokens, i), _row(positions, i), _row(segments, i)), 1e-8)
+        close(logits[i], by_definition(config, w, tokens[i], _row(positions, i), _row(segments, i)), 1e-11)
     assert np.array_equal(tokens, given_tokens)
     after = {name: to_numpy(x) for name, x in named_weights(model).items()}
     assert all(np.array_equal(after[name], w[name]) for name in w), "weights were changed"
 
 
-@given(case=cases(configs(attention=st.just("softmax"), max_layers=2)))
+@given(case=cases(configs(max_layers=2)))
 def test_float32_stays_float32_and_is_near_the_definition(xp, case):
     config, w, tokens, positions, segments = case
     config = dataclasses.replace(config, eps=1e-2)  # a smaller one may divide by next to nothing
-    seen = {}
-    found = ran(
-        model_of(config, w, xp, np.float32), tokens, positions=positions, segments=segments, trace=seen.__setitem__
-    )
-    assert found.dtype == np.float32 and {x.dtype for x in seen.values()} == {np.dtype(np.float32)}
+    w, trace = {name: x.astype(np.float32) for name, x in w.items()}, {}
+    model, options = model_of(config, w, xp, np.float32), {"positions": positions, "segments": segments}
+    logits = ran(model, tokens, **options, trace=trace.__setitem__)
+    assert logits.dtype == np.float32 and {x.dtype for x in trace.values()} == {np.dtype(np.float32)}
     for i in range(len(tokens)):
-        close(found[i], reference(config, w, _row(tokens, i), _row(positions, i), _row(segments, i)), 2e-3)
+        close(logits[i], by_definition(config, w, tokens[i], _row(positions, i), _row(segments, i)), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_is_the_definition(xp, name, dtype):
+    """Over 12 tokens, which is more than any window of these configs."""
+    config = read_architecture(CONFIGS[name])
+    w = {name: x.astype(dtype) for name, x in arrays_of(config, 1).items()}
+    tokens = np.random.default_rng(2).integers(0, config.vocabulary, (2, 12))
+    logits = ran(model_of(config, w, xp, dtype), tokens)
+    assert logits.dtype == dtype
+    for row, ids in zip(logits, tokens, strict=True):
+        close(row, by_definition(config, w, ids), 1e-12 if dtype == "float64" else 1e-5)
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
@@ -247,11 +124,10 @@ def test_linear_attention_with_every_feature_map(xp, feature_map, causes):
         w[f"layers.{i}.qkv.weight"][:24] *= 0.1
         w[f"layers.{i}.qkv.bias"][:24] = 1.0
     model = model_of(config, w, xp)
-    close(ran(model, tokens, segments=segments), reference(config, w, tokens, segments=segments))
+    close(ran(model, tokens, segments=segments), by_definition(config, w, tokens, segments=segments))
     if causes:
-        pieces = [(0, 1), (1, 3), (3, 6)]
-        found = _in_pieces(model, Cache(model, 6), np.array([tokens]), None, None, pieces)
-        close(found[0], reference(config, w, tokens))
+        logits = _in_parts(model, Cache(model, 6), np.array([tokens]), None, None, [(0, 1), (1, 3), (3, 6)])
+        close(logits[0], by_definition(config, w, tokens))
 
 
 def test_one_sequence_is_a_batch_of_one(xp):
@@ -295,9 +171,9 @@ def _part(x, a, b):
     return None if x is None else x[:, a:b]
 
 
-def _in_pieces(model, cache, tokens, positions, segments, pieces):
+def _in_parts(model, cache, tokens, positions, segments, parts):
     out = []
-    for a, b in pieces:
+    for a, b in parts:
         out.append(
             ran(model, tokens[:, a:b], positions=_part(positions, a, b), segments=_part(segments, a, b), cache=cache)
         )
@@ -306,14 +182,12 @@ def _in_pieces(model, cache, tokens, positions, segments, pieces):
 
 
 @given(data=st.data(), case=cases(configs(causal=causal), max_n=8), more=st.integers(0, 3))
-def test_any_pieces_are_one_pass(xp, data, case, more):
+def test_any_parts_are_one_pass(xp, data, case, more):
     config, w, tokens, positions, segments = case
     model, (b, n) = model_of(config, w, xp), tokens.shape
-    whole = ran(model, tokens, positions=positions, segments=segments)
-    cache = Cache(model, n + more, b)
-    close(_in_pieces(model, cache, tokens, positions, segments, data.draw(splits(n))), whole)
-    again = Cache(model, n + more, b)
-    close(_in_pieces(model, again, tokens, positions, segments, [(i, i + 1) for i in range(n)]), whole)
+    at_once = ran(model, tokens, positions=positions, segments=segments)
+    for parts in (data.draw(splits(n)), [(i, i + 1) for i in range(n)]):
+        close(_in_parts(model, Cache(model, n + more, b), tokens, positions, segments, parts), at_once)
 
 
 @given(data=st.data(), attention=attentions)
@@ -329,12 +203,12 @@ def test_padded_batches_and_what_follows_them_are_separate_runs(xp, data, attent
     tokens = np.array([left + row for left, row in zip(padding, rows, strict=True)])
     segments = np.array([[-1] * len(left) + [0] * len(row) for left, row in zip(padding, rows, strict=True)])
     cache = Cache(model, n + steps, len(rows))
-    found = ran(model, tokens, segments=segments, cache=cache)
-    close(found, ran(model, tokens, segments=segments))
+    logits = ran(model, tokens, segments=segments, cache=cache)
+    close(logits, ran(model, tokens, segments=segments))
     for j in range(steps):
-        found = np.concatenate((found, ran(model, np.array(tails)[:, j : j + 1], cache=cache)), axis=1)
+        logits = np.concatenate((logits, ran(model, np.array(tails)[:, j : j + 1], cache=cache)), axis=1)
     for i, (row, tail) in enumerate(zip(rows, tails, strict=True)):
-        close(found[i, n - len(row) :], ran(model, row + tail))
+        close(logits[i, n - len(row) :], ran(model, row + tail))
 
 
 @given(data=st.data(), config=configs())
@@ -342,8 +216,8 @@ def test_packed_sequences_are_separate_runs(xp, data, config):
     model = model_of(config, arrays_of(config, 1), xp)
     ids = st.integers(0, config.vocabulary - 1)
     rows = data.draw(st.lists(st.lists(ids, min_size=1, max_size=4), min_size=1, max_size=4))
-    found = ran(model, sum(rows, []), segments=sum(([i] * len(row) for i, row in enumerate(rows)), []))
-    close(found, np.concatenate([ran(model, row) for row in rows]))
+    logits = ran(model, sum(rows, []), segments=sum(([i] * len(row) for i, row in enumerate(rows)), []))
+    close(logits, np.concatenate([ran(model, row) for row in rows]))
 
 
 def test_positions_go_on_after_a_cache():
@@ -351,9 +225,9 @@ def test_positions_go_on_after_a_cache():
     model = random_model(PLAIN, 0, dtype="float64")
     tokens, cache = [1, 2, 3, 4, 5], Cache(model, 5)
     forward(model, tokens[:3], positions=[4, 9, 20], segments=[7, 8, 8], cache=cache)
-    found = forward(model, tokens[3:], cache=cache)
+    logits = forward(model, tokens[3:], cache=cache)
     assert cache.positions.tolist() == [[4, 9, 20, 21, 22]] and cache.segments.tolist() == [[7, 8, 8, 8, 8]]
-    close(found, forward(model, tokens, positions=[4, 9, 20, 21, 22], segments=[7, 8, 8, 8, 8])[3:])
+    close(logits, forward(model, tokens, positions=[4, 9, 20, 21, 22], segments=[7, 8, 8, 8, 8])[3:])
     cache = Cache(model, 5)
     forward(model, tokens[:3], cache=cache)
     forward(model, tokens[3:], segments=[1, 1], cache=cache)
@@ -375,17 +249,17 @@ def test_a_cache_fixes_the_length_that_frequencies_depend_on(xp, scaling, attent
     model, results = model_of(config, w, xp), {}
     for length in (6, 20):
         fixed = dataclasses.replace(config, layers=(Layer(rope.at(length)), config.layers[1]))
-        results[length] = whole = reference(fixed, w, tokens[0].tolist())
-        for pieces in ([(0, 6)], [(0, 2), (2, 6)], [(0, 3), (3, 4), (4, 6)]):
+        results[length] = by_definition(fixed, w, tokens[0])
+        for parts in ([(0, 6)], [(0, 2), (2, 6)], [(0, 3), (3, 4), (4, 6)]):
             cache = Cache(model, length)
             assert cache.ropes[0] == rope.at(length)
-            close(_in_pieces(model, cache, tokens, None, None, pieces)[0], whole)
+            close(_in_parts(model, cache, tokens, None, None, parts)[0], results[length])
     close(ran(model, tokens)[0], results[6])  # without a cache, at the length of the sequence
     if isinstance(scaling, DynamicNTK):
         assert abs(results[6] - results[20]).max() > 1e-6
     later = ran(model, tokens, positions=[0, 1, 2, 3, 4, 19])[0]
     fixed = dataclasses.replace(config, layers=(Layer(rope.at(20)), config.layers[1]))
-    close(later, reference(fixed, w, tokens[0].tolist(), [0, 1, 2, 3, 4, 19]))
+    close(later, by_definition(fixed, w, tokens[0], [0, 1, 2, 3, 4, 19]))
 
 
 def test_a_rope_that_is_fixed_already_stays_as_it_is():
@@ -441,11 +315,11 @@ def test_a_trace_has_every_intermediate_and_changes_nothing(xp, case, cached):
     config, w, tokens, positions, segments = case
     (b, n), h, g, d, e = tokens.shape, config.heads, config.key_heads, config.head_dim, config.width
     cached = cached and config.causal
-    model, seen = model_of(config, w, xp), {}
+    model, trace = model_of(config, w, xp), {}
 
     def spoil(name, array):
-        assert name not in seen, f"{name} came twice"
-        seen[name] = to_numpy(array).copy()
+        assert name not in trace, f"{name} came twice"
+        trace[name] = to_numpy(array).copy()
         array[...] = 0  # a copy: nothing depends on it
 
     make = lambda: Cache(model, 2 * n, b) if cached else None  # noqa: E731
@@ -457,9 +331,9 @@ def test_a_trace_has_every_intermediate_and_changes_nothing(xp, case, cached):
         ran(model, tokens, **options, cache=first)
         ran(model, tokens, **options, cache=second)
         options = {}
-    whole = ran(model, tokens, **options, cache=first)
+    plain = ran(model, tokens, **options, cache=first)
     traced = ran(model, tokens, **options, cache=second, trace=spoil)
-    close(traced, whole, 1e-12)  # not to the last bit: that hangs on where in memory an array lies
+    close(traced, plain, 1e-12)  # not to the last bit: that hangs on where in memory an array lies
     layer = {"norm": (b, n, e), "q": (b, h, n, d), "k": (b, g, n, d), "v": (b, g, n, d), "q_rotated": (b, h, n, d)}
     layer |= {"k_rotated": (b, g, n, d), "attention": (b, n, e), "mlp_norm": (b, n, e), "mlp": (b, n, e)}
     layer |= {"output": (b, n, e)}
@@ -471,58 +345,42 @@ def test_a_trace_has_every_intermediate_and_changes_nothing(xp, case, cached):
     shapes |= {"embedding": (b, n, e), "logits": (b, n, config.vocabulary)}
     shapes |= {"norm": (b, n, e)} if config.block != "post-norm" else {}
     shapes |= {"head_norm": (b, n, e)} if config.head_dense else {}
-    assert {name: x.shape for name, x in seen.items()} == shapes
-    assert np.array_equal(seen["logits"], traced)
-
-
-def _turned(x, positions, rope):
-    """R(m)x for x (…, n, d)."""
-    if rope is None:
-        return x
-    return np.stack([x[..., i, :] @ rotation_matrix(m, rope).T for i, m in enumerate(positions)], axis=-2)
+    assert {name: x.shape for name, x in trace.items()} == shapes
+    assert np.array_equal(trace["logits"], traced)
 
 
 @given(config=configs(causal=causal), seed=st.integers(0, 99), start=st.integers(-5, 2**30))
 def test_what_a_trace_holds_fits_together(xp, config, seed, start):
-    w, tokens, n = arrays_of(config, seed), np.arange(5) % config.vocabulary, 5
-    start = start % 100 if config.encoding == "sinusoidal" else start
-    positions, seen = np.arange(start, start + n), {}
-    logits = ran(
-        model_of(config, w, xp), tokens, positions=positions, trace=lambda k, x: seen.__setitem__(k, to_numpy(x)[0])
-    )
-    assert np.array_equal(seen["logits"], logits)
-    for i, layer in enumerate(config.layers):
-        t = {name.removeprefix(f"layers.{i}."): x for name, x in seen.items() if name.startswith(f"layers.{i}.")}
-        source = seen["embedding"] if i == 0 else seen[f"layers.{i - 1}.output"]
+    arrays, tokens, n = arrays_of(config, seed), np.arange(5) % config.vocabulary, 5
+    positions, trace = np.arange(start, start + n), {}
+    model, host = model_of(config, arrays, xp), Weights.of(config, arrays)
+    logits = ran(model, tokens, positions=positions, trace=lambda k, x: trace.__setitem__(k, to_numpy(x)[0]))
+    assert np.array_equal(trace["logits"], logits)
+    for i, (layer, w) in enumerate(zip(config.layers, host.layers, strict=True)):
+        t = {name.removeprefix(f"layers.{i}."): x for name, x in trace.items() if name.startswith(f"layers.{i}.")}
+        source = trace["embedding"] if i == 0 else trace[f"layers.{i - 1}.output"]
         if config.block == "post-norm":
             assert np.array_equal(t["norm"], source)
         else:
-            close(t["norm"], np.array([_norm(config, w, f"layers.{i}.attention_norm", x) for x in source]), 1e-12)
-        heads = np.array([_project(w, f"layers.{i}.qkv", x) for x in t["norm"]]).reshape(n, -1, config.head_dim)
+            close(t["norm"], definition.norm(config, w.attention_norm, source), 1e-12)
+        heads = definition.project(w.qkv, t["norm"]).reshape(n, -1, config.head_dim)
         close(t["v"].swapaxes(0, 1), heads[:, config.heads + config.key_heads :], 1e-12)
         if not config.qk_norm:
             close(t["q"].swapaxes(0, 1), heads[:, : config.heads], 1e-12)
             close(t["k"].swapaxes(0, 1), heads[:, config.heads : config.heads + config.key_heads], 1e-12)
-        own = [head * config.key_heads // config.heads for head in range(config.heads)]
+        rotate, phi = turn(config, layer, positions), definition.FEATURE_MAPS[config.feature_map]
+        phi = phi if config.attention == "linear" else lambda x: x
+        for name in "qk":
+            close(t[f"{name}_rotated"], rotate(phi(t[name])), 1e-12)
         if config.attention == "softmax":
-            q, k = _turned(t["q"], positions, layer.rope), _turned(t["k"], positions, layer.rope)
-            close(t["q_rotated"], q, 1e-12)
-            close(t["k_rotated"], k, 1e-12)
-            hidden = np.triu(np.ones((n, n), bool), 1) | np.tril(np.ones((n, n), bool), -(layer.window or n))
-            assert (np.isneginf(t["scores"]) == hidden).all()
-            weights = np.exp(t["scores"] - t["scores"].max(axis=-1, keepdims=True))
-            out = (weights / weights.sum(axis=-1, keepdims=True)) @ t["v"][own]
-            attended = [_project(w, f"layers.{i}.out", x) for x in out.swapaxes(0, 1).reshape(n, -1)]
-            if config.post_norms:
-                attended = [_norm(config, w, f"layers.{i}.attention_post_norm", x) for x in attended]
-            close(t["attention"], np.array(attended), 1e-9)
+            visible = definition.visible(np.arange(n), np.arange(n), True, layer.window)
+            assert (np.isneginf(t["scores"]) == ~visible).all()
+            out = definition.softmax(t["scores"]) @ definition.repeat_heads(t["v"], config.heads)
+            attended = definition.project(w.out, out.swapaxes(0, 1).reshape(n, -1))
+            close(t["attention"], definition.norm(config, w.attention_post_norm, attended), 1e-9)
         else:
-            phi_q, phi_k = (np.vectorize(_MAPS[config.feature_map], otypes=[float])(t[name]) for name in "qk")
-            rope = layer.rope and layer.rope.pure
-            close(t["q_rotated"], _turned(phi_q, positions, rope), 1e-12)
-            close(t["k_rotated"], _turned(phi_k, positions, rope), 1e-12)
             close(t["state"], t["k_rotated"].swapaxes(-1, -2) @ t["v"], 1e-12)
-        close(t["mlp"], np.array([_mlp(config, w, f"layers.{i}", x) for x in t["mlp_norm"]]), 1e-9)
+        close(t["mlp"], definition.norm(config, w.mlp_post_norm, definition.mlp(config, w, t["mlp_norm"])), 1e-9)
         if config.block != "post-norm":
             close(t["output"], source + t["attention"] + t["mlp"], 1e-12)
 
@@ -530,16 +388,18 @@ def test_what_a_trace_holds_fits_together(xp, config, seed, start):
 def test_the_scores_of_a_trace_are_those_of_the_definition(xp):
     """With everything that changes scores: scale, softcap, a window and ALiBi, over a cache."""
     config = dataclasses.replace(KINDS["alibi"], layers=(Layer(None, 3),), scale=0.7, softcap=1.5)
-    model, seen = random_model(config, 0, xp, "float64"), {}
+    model, traced = random_model(config, 0, xp, "float64"), {}
     cache = Cache(model, 6)
-    trace = lambda name, x: seen.setdefault(name, []).append(to_numpy(x)[0])  # noqa: E731
+    trace = lambda name, x: traced.setdefault(name, []).append(to_numpy(x)[0])  # noqa: E731
     forward(model, [1, 2, 3, 4], cache=cache, trace=trace)
     forward(model, [5, 6], cache=cache, trace=trace)
-    q, k = seen["layers.0.q_rotated"][1], np.concatenate(seen["layers.0.k_rotated"], axis=1)
-    for head, a, b in np.ndindex(2, 2, 6):
-        away, found = 4 + a - b, seen["layers.0.scores"][1][head, a, b]
-        expected = 1.5 * math.tanh(0.7 * float(q[head, a] @ k[0, b]) / 1.5) - _slopes(2)[head] * away
-        assert found == (pytest.approx(expected, rel=1e-12) if 0 <= away < 3 else -math.inf)
+    q, k = traced["layers.0.q_rotated"][1], np.concatenate(traced["layers.0.k_rotated"], axis=1)
+    visible, bias = (
+        definition.visible(np.arange(4, 6), np.arange(6), True, 3),
+        encodings.alibi_bias(2, [4, 5], range(6)),
+    )
+    scores = definition.attention_scores(q, k, visible, 0.7, 1.5, bias)
+    np.testing.assert_allclose(traced["layers.0.scores"][1], scores, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -583,8 +443,8 @@ PLACES = [
     ({"positions": [0, 1, 2**31 + 1]}, ValueError, r"positions must lie within ±2\^31"),
     ({"positions": [0, 1, -(2**31) - 1]}, ValueError, r"positions must lie within ±2\^31"),
     ({"segments": [0, 0]}, ValueError, r"segments must have shape \(3,\) or \(2, 3\), as the tokens, had \(2,\)"),
-    ({"segments": [0, 1, 0]}, ValueError, "tokens of a segment must stand together, one came back"),
-    ({"segments": [[0, 0, 0], [3, 1, 3]]}, ValueError, "tokens of a segment must stand together, one came back"),
+    ({"segments": [0, 1, 0]}, ValueError, "tokens of a segment must stand together, and one came back"),
+    ({"segments": [[0, 0, 0], [3, 1, 3]]}, ValueError, "tokens of a segment must stand together, and one came back"),
     ({"segments": [False, True, True]}, TypeError, "segments must be integers, were bool"),
     ({"logits": "first"}, ValueError, "logits must be one of 'all', 'last', was 'first'"),
     ({"cache": {}}, TypeError, "cache must be a Cache, was dict"),
@@ -599,7 +459,7 @@ def test_wrong_tokens_are_refused(xp, tokens, error, says):
 
 
 def test_tokens_on_the_device_are_checked_too(xp):
-    """A GPU would wrap around without a word."""
+    """A GPU would silently wrap around."""
     with pytest.raises(ValueError, match="tokens must lie in 0 … 10, were from 3 to 11"):
         forward(random_model(PLAIN, 0, xp), from_numpy(np.array([3, 11]), xp))
 
@@ -713,8 +573,8 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(xp, kind):
         with pytest.raises((ValueError, RuntimeError)):
             forward(model, tokens, cache=cache, **options)
         assert all(np.array_equal(x, y) for x, y in zip(before, _state(cache), strict=True))
-    found = ran(model, [4, 5], cache=cache)
-    close(found, ran(model, [1, 2, 3, 4, 5], segments=[0, 1, 1, 1, 1])[3:])
+    logits = ran(model, [4, 5], cache=cache)
+    close(logits, ran(model, [1, 2, 3, 4, 5], segments=[0, 1, 1, 1, 1])[3:])
 
 
 def test_a_cache_does_not_change_what_was_said_before(xp):
@@ -730,11 +590,11 @@ def test_a_cache_does_not_change_what_was_said_before(xp):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_batch_begin_and_go_on_each_by_itself(xp, kind):
-    """In the second piece the first row begins a sequence, the second goes on, the third does both."""
+    """In the second part the first row begins a sequence, the second goes on, the third does both."""
     config = KINDS[kind]
     w, tokens = arrays_of(config, 7), np.array([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1], [3, 3, 2, 2, 1, 1]])
     segments = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 2, 2]])
     model = model_of(config, w, xp)
-    found = _in_pieces(model, Cache(model, 6, 3), tokens, None, segments, [(0, 3), (3, 5), (5, 6)])
+    logits = _in_parts(model, Cache(model, 6, 3), tokens, None, segments, [(0, 3), (3, 5), (5, 6)])
     for i in range(3):
-        close(found[i], reference(config, w, _row(tokens, i), segments=_row(segments, i)))
+        close(logits[i], by_definition(config, w, tokens[i], segments=segments[i]))

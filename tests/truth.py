@@ -1,4 +1,7 @@
-"""The truth, by mpmath at 80 digits and from the published formulas: nothing here comes from pyrope's numbers."""
+"""The truth, by mpmath at 80 digits and from the published formulas.
+
+No number comes from pyrope; where mpmath's cosines and sines belong in a head is what `pyrope.definition` says.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import mpmath
 import numpy as np
 from mpmath import mpf
 
-from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, definition
 
 MP = mpmath.mp.clone() if hasattr(mpmath.mp, "clone") else mpmath.MPContext()
 MP.dps = 80
@@ -103,27 +106,24 @@ def cos_sin(rope: Rope, m) -> tuple[list[mpf], list[mpf]]:
     return [a * MP.cos(x) for x in angles], [a * MP.sin(x) for x in angles]
 
 
-def features(rope: Rope) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """For each pair the two features it is read from and the two that it is written to."""
-    r, p = rope.width, rope.width // 2
-    start = 0 if rope.placement == "prefix" else rope.head_dim - r
-    neighbours = [(start + 2 * i, start + 2 * i + 1) for i in range(p)]
-    halves = [(start + i, start + i + p) for i in range(p)]
-    table = {
-        "interleaved": (neighbours, neighbours),
-        "half": (halves, halves),
-        "interleaved-to-half": (neighbours, halves),
-    }
-    return list(zip(*table[rope.layout], strict=True))
+def tables(rope: Rope, m: np.ndarray, axes: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of positions (…, n), each correctly rounded to float64: two arrays (…, n, p).
+
+    If ``axes`` is given, they broadcast to arrays (…, n, d) of that many axes, whose first axes the positions share.
+    """
+    m = np.asarray(m)
+    each = m if rope.axes is None else np.moveaxis(m, 0, -1)
+    shape = each.shape if rope.axes is None else each.shape[:-1]
+    both = np.empty((2, *shape, rope.pairs))
+    for index in np.ndindex(shape):
+        both[(slice(None), *index)] = np.array(cos_sin(rope, each[index]), float)
+    if axes:
+        both = both.reshape(2, *shape[:-1], *(1,) * (axes - 1 - max(len(shape), 1)), *(shape[-1:] or (1,)), rope.pairs)
+    return both[0], both[1]
 
 
 def matrix(rope: Rope, m) -> np.ndarray:
-    """R(Θ, m), each entry correctly rounded to float64."""
-    out = np.zeros((rope.head_dim, rope.head_dim))
-    turned = set()
-    for ((x, y), (u, v)), c, s in zip(features(rope), *cos_sin(rope, m), strict=True):
-        out[u, x], out[u, y], out[v, x], out[v, y] = float(c), -float(s), float(s), float(c)
-        turned |= {x, y}
-    for i in set(range(rope.head_dim)) - turned:
-        out[i, i] = 1.0
-    return out
+    """R(Θ, m) by the definition, each entry correctly rounded to float64."""
+    return definition.rotation_matrix(
+        *tables(rope, m), *definition.pairs(rope.layout, rope.width, rope.start), rope.head_dim
+    )

@@ -3,7 +3,7 @@
     python examples/benchmarks/all.py [-o benchmarks.md] [--quick]
 
 Takes some minutes; run it where nothing else runs. With --quick, everything is tiny: that shows that it works and says
-nothing about speed. torch, transformers and SmolLM2 are optional; what is not installed is left out, in words.
+nothing about speed. torch, transformers and SmolLM2 are optional; what is not installed is left out, and a row says so.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
 import attention
 import forward
 import numpy as np
+import oracle
 import rotation
 from rows import Row, show
 
 import pyrope
 
-PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": forward}
+PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": forward, "The oracle": oracle}
 TINY: dict[ModuleType, dict[str, object]] = {
     rotation: {"HEADS": 2, "LENGTH": 64, "POSITIONS": 256},
     attention: {"HEADS": 2, "LENGTH": 256, "MEMORY": 512, "LENGTHS": (192, 384, 768), "BEFORE": (16, 64), "STEPS": 3},
@@ -33,11 +34,12 @@ TINY: dict[ModuleType, dict[str, object]] = {
         "VOCABULARY": 64, "WIDTH": 32, "HEADS": 2, "LAYERS": 2, "MLP": 64, "PREFILLS": (16, 32), "BEFORE": 16,
         "STEPS": 3, "SMOLLM2_STEPS": 2,
     },
+    oracle: {"SIZES": (16,), "ATTENTION": 16},
 }  # fmt: skip
 
 
 QUICK = "Tiny sizes (--quick): these times and ratios say nothing about speed."
-RATIOS = 'Times are the shortest of several. "pyrope / it": what pyrope takes over that.'
+RATIOS = 'Times are the shortest of several. "pyrope / it" is pyrope\'s time over that.'
 
 
 def machine() -> str:
@@ -46,9 +48,9 @@ def machine() -> str:
     return f"pyrope {pyrope.__version__}, Python {platform.python_version()}, NumPy {np.__version__}; {system}"
 
 
-def markdown(found: dict[str, list[Row]], quick: bool) -> str:
+def markdown(results: dict[str, list[Row]], quick: bool) -> str:
     lines = ["# Benchmarks", "", machine() + ".", "", *([QUICK, ""] if quick else []), RATIOS]
-    for title, rows in found.items():
+    for title, rows in results.items():
         lines += ["", f"## {title}", "", "| what | measured | ratio | to | limit | note |", "|---|---|---|---|---|---|"]
         for row in rows:
             what = row.what if row.value else f"**{row.what}**"
@@ -69,12 +71,12 @@ def main() -> None:
             for name, value in sizes.items():
                 setattr(part, name, value)
     print(textwrap.fill(machine(), 80), *([QUICK] if options.quick else []), RATIOS, sep="\n\n")
-    found = {}
+    results = {}
     for title, part in PARTS.items():
         print(f"\n== {title}")
         # Limits are for the full sizes.
-        found[title] = show(row._replace(limit="") if options.quick else row for row in part.rows())
-        options.output.write_text(markdown(found, options.quick), encoding="utf-8")  # what there is, if it is stopped
+        results[title] = show(row._replace(limit="") if options.quick else row for row in part.rows())
+        options.output.write_text(markdown(results, options.quick), encoding="utf-8")  # kept if it is stopped
     print(f"\nwritten to {options.output}" + (f"\n{QUICK}" if options.quick else ""))
 
 

@@ -57,7 +57,7 @@ def products(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
 
 
 def torch_forms(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Callable[[], object]]:
-    """torch's fused attention, and the one that is written first; nothing if torch is not installed."""
+    """torch's fused attention and a plain one; nothing if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -134,13 +134,13 @@ def linear_speed() -> Iterator[Row]:
         each = seconds["linear"] / n
         flat = each if n == LENGTHS[1] else flat
         if "softmax" in seconds:
-            told, limit = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} times as long", "2.50"
+            note, limit = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} times as long", "2.50"
         else:
-            told = f"{each / flat:.2f} times as long, for each token, as at {LENGTHS[1]}"
+            note = f"{each / flat:.2f} times as long, for each token, as at {LENGTHS[1]}"
             limit = "2.50, 1.15"
         ratio = seconds["linear"] / seconds["products"]
         name = f"linear, {n} positions, per token"
-        yield Row(name, f"{each * 1e6:.2f} µs", ratio, "x its products", limit, told)
+        yield Row(name, f"{each * 1e6:.2f} µs", ratio, "x its products", limit, note)
 
 
 def decoding() -> Iterator[Row]:

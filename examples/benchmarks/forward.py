@@ -1,4 +1,4 @@
-"""How fast a whole model runs, as ratios to its bare matrix products and to transformers, all in one run.
+"""How fast a model runs, as ratios to its bare matrix products and to transformers, all in one run.
 
     python examples/benchmarks/forward.py
 
@@ -49,8 +49,8 @@ def report(title: str, seconds: dict[str, list[float]], limits: dict[str, str]) 
     own = seconds["pyrope"]
     for name, times in seconds.items():
         best, middle = times[0], statistics.median(times)
-        told = f"median {middle * 1e3:.1f} ms, ratio {statistics.median(own) / middle:.2f}"
-        yield Row(name, f"{best * 1e3:.1f} ms", own[0] / best, "pyrope / it", limits.get(name, ""), told)
+        note = f"median {middle * 1e3:.1f} ms, ratio {statistics.median(own) / middle:.2f}"
+        yield Row(name, f"{best * 1e3:.1f} ms", own[0] / best, "pyrope / it", limits.get(name, ""), note)
 
 
 def llama() -> Model:
@@ -74,8 +74,8 @@ def products(model: Model, n: int, keys: int = 0) -> Callable[[], None]:
         for layer in weights.layers:
             np.matmul(wide, layer.qkv.weight.T)
             for start in range(0, n, rows):
-                seen = every[:, : keys + start + rows]
-                for q, k in zip(heads[:, start : start + rows], seen, strict=True):
+                visible = every[:, : keys + start + rows]
+                for q, k in zip(heads[:, start : start + rows], visible, strict=True):
                     np.matmul(np.matmul(q, k.T), k)
             np.matmul(wide, layer.out.weight.T)
             for start in range(0, n, rows):
@@ -169,10 +169,10 @@ def smollm2() -> Iterator[Row]:
 
 
 def _arrays(model: Model) -> list[np.ndarray]:
-    weights, found = model.weights, [model.weights.embedding]
+    weights, matrices = model.weights, [model.weights.embedding]
     for layer in weights.layers:
-        found += [layer.qkv.weight, layer.out.weight, layer.up.weight, layer.down.weight]
-    return found
+        matrices += [layer.qkv.weight, layer.out.weight, layer.up.weight, layer.down.weight]
+    return matrices
 
 
 def rows() -> Iterator[Row]:

@@ -52,7 +52,7 @@ def rotation(seconds: dict[str, float]) -> Iterator[Row]:
 
 
 def naive(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """The form that most people write first."""
+    """The plain form, as most people write it."""
     x1, x2 = x[..., ::2], x[..., 1::2]
     return np.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1).reshape(x.shape)
 

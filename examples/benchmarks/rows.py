@@ -1,4 +1,4 @@
-"""What the benchmarks measure, as values: one row for each thing, printed as it comes, or collected by all.py."""
+"""The measurements of the benchmarks as values: each Row is printed when it comes, and all.py collects them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def line(what: str, value: str, ratio: str, of: str, limit: str) -> str:
 
 
 def text(row: Row) -> str:
-    """A row in 80 columns, its note below it; what has no number is the heading of those that follow."""
+    """A row in 80 columns, with its note below it; a row without a value is the heading of those that follow."""
     if not row.value:
         return f"\n{row.what}"
-    told = line(row.what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit)
-    return "\n    ".join([told, *textwrap.wrap(row.note, 76)])
+    first = line(row.what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit)
+    return "\n    ".join([first, *textwrap.wrap(row.note, 76)])
 
 
 def show(rows: Iterable[Row]) -> list[Row]:
     """Prints rows as they come, and returns them."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal or a file that cannot hold a µ gets a ?
-    seen = []
+    shown = []
     print(line("", "measured", "ratio", "to", "limit"))
     for row in rows:
         print(text(row), flush=True)
-        seen.append(row)
-    return seen
+        shown.append(row)
+    return shown

@@ -1,4 +1,4 @@
-"""Anything that rotates as one kind of callable: fn(x, positions) -> x' on NumPy arrays, x (…, n, d), positions (n,).
+"""Wraps anything that rotates as one kind of callable: fn(x, positions) on NumPy arrays, x (…, n, d), positions (n,).
 
 For a rope with axes positions are (axes, n), which `from_sequential`, `from_offset` and `cached` do not take. Adapters
 are put around each other: the array library inside, the shape of the API outside. One line each:
@@ -16,8 +16,8 @@ are put around each other: the array library inside, the shape of the API outsid
     from_sequential(with_axes(from_jax(rope), "nd"))                              # equinox: x (n, d), from 0
     from_command("./my_rope {x} {positions} {y}")                                 # a program in any language
 
-What a function does to its input is done to x too, where x can be written to: an adapter hides no fault. Results are
-copies on the host, in the dtype that the function returned, bit by bit.
+If a function changes its input, x changes too, where x is writeable: an adapter hides no fault. Results are copies on
+the host, in the dtype that the function returned, bit by bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ import numpy as np
 
 from .. import checks
 from ..backend import from_numpy, get, to_numpy
-from .tensors import NumPyArray, dtype_named, imported, load_npy, save_npy
+from ..tensors import NumPyArray, dtype_named, load_npy, save_npy
+from .ask import Unreadable, hand_over, last_call
 
 Function: TypeAlias = Callable[..., Any]
 Candidate: TypeAlias = Callable[[NumPyArray, NumPyArray], NumPyArray]
@@ -55,28 +56,29 @@ _TAIL = 2000  # bytes of what a failing program printed that go into the error
 
 
 def _crossing(fn: Function, kind: type, there: Callable[[NumPyArray], Any], back: Callable[[Any], NumPyArray]) -> Any:
-    """fn with NumPy arrays in and out, wherever they stand among its arguments and results."""
+    """fn with NumPy arrays for the arrays of another library, wherever they stand among its arguments and results."""
 
     def returned(result: Any) -> Any:
         if isinstance(result, tuple | list):
             return tuple(map(returned, result))
         if isinstance(result, kind):
             return back(result)
-        raise TypeError(f"{fn} must return {kind.__module__}.{kind.__name__}, or several, was {type(result).__name__}")
+        actual = "nothing" if result is None else type(result).__name__
+        raise Unreadable(f"returns {actual} instead of {kind.__module__}.{kind.__name__}", last_call(), "type")
 
     def candidate(*arguments: Any) -> Any:
         moved = [there(x) if isinstance(x, np.ndarray) else x for x in arguments]
-        result = returned(fn(*moved))
+        result = returned(hand_over(fn, *moved))
         for x, after in zip(arguments, moved, strict=True):
             if isinstance(x, np.ndarray):
-                _tell(x, back(after))
+                _write_back(x, back(after))
         return result
 
     return candidate
 
 
-def _tell(x: NumPyArray, after: NumPyArray) -> None:
-    """What became of a copy of x happens to x, so that a function that changes its input is seen to do so."""
+def _write_back(x: NumPyArray, after: NumPyArray) -> None:
+    """Does to x what was done to its copy, so that the caller notices a function that changes its input."""
     if x.flags.writeable and after.shape == x.shape:
         x[...] = after
 
@@ -86,7 +88,7 @@ def from_torch(fn: Function, *, device: Any = None) -> Function:
 
     On the CPU a tensor has the memory and the strides of x where torch allows it, else it is a copy.
     """
-    torch = imported("torch", "from_torch")
+    torch = checks.imported("torch", "from_torch")
 
     def there(x: NumPyArray) -> Any:
         if not x.flags.writeable or min(x.strides, default=0) < 0:
@@ -107,14 +109,14 @@ def from_torch(fn: Function, *, device: Any = None) -> Function:
 
 def from_jax(fn: Function) -> Function:
     """A function of JAX arrays as one of NumPy arrays; float64 and positions from 2³¹ on need ``jax_enable_x64``."""
-    jax = imported("jax", "from_jax")
+    jax = checks.imported("jax", "from_jax")
 
     def there(x: NumPyArray) -> Any:
         if not jax.config.jax_enable_x64 and x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8):
             if x.dtype.kind != "i" or (x.size and (x.max() >= 2**31 or x.min() < -(2**31))):
                 raise ValueError(
-                    f"JAX would cut {x.dtype} down to half its width: jax.config.update('jax_enable_x64', True), or "
-                    "use a shorter dtype and positions below 2^31"
+                    f"JAX would halve the width of {x.dtype}: call jax.config.update('jax_enable_x64', True), or use a "
+                    "narrower dtype and positions below 2^31"
                 )
             x = x.astype(np.int32)
         return jax.numpy.array(x)
@@ -123,8 +125,8 @@ def from_jax(fn: Function) -> Function:
 
 
 def from_mlx(fn: Function) -> Function:
-    """A function of MLX arrays as one of NumPy arrays; float64 is for functions that run on the CPU."""
-    mx = imported("mlx.core", "from_mlx")
+    """A function of MLX arrays as one of NumPy arrays; MLX computes float64 on the CPU only."""
+    mx = checks.imported("mlx.core", "from_mlx")
 
     def there(x: NumPyArray) -> Any:
         if x.dtype.name == "bfloat16":
@@ -152,7 +154,7 @@ def from_cupy(fn: Function) -> Function:
 def from_cos_sin(apply: Function, tables: Callable[[NumPyArray], Any], *, part: str = "q") -> Candidate:
     """``apply(q, k, cos, sin)``, where tables(positions) -> (cos, sin): x goes in as q and as k.
 
-    ``part`` says what is looked at: "q" or "k", the first or second result, or "x" for ``apply(x, cos, sin)``.
+    ``part`` selects the result: "q" or "k", the first or the second, or "x" for ``apply(x, cos, sin)``.
 
     >>> def turn(q, k, cos, sin):
     ...     a, b = q[..., :1], q[..., 1:]
@@ -166,10 +168,10 @@ def from_cos_sin(apply: Function, tables: Callable[[NumPyArray], Any], *, part: 
 
     def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
         operands = {"x": (x,), "q": (x, x.copy()), "k": (x.copy(), x)}[part]
-        result = apply(*operands, *tables(positions))
+        result = hand_over(apply, *operands, *tables(positions))
         if not isinstance(result, tuple | list):
             if part == "k":
-                raise TypeError('apply returned one array, and part="k" asks for the second of two')
+                raise Unreadable('returns one array, but part="k" is the second of two,', last_call(), "type")
             return result
         return result[part == "k"]
 
@@ -189,8 +191,8 @@ def from_complex(apply: Function, tables: Callable[[NumPyArray], Any], *, part: 
 def cached(tables: Any, limit: int | None = None) -> Callable[[NumPyArray], Any]:
     """tables(positions) for `from_cos_sin` and `from_complex`: rows of tables that begin at position 0.
 
-    ``tables`` are arrays (…, length, p), one or a tuple, or a function of the length that returns them, which is
-    never asked for more than ``limit``.
+    ``tables`` are arrays (…, length, p), one or a tuple, or a function of the length that returns them, which is never
+    called with more than ``limit``.
 
     >>> cached((np.arange(10)[:, None], -np.arange(10)[:, None]))(np.array([3, 9]))
     (array([[3],
@@ -199,11 +201,11 @@ def cached(tables: Any, limit: int | None = None) -> Callable[[NumPyArray], Any]
     """
     limit = None if limit is None else checks.integer("limit", limit, 1)
     if callable(tables) and limit is None:
-        raise ValueError("a function that makes tables needs a limit: the greatest length it may be asked for")
+        raise ValueError("a function that makes tables needs a limit: give the greatest length to call it with")
 
     def rows(positions: NumPyArray) -> Any:
         length = _length(positions, limit)
-        made = tables(length) if callable(tables) else tables
+        made = hand_over(tables, length) if callable(tables) else tables
         several = isinstance(made, tuple | list)
         for table in made if several else (made,):
             if np.ndim(table) < 2 or np.shape(table)[-2] < length:
@@ -216,14 +218,14 @@ def cached(tables: Any, limit: int | None = None) -> Callable[[NumPyArray], Any]
 
 def _check_one_axis(positions: NumPyArray) -> None:
     if positions.ndim > 1:
-        raise ValueError(f"positions must be (n,) here, had shape {positions.shape}: this shape of API knows one axis")
+        raise ValueError(f"positions must be (n,), had shape {positions.shape}: this kind of function has one axis")
 
 
 def _length(positions: NumPyArray, limit: int | None) -> int:
     """How long a sequence from 0 must be to hold these positions."""
     _check_one_axis(positions)
     if positions.size and int(positions.min()) < 0:
-        raise ValueError(f"positions must be at least 0 here, the least was {positions.min()}")
+        raise ValueError(f"positions must be at least 0 for this kind of function, the least was {positions.min()}")
     length = int(positions.max(initial=-1)) + 1
     if limit is not None and length > limit:
         raise ValueError(f"positions must be below the limit, {limit}, the greatest was {length - 1}: set max_position")
@@ -231,9 +233,9 @@ def _length(positions: NumPyArray, limit: int | None) -> int:
 
 
 def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
-    """``fn(x)``, which takes rows to be positions 0 … n−1: it gets a sequence with zeros where nothing is asked.
+    """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for.
 
-    Positions from ``limit`` on are refused. The same position twice takes another call.
+    Positions from ``limit`` on are refused. A position that repeats takes another call.
 
     >>> fn = from_sequential(lambda x: x * np.arange(x.shape[-2])[:, None])
     >>> fn(np.ones((3, 1)), np.array([5, 2, 5])).ravel()
@@ -249,8 +251,8 @@ def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
             rows = left[first]
             sequence = np.zeros((*x.shape[:-2], length, x.shape[-1]), x.dtype)
             sequence[..., at, :] = x[..., rows, :]
-            result = fn(sequence)
-            _check_shape("fn", result, sequence.shape)
+            result = hand_over(fn, sequence)
+            _check_shape(result, sequence.shape)
             out = np.empty(x.shape, result.dtype) if out is None else out
             out[..., rows, :] = result[..., at, :]
             if x.flags.writeable:
@@ -262,7 +264,7 @@ def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
 
 
 def from_offset(fn: Function) -> Candidate:
-    """``fn(x, offset)``, which takes rows to be positions offset, offset + 1, …: one call for each such run.
+    """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run.
 
     >>> fn = from_offset(lambda x, offset: x * (offset + np.arange(x.shape[-2]))[:, None])
     >>> fn(np.ones((4, 1)), np.array([7, 8, 3, 4])).ravel()
@@ -275,24 +277,26 @@ def from_offset(fn: Function) -> Candidate:
         parts = []
         for start, end in itertools.pairwise(edges):
             part = x[..., start:end, :]
-            parts.append(fn(part, int(positions[start]) if positions.size else 0))
-            _check_shape("fn", parts[-1], part.shape)
+            parts.append(hand_over(fn, part, int(positions[start]) if positions.size else 0))
+            _check_shape(parts[-1], part.shape)
         return np.concatenate(parts, axis=-2)
 
     return candidate
 
 
-def _check_shape(name: str, found: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(found, np.ndarray) or found.shape != shape:
-        told = f"shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise ValueError(f"{name} must return an array of shape {shape}, it returned {told}")
+def _check_shape(result: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(result, np.ndarray):
+        actual = "nothing" if result is None else type(result).__name__
+        raise Unreadable(f"returns {actual} instead of one array", last_call(), "type")
+    if result.shape != shape:
+        raise Unreadable(f"returns shape {result.shape} instead of {shape}", last_call(), "shape")
 
 
 def with_axes(fn: Function, axes: str) -> Function:
     """``fn(x, …)`` for x with these axes, in this order, out of b, h, n and d; brackets merge axes.
 
-    "bnhd" and "bhnd" are usual, "n(hd)" is vLLM's; what is left out, as in "nd", is gone through in a loop. x (…, n, d)
-    of any number of axes is seen as (b, h, n, d), and what comes back as x.
+    "bnhd" and "bhnd" are usual, "n(hd)" is vLLM's; a loop goes over axes that are left out, as in "nd". x (…, n, d) of
+    any number of axes is reshaped to (b, h, n, d), and the result back to the shape of x.
 
     >>> fn = with_axes(lambda x, positions: x + positions[:, None, None], "nhd")
     >>> fn(np.zeros((2, 3, 1)), np.array([0, 5, 9]))[1].ravel()
@@ -309,10 +313,10 @@ def with_axes(fn: Function, axes: str) -> Function:
         turned = x.transpose(there)
         sizes = dict(zip(order, turned.shape, strict=True))
         given = np.array(turned, order="C").reshape([math.prod(sizes.get(a, 1) for a in group) for group in groups])
-        result = fn(given, *rest)
-        _check_shape("fn", result, given.shape)
+        result = hand_over(fn, given, *rest)
+        _check_shape(result, given.shape)
         home = np.argsort(there)
-        _tell(x, given.reshape(turned.shape).transpose(home))
+        _write_back(x, given.reshape(turned.shape).transpose(home))
         return np.asarray(result).reshape(turned.shape).transpose(home)
 
     def candidate(x: NumPyArray, *rest: Any) -> NumPyArray:
@@ -323,7 +327,7 @@ def with_axes(fn: Function, axes: str) -> Function:
         out = np.empty(four.shape, results[0][1].dtype if results else x.dtype)
         for place, result in results:
             out[place] = result
-        _tell(x, four.reshape(x.shape))  # a view of x, or a copy
+        _write_back(x, four.reshape(x.shape))  # a view of x, or a copy
         return out.reshape(x.shape)
 
     return candidate
@@ -333,16 +337,17 @@ def with_axes(fn: Function, axes: str) -> Function:
 
 
 class CommandFailed(RuntimeError):
-    """A program that did not start, did not end well or in time, or wrote something else than was asked for."""
+    """A program did not start, failed, took too long, or wrote something else than it should."""
 
 
 def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Candidate:
-    """A program that reads x and positions and writes y, .npy files all: ``"./my_rope {x} {positions} {y}"``.
+    """A program that reads x and positions and writes y, all as .npy files: ``"./my_rope {x} {positions} {y}"``.
 
-    The words in braces become paths in a private directory that lasts for one call. There is no shell: the line is
-    split as a shell would, or given as a list. x is (…, n, d), C order, little-endian; bfloat16 is uint16, the bits of
-    each number; positions are int64 (n,), or (axes, n) for a rope with axes. y must have the shape and dtype of x.
-    After ``timeout`` seconds, or on Ctrl-C, the program is killed, and what it started with it.
+    The words in braces become paths in a private directory that lasts for one call. There is no shell: a string is
+    split as a shell would split it, and a list is taken as it is. x is (…, n, d), C order, little-endian; bfloat16 is
+    uint16, the bits of each number; positions are int64 (n,), or (axes, n) for a rope with axes. y must have the shape
+    and dtype of x.
+    After ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
     words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
     timeout = checks.real("timeout", timeout, 0, open=True)
@@ -359,7 +364,7 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
             save_npy(paths["positions"], np.asarray(positions, np.int64))
             names = re.compile(r"\{(x|positions|y)\}")
             log = Path(directory, "log")
-            _run([names.sub(lambda found: str(paths[found[1]]), word) for word in words], timeout, log)
+            _run([names.sub(lambda match: str(paths[match[1]]), word) for word in words], timeout, log)
             try:
                 return load_npy(paths["y"], "what the program wrote as {y}", x.shape, x.dtype)
             except ValueError as error:
@@ -369,7 +374,7 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
 
 
 def _run(words: list[str], timeout: float, log: Path) -> None:
-    """Runs a program to its end; what it prints goes to a file, of which errors quote the last lines."""
+    """Runs a program to its end; its output goes to a file, and errors quote the last lines of that."""
     with open(log, "wb") as output:
         try:
             process = subprocess.Popen(
@@ -379,8 +384,8 @@ def _run(words: list[str], timeout: float, log: Path) -> None:
             raise CommandFailed(f"{words[0]} cannot be started: {error}") from error
     try:
         status = process.wait(timeout)
-    except BaseException as error:  # Ctrl-C too: the program is in a session of its own and did not get it
-        _kill(process)
+    except BaseException as error:  # Ctrl-C too: the program has a session of its own, so the signal did not reach it
+        kill(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise CommandFailed(f"{words[0]} took longer than {timeout:g} s and was killed{_tail(log)}") from error
         raise
@@ -389,11 +394,11 @@ def _run(words: list[str], timeout: float, log: Path) -> None:
         raise CommandFailed(f"{words[0]} {how}{_tail(log)}")
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The program and whatever it started in its session's group."""
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills the program and all that it started in its process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError):  # Windows has no groups
+    except (AttributeError, OSError):  # Windows has no groups, and macOS refuses those that have ended
         process.kill()
     process.wait()
 
@@ -408,13 +413,17 @@ def _tail(log: Path) -> str:
 # Names on the command line
 
 
+class ImportFailed(ValueError):
+    """The module of a target exists, but raised while it was imported."""
+
+
 def load_target(target: str) -> Function:
     """The function that "module:function" or "file.py:function" names; "module:object.method" works too.
 
     >>> load_target("math:hypot")(3, 4)
     5.0
 
-    The working directory can be imported from, and so can, for a file, its own directory.
+    Imports work from the working directory and, for a file, from its own directory.
     """
     place, colon, name = target.rpartition(":")
     if not (colon and place and all(part.isidentifier() for part in name.split("."))):
@@ -423,15 +432,15 @@ def load_target(target: str) -> Function:
     for directory in (os.path.dirname(os.path.abspath(place)) if is_file else os.getcwd(), os.getcwd()):
         if directory not in sys.path:
             sys.path.insert(0, directory)
-    found: Any = _import_file(place) if is_file else _import(place, lambda: importlib.import_module(place))
+    value: Any = _import_file(place) if is_file else _import(place, lambda: importlib.import_module(place))
     for part in name.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), 1)
+        if not hasattr(value, part):
+            close = difflib.get_close_matches(part, dir(value), 1)
             raise ValueError(f"{place} has no {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
-        found = getattr(found, part)
-    if not callable(found):
-        raise ValueError(f"{target} must be a function, was {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+        value = getattr(value, part)
+    if not callable(value):
+        raise ValueError(f"{target} must be a function, was {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
 
 
 def _import_file(place: str) -> Any:
@@ -442,7 +451,7 @@ def _import_file(place: str) -> Any:
     if spec is None or spec.loader is None:
         raise ValueError(f"{place} must be a Python file, its name ending in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look for their module there
+    sys.modules[name] = module  # because dataclasses look there for their module
     loader = spec.loader
     _import(place, lambda: loader.exec_module(module))
     return module
@@ -454,6 +463,6 @@ def _import(place: str, load: Callable[[], Any]) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise ValueError(f"there is no module {place}, here or installed ({error})") from error
-        raise ValueError(f"{place} cannot be imported: {error}") from error
+        raise ImportFailed(f"{place} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ImportFailed(f"{place} cannot be imported: {type(error).__name__}: {error}") from error

@@ -1,38 +1,22 @@
 """Attention written out plainly, with all scores in memory, each step rightly or in one of the known wrong ways.
 
-`Steps` and `LinearSteps` say how each step is done; the defaults are right. A mistake is a change of some of them. That
-gives a broken candidate to test the oracle with, and, in float64, the numbers that a candidate with this mistake must
-return. What is right is never taken from here, but from `pyrope.softmax` and `pyrope.linear`.
+`Steps` and `LinearSteps` say how each step is done; the defaults are right, and call the definition. A mistake is a
+change of some of them. That gives a broken candidate to test the oracle with, and, in float64, the numbers that a
+candidate with this mistake must return. What is right is never taken from here, but from `truth`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .. import definition
 from ..backend import Array, compute_dtype
-from ..rotation import Tables, rotate, rotation_tables
 from ..theta import Rope
-
-
-@dataclass(frozen=True)
-class Case:
-    """What an implementation is meant to compute."""
-
-    heads: int
-    key_heads: int
-    head_dim: int
-    causal: bool
-    scale: float = 1.0  # softmax attention alone, as the next two
-    window: int | None = None
-    softcap: float | None = None
-    rope: Rope | None = None  # rotates inside
-    feature_map: str = "elu+1"  # linear attention alone
-    low: np.dtype[Any] = np.dtype(np.float16)  # what "low precision" is
+from .truth import Spec, exact_tables
 
 
 @dataclass(frozen=True)
@@ -42,11 +26,14 @@ class Steps:
     scale: float = 1.0  # times the right one
     groups: str = "repeated"  # or "tiled", or "first": all read key head 0
     batch: str = "own"  # or "first": all rows read the keys of row 0
-    rotated: str = "qk"
+    exchanged: bool = False  # keys as values, values as keys
+    rotated: str = "qk"  # each as often as it stands here
     rope: Rope | None = None  # instead of the right one
     times: int = 1  # how often q and k are rotated
     factor: int = 2  # how often the attention factor enters a score
     positions: str = "given"  # or "counted": 0 … n−1, whatever is given
+    table: tuple[str, int] = ("long", 0)  # or "modulo" a length, or "clamped" to it
+    length: str = "fixed"  # or "of the call": a rope that depends on the length takes it from the largest position
     chunks: int = 1  # of a row, each with the positions of the first
     lag: int = 0  # added to the positions of queries
     causal: bool | None = None  # instead of the right one
@@ -54,16 +41,24 @@ class Steps:
     corner: str = "bottom right"  # or "top left"
     window: str = "kept"  # or "ignored"
     wider: tuple[int, int] = (0, 0)  # to the past, to the future
-    softcap: str = "right"  # or "missing", "after mask", "no division", "before scale"
+    sinks: int = 0  # so many first tokens are seen outside of the window, too
+    dropped: tuple[str, int] = ("", 1)  # the "keys" or the "queries" of a last block shorter than this
+    alibi: float = 0.0  # times the slope of a head and the distance, taken from the scores
+    softcap: str = "right"  # or "missing", "clipped", "after mask", "no division", "before scale"
     hidden: str = "−inf"  # or "added", −1e4 added; "filled", the lowest finite number
     empty: str = "zeros"  # or "NaN": rows that see nothing
     mask: str = "kept"  # or "ignored", "inverted"
     segments: str = "kept"  # or "ignored"
     axis: int = -1
     stable: bool = True  # the maximum is subtracted
+    added: float = 0.0  # to the denominator
+    sink: bool = False  # a score of 0 more in the denominator
+    online: tuple[str, int] = ("right", 0)  # or "total", "output" or "both" not rescaled after blocks of so many keys
     low: bool = False  # exponentials and their sum in low precision
     output: str = "right"  # or "transposed", "reshaped"
-    cache: str = "right"  # or "restarted" after the first call, "counted" from 0 in every call, "late", "forgotten"
+    # "restarted" after the first call, "counted" from 0 in every call, "late", "forgotten"; the keys kept from before
+    # "turned" once more in every call, or "raw"; of linear attention, "numerator" or "denominator" not kept
+    cache: str = "right"
 
 
 @dataclass(frozen=True)
@@ -73,22 +68,33 @@ class Parts:
     q: Array  # (b, h, n, d)
     k: Array  # (b, h, m, d)
     v: Array
-    scores: Array  # (b, h, n, m), as they enter the softmax; of linear attention, |φ(q)||φ(k)| over the denominator
+    scores: Array  # (b, h, n, m), as they enter the softmax; of linear attention, 1/D, which multiplies products
     weights: Array
     out: Array  # (b, h, n, e), or as `Steps.output` says
 
 
 def attend(
-    case: Case, steps: Steps, q: Array, k: Array, v: Array, at: Any = None, mask: Any = None, segments: Any = None
+    spec: Spec,
+    steps: Steps,
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Any = None,
+    mask: Any = None,
+    segments: Any = None,
+    turns: Any = 1,
 ) -> Parts:
-    """Softmax attention, Eq. (2): q (b, h, n, d), k and v (b, g, m, d), positions (b, m), mask (b, 1, n, m)."""
+    """Softmax attention, Eq. (2): q (b, h, n, d), k and v (b, g, m, d), positions (b, m), mask (b, 1, n, m); turns (m,)
+    is how often the keys of a cache are rotated."""
     work = compute_dtype("q", q)
     q, k, v = (x.astype(work) for x in (q, k, v))
     (_, h, n, _), m = q.shape, k.shape[-2]
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
-    if case.rope is not None:
-        rope, places = steps.rope or case.rope, _places(steps, at, n)
+    if steps.exchanged:
+        k, v = v, k
+    if spec.rope is not None:
+        rope, places = _rope_of(steps, spec.rope, positions), _places(steps, positions, n, turns)
         with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
         q, k, v = (
             _turned(steps, name, x, places[name], rope if with_factor[name] else rope.pure)
@@ -96,70 +102,69 @@ def attend(
         )
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
     with np.errstate(all="ignore"):
-        seen = _seen(case, steps, n, m, mask, segments)
-        scores = _masked(case, steps, _scores(case, steps, q @ k.swapaxes(-1, -2)), seen)
-        weights = _softmax(case, steps, scores)
+        scores = _scores(spec, steps, q, k, _seen(spec, steps, n, m, mask, segments))
+        weights = _softmax(spec, steps, scores)
         out = weights @ v  # Eq. (2)
-    return Parts(q, k, v, scores, weights, _laid_out(steps.output, out))
+    return Parts(q, k, v, scores, weights, _laid_out(steps, out))
 
 
-def _laid_out(output: str, out: Array) -> Array:
+def _laid_out(steps: Steps | LinearSteps, out: Array) -> Array:
+    what, block = steps.dropped
+    if what == "queries":
+        out[..., out.shape[-2] // block * block :, :] = 0
+    output = steps.output
     if output == "right":
         return out
     return out.swapaxes(1, 2) if output == "transposed" else out.swapaxes(1, 2).reshape(out.shape)
 
 
-def _places(steps: Steps | LinearSteps, at: Array, n: int) -> dict[str, Array]:
-    """Where the n queries, the keys and the values are taken to be, when the m tokens are at (b, m)."""
-    m = at.shape[-1]
+def _rope_of(steps: Steps | LinearSteps, rope: Rope, at: Array) -> Rope:
+    """The rope that is used for tokens at (b, m) in the place of the right one."""
+    rope = steps.rope or rope
+    return rope if steps.length == "fixed" else rope.at(int(at.max()) + 1)
+
+
+def _places(steps: Steps | LinearSteps, at: Array, n: int, turns: Any = 1) -> dict[str, Array]:
+    """Where the n queries, the keys and the values are taken to be, when the m tokens are at (b, m). To turn a key
+    several times is to turn it once at a multiple of its position."""
+    m, (end, length) = at.shape[-1], steps.table
     if steps.positions == "counted":
         at = np.broadcast_to(np.arange(m), at.shape)
     at = at[:, np.arange(m) % -(-m // steps.chunks)]
-    return {"q": at[:, m - n :] + steps.lag, "k": at, "v": at}
+    at = at % length if end == "modulo" else np.minimum(at, length - 1) if end == "clamped" else at
+    return {"q": at[:, m - n :] + steps.lag, "k": at * turns, "v": at}
 
 
 def _turned(steps: Steps | LinearSteps, name: str, x: Array, at: Array, rope: Rope | None) -> Array:
     """q, k or v, rotated as often as the steps say, if they rotate it at all."""
-    if rope is None or name not in steps.rotated:
+    times = steps.times * steps.rotated.count(name)
+    if rope is None or times == 0:
         return x
-    tables = _tables(rope, at.astype(np.int64).tobytes(), at.shape, x.dtype)
-    for _ in range(steps.times):
-        x = rotate(x, at, rope, tables=tables)
+    at = at[:, None].astype(np.int64)
+    tables = exact_tables(rope, at.tobytes(), at.shape, x.dtype)
+    for _ in range(times):
+        x = definition.rotate(x, *tables, *definition.pairs(rope.layout, rope.width, rope.start))
     return x
-
-
-@functools.lru_cache(64)
-def _tables(rope: Rope, at: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tables:
-    """Made once for the many mistakes that are tried on the same probe."""
-    return rotation_tables(rope, np.frombuffer(at, np.int64).reshape(shape), like=np.empty(0, dtype))
 
 
 def _spread(x: Array, h: int, groups: str) -> Array:
     """Key heads (b, g, m, d) as (b, h, m, d), one for each query head."""
-    g = x.shape[1]
-    head = {"repeated": np.arange(h) // (h // g), "tiled": np.arange(h) % g, "first": np.zeros(h, int)}[groups]
-    return x[:, head]
+    if groups == "repeated":
+        return definition.repeat_heads(x, h)
+    return x[:, np.arange(h) % x.shape[1] if groups == "tiled" else np.zeros(h, int)]
 
 
-def _scores(case: Case, steps: Steps, products: Array) -> Array:
-    scale, cap = case.scale * steps.scale, case.softcap
-    if cap is None or steps.softcap in ("missing", "after mask"):
-        return products * scale
-    if steps.softcap == "before scale":
-        return cap * np.tanh(products / cap) * scale
-    return cap * np.tanh(products * scale / (1.0 if steps.softcap == "no division" else cap))
-
-
-def _seen(case: Case, steps: Steps, n: int, m: int, mask: Any, segments: Any) -> Array:
-    """Which key each query sees, (b or 1, 1, n, m)."""
-    away = np.arange(n)[:, None] - np.arange(m) + (m - n if steps.corner == "bottom right" else 0)
-    seen = np.ones((1, 1, n, m), bool)
-    causal = case.causal if steps.causal is None else steps.causal
-    if causal:
-        seen = seen & (away >= -steps.ahead)
-    if case.window is not None and steps.window == "kept":
-        seen = seen & (away < case.window + steps.wider[0])
-        seen = seen & (-away < case.window + steps.wider[1] if not causal else True)
+def _seen(spec: Spec, steps: Steps, n: int, m: int, mask: Any, segments: Any) -> Array:
+    """Which key each query sees, (n, m), or (b, 1, n, m)."""
+    q_at, k_at = np.arange(n) + (m - n if steps.corner == "bottom right" else 0), np.arange(m)
+    causal = spec.causal if steps.causal is None else steps.causal
+    seen = definition.visible(q_at + steps.ahead, k_at, causal)
+    if spec.window is not None and steps.window == "kept":
+        distance, (past, future) = q_at[:, None] - k_at, steps.wider
+        near = (distance < spec.window + past) & (causal | (-distance < spec.window + future))
+        seen = seen & (near | (k_at < steps.sinks))
+    if steps.dropped[0] == "keys":
+        seen = seen & (k_at < m // steps.dropped[1] * steps.dropped[1])
     if mask is not None and steps.mask != "ignored":
         seen = seen & (mask == (steps.mask == "kept"))
     if segments is not None and steps.segments == "kept":
@@ -167,26 +172,67 @@ def _seen(case: Case, steps: Steps, n: int, m: int, mask: Any, segments: Any) ->
     return seen
 
 
-def _masked(case: Case, steps: Steps, scores: Array, seen: Array) -> Array:
+def _scores(spec: Spec, steps: Steps, q: Array, k: Array, seen: Array) -> Array:
+    """What the softmax is taken of, (b, h, n, m)."""
+    scale, cap, bias = spec.scale * steps.scale, spec.softcap, _alibi(steps, q.shape[1], seen.shape[-2:])
+    if steps.hidden == "−inf" and (cap is None or steps.softcap in ("right", "missing")):
+        return definition.attention_scores(q, k, seen, scale, cap if steps.softcap == "right" else None, bias)
+    products = q @ k.swapaxes(-1, -2)
+    scores = products * scale
+    if cap is not None and steps.softcap == "before scale":
+        scores = cap * np.tanh(products / cap) * scale
+    elif cap is not None and steps.softcap in ("right", "no division"):
+        scores = cap * np.tanh(scores / (cap if steps.softcap == "right" else 1.0))
+    elif cap is not None and steps.softcap == "clipped":
+        scores = np.clip(scores, -cap, cap)
+    scores = scores + bias
     if steps.hidden == "added":
         scores = scores + np.where(seen, 0, scores.dtype.type(-1e4))
     else:
         scores = np.where(seen, scores, -np.inf if steps.hidden == "−inf" else np.finfo(scores.dtype).min)
-    if case.softcap is not None and steps.softcap == "after mask":
-        return case.softcap * np.tanh(scores / case.softcap)
-    return scores
+    return cap * np.tanh(scores / cap) if cap is not None and steps.softcap == "after mask" else scores
 
 
-def _softmax(case: Case, steps: Steps, scores: Array) -> Array:
+def _alibi(steps: Steps, h: int, shape: tuple[int, ...]) -> Any:
+    """What ALiBi adds to the scores (h, n, m): −2^(−8/h), −2^(−16/h), … for each token further away. Where h is no
+    power of two, the slopes of the next smaller one come first, then every other slope of the next greater one."""
+    if not steps.alibi:
+        return 0
+    power = 2 ** (h.bit_length() - 1)
+    exponents = [8 * (i + 1) / power for i in range(power)] + [8 * (i + 0.5) / power for i in range(h - power)]
+    n, m = shape
+    distance = np.arange(m - n, m)[:, None] - np.arange(m)
+    return -steps.alibi * 2.0 ** -np.array(exponents)[:, None, None] * np.abs(distance)
+
+
+def _blockwise(steps: Steps, scores: Array) -> Array:
+    """The weights of an online softmax that forgets to rescale what it summed when it meets a greater score."""
+    kept, block = steps.online
+    m = scores.shape[-1]
+    greatest = np.maximum.accumulate(scores, axis=-1)[..., np.minimum(np.arange(m) // block * block + block, m) - 1]
+    none = greatest == -np.inf
+    powers = np.exp(scores - np.where(none, 0, greatest))
+    right = np.exp(scores - np.where(none, 0, greatest)[..., -1:])
+    total = (powers if kept in ("total", "both") else right).sum(axis=-1, keepdims=True)
+    return (powers if kept in ("output", "both") else right) / np.where(total == 0, 1, total)
+
+
+def _softmax(spec: Spec, steps: Steps, scores: Array) -> Array:
+    if steps.online[1]:
+        return _blockwise(steps, scores)
+    unusual = (steps.axis, steps.stable, steps.low, steps.empty, steps.added, steps.sink)
+    if unusual == (-1, True, False, "zeros", 0.0, False):
+        return definition.softmax(scores)
     work = scores.dtype
     if steps.low:
-        scores = scores.astype(case.low)
+        scores = scores.astype(spec.low)
     top = scores.max(axis=steps.axis, keepdims=True) if steps.stable else scores.dtype.type(0)
     powers = np.exp(scores - np.where(np.isfinite(top.astype(work)), top, scores.dtype.type(0)))
     if steps.low:  # one after the other, each sum rounded
         total = np.add.accumulate(powers, axis=steps.axis).take([-1], axis=steps.axis)
     else:
         total = powers.sum(axis=steps.axis, keepdims=True)
+    total = total + steps.added + (np.exp(-np.where(np.isfinite(top), top, 0)) if steps.sink else 0)
     if steps.empty == "zeros":
         total = np.where(total == 0, total.dtype.type(1), total)
     return (powers / total).astype(work)
@@ -197,19 +243,25 @@ class LinearSteps:
     """How linear attention is done, step by step; the defaults are Eq. (19)."""
 
     feature_map: str | None = None  # instead of the right one
+    scaled: tuple[float, float] = (1.0, 1.0)  # q and k, before the map
+    exchanged: bool = False  # as in Steps
     order: str = "map first"  # or "rotation first", "no rotation"
     rotated: str = "qk"
     times: int = 1
     rope: Rope | None = None  # instead of the right one
-    positions: str = "given"  # as in Steps, and the next two
+    positions: str = "given"  # as in Steps, and the next four
+    table: tuple[str, int] = ("long", 0)
+    length: str = "fixed"
     chunks: int = 1
     lag: int = 0
+    added: float = 0.0  # to the denominator
+    dropped: tuple[str, int] = ("", 1)  # as in Steps
     denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys"
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
     ahead: int = 0
     groups: str = "repeated"
-    batch: str = "own"
+    batch: str = "own"  # or "first", or "after another": a row begins with the state of the row before
     chunk: int | None = None  # after so many tokens …
     lost: str = ""  # … these sums are forgotten: "both", "numerator", "denominator"
     decay: float = 1.0  # of the state, for each token
@@ -218,11 +270,7 @@ class LinearSteps:
 
 
 MAPS: dict[str, Callable[[Array], Array]] = {
-    "elu+1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
-    "relu": lambda x: np.maximum(x, 0),
-    "relu2": lambda x: np.maximum(x, 0) ** 2,
-    "exp": np.exp,
-    "identity": lambda x: x,
+    **definition.FEATURE_MAPS,
     "elu": lambda x: np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1),
     "softplus": lambda x: np.logaddexp(x, 0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -231,16 +279,21 @@ MAPS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def attend_linearly(case: Case, steps: LinearSteps, q: Array, k: Array, v: Array, at: Array) -> Parts:
-    """Linear attention, Eq. (19), with all weights: q (b, h, n, d), k and v (b, g, n, d), positions (b, n)."""
-    work, phi, h, n = compute_dtype("q", q), MAPS[steps.feature_map or case.feature_map], q.shape[1], q.shape[-2]
+def attend_linearly(
+    spec: Spec, steps: LinearSteps, q: Array, k: Array, v: Array, positions: Array, turns: Any = 1
+) -> Parts:
+    """Linear attention, Eq. (19), with all weights: q (b, h, n, d), k and v (b, g, m, d), positions (b, m); turns (m,)
+    is how often the keys of a state are rotated."""
+    work, phi, h, n = compute_dtype("q", q), MAPS[steps.feature_map or spec.feature_map], q.shape[1], q.shape[-2]
     q, k, v = (x.astype(work) for x in (q, k, v))
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
-    rope = None if case.rope is None or steps.order == "no rotation" else steps.rope or case.rope
+    q, k, v = (q, v, k) if steps.exchanged else (q, k, v)
+    q, k = (x if scale == 1 else x * scale for x, scale in zip((q, k), steps.scaled, strict=True))
+    rope = None if spec.rope is None or steps.order == "no rotation" else _rope_of(steps, spec.rope, positions)
     rope = rope.pure if rope is not None and not steps.factor else rope
-    places = _places(steps, at, n)
+    places = _places(steps, positions, n, turns)
 
     def turned(name: str, x: Array) -> Array:
         return _turned(steps, name, x, places[name], rope)
@@ -253,53 +306,70 @@ def attend_linearly(case: Case, steps: LinearSteps, q: Array, k: Array, v: Array
             q, k = phi(q), phi(k)
             turned_q, turned_k = turned("q", q), turned("k", k)
         v = turned("v", v)
-        seen, kept = _kept(case, steps, n, k.shape[-2])
+        kept = _kept(spec, steps, n, k.shape[-2])
         scores = turned_q @ turned_k.swapaxes(-1, -2)
         plain = scores if steps.denominator == "rotated" else q @ k.swapaxes(-1, -2)
         total = (plain if steps.denominator == "of all keys" else plain * kept[1]).sum(axis=-1, keepdims=True)
         if steps.denominator == "over heads":
             total = np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
-        total = np.where(seen.any(axis=-1, keepdims=True), total, 1) if steps.denominator != "missing" else 1.0
-        weights = scores * kept[0] / total
-        out = weights @ v  # Eq. (19)
-        sizes = np.linalg.norm(q, axis=-1)[..., None] * np.linalg.norm(k, axis=-1)[..., None, :] * kept[0] / total
-    return Parts(turned_q, turned_k, v, sizes, weights, _laid_out(steps.output, out))
+        carried: Any = 0
+        if steps.batch == "after another":
+            carried = turned_q @ _before(turned_k.swapaxes(-1, -2) @ v)
+            total = total + q @ _before(k.sum(axis=-2, keepdims=True).swapaxes(-1, -2))
+        total = np.where(kept[1].any(axis=-1, keepdims=True), total + steps.added, 1)
+        total = total if steps.denominator != "missing" else 1.0
+        shares = kept[0] / total
+        weights = scores * shares
+        out = weights @ v + carried / total  # Eq. (19)
+    return Parts(turned_q, turned_k, v, shares, weights, _laid_out(steps, out))
 
 
-def _kept(case: Case, steps: LinearSteps, n: int, m: int) -> tuple[Array, list[Array]]:
-    """Which key each query sees, and how much of it is left in numerator and denominator: (n, m) each."""
-    i, j = np.arange(m - n, m)[:, None], np.arange(m)
-    causal = case.causal if steps.causal is None else steps.causal
-    seen = (i - j >= -steps.ahead) if causal else np.ones((n, m), bool)
-    here = np.ones((n, m), bool) if steps.chunk is None else i // steps.chunk == j // steps.chunk
-    faded = np.float64(steps.decay) ** np.maximum(i - j, 0) * seen
-    return seen, [faded * here if steps.lost in ("both", part) else faded for part in ("numerator", "denominator")]
+def _before(states: Array) -> Array:
+    """The sum of the states of all rows before: (b, …) -> the same."""
+    return np.cumsum(states, axis=0) - states
 
 
-def run(case: Case, steps: Steps | LinearSteps, *arrays: Array, **options: Any) -> Parts:
+def _kept(spec: Spec, steps: LinearSteps, n: int, m: int) -> list[Array]:
+    """How much each query sees of a key in the numerator and in the denominator: (n, m) each."""
+    i, j = np.arange(m - n, m), np.arange(m)
+    seen = definition.visible(i + steps.ahead, j, spec.causal if steps.causal is None else steps.causal)
+    here = np.ones((n, m), bool) if steps.chunk is None else i[:, None] // steps.chunk == j // steps.chunk
+    if steps.dropped[0] == "keys":
+        seen = seen & (j < m // steps.dropped[1] * steps.dropped[1])
+    faded = np.float64(steps.decay) ** np.maximum(i[:, None] - j, 0) * seen
+    parts = [faded * here if steps.lost in ("both", part) else faded for part in ("numerator", "denominator")]
+    return [
+        x * (j >= m - n) if steps.cache == part else x
+        for part, x in zip(("numerator", "denominator"), parts, strict=True)
+    ]
+
+
+def run(spec: Spec, steps: Steps | LinearSteps, *arrays: Array, **options: Any) -> Parts:
     """Attention of the kind that the steps are of."""
     if isinstance(steps, Steps):
-        return attend(case, steps, *arrays, **options)
-    return attend_linearly(case, steps, *arrays, **options)
+        return attend(spec, steps, *arrays, **options)
+    return attend_linearly(spec, steps, *arrays, **options)
 
 
-def candidate(case: Case, steps: Steps | LinearSteps) -> Callable[..., Array]:
-    """A candidate for `check_attention` or `check_linear_attention` that does it like this."""
+def candidate(spec: Spec, steps: Steps | LinearSteps) -> Callable[..., Array]:
+    """A candidate for `check_attention` or `check_linear_attention` that takes these steps."""
 
     def fn(q: Array, k: Array, v: Array, positions: Any = None, mask: Any = None, segments: Any = None) -> Array:
         more = {"mask": mask, "segments": segments} if isinstance(steps, Steps) else {}
-        return run(case, steps, q, k, v, positions, **more).out.astype(q.dtype)
+        return run(spec, steps, q, k, v, positions, **more).out.astype(q.dtype)
 
     return fn
 
 
-def incremental(case: Case, steps: Steps | LinearSteps) -> Callable[[], Callable[..., Array]]:
+def incremental(spec: Spec, steps: Steps | LinearSteps) -> Callable[[], Callable[..., Array]]:
     """Makes functions that remember keys, values and positions from call to call."""
 
     def begin() -> Callable[..., Array]:
         past: list[Array] = []
+        turns = np.ones(0, np.int64)
 
         def step(q: Array, k: Array, v: Array, positions: Any = None) -> Array:
+            nonlocal turns
             b, n = q.shape[0], q.shape[-2]
             at = np.zeros((b, n), np.int64) if positions is None else positions
             if steps.cache == "counted" or (past and steps.cache == "restarted"):
@@ -309,7 +379,9 @@ def incremental(case: Case, steps: Steps | LinearSteps) -> Callable[[], Callable
                 axes = zip(past, (k, v, at), (-2, -2, -1), strict=True)
                 k, v, at = (np.concatenate((old, new), axis=axis) for old, new, axis in axes)
             past[:] = k, v, at
-            return run(case, steps, q, k, v, at).out.astype(q.dtype)
+            turns = turns + 1 if steps.cache == "turned" else turns * (steps.cache != "raw")
+            turns = np.concatenate((turns, np.ones(n, np.int64)))[-k.shape[-2] :]
+            return run(spec, steps, q, k, v, at, turns=turns).out.astype(q.dtype)
 
         return step
 

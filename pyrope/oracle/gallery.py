@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..theta import Axes, Linear, Llama3, Rope, YaRN
+from .ask import Candidate
 from .checking import check_rotation
 from .identification import identify
-from .probe import Candidate
 from .report import Report
 
 _D = 64
 
 
-class Piece(NamedTuple):
-    """A candidate, what it is meant to be, and what must be found."""
+class Exhibit(NamedTuple):
+    """A candidate, the rope that it is meant to be, and what the oracle must say of it."""
 
     name: str
     fn: Candidate
     rope: Rope
     verdict: str = "right"
-    faults: tuple[str, ...] = ()  # of a wrong one: all that must be named
+    faults: tuple[str, ...] = ()  # if it is wrong: all that the report must name
     dtype: str = "float32"
 
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     name: str
     report: Report
-    identified: Rope | None  # without being told; of a piece with several axes, as it turns text
+    identified: Rope | None  # what `identify` reads from it; with several axes, when all have the same position
     as_expected: bool
 
 
@@ -180,61 +180,65 @@ def _yarn_without_factor(x: Any, positions: Any) -> Any:
     return _halves(x, positions[:, None] * (10000.0 ** -(2 * i / _D) * (1 - ramp + ramp / 4)))
 
 
-def pieces() -> list[Piece]:
-    """The gallery: good ones first."""
+def exhibits() -> list[Exhibit]:
+    """The gallery: right implementations first, then broken ones."""
     half, adjacent = Rope(_D, 10000.0, "half"), Rope(_D, 10000.0, "interleaved")
     long = Rope(_D, 500000.0, "half")
     llama3 = Rope(_D, 500000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192))
     yarn = Rope(_D, 10000.0, "half", scaling=YaRN(4.0, 4096))
     grid = Rope(_D, 1000000.0, "half", axes=Axes("sections", (8, 12, 12)))
     return [
-        Piece("Llama, complex numbers", llama_complex, Rope(_D, 500000.0, "interleaved")),
-        Piece("Hugging Face, rotate-half", rotate_half, half),
-        Piece("rotate-half in float16", rotate_half, half, dtype="float16"),
-        Piece("RoFormer, repeated table", roformer_repeat, adjacent),
-        Piece("concatenating form", concatenating, Rope(_D, 10000.0, "interleaved-to-half")),
-        Piece("concatenating, interleaved", concatenating, adjacent, "equivalent"),
-        Piece("indexed cache of (cos, sin)", stacked_cache(), half),
-        Piece("GLM, stacked, half the head", glm_stacked, Rope(_D, 10000.0, "interleaved", _D // 2)),
-        Piece("rotate-half, growing cache", growing_cache(), half),
-        Piece("Llama 3.1, rescaled", llama3_scaled, llama3),
-        Piece("Qwen2-VL, three axes", sectioned, grid),
-        Piece("GPT-J served as GPT-NeoX", roformer_repeat, half, "wrong", ("wrong pairing",)),
-        Piece("repeated table, halves", repeated_with_halves, half, "wrong", ("repeated table with split features",)),
-        Piece("rope_theta not read", rotate_half, long, "wrong", ("wrong base",)),
-        Piece("rope_scaling not read", lambda x, m: rotate_half(x, m, 500000.0), llama3, "wrong", ("scaling ignored",)),
-        Piece("YaRN without its factor", _yarn_without_factor, yarn, "wrong", ("attention factor missing",)),
-        Piece("draft positions, off by one", _broken(lambda m, t: (m + 1)[:, None] * t), half, "wrong",
-              ("positions one too high",)),
-        Piece("bfloat16 frequencies", _broken(lambda m, t: m[:, None] * _bfloat16(t)), half, "wrong",
-              ("bfloat16 inverse frequencies",)),
-        Piece("bfloat16 positions", _broken(lambda m, t: _bfloat16(m.astype(np.float64))[:, None] * t), half, "wrong",
-              ("bfloat16 positions",)),
-        Piece("rotated twice", lambda x, m: rotate_half(rotate_half(x, m), m), half, "wrong", ("rotated twice",)),
-        Piece("partial model, whole head", rotate_half, Rope(_D, 10000.0, "half", _D // 4), "wrong",
-              ("whole head rotated",)),
-        Piece("only the first head", first_head_only, half, "wrong", ("only the first head rotated",)),
-        Piece("interpolated the wrong way", _broken(lambda m, t: (m * 4)[:, None] * t),
-              Rope(_D, 10000.0, "half", scaling=Linear(4.0)), "wrong", ("linear factor inverted",)),
-        Piece("transposed, on purpose", _broken(lambda m, t: -m[:, None] * t), half, "wrong", ("direction",)),
-        Piece("rows counted instead", _broken(lambda m, t: np.arange(len(m))[:, None] * t), half, "wrong",
-              ("positions ignored",)),
-        Piece("rows and columns exchanged", lambda x, m: sectioned(x, m[[0, 2, 1]]), grid, "wrong",
-              ("axes in another order",)),
+        Exhibit("Llama, complex numbers", llama_complex, Rope(_D, 500000.0, "interleaved")),
+        Exhibit("Hugging Face, rotate-half", rotate_half, half),
+        Exhibit("rotate-half in float16", rotate_half, half, dtype="float16"),
+        Exhibit("RoFormer, repeated table", roformer_repeat, adjacent),
+        Exhibit("concatenating form", concatenating, Rope(_D, 10000.0, "interleaved-to-half")),
+        Exhibit("concatenating, interleaved", concatenating, adjacent, "equivalent"),
+        Exhibit("indexed cache of (cos, sin)", stacked_cache(), half),
+        Exhibit("GLM, stacked, half the head", glm_stacked, Rope(_D, 10000.0, "interleaved", _D // 2)),
+        Exhibit("rotate-half, growing cache", growing_cache(), half),
+        Exhibit("Llama 3.1, rescaled", llama3_scaled, llama3),
+        Exhibit("Qwen2-VL, three axes", sectioned, grid),
+        Exhibit("GPT-J served as GPT-NeoX", roformer_repeat, half, "wrong", ("wrong pairing",)),
+        Exhibit("repeated table, halves", repeated_with_halves, half, "wrong", ("repeated table with split features",)),
+        Exhibit("rope_theta not read", rotate_half, long, "wrong", ("wrong base",)),
+        Exhibit("rope_scaling not read", lambda x, m: rotate_half(x, m, 500000.0), llama3, "wrong",
+                ("scaling ignored",)),
+        Exhibit("YaRN without its factor", _yarn_without_factor, yarn, "wrong", ("attention factor missing",)),
+        Exhibit("draft positions, off by one", _broken(lambda m, t: (m + 1)[:, None] * t), half, "wrong",
+                ("positions one too high",)),
+        Exhibit("bfloat16 frequencies", _broken(lambda m, t: m[:, None] * _bfloat16(t)), half, "wrong",
+                ("bfloat16 inverse frequencies",)),
+        Exhibit("bfloat16 positions", _broken(lambda m, t: _bfloat16(m.astype(np.float64))[:, None] * t), half, "wrong",
+                ("bfloat16 positions",)),
+        Exhibit("rotated twice", lambda x, m: rotate_half(rotate_half(x, m), m), half, "wrong", ("rotated twice",)),
+        Exhibit("partial model, whole head", rotate_half, Rope(_D, 10000.0, "half", _D // 4), "wrong",
+                ("whole head rotated",)),
+        Exhibit("only the first head", first_head_only, half, "wrong", ("only the first head rotated",)),
+        Exhibit("interpolated the wrong way", _broken(lambda m, t: (m * 4)[:, None] * t),
+                Rope(_D, 10000.0, "half", scaling=Linear(4.0)), "wrong", ("linear factor inverted",)),
+        Exhibit("transposed, on purpose", _broken(lambda m, t: -m[:, None] * t), half, "wrong", ("direction",)),
+        Exhibit("rows counted instead", _broken(lambda m, t: np.arange(len(m))[:, None] * t), half, "wrong",
+                ("positions ignored",)),
+        Exhibit("rows and columns exchanged", lambda x, m: sectioned(x, m[[0, 2, 1]]), grid, "wrong",
+                ("axes in another order",)),
     ]  # fmt: skip
 
 
 def run_gallery() -> Iterator[Row]:
-    """Checks and identifies every piece, one after the other."""
-    for piece in pieces():
-        report = check_rotation(piece.fn, piece.rope, dtype=piece.dtype)
-        found = identify(_of_text(piece), _D, dtype=piece.dtype).rope
-        expected = report.verdict == piece.verdict and report.faults == piece.faults
-        known = piece.verdict != "right" or found == replace(piece.rope, axes=None)
-        yield Row(piece.name, report, found, expected and known)
+    """Checks and identifies every exhibit, one after the other."""
+    for exhibit in exhibits():
+        report = check_rotation(exhibit.fn, exhibit.rope, dtype=exhibit.dtype)
+        identified = identify(_of_text(exhibit), _D, dtype=exhibit.dtype).rope
+        judged = report.verdict == exhibit.verdict and report.faults == exhibit.faults
+        known = exhibit.verdict != "right" or identified == replace(exhibit.rope, axes=None)
+        yield Row(exhibit.name, report, identified, judged and known)
 
 
-def _of_text(piece: Piece) -> Candidate:
-    """A piece as a function of positions (n,), which are the same on every axis that it has."""
-    axes = piece.rope.axes
-    return piece.fn if axes is None else lambda x, m: piece.fn(x, np.repeat(m[None], axes.count, axis=0))
+def _of_text(exhibit: Exhibit) -> Candidate:
+    """The exhibit as a function of positions (n,): every axis of its rope has the same ones, as in text."""
+    axes = exhibit.rope.axes
+    return exhibit.fn if axes is None else lambda x, m: exhibit.fn(x, np.repeat(m[None], axes.count, axis=0))
+
+
+Piece, pieces = Exhibit, exhibits  # their names in 0.1.0

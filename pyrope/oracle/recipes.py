@@ -9,29 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import definition
 from ..theta import Rope, frequencies
-from .probe import Candidate, Float64, Int64
+from .ask import Candidate
+from .floats import Float64, Int64
 
 Rounding = Callable[[Any], Any]
 _ALL = slice(None)
-
-
-def to_bfloat16(x: Any) -> Any:
-    """Values rounded to the 8 bits of bfloat16, kept as float32: NumPy alone has no such dtype."""
-    bits = np.asarray(x, np.float32).copy().view(np.uint32)
-    bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    bits &= np.uint32(0xFFFF0000)
-    return bits.view(np.float32)
-
-
-def to_float16(x: Any) -> Any:
-    """Values rounded to float16, kept as float32."""
-    with np.errstate(over="ignore"):
-        return np.asarray(x).astype(np.float16).astype(np.float32)
 
 
 def as_is(x: Any) -> Any:
@@ -49,15 +37,20 @@ def plain_cos_sin(angle: Any) -> tuple[Any, Any]:
     return np.cos(angle), np.sin(angle)
 
 
+Block: TypeAlias = tuple[tuple[str, str], tuple[str, str]]
+FORWARDS: Block = (("cos", "-sin"), ("sin", "cos"))
+BACKWARDS: Block = (("cos", "sin"), ("-sin", "cos"))
+
+
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How x becomes R(m)·x: out₁ = x₁·cos + s₁·x₂·sin, out₂ = x₂·cos + s₂·x₁·sin for each pair."""
+    """How x becomes R(m)·x: for each pair out₁ = x₁·cos − x₂·sin and out₂ = x₁·sin + x₂·cos, if the block is right."""
 
     theta: Float64  # (p,)
     reads: Int64  # (p, 2): the two features of each pair
     writes: Int64  # (p, 2): where they go
     factor: float = 1.0
-    signs: tuple[int, int] = (-1, 1)  # s₁, s₂; (1, −1) turns backwards
+    block: Block = FORWARDS  # what x₁ and x₂ are multiplied with in out₁, and what in out₂
     angles: Int64 | None = None  # (p, 2): whose angle each of the two outputs has; its own pair's if None
     axis: Int64 | None = None  # (p,): which axis of the positions turns each pair, if they have several
     place: Callable[[Int64], Any] = as_is  # positions of a call, (n,) or (axes, n) -> the positions that are used
@@ -67,17 +60,20 @@ class Recipe:
     cos_sin: Callable[[Any], tuple[Any, Any]] = plain_cos_sin
     round_table: Rounding = as_is
     round_result: Rounding = as_is
-    swapped: bool = False  # sine where the cosine should be
+    round_input: Rounding = as_is
+    ratio: float | None = None  # the angle of a pair is that of the pair before times this, in float32
+    rest: float = 1.0  # what the features that do not turn are multiplied with
     in_place: bool = False  # pair after pair into the array that is still being read
+    aliased: int | None = None  # 0 or 1: this output is written over its input before the other one is computed
 
     @property
     def rounds(self) -> bool:
         """Whether it has a low precision: then its last bits, and what follows from them, cannot be predicted."""
         roundings = self.round_position, self.round_theta, self.round_angle, self.round_table, self.round_result
-        return set(roundings) != {as_is}
+        return {*roundings, self.round_input} != {as_is}
 
     def spread(self, positions: Int64, rows: Int64 | slice = _ALL) -> Any:
-        """The positions that are used in some rows of a call, for each pair: (n, 1), or (n, p) if they have axes."""
+        """The positions that are used in the given rows of a call: (n, 1), or with axes (n, p), one for each pair."""
         m = np.asarray(self.place(positions))[..., rows]
         return m[:, None] if self.axis is None else m[self.axis].T
 
@@ -87,35 +83,57 @@ class Recipe:
         return bool((backwards != np.asarray(self.place(positions))).any())
 
     def tables(self, positions: Int64, dtype: Any = np.float64, rows: Int64 | slice = _ALL) -> tuple[Any, Any]:
-        """cos and sin times the factor, (n, p), with an angle computed in this dtype, in some rows of a call."""
+        """cos and sin times the factor, (n, p), for the given rows of a call, with an angle computed in this dtype."""
         with np.errstate(all="ignore"):
             m = self.round_position(self.spread(positions, rows).astype(dtype)).astype(dtype)
             theta = self.round_theta(self.theta.astype(dtype)).astype(dtype)
-            angle = self.round_angle(m * theta).astype(dtype)
+            angle = self._recurrence(m) if self.ratio is not None else self.round_angle(m * theta).astype(dtype)
             cos, sin = self.cos_sin(angle)
-            cos, sin = (sin, cos) if self.swapped else (cos, sin)
             return tuple(self.round_table(table * dtype(self.factor)).astype(dtype) for table in (cos, sin))
+
+    def _recurrence(self, m: Any) -> Any:
+        """m·θ as ggml makes it: the angle of the first pair, then product after product, each rounded to float32."""
+        factors = np.full((len(m), len(self.theta)), self.ratio, np.float32)
+        factors[:, 0] = m[:, 0] * np.float32(self.theta[0])
+        return np.multiply.accumulate(factors, axis=1, dtype=np.float32).astype(m.dtype)
 
     def apply(self, x: Any, cos: Any, sin: Any) -> Any:
         """The rotation of x (…, n, d) with these tables, in their dtype."""
-        out = x.astype(cos.dtype)
+        out = self.round_input(x).astype(cos.dtype)
         if self.in_place:
             for i, ((a, b), (c, d)) in enumerate(zip(self.reads, self.writes, strict=True)):
                 first, second = out[..., a].copy(), out[..., b].copy()
-                out[..., c] = first * cos[:, i] + self.signs[0] * second * sin[:, i]
-                out[..., d] = second * cos[:, i] + self.signs[1] * first * sin[:, i]
+                out[..., c], out[..., d] = self._pair(first, second, cos[:, i], sin[:, i], cos[:, i], sin[:, i])
             return out
         first, second = out[..., self.reads[:, 0]], out[..., self.reads[:, 1]]
         one = two = slice(None)
         if self.angles is not None:
             one, two = self.angles.T
         with np.errstate(all="ignore"):
-            out[..., self.writes[:, 0]] = first * cos[:, one] + self.signs[0] * (second * sin[:, one])
-            out[..., self.writes[:, 1]] = second * cos[:, two] + self.signs[1] * (first * sin[:, two])
+            if self.rest != 1:
+                out *= self.rest
+            turned = self._pair(first, second, cos[:, one], sin[:, one], cos[:, two], sin[:, two])
+            out[..., self.writes[:, 0]], out[..., self.writes[:, 1]] = turned
         return self.round_result(out).astype(out.dtype)
 
+    def _pair(self, x1: Any, x2: Any, cos1: Any, sin1: Any, cos2: Any, sin2: Any) -> tuple[Any, Any]:
+        """The two outputs of all pairs, each with the tables of its own."""
+
+        def output(k: int, x1: Any, x2: Any) -> Any:
+            cos, sin = ((cos1, sin1), (cos2, sin2))[k]
+            terms = {"cos": cos, "-cos": -cos, "sin": sin, "-sin": -sin, "0": np.zeros_like(cos)}
+            return x1 * terms[self.block[k][0]] + x2 * terms[self.block[k][1]]
+
+        if self.aliased == 0:
+            x1 = output(0, x1, x2)
+            return x1, output(1, x1, x2)
+        if self.aliased == 1:
+            x2 = output(1, x1, x2)
+            return output(0, x1, x2), x2
+        return output(0, x1, x2), output(1, x1, x2)
+
     def predict(self, x: Any, positions: Int64, rows: Int64 | slice = _ALL) -> Float64:
-        """What it makes of x, which is some rows of a call with these positions, in float64."""
+        """The result for x, in float64; x holds the given rows of a call with these positions."""
         return np.asarray(self.apply(x, *self.tables(positions, rows=rows)))
 
     def candidate(self, low_tables: bool = False) -> Candidate:
@@ -132,12 +150,18 @@ class Recipe:
         return fn
 
 
-def features(layout: str, pairs: int, start: int = 0, distance: int | None = None) -> tuple[Int64, Int64]:
-    """Which features the pairs of a layout read and write, (p, 2) each; halves are ``distance`` apart, or p."""
-    i = np.arange(pairs)
-    split = np.stack((i, i + (distance or pairs)), -1) + start
-    woven = np.stack((2 * i, 2 * i + 1), -1) + start
-    return (split if layout == "half" else woven), (woven if layout == "interleaved" else split)
+def features(layout: str, pairs: int, start: int = 0) -> tuple[Int64, Int64]:
+    """Which features the pairs of a layout read and write, (p, 2) each."""
+    feature = np.arange(start + 2 * pairs)
+    reads, writes = (
+        np.stack([feature[part] for part in side], axis=-1) for side in definition.pairs(layout, 2 * pairs, start)
+    )
+    return reads, writes
+
+
+def features_apart(pairs: int, distance: int) -> Int64:
+    """Pairs (i, i + distance) from the first feature on, (p, 2): so far apart they are in a proportional rotation."""
+    return np.asarray(np.arange(pairs)[:, None] + np.array([0, distance]))
 
 
 def frequency_order(rope: Rope) -> Int64:
@@ -148,8 +172,7 @@ def frequency_order(rope: Rope) -> Int64:
 @lru_cache(maxsize=64)
 def recipe_of(rope: Rope) -> Recipe:
     """The right recipe."""
-    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
-    reads, writes = features(rope.layout, rope.pairs, start)
-    signs = (-1, 1) if rope.direction == 1 else (1, -1)
+    reads, writes = features(rope.layout, rope.pairs, rope.start)
+    block = FORWARDS if rope.direction == 1 else BACKWARDS
     axis = None if rope.axes is None else np.array([axis for axis, _ in rope.axes.assign(rope.pairs)])
-    return Recipe(frequencies(rope), reads, writes, rope.attention_factor, signs, axis=axis)
+    return Recipe(frequencies(rope), reads, writes, rope.attention_factor, block, axis=axis)

@@ -1,8 +1,8 @@
-"""How far a rotation may be from the truth: roundings counted one by one, none of them measured.
+"""How far a rotation, or attention, may be from the truth: roundings counted one by one, none of them measured.
 
-u is the unit roundoff of a dtype, 2⁻²⁴ for float32. A library's power is taken to be good to 1 ulp = 2u, the same
-for cos and sin; every other operation rounds once, and every float64 parameter that meets a float32 array is
-rounded once. Each grade of precision is a bound on the error of one output; a candidate has the first that holds:
+Rotations first. u is the unit roundoff of a dtype, 2⁻²⁴ for float32. A library's power is taken to be good to 1 ulp =
+2u, the same for cos and sin; every other operation rounds once, and every float64 parameter that meets a float32 array
+is rounded once. Each grade of precision is a bound on the error of one output; a candidate has the first that holds:
 
 - rounded once: the product is computed in a wider dtype (unit w) from an exact or a float64 angle:
   u·|out| + 4w·(|x·cos| + |y·sin|): table, product and sum in w, and the truth's own last place.
@@ -14,25 +14,32 @@ rounded once. Each grade of precision is a bound on the error of one output; a c
 
 Below its smallest normal number a dtype rounds to a fixed step, so that each of them also has half of that step for
 each rounding: it matters in float16, where a sine of 10⁻⁶ has four bits.
+
+Attention sums many roundings, so that its bounds count standard errors: six are allowed for any output, three for the
+root of the mean square of all of them, where values and errors have random signs. `softmax_bounds` and `linear_bounds`
+derive them, `angle_errors` what a float32 angle adds.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import Array
+from ..definition import pairs
 from ..phase import cos_sin
 from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies
-from .tensors import UNIT
+from .attention_steps import Parts
+from .floats import NARROW, U32, U64, UNIT, Float64
+from .truth import Spec
 
-Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-
-U32 = 2.0**-24
-U64 = 2.0**-53
 _EXACT = 2**24  # whole numbers up to here are float32 numbers
 SECOND_ORDER = 1 + 2.0**-10  # products of roundings, far below the roundings themselves
+# A float32 angle that is reduced to one turn first, or a table in fixed point, has an absolute error: up to this it is
+# as good as a float32 angle, though not where that one is exact. A float16 table has 250 times as much.
+_REDUCED = 2.0**-20
 # Half the smallest subnormal number.
 _STEP = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 2.0**-1074}
 
@@ -44,7 +51,7 @@ ONCE, LOW_TABLES, ANGLE64, ANGLE32, BOTH, LOW_ANGLE = GRADES = (
     "float32 angle, and tables or products in x's dtype",
     "low-precision angle",
 )
-# What a candidate of this dtype can be told to have, best first. In float32 the products are those of a float32 angle.
+# What a candidate of this dtype can have, best first. In float32 the products are those of a float32 angle.
 _APPLICABLE = {
     "float16": (ONCE, LOW_TABLES, ANGLE32, BOTH),
     "bfloat16": (ONCE, LOW_TABLES, ANGLE32, BOTH),
@@ -168,19 +175,13 @@ class PairErrors(NamedTuple):
 
 def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False) -> PairErrors:
     """The measures of `PairErrors`, written in the order of the rope's layout."""
-    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
-    turned = np.asarray(x, np.float64)[..., start : start + rope.width]
-    p = rope.pairs
-    if rope.layout == "half":
-        first, second = turned[..., :p], turned[..., p:]
-    else:
-        first, second = turned[..., 0::2], turned[..., 1::2]
+    first, second = (np.asarray(x, np.float64)[..., part] for part in pairs(rope.layout, rope.width, rope.start)[0])
     cos, sin = cos_sin(rope, positions)
     m = np.asarray(positions, np.float64)
     if rope.axes is None:
         m = np.broadcast_to(m[..., None], cos.shape)
     else:
-        m = np.moveaxis(m[[axis for axis, _ in rope.axes.assign(p)]], 0, -1)
+        m = np.moveaxis(m[[axis for axis, _ in rope.axes.assign(rope.pairs)]], 0, -1)
     length = np.hypot(first, second) * rope.attention_factor
     size = length * (np.abs(m) * frequencies(rope))
     sums = np.abs(first * cos) + np.abs(second * sin), np.abs(second * cos) + np.abs(first * sin)
@@ -192,9 +193,9 @@ def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False) 
 
 def _written(first: Any, second: Any, rope: Rope) -> Float64:
     """Values of the first and second features of the pairs in the order in which the layout writes them."""
-    if rope.layout == "interleaved":
-        return np.stack((first, second), -1).reshape(*first.shape[:-1], -1)
-    return np.concatenate((first, second), -1)
+    values, (one, other) = np.empty((*first.shape[:-1], rope.width)), pairs(rope.layout, rope.width)[1]
+    values[..., one], values[..., other] = first, second
+    return values
 
 
 def float32_bound(x: Any, positions: Any, rope: Rope) -> Float64:
@@ -205,9 +206,8 @@ def float32_bound(x: Any, positions: Any, rope: Rope) -> Float64:
     """
     measures = pair_errors(x, positions, rope)
     bound = np.zeros(np.shape(x))
-    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
     rounded = measures.size * measures.relative + 6 * U32 * measures.sums
-    bound[..., start : start + rope.width] = rounded * SECOND_ORDER
+    bound[..., rope.start : rope.start + rope.width] = rounded * SECOND_ORDER
     return bound
 
 
@@ -226,7 +226,171 @@ def bound(grade: str, measures: PairErrors, truth: Float64, dtype: np.dtype[Any]
     if grade == ANGLE64:
         rest += 6 * U64 * measures.sums
     if grade in (ANGLE32, BOTH):
-        rest += measures.size * measures.relative + 6 * U32 * measures.sums
+        rest += measures.size * measures.relative + 6 * U32 * measures.sums + _REDUCED * measures.length
     if grade in (ONCE, LOW_TABLES) and dtype.name == "float64":
         rest -= measures.size * measures.relative * (U64 / U32)  # here a float64 angle is a grade of its own
     return np.asarray(rest * SECOND_ORDER)
+
+
+# ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+OWN = "the dtype's own"  # of float32 and float64, with exact or float64 angles; ANGLE32 comes after it
+# Of float16 and bfloat16, best first.
+WEIGHTS, SCORES, FEATURES = "weights rounded", "scores rounded", "features rounded"
+SOFTMAX_GRADES, LINEAR_GRADES = (ONCE, WEIGHTS, SCORES), (ONCE, FEATURES)
+
+
+class Allowed(NamedTuple):
+    """How far off outputs may be."""
+
+    worst: Array  # each of them
+    mean_square: float = math.inf  # the root of the mean of their squares
+
+    def ratio(self, error: Array) -> float:
+        """How large errors are: above 1, larger than rounding explains."""
+        with np.errstate(all="ignore"):
+            most = float((error / np.maximum(self.worst, 1e-300)).max(initial=0))
+            return max(most, math.sqrt((error**2).mean()) / self.mean_square)
+
+
+def attention_grades(dtype: str, rope: Rope | None, narrow: tuple[str, ...]) -> tuple[str, ...]:
+    """The grades that right attention of this dtype can have, best first; ``narrow``: those of float16 and bfloat16."""
+    if dtype in NARROW:
+        return narrow
+    return (OWN,) if rope is None else (OWN, ANGLE32)
+
+
+def angle_errors(rope: Rope, q: Array, k: Array, positions: Array, unit: float, norm: int = 1) -> Array:
+    """How far off products of rotated vectors may be if their angles are computed with this unit roundoff.
+
+    q (b, h, n, d) and k (b, h, m, d) are rotated, positions (b, m) -> (b, h, n, m). Queries and keys have the same θ,
+    off by t of its size (`angle_bound`, by a power or by a logarithm), and each product with a position is rounded,
+    above 2²⁴ the position, too. The angle between pair i of a query at m and of a key at n is then off by
+    ε_i = θ_i·(|m − n|·t + (|m| + |n|)·unit), and by 6·unit for the tables and products of each of the two. Float32
+    numbers at position 0 are not changed by cos 0 = 1 and sin 0 = 0, and have none of these 6: so it shows if something
+    else is done in float32 there. A product is off by Σ |q_i||k_i|·ε_i at most. With ``norm`` 2 it is the root of
+    Σ (|q_i||k_i|·ε_i)², a standard error where the signs of the pairs are random, as those of random vectors are; each
+    of the summands of ε by itself, which is more.
+    """
+    first, second = pairs(rope.layout, rope.width, rope.start)[1]
+    n, m, large = q.shape[-2], k.shape[-2], bool((np.abs(positions) > _EXACT).any())
+    theta, relative = frequencies(rope), angle_bound(rope, logarithm=True, large=large) * (unit / U32)
+    q_at, k_at = positions[:, None, m - n :], positions[:, None, :]
+    rounded = theta * unit * (1 + large) * (relative > 0)
+    given = (q, q_at), (k, k_at)  # the errors of each vector by itself are (b, h, n, p):
+    own = [np.abs(at)[..., None] * rounded + 6 * unit * _inexact(x, at, rope)[..., None] for x, at in given]
+    q, k = (np.hypot(x[..., first], x[..., second]) for x in (q, k))
+
+    def product(q: Array, k: Array) -> Array:
+        return q @ k.swapaxes(-1, -2) if norm == 1 else np.sqrt(np.square(q) @ np.square(k).swapaxes(-1, -2))
+
+    distance = np.abs(q_at[..., :, None] - k_at[..., None, :])
+    errors = product(q * (theta * relative), k) * distance + product(q * own[0], k) + product(q, k * own[1])
+    return np.asarray(errors)
+
+
+def _inexact(x: Array, positions: Array, rope: Rope) -> Array:
+    """Whether tables and products in float32 change a vector: x (b, h, n, d), positions (b, 1, n) -> (b, h, n)."""
+    with np.errstate(over="ignore"):
+        short = (x == x.astype(np.float32)).all(axis=-1)
+    return np.asarray(~(short & (positions == 0) & (rope.attention_factor == 1)))
+
+
+def _angles(spec: Spec, grade: str, parts: Parts, positions: Array | None, norm: int = 1) -> Array:
+    """What the angles of a grade add to products: float64 ones, or in float16 and bfloat16 always float32 ones."""
+    if spec.rope is None or positions is None:
+        return np.zeros(1)
+    return angle_errors(spec.rope, parts.q, parts.k, positions, U64 if grade == OWN else U32, norm)
+
+
+def softmax_bounds(
+    spec: Spec, dtype: str, grade: str, parts: Parts, positions: Array | None = None, random: bool = True
+) -> Allowed:
+    """How far off softmax attention with these parts may be; positions (b, m) if it rotates by itself.
+
+    Let u be the unit roundoff of the dtype, U that of its arithmetic (float32, or float64 for float64), s a score,
+    t² = Σ(q_i k_i)² times the scale squared, w a weight.
+    - A score is a sum of d products, each rounded: its standard error is at most U·√(d + 8)·(t + max|s|), the maximum
+      that is subtracted included. RoPE inside adds what `angle_errors` says, times the scale, once: it is a bound.
+    - Good kernels round weights to the dtype before they meet the values ("weights rounded": FlashAttention), or
+      rotated vectors, scaled queries and scores, too ("scores rounded": eager attention in float16 or bfloat16). Ten
+      roundings of the factors of a product, relative error uniform in ±u, give u·√(10/3)·t, three of the score (six
+      with a softcap) u·|s|. Where nothing is ``random``, every score is one product of four roundings at most, 4u·|s|.
+    - An output o moves by Σ w_j (v_j − o) δ_j for errors δ of scores: by Σ w|v − o|δ if all conspire, and by the root
+      of Σ w²(v − o)²δ² in the mean square, since signs are random. With six and three standard errors, times e^Σwδ and
+      e^4Σwδ for what is not linear in them; never more than 2·tanh(δ/2)·max|v|, which is what errors of at most δ can
+      do to a mean. Rounding of weights adds 2u and of outputs u·|o| (2u²Σw²/3 and u²o²/3 to the mean square).
+    """
+    u, fine, narrow = UNIT[dtype], U64 if dtype == "float64" else U32, dtype in NARROW
+    m, d = parts.k.shape[-2:]
+    w, v, out = np.nan_to_num(np.abs(parts.weights)), parts.v, np.nan_to_num(parts.weights @ parts.v)
+    with np.errstate(all="ignore"):
+        terms = spec.scale * np.sqrt(np.square(parts.q) @ np.square(parts.k).swapaxes(-1, -2))
+        scores = np.where((w > 0) & (np.abs(parts.scores) < 1e30), np.abs(parts.scores), 0)
+    noise = np.square(fine * math.sqrt(d + 8) * (terms + scores.max(axis=-1, keepdims=True)))
+    if grade == SCORES and random:
+        noise += u**2 / 3 * (10 * np.square(terms) + (3 if spec.softcap is None else 6) * np.square(scores))
+    most = 6 * np.sqrt(noise) + spec.scale * _angles(spec, grade, parts, positions)
+    most += 4 * u * scores if grade == SCORES and not random else 0
+    rounded = u * (narrow and grade != ONCE)
+    tiny = (m + 1) * 2.0**-24 if dtype == "float16" else 0.0  # below the normal numbers
+    total, size = w.sum(axis=-1, keepdims=True), float(np.abs(v).max())
+    worst = _moved(w * most, v, out) * np.exp(np.minimum((w * most).sum(axis=-1, keepdims=True), 6))
+    if (total < 1 + 1e-9).all():  # a mean, which it is not where the softmax is over the wrong axis
+        most = np.where(w > 0, most, 0).max(axis=-1, keepdims=True)
+        worst = np.minimum(worst, size * 2 * np.tanh(most / 2))
+    worst += 2 * rounded + 1.01 * u * np.abs(out) + 4 * (m + 8) * fine + tiny
+    if not random:
+        return Allowed(worst)
+    noise += np.square(spec.scale * _angles(spec, grade, parts, positions, norm=2) / 3)  # a bound, not tripled
+    error = np.square(w) * noise
+    square = error.sum(axis=-1, keepdims=True) * (size**2 + np.square(out)) - 2 * out * (error @ v)
+    square *= np.exp(np.minimum(4 * (w * np.sqrt(noise)).sum(axis=-1, keepdims=True), 6))
+    square += u**2 / 3 * np.square(out)
+    square += np.square(w).sum(axis=-1, keepdims=True) * (rounded**2 / 1.5 + (16 * fine) ** 2)
+    return Allowed(worst, 3 * math.sqrt(square.mean()) + 8 * fine + tiny)
+
+
+def _moved(errors: Array, v: Array, out: Array) -> Array:
+    """Σ errors·|v − out| over the keys, or more: |v − out| = 1 − v·out where v = ±1."""
+    total = errors.sum(axis=-1, keepdims=True)
+    if (np.abs(v) == 1).all() and (np.abs(out) <= 1 + 1e-9).all():
+        return np.maximum(total - out * (errors @ v), 0)
+    return np.asarray(total * (np.abs(v).max() + np.abs(out)))
+
+
+def linear_sizes(parts: Parts) -> Array:
+    """|φ(q)||φ(k)|/D, (b, h, n, m): what the weights would be if features and angles agreed."""
+    q, k = (np.linalg.norm(x, axis=-1) for x in (parts.q, parts.k))
+    return np.asarray(q[..., :, None] * k[..., None, :] * parts.scores)
+
+
+def linear_bounds(
+    spec: Spec, dtype: str, grade: str, parts: Parts, positions: Array | None = None, random: bool = True
+) -> Allowed:
+    """How far off linear attention with these parts may be; positions (b, n).
+
+    With u and U as for softmax attention, D the denominator, P = |φ(q)||φ(k)|/D and w the weight of a key: a weight, a
+    sum of d products divided by D, has a standard error of U·√(d + n + 8)·P, sums over n keys included. RoPE adds what
+    `angle_errors` says, over D, once. Chunked kernels in float16 and bfloat16 round features, rotated or not, weights
+    and states ("features rounded"): ten roundings of the factors of d products that add up at random, u·√(10/3)·P/√d,
+    and three of the weight, u·|w|. Six of these are allowed for any output, summed over the keys as if all conspired,
+    three times the root of the sum of squares for the mean square, both times max|v|; |o| times as much for the
+    denominator, and 3u·|o| for the last roundings of all three.
+    """
+    u, fine = UNIT[dtype], U64 if dtype == "float64" else U32
+    n, d = parts.k.shape[-2:]
+    shares, w, sizes = (np.nan_to_num(np.abs(x)) for x in (parts.scores, parts.weights, linear_sizes(parts)))
+    out, size = np.nan_to_num(np.abs(parts.weights @ parts.v)), float(np.abs(parts.v).max())
+    noise = fine**2 * (d + n + 8) * np.square(sizes)
+    if grade == FEATURES:
+        noise += u**2 * (10 / 3 / d * np.square(sizes) + np.square(w))
+    angle = shares * _angles(spec, grade, parts, positions)
+    most = 6 * np.sqrt(noise) + angle
+    noise += np.square(angle / 3)  # a bound, not tripled; features have no random signs: all pairs may add up
+    tiny = 2.0**-24 * (n + 1) if dtype == "float16" else 0.0  # below the normal numbers
+    worst = (size + out) * most.sum(axis=-1, keepdims=True) + 3 * u * out + 16 * fine + tiny
+    if not random:
+        return Allowed(worst)
+    square = noise.sum(axis=-1, keepdims=True) * (size**2 + np.square(out)) + 3 * u**2 * np.square(out)
+    return Allowed(worst, 3 * math.sqrt(square.mean()) + 16 * fine + tiny)

@@ -1,12 +1,12 @@
-"""Two traces of a model, name by name: the first place where they part, how, and what that suggests.
+"""Compares two traces of a model, name by name: where they begin to differ, how, and what that suggests.
 
-A trace is a .safetensors file of every named intermediate, in the order in which it was written (the metadata keep
+A trace is a .safetensors file of every named intermediate, in the order in which they were written (the metadata keep
 it): "embedding"; for each layer i "layers.{i}.norm", ".q", ".k", ".v" (b, h or g, n, d), ".q_rotated", ".k_rotated",
 ".scores" (b, h, n, m) or ".state", ".attention", ".mlp_norm", ".mlp", ".output"; then "norm" and "logits".
 
 Two tensors agree if, row by row, their difference is small beside the row (or the mean row, for rows near zero). What
-is small: 16 units of roundoff of the coarser dtype, or 8 times the largest difference so far, since errors are handed
-on and grow little by little; but never more than √u, half of the digits. A fault shows as a jump.
+is small: 16 units of roundoff of the coarser dtype, or 8 times the largest difference so far, since errors propagate
+and grow little by little; but never more than √u, half of the digits. A fault shows as a jump.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ import numpy as np
 
 from .. import checks
 from ..backend import Array, to_numpy
+from ..tensors import NumPyArray, PathLike, load_safetensors, save_safetensors
+from .floats import UNIT
 from .report import ErrorRow, Finding, Report
-from .tensors import UNIT, NumPyArray, PathLike, load_safetensors, save_safetensors
 
 Trace: TypeAlias = Mapping[str, NumPyArray]
 
 _STAGES = ("norm", "q", "k", "v", "q_rotated", "k_rotated", "scores", "state", "attention", "mlp_norm", "mlp", "output")
-_SHIFTS = 8  # rows: how far a shift is looked for
-_MOST = 2**22  # elements: in larger tensors other orders are not looked for
+_SHIFTS = 8  # the largest shift, in rows, that is tried
+_MOST = 2**22  # elements: in larger tensors other orders are not tried
 
 
 def write_trace(path: PathLike, arrays: Mapping[str, Array]) -> None:
-    """Writes a trace, in this order of names; arrays of the GPU are copied to the host."""
+    """Writes a trace, in this order of names; arrays on the GPU are copied to the host."""
     host = {name: to_numpy(array) for name, array in arrays.items()}
     save_safetensors(path, host, {"order": json.dumps(list(host))})
 
 
 def read_trace(path: PathLike) -> dict[str, NumPyArray]:
-    """The arrays of a trace, in the order of writing; without such an order, in that of a forward pass."""
+    """The arrays of a trace, in the order of its metadata or, without one, in that of a forward pass."""
     arrays, metadata = load_safetensors(path)
     try:
         order = json.loads(metadata["order"])
     except (KeyError, ValueError, RecursionError):
         order = sorted(arrays, key=_usual_place)
     if not isinstance(order, list) or sorted(map(str, order)) != sorted(arrays):
-        raise ValueError(f"{path}: the order in its metadata does not name its tensors")
+        raise ValueError(f"{path}: the order in its metadata must name every tensor once")
     return {name: arrays[name] for name in order}
 
 
 def _usual_place(name: str) -> tuple[float, float, str]:
-    """Where a name stands in a forward pass; unknown ones come at the end of their layer, or of all."""
-    if found := re.fullmatch(r"layers\.(\d{1,9})\.(.+)", name):
-        return int(found[1]), _STAGES.index(found[2]) if found[2] in _STAGES else len(_STAGES), name
+    """Where a name stands in a forward pass; unknown names come at the end of their layer, or of all."""
+    if match := re.fullmatch(r"layers\.(\d{1,9})\.(.+)", name):
+        return int(match[1]), _STAGES.index(match[2]) if match[2] in _STAGES else len(_STAGES), name
     ends = {"embedding": (-1.0, 0), "norm": (math.inf, 0), "logits": (math.inf, 1)}
     return *ends.get(name, (math.inf, 2)), name
 
@@ -63,7 +64,7 @@ def _usual_place(name: str) -> tuple[float, float, str]:
 
 class Difference(NamedTuple):
     kind: str
-    told: str  # with numbers
+    description: str  # with numbers
 
 
 def _distance(a: NumPyArray, b: NumPyArray) -> float:
@@ -90,8 +91,8 @@ def _scale(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
         return Difference("sign", "the second is minus the first")
     n = a.shape[-1] if a.ndim else 1
     known = {f"√{n}": n**0.5, f"1/√{n}": n**-0.5, f"{n}": n, f"1/{n}": 1 / n}
-    told = [f", which is {name}" for name, value in known.items() if n > 1 and abs(c / value - 1) < 1e-3]
-    return Difference("scale", f"the second is {c:.6g} times the first" + "".join(told))
+    named = [f", which is {name}" for name, value in known.items() if n > 1 and abs(c / value - 1) < 1e-3]
+    return Difference("scale", f"the second is {c:.6g} times the first" + "".join(named))
 
 
 def _shift(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
@@ -126,7 +127,7 @@ def _listed(order: NumPyArray) -> str:
 
 
 def _layouts(order: NumPyArray) -> str:
-    """The order of features in words, if it leads from one layout to another."""
+    """Names the two layouts if the order leads from one to the other, else lists the order."""
     d = order.size
     for r, start in ((width, first) for width in range(d - d % 2, 2, -2) for first in {0, d - width}):
         halves = np.arange(d)
@@ -155,19 +156,19 @@ def _bias(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
     rows = (b - a).reshape(-1, a.shape[-1]) if a.ndim else np.empty((0, 1))
     if len(rows) < 2 or _distance(a + rows.mean(axis=0), b) > limit:
         return None
-    return Difference("bias", f"the second has one vector more in every row, of size {np.abs(rows[0]).max():.3g}")
+    return Difference("bias", f"every row of the second has the same vector added, of size {np.abs(rows[0]).max():.3g}")
 
 
 def _mask(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
     """Scores are hidden as −inf before the softmax, as 0 after it."""
     first, second = (np.isinf(x) if np.isinf(x).any() else x == 0 for x in (a, b))
     counts = int((first & ~second).sum()), int((second & ~first).sum())
-    told = f"{counts[0]} numbers are hidden (0 or infinite) in the first only, {counts[1]} in the second only"
-    return Difference("mask", told) if any(counts) else None
+    description = f"{counts[0]} numbers are hidden (0 or infinite) in the first only, {counts[1]} in the second only"
+    return Difference("mask", description) if any(counts) else None
 
 
-_Look: TypeAlias = Callable[[NumPyArray, NumPyArray, float], Difference | None]
-_LOOKS: tuple[_Look, ...] = (_scale, _shift, _permutation, _transposition, _bias)
+_Explanation: TypeAlias = Callable[[NumPyArray, NumPyArray, float], Difference | None]
+_EXPLANATIONS: tuple[_Explanation, ...] = (_scale, _shift, _permutation, _transposition, _bias)
 
 
 def _difference(name: str, a: NumPyArray, b: NumPyArray, limit: float, unit: float) -> Difference:
@@ -177,12 +178,12 @@ def _difference(name: str, a: NumPyArray, b: NumPyArray, limit: float, unit: flo
     if nan[0] != nan[1]:
         return Difference("nan", f"{nan[0]} and {nan[1]} numbers are NaN, of {a.size}")
     finite = np.isfinite(a).all() and np.isfinite(b).all()
-    looks = _LOOKS if finite else ()
+    explanations = _EXPLANATIONS if finite else ()
     if not finite or name.endswith(("scores", "state")):  # elsewhere a 0 is a number like any other
-        looks = (*looks, _mask)
-    for look in looks:
-        if found := look(a, b, limit):
-            return found
+        explanations = (*explanations, _mask)
+    for explain in explanations:
+        if difference := explain(a, b, limit):
+            return difference
     far = _distance(a, b)
     return Difference("other numbers", f"off by {far:.3g} of a row, {far / unit:.3g} units of roundoff")
 
@@ -200,7 +201,7 @@ class Turn(NamedTuple):
 
 
 def _turn(x: NumPyArray, y: NumPyArray, limit: float) -> Turn | None:
-    """How y came from x: the first pairing, all features before a part of them, that keeps the lengths of pairs."""
+    """The rotation that leads from x to y: the first pairing that keeps the lengths of pairs, full width first."""
     d = x.shape[-1]
     if x.ndim < 2 or x.shape[-2] < 2:
         return None
@@ -213,7 +214,7 @@ def _turn(x: NumPyArray, y: NumPyArray, limit: float) -> Turn | None:
         still = np.delete(np.arange(d), slice(start, start + r))
         if _distance(factor * lengths, longer) > limit or _distance(x[..., still], y[..., still]) > limit:
             continue
-        # Of all heads, a row's angle is that of the sum of after·before*: long vectors have the say.
+        # A row's angle is that of Σ after·before* over all heads, in which long vectors weigh more.
         turned = (after * before.conj()).reshape(-1, *before.shape[-2:]).sum(axis=0)
         steps = np.angle((turned[1:] * turned[:-1].conj()).sum(axis=0))
         part = "" if r == d else f", {r} of {d} features, the {place}"
@@ -222,7 +223,7 @@ def _turn(x: NumPyArray, y: NumPyArray, limit: float) -> Turn | None:
 
 
 def _turns_apart(x: NumPyArray, a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
-    """How two rotations a and b of the same x differ, in terms of what they did."""
+    """How two rotations a and b of the same x differ: in pairs, length, direction, offset or frequencies."""
     first, second = (_turn(x, y, limit) for y in (a, b))
     if first is None or second is None:
         return None
@@ -243,7 +244,7 @@ def _turns_apart(x: NumPyArray, a: NumPyArray, b: NumPyArray, limit: float) -> D
 
 
 def _gap(first: Turn, second: Turn) -> float:
-    """The difference of the first positions: roughly by the slowest pair, which has not gone round, then finer."""
+    """The difference of the first positions: roughly by the slowest pair, which completed no turn, then finer."""
     gap, angles = 0.0, second.start - first.start
     for i in np.argsort(np.abs(first.theta)):
         if first.theta[i]:
@@ -252,15 +253,15 @@ def _gap(first: Turn, second: Turn) -> float:
 
 
 def _series(theta: NumPyArray, limit: float) -> str:
-    """Frequencies in words; those that noise would spoil are left out of the fit."""
+    """Describes the frequencies; those that noise would spoil are left out of the fit."""
     size, i = np.abs(theta), np.arange(theta.size)
-    told, clear = f"frequencies from {size[0]:.3g} to {size[-1]:.3g}", size > 3 * limit
+    span, clear = f"frequencies from {size[0]:.3g} to {size[-1]:.3g}", size > 3 * limit
     if clear.sum() < 3:
-        return told
+        return span
     slope, first = np.polyfit(i[clear], np.log(size[clear]), 1)
     if np.abs(np.log(size[clear]) - (slope * i[clear] + first)).max() > 0.05:
-        return f"{told}, no geometric series"
-    return f"{told}, those of base {math.exp(-slope * size.size):.3g}"
+        return f"{span}, no geometric series"
+    return f"{span}, those of base {math.exp(-slope * size.size):.3g}"
 
 
 # What it suggests: names (any if empty), kind (any if empty), cause, fix; the first that fits
@@ -269,19 +270,19 @@ _TURNED = "q_rotated k_rotated"
 _HINTS: tuple[tuple[str, str, str, str], ...] = (
     (_TURNED, "pairing", "the two pair features differently", "use one layout, or permute_weights on one side"),
     (_TURNED, "direction", "one has the sign of sin reversed", "negate sin on one side"),
-    (_TURNED, "offset", "positions begin elsewhere, or a cache is counted otherwise", "compare positions"),
+    (_TURNED, "offset", "positions start elsewhere, or a cache counts them differently", "compare positions"),
     (_TURNED, "frequencies", "another base or rescaling of Θ", "compare rope_theta and rope_scaling"),
     (_TURNED, "scale", "an attention factor on one side only", "compare the factor of cos and sin"),
     (f"q k {_TURNED}", "permuted features", "weights are stored for another layout", "permute_weights on one side"),
     (_TURNED, "", "the rotation differs: tables, partial width or precision", "run check_rotation on it"),
     ("", "nan", "an overflow, or a row of a mask that hides everything", "look at the scores before it"),
-    ("", "noise", "rounding, handed on from layer to layer", "compare in a wider dtype"),
+    ("", "noise", "rounding, which grows from layer to layer", "compare in a wider dtype"),
     ("", "axes", "the same numbers with axes in another order", "write (b, h, n, d) on both sides"),
     ("", "shift", "tokens are shifted: one more at the start, or padding", "compare the tokens"),
     ("", "permuted rows", "tokens are in another order", "compare the tokens"),
     ("scores state", "mask", "masks differ: causal, window or padding", "compare positions and the window"),
     ("scores", "scale", "another scale of the scores, usually 1/√d", "compare head_dim and the scale"),
-    ("q k v scores attention", "permuted heads", "heads are stored or grouped otherwise", "head i reads key i·g//h"),
+    ("q k v scores attention", "permuted heads", "heads are stored or grouped differently", "head i reads key i·g//h"),
     ("embedding", "scale", "embeddings are multiplied on one side, in some families by √e", "compare the configs"),
     ("embedding", "", "other tokens or another embedding table", "compare tokens and weights"),
     ("norm mlp_norm", "scale", "another norm: weight or 1 + weight, mean or mean square", "compare the norms"),
@@ -307,15 +308,15 @@ def _hint(name: str, kind: str) -> tuple[str, str]:
 
 class _Step(NamedTuple):
     name: str
-    found: Difference | None
+    difference: Difference | None
     level: float  # of the difference, in units of roundoff
 
 
 def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | None = None) -> Report:
-    """The first place where trace b parts from trace a, how, and what that suggests.
+    """Where trace b begins to differ from trace a, how, and what that suggests.
 
     ``tolerance`` is the relative difference of rows that is allowed; the default follows from the dtypes. Traces whose
-    features are in another order in between, while what follows agrees, are "equivalent".
+    features are in another order at some names, while what follows agrees, are "equivalent".
 
     >>> x = np.arange(1.0, 9.0).reshape(1, 2, 4)
     >>> report = diff_traces({"embedding": x, "logits": x}, {"embedding": x, "logits": 2 * x})
@@ -327,22 +328,22 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
     walk = list(_walk(first, second, tolerance))
     if not walk:
         raise ValueError(f"the traces have no name in common: {', '.join([*first][:3])}; {', '.join([*second][:3])}")
-    parted = [step for step in walk if step.found is not None]
-    told, rows = f"{len(first)} names, as in the first trace", tuple(_by_layer(walk))
-    notes = tuple(_notes(first, second, len(parted)))
-    if not parted and walk[-1].name == [*first][-1]:
+    differing = [step for step in walk if step.difference is not None]
+    expected, rows = f"{len(first)} names, as in the first trace", tuple(_by_layer(walk))
+    notes = tuple(_notes(first, second, len(differing)))
+    if not differing and walk[-1].name == [*first][-1]:
         most = max(step.level for step in walk)
         noise = f"noise of at most {most:.3g} units of roundoff" if most else "the same bits"
-        return Report("trace", told, "right", (), noise, rows, notes)
-    kinds = {step.found.kind for step in parted if step.found}
-    if kinds == {"permuted features"} and parted[-1] is not walk[-1]:
-        note = f"features are in another order at {', '.join(step.name for step in parted[:4])}; what follows agrees"
-        return Report("trace", told, "equivalent", (), None, rows, (note, *notes))
-    return Report("trace", told, "wrong", (_finding(parted, first, second),), None, rows, notes)
+        return Report("trace", expected, "right", (), noise, rows, notes)
+    kinds = {step.difference.kind for step in differing if step.difference}
+    if kinds == {"permuted features"} and differing[-1] is not walk[-1]:
+        note = f"features are in another order at {', '.join(step.name for step in differing[:4])}; what follows agrees"
+        return Report("trace", expected, "equivalent", (), None, rows, (note, *notes))
+    return Report("trace", expected, "wrong", (_finding(differing, first, second),), None, rows, notes)
 
 
 def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Step]:
-    """Every name that both have, in the order of the first."""
+    """Compares every name that both have, in the order of the first."""
     largest = 0.0
     for name in first:
         if name not in second:
@@ -353,23 +354,23 @@ def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Ste
         grown = max(16 * unit, 8 * largest)
         limit = min(grown, math.sqrt(unit)) if tolerance is None else tolerance
         far = _distance(a, b) if a.shape == b.shape else math.inf
-        found = None
+        difference = None
         if far > limit:
-            found = _rotated(name, first, second, a, b, limit) or _difference(name, a, b, limit, unit)
-            if found.kind == "other numbers" and far <= grown:
-                found = Difference("noise", f"differences have grown step by step, to {far:.3g} of a row")
+            difference = _rotated(name, first, second, a, b, limit) or _difference(name, a, b, limit, unit)
+            if difference.kind == "other numbers" and far <= grown:
+                difference = Difference("noise", f"differences have grown step by step, to {far:.3g} of a row")
         else:
             largest = max(largest, far)
-        yield _Step(name, found, far / unit)
+        yield _Step(name, difference, far / unit)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A batch of one may have no axis of its own."""
+    """The shape without axes of one: a batch of one may have no axis of its own."""
     return tuple(size for size in shape if size != 1)
 
 
 def _rotated(name: str, first: Trace, second: Trace, a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
-    """How two rotations of vectors that agree differ."""
+    """How two rotations differ, if the vectors before them agree."""
     source = name.removesuffix("_rotated")
     if source == name or source not in first or source not in second:
         return None
@@ -384,30 +385,32 @@ def _by_layer(walk: list[_Step]) -> Iterator[ErrorRow]:
     """The differences of each layer: noise grows from one to the next, a fault jumps."""
 
     def layer(step: _Step) -> str:
-        found = re.match(r"layers\.\d+", step.name)
-        return found[0] if found else step.name
+        match = re.match(r"layers\.\d+", step.name)
+        return match[0] if match else step.name
 
     for name, group in itertools.groupby(walk, layer):
         levels = [step.level for step in group]
         yield ErrorRow(name, max(levels), float(np.median(levels)))
 
 
-def _finding(parted: list[_Step], first: Trace, second: Trace) -> Finding:
-    name, found, _ = parted[0] if parted else ("", None, 0.0)
-    if found is None:
+def _finding(differing: list[_Step], first: Trace, second: Trace) -> Finding:
+    name, difference, _ = differing[0] if differing else ("", None, 0.0)
+    if difference is None:
         missing = [name for name in first if name not in second]
-        told = f"{len(missing)} of {len(first)} names are missing in the second, the last among them"
-        return Finding("missing names", told, "the second trace ends early, or has other names", "write all names")
-    return Finding(found.kind, f"they part at {name}: {found.told}", *_hint(name, found.kind))
+        evidence = f"{len(missing)} of {len(first)} names are missing in the second, the last among them"
+        return Finding("missing names", evidence, "the second trace ends early, or has other names", "write all names")
+    evidence = f"the first difference is at {name}: {difference.description}"
+    return Finding(difference.kind, evidence, *_hint(name, difference.kind))
 
 
-def _notes(first: Trace, second: Trace, parted: int) -> Iterator[str]:
+def _notes(first: Trace, second: Trace, differing: int) -> Iterator[str]:
     for word, one, other in (("second", first, second), ("first", second, first)):
         if missing := [name for name in one if name not in other]:
             yield f"missing in the {word} trace: {', '.join(missing[:6])}{', …' if len(missing) > 6 else ''}"
     other_dtype = [name for name in first if name in second and first[name].dtype != second[name].dtype]
     if other_dtype:
-        told = f"{other_dtype[0]}: {first[other_dtype[0]].dtype} and {second[other_dtype[0]].dtype}"
-        yield f"{len(other_dtype)} names have other dtypes, the first of them {told}; judged by the coarser"
-    if parted > 1:
-        yield f"{parted} names differ in all; those after the first may follow from it"
+        name = other_dtype[0]
+        example = f"the first of them {name}, {first[name].dtype} and {second[name].dtype}"
+        yield f"{len(other_dtype)} names have other dtypes, {example}; judged by the coarser"
+    if differing > 1:
+        yield f"{differing} names differ in all; those after the first may follow from it"

@@ -5,16 +5,7 @@ float64. That of rotations is the same bits on every platform: tables from `cos_
 polynomials, and separate multiplications and additions of real numbers, since a complex product may be fused or not.
 Attention goes by way of exp and matrix products, whose last bits differ.
 
-The bounds of rotations are those of `tolerance`, by grade. Attention, with u the unit roundoff of the dtype and v that
-of what sums are kept in, float32 at least: a rotated vector is off by 3√2·u of its length, so scores by
-δ = (11u + d·v)·‖q‖‖k‖·scale; weights then by e^{2δ} − 1 + 4u + m·v of their size, outputs by that, 2u + m·v of Σ w|v|,
-and u·|out|. Linear attention: features have 3u, rotated ones 3√2·u more, products and sums 2u + (d + m)·v: in all
-20u + (d + m)·v of Σ ‖φ(q)‖‖φ(k)‖|v| / denominator, and 8u + (d + m)·v of |out| for the denominator itself.
-
-With float32 angles, a grade of its own, q and k at positions m and n have the same θ, off by t of its size, and each
-product with a position is rounded: the angle between pair i of both is off by ε_i = θ_i·(|m − n|·t + (|m| + |n|)·2⁻²⁴),
-and 12·2⁻²⁴ for tables and products in float32. Scores are then off by δ = scale·Σ |q_i||k_i|·ε_i, and outputs by
-Σ w(e^δ − 1)|v − out|·e^max δ; the numerator of linear attention by Σ δ|v| without scale.
+Bounds, of rotations and of attention, are those of `tolerance`, by grade.
 """
 
 from __future__ import annotations
@@ -27,12 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from ..linear import FEATURE_MAPS
-from ..phase import cos_sin
-from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
-from . import attention_steps, tolerance
-from .attention_steps import Parts
-from .tensors import BITS, UNIT, NumPyArray
+from ..tensors import NumPyArray
+from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from . import tolerance, truth
+from .attention_checks import SOFTMAX
+from .attention_evidence import Exam
+from .floats import BITS, U32
+from .linear_checks import LINEAR_KIND
+from .questions import Question
+from .tolerance import OWN, Allowed
 
 SUITES = ("rotation", "attention", "linear")
 POSITIONS = (
@@ -57,14 +51,14 @@ class Truth(NamedTuple):
     """What a case should give, and how far a right implementation may be from it."""
 
     out: NumPyArray  # float64
-    bounds: dict[str, NumPyArray]  # by grade, the best first: how far each number may be off
+    bounds: dict[str, Allowed]  # by grade, the best first
     size: NumPyArray  # what errors are measured in ulps of
     error: float  # how far out itself may be from the exact result, at most
 
     @property
     def loosest(self) -> NumPyArray:
-        """The bound of the worst grade."""
-        return list(self.bounds.values())[-1]
+        """How far each number may be off in the worst grade."""
+        return np.asarray(list(self.bounds.values())[-1].worst)
 
 
 # Cases
@@ -162,157 +156,53 @@ def cases(suite: str = "all") -> list[Case]:
 # Truth
 
 
-class _Kind(NamedTuple):
+class _Format(NamedTuple):
     """What `tolerance` asks of a dtype; NumPy alone has no bfloat16."""
 
     name: str
     itemsize: int
 
 
-def _features(rope: Rope) -> tuple[list[NumPyArray], list[NumPyArray]]:
-    """Which features the pairs are read from, the first and the second ones, and which they are written to."""
-    start, i = 0 if rope.placement == "prefix" else rope.head_dim - rope.width, np.arange(rope.pairs)
-    neighbours, halves = [start + 2 * i, start + 2 * i + 1], [start + i, start + i + rope.pairs]
-    reads = halves if rope.layout == "half" else neighbours
-    return reads, neighbours if rope.layout == "interleaved" else halves
-
-
-def turn(x: NumPyArray, positions: NumPyArray, rope: Rope | None) -> NumPyArray:
-    """R·x, float64, Eq. (34); not by `rotate`, whose complex product is fused or not by the array's length."""
-    out = x.copy()
-    if rope is not None:
-        cos, sin = cos_sin(rope, positions)
-        (a, b), (first, second) = _features(rope)
-        out[..., first] = np.subtract(np.multiply(x[..., a], cos), np.multiply(x[..., b], sin))
-        out[..., second] = np.add(np.multiply(x[..., a], sin), np.multiply(x[..., b], cos))
-    return out
-
-
 def _rotation(case: Case) -> Truth:
     x, positions, rope = case.inputs["x"], case.inputs["positions"], case.rope
     if rope is None:  # as a wrong guess
-        return Truth(x, {"": np.zeros(x.shape)}, np.abs(x), 0.0)
-    out, kind = turn(x, positions, rope), _Kind(case.dtype, {"float64": 8, "float32": 4}.get(case.dtype, 2))
-    measures, rotary = tolerance.pair_errors(x, positions, rope), np.sort(np.concatenate(_features(rope)[1]))
+        return Truth(x, {"": Allowed(np.zeros(x.shape))}, np.abs(x), 0.0)
+    out: NumPyArray = truth.rotated(x, positions, rope)
+    kind: Any = _Format(case.dtype, {"float64": 8, "float32": 4}.get(case.dtype, 2))
+    measures, turning = tolerance.pair_errors(x, positions, rope), slice(rope.start, rope.start + rope.width)
     bounds, size = {}, np.abs(x)
-    size[..., rotary] = measures.length
+    size[..., turning] = measures.length
     far = np.abs(np.atleast_2d(positions)).max(axis=0)[:, None] > 2**24  # these positions float32 does not hold
-    measures = measures._replace(relative=measures.relative + tolerance.U32 * far)
-    for grade in tolerance.grades(kind):  # type: ignore[arg-type]
-        bounds[grade] = np.zeros(x.shape)  # what does not turn is not touched
-        allowed = tolerance.bound(grade, measures, out[..., rotary], kind, rope.attention_factor)  # type: ignore[arg-type]
-        bounds[grade][..., rotary] = np.minimum(allowed, 2.1 * measures.length)  # half a turn: more cannot be
+    measures = measures._replace(relative=measures.relative + U32 * far)
+    for grade in tolerance.grades(kind):
+        worst = np.zeros(x.shape)  # what does not turn is not touched
+        allowed = tolerance.bound(grade, measures, out[..., turning], kind, rope.attention_factor)
+        worst[..., turning] = np.minimum(allowed, 2.1 * measures.length)  # half a turn: more cannot be
+        bounds[grade] = Allowed(worst)
     ulps = 2.5 if rope.attention_factor != 1 else 1.0  # of a table entry, 2u each; product and sum have u
     return Truth(out, bounds, size, float((2 * ulps + 2) * 2.0**-53 * measures.sums.max()))
 
 
-def _units(dtype: str) -> tuple[float, float]:
-    """Unit roundoff of the dtype and of its sums."""
-    unit = UNIT[dtype]
-    return unit, min(unit, 2.0**-24)
-
-
-def _norms(q: NumPyArray, k: NumPyArray) -> NumPyArray:
-    return np.sqrt(np.square(q).sum(-1)[..., :, None] * np.square(k).sum(-1)[..., None, :])  # type: ignore[no-any-return]
-
-
-def _angle_errors(case: Case, parts: Parts) -> NumPyArray:
-    """By how much float32 angles change the products of rotated vectors, (..., n, m)."""
-    rope, q_at, k_at = case.rope, case.inputs["q_positions"], case.inputs["k_positions"]
-    if rope is None:
-        return np.zeros(parts.weights.shape)
-    first, second = _features(rope)[1]
-    lengths = [np.hypot(x[..., first], x[..., second]) for x in (parts.q, parts.k)]
-    theta, relative = frequencies(rope), tolerance.angle_bound(rope)
-    far = np.abs(q_at)[:, None, None] + np.abs(k_at)[:, None]
-    away = np.abs(q_at[:, None, None] - k_at[:, None])
-    error = theta * (away * relative + far * tolerance.U32 * (relative > 0)) + 12 * tolerance.U32
-    return np.asarray(np.einsum("...ni,...mi,nmi->...nm", *lengths, error))
-
-
-def _heads(case: Case) -> tuple[NumPyArray, NumPyArray]:
-    """Keys and values of each query head: head i reads key head i·g//h."""
-    h, g = len(case.inputs["q"]), len(case.inputs["k"])
-    head = np.arange(h) * g // h
-    return case.inputs["k"][head], case.inputs["v"][head]
+def exam_of(case: Case) -> Exam:
+    """A case of attention as the checks ask it: one question, with a batch of one."""
+    (h, _, d), g = case.inputs["q"].shape, len(case.inputs["k"])
+    options = {name: value for name, value in case.options.items() if name in ("window", "softcap", "feature_map")}
+    scale = float(case.options.get("scale") or d**-0.5)
+    spec = truth.Spec(h, g, d, bool(case.options.get("causal")), scale, rope=case.rope, **options)
+    q, k, v, positions = (case.inputs[name][None] for name in ("q", "k", "v", "k_positions"))
+    kind = SOFTMAX if case.kind == "attention" else LINEAR_KIND
+    return Exam(kind, "", spec, case.dtype, [Question(case.name, q, k, v, positions=positions)])
 
 
 def _attention(case: Case) -> Truth:
-    q_at, k_at, options = case.inputs["q_positions"], case.inputs["k_positions"], case.options
-    k, v = _heads(case)
-    q, k = turn(case.inputs["q"], q_at, case.rope), turn(k, k_at, case.rope)
-    cap, away, window = options.get("softcap"), q_at[:, None] - k_at, options.get("window") or k_at.size + 1
-    scores = np.matmul(q, k.swapaxes(-1, -2)) * _scale(case)
-    scores = scores if cap is None else cap * np.tanh(scores / cap)
-    seen = (away < window) & (away >= 0 if options.get("causal") else away > -window)
-    weights = np.where(seen, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return attention_bounds(case, Parts(q, k, v, scores, weights, weights @ v))
+    exam = exam_of(case)
+    ((out, parts),), (question,) = exam.right, exam.questions
+    bounds = {grade: exam.allowed(grade, question, parts) for grade in exam.grades}
+    sizes = np.abs(parts.weights if case.kind == "attention" else tolerance.linear_sizes(parts))
+    exact = replace(exam, dtype="float64", spec=replace(exam.spec, rope=None))  # the tables have no error
+    error = float(exact.allowed(OWN, question, parts).worst.max())
+    one_row = {grade: allowed._replace(worst=allowed.worst[0]) for grade, allowed in bounds.items()}
+    return Truth(out[0], one_row, (sizes @ np.abs(parts.v))[0], error)
 
 
-def _scale(case: Case) -> float:
-    return float(case.options.get("scale") or case.inputs["q"].shape[-1] ** -0.5)
-
-
-def as_steps(case: Case) -> attention_steps.Case:
-    """A case of attention, as `attention_steps` has it."""
-    (h, _, d), g, options = case.inputs["q"].shape, len(case.inputs["k"]), case.options
-    return attention_steps.Case(
-        h, g, d, bool(options.get("causal")), _scale(case), options.get("window"), options.get("softcap"), case.rope,
-        options.get("feature_map", "elu+1"),
-    )  # fmt: skip
-
-
-def attention_bounds(case: Case, parts: Parts) -> Truth:
-    """The result of these steps, right or wrong, and how far off it may be."""
-    (m, d), scale = parts.k.shape[-2:], _scale(case)
-    weights, v = np.abs(np.nan_to_num(parts.weights)), parts.v
-    out, size = np.nan_to_num(parts.weights @ v), weights @ np.abs(v)
-    norms = _norms(parts.q, parts.k).max(axis=-1, keepdims=True) * scale
-
-    def bound(u: float, unit: float) -> NumPyArray:
-        off = np.expm1(2 * (11 * u + d * unit) * norms) + 6 * u + 2 * m * unit
-        return np.asarray(size * off + u * np.abs(out) + u * 2.0**-14 * m)  # the last: float16 weights may vanish
-
-    bounds = {"": bound(*_units(case.dtype))}
-    if case.rope is not None:
-        delta = np.where(weights > 0, scale * _angle_errors(case, parts), 0)
-        spread = np.exp(delta.max(axis=-1, keepdims=True))
-        away = np.abs(v[..., None, :, :] - out[..., None, :])
-        moved = np.einsum("...nm,...nme->...ne", weights * np.expm1(delta), away)
-        bounds[tolerance.ANGLE32] = bounds[""] * spread**2 + moved * spread
-    return Truth(parts.out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
-
-
-def _linear(case: Case) -> Truth:
-    at, rope = case.inputs["q_positions"], None if case.rope is None else case.rope.pure
-    k, v = _heads(case)
-    q, k = (FEATURE_MAPS[case.options["feature_map"]](np, x) for x in (case.inputs["q"], k))
-    turned_q, turned_k = turn(q, at, rope), turn(k, at, rope)
-    lower = np.tri(at.size) if case.options["causal"] else 1.0
-    total = (q @ k.swapaxes(-1, -2) * lower).sum(axis=-1, keepdims=True)
-    weights = turned_q @ turned_k.swapaxes(-1, -2) * lower / total
-    parts = Parts(turned_q, turned_k, v, _norms(q, k) * lower / total, weights, weights @ v)  # Eq. (19), or (18)
-    return linear_bounds(case, parts)
-
-
-def linear_bounds(case: Case, parts: Parts) -> Truth:
-    """The result of these steps, right or wrong, and how far off it may be."""
-    sizes, v = np.abs(np.nan_to_num(parts.scores)), np.abs(parts.v)
-    size, out = sizes @ v, np.nan_to_num(parts.weights @ parts.v)
-    # Features with signs, by mistake: their products cancel, and |φ(q)||φ(k)| is far above the denominator.
-    cancelled = np.maximum(sizes.sum(axis=-1, keepdims=True) / 4, 1)
-
-    def bound(u: float, unit: float) -> NumPyArray:
-        sums = sum(parts.k.shape[-2:]) * unit
-        return np.asarray(size * (20 * u + sums) + np.abs(out) * (8 * u + sums) * cancelled)
-
-    bounds = {"": bound(*_units(case.dtype))}
-    if case.rope is not None:
-        relative = _angle_errors(case, parts) / np.maximum(_norms(parts.q, parts.k), 1e-300)
-        bounds[tolerance.ANGLE32] = bounds[""] + (sizes * relative) @ v
-    return Truth(parts.out, bounds, size, float(bound(2.0**-53, 2.0**-53).max()))
-
-
-BOUNDS: dict[str, Callable[[Case, Parts], Truth]] = {"attention": attention_bounds, "linear": linear_bounds}
-TRUTH: dict[str, Callable[[Case], Truth]] = {"rotation": _rotation, "attention": _attention, "linear": _linear}
+TRUTH: dict[str, Callable[[Case], Truth]] = {"rotation": _rotation, "attention": _attention, "linear": _attention}

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,22 @@ import numpy as np
 
 from .. import checks
 from ..phase import cos_sin
+from ..tensors import NumPyArray, PathLike, as_bits, json_object, load_npy, load_safetensors, save_npy, save_safetensors
 from ..theta import SCALINGS, Axes, Rope, frequencies
-from . import attention_checks, linear_checks, tolerance
-from .attention_faults import BEHAVIOUR
-from .attention_steps import Parts
-from .explaining import Hypothesis, Riddle
-from .faults import FAULTS, Change, Fault, Found
-from .identification import COMMON_BASES, Sample, rounded
-from .judging import Judge, Prediction, Probe, Task, low_precision
+from . import tolerance
+from .attention_evidence import AttentionEvidence
+from .examination import explained
+from .explain import Change, Fault, Hypothesis, findings
+from .floats import BITS
 from .recipes import recipe_of
-from .report import ErrorRow, Finding, Report
-from .tensors import BITS, NumPyArray, PathLike, as_bits, load_npy, load_safetensors, save_npy, save_safetensors
-from .vector_cases import BOUNDS, SUITES, TRUTH, Case, Truth, as_steps, cases
+from .report import ErrorRow, Failure, Finding, Report
+from .rotation_evidence import RotationEvidence
+from .rotation_faults import FAULTS, Measurements
+from .rules import COMMON_BASES, rounded
+from .sample import Sample
+from .vector_cases import SUITES, TRUTH, Case, Truth, cases, exam_of
 
 FORMAT, VERSION = "pyrope-vectors", 1
-KNOWN: dict[str, tuple[Callable[..., Task], Callable[[Task, Judge], list[Finding]]]] = {
-    "attention": (attention_checks.softmax_task, attention_checks.explained),
-    "linear": (linear_checks.linear_task, linear_checks.explained),
-}  # what a kind is asked, and which mistakes give its numbers
 
 
 # Files
@@ -92,7 +90,10 @@ def _rounded_up(x: float) -> float:
 def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray]]) -> dict[str, Any]:
     """A case in the manifest; tolerances are for each position, or row, the greatest error of a right result."""
     *_, n, _ = truth.out.shape
-    limits = {grade: np.moveaxis(bound, -2, 0).reshape(n, -1).max(axis=-1) for grade, bound in truth.bounds.items()}
+    rows = {grade: np.moveaxis(allowed.worst, -2, 0).reshape(n, -1) for grade, allowed in truth.bounds.items()}
+    if case.kind != "rotation":
+        rows["any"] = list(rows.values())[-1]  # as in manifests of 0.1.0: the loosest
+    squares = {g: _rounded_up(a.mean_square) for g, a in truth.bounds.items() if math.isfinite(a.mean_square)}
     return {
         "name": case.name,
         "kind": case.kind,
@@ -110,7 +111,8 @@ def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray
             for name, (dtype, array) in tensors.items()
         },
         "truth_error": _rounded_up(truth.error),
-        "tolerances": {grade or "any": list(map(_rounded_up, limit.tolist())) for grade, limit in limits.items()},
+        "tolerances": {grade: list(map(_rounded_up, row.max(axis=-1).tolist())) for grade, row in rows.items()},
+        **({"mean_square": squares} if squares else {}),
     }
 
 
@@ -158,11 +160,13 @@ def _write(draft: Path, listed: list[Case]) -> dict[str, Any]:
     }
     for kind, arrays in files.items():
         save_safetensors(draft / f"{kind}.safetensors", arrays, {}, bfloat16)
-    found = sorted(path for path in draft.rglob("*") if path.is_file())
+    written = sorted(path for path in draft.rglob("*") if path.is_file())
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "files": {path.relative_to(draft).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in found},
+        "files": {
+            path.relative_to(draft).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in written
+        },
         "cases": entries,
     }
     (draft / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -175,9 +179,9 @@ def _check_replaceable(target: Path) -> None:
         return
     if not target.is_dir():
         raise ValueError(f"{target} must be a directory, or nothing yet")
-    found = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
-    own = {"manifest.json", *_read_json(target)["files"]} if "manifest.json" in found else set()
-    if foreign := sorted(found - own):
+    there = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
+    own = {"manifest.json", *_read_json(target)["files"]} if "manifest.json" in there else set()
+    if foreign := sorted(there - own):
         raise ValueError(
             f"{target} holds something else than test vectors, such as {foreign[0]}: name an empty or a new directory"
         )
@@ -202,7 +206,7 @@ def _read_json(directory: Path) -> dict[str, Any]:
     """The manifest, as far as it says what it is."""
     path = directory / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json_object(path.read_bytes(), "the file")
     except FileNotFoundError as error:
         raise ValueError(f"{directory} holds no test vectors: there is no manifest.json") from error
     except (ValueError, RecursionError) as error:
@@ -234,13 +238,13 @@ def read_manifest(directory: PathLike) -> dict[str, Any]:
 def _read_case(directory: Path, entry: Any) -> tuple[Case, NumPyArray]:
     """A case of the manifest and its true result."""
 
-    def read(key: str, told: Any) -> NumPyArray:
-        dtype = np.dtype("uint16" if told["dtype"] == "bfloat16" else told["dtype"])
+    def read(key: str, tensor: Any) -> NumPyArray:
+        dtype = np.dtype("uint16" if tensor["dtype"] == "bfloat16" else tensor["dtype"])
         path = directory / _npy(entry["name"], key)
-        return _widened(load_npy(path, f"{entry['name']}.{key}", tuple(told["shape"]), dtype), told["dtype"])
+        return _widened(load_npy(path, f"{entry['name']}.{key}", tuple(tensor["shape"]), dtype), tensor["dtype"])
 
     try:
-        arrays = {key: read(key, told) for key, told in entry["tensors"].items()}
+        arrays = {key: read(key, tensor) for key, tensor in entry["tensors"].items()}
         inputs = {key: array for key, array in arrays.items() if key not in ("y", "cos", "sin")}
         kind = checks.choice("kind", entry["kind"], SUITES)
         dtype = checks.choice("dtype", entry["dtype"], tuple(BITS))
@@ -261,13 +265,13 @@ def verify_vectors(
     ``outputs`` are a directory with a file ``<case>.npy`` each, a .safetensors file with a tensor for each case, or a
     dict. An output has the shape of y and the dtype of the case, bfloat16 in .npy as uint16 bits.
     """
-    directory, found = Path(directory), _Outputs(outputs)
+    directory, results = Path(directory), _Outputs(outputs)
     read = [_read_case(directory, entry) for entry in read_manifest(directory)["cases"]]
-    unknown = sorted(found.names - {case.name for case, _ in read})
+    unknown = sorted(results.names - {case.name for case, _ in read})
     read = [(case, y) for case, y in read if fnmatch.fnmatchcase(case.name, only)]
     if not read:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
-    return [_judged(case, y, found, unknown) for case, y in read]
+    return [_judged(case, y, results, unknown) for case, y in read]
 
 
 class _Outputs:
@@ -291,37 +295,39 @@ class _Outputs:
         array = self.arrays[case.name]
         good = {case.dtype, "uint16"} if case.dtype == "bfloat16" else {case.dtype}
         if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.name not in good:
-            told = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise ValueError(f"{case.name} must be {case.dtype} of shape {shape}, was {told}")
+            was = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ValueError(f"{case.name} must be {case.dtype} of shape {shape}, was {was}")
         return _widened(array, case.dtype)
 
 
 def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]) -> Report:
-    told = f"{case.kind} in {case.dtype}, {case.rope or 'not rotated'}"
-    told += "".join(f", {name}={value}" for name, value in case.options.items())
+    expected = f"{case.kind} in {case.dtype}, {case.rope or 'not rotated'}"
+    expected += "".join(f", {name}={value}" for name, value in case.options.items())
     if case.name not in outputs.names:
-        seen = f"; there is {unknown[0]!r}, which is no case" if unknown else ""
+        other = f"; there is {unknown[0]!r}, which is no case" if unknown else ""
         fix = "write it, or take vectors of the suites that you support"
-        finding = Finding("missing output", f"there is no {case.name!r}{seen}", "it was not computed, or misnamed", fix)
-        return Report(case.name, told, "wrong", (finding,))
+        return _not_judged(case, expected, f"there is no output {case.name!r}{other}", fix)
     try:
-        found = outputs.read(case, y.shape)
+        out = outputs.read(case, y.shape)
     except ValueError as error:
         fix = f"write {case.dtype}, in .npy little-endian{', as uint16 bits' if case.dtype == 'bfloat16' else ''}"
-        finding = Finding("unreadable output", str(error), "it was written in another form", f"{fix}, of y's shape")
-        return Report(case.name, told, "wrong", (finding,))
+        return _not_judged(case, expected, str(error), f"{fix}, of y's shape")
     truth = TRUTH[case.kind](case)._replace(out=y)
     with np.errstate(invalid="ignore"):
-        off = np.abs(found - y)
+        off = np.abs(out - y)
     off = np.where(np.isnan(off), np.inf, off)
     errors = _error_rows(case, off, truth)
-    for grade, bound in truth.bounds.items():
-        if (off <= bound).all():
-            return Report(case.name, told, "right", (), grade or None, errors, _limits(case, grade))
-    why = _explained(case, found, off, truth)
+    for grade, allowed in truth.bounds.items():
+        if allowed.ratio(off) <= 1:
+            return Report(case.name, expected, "right", (), grade or None, errors, _limits(case, grade))
+    why = _why(case, out, off, truth)
     if isinstance(why, str):
-        return Report(case.name, told, "equivalent", notes=(why,))
-    return Report(case.name, told, "wrong", tuple(why), None, errors)
+        return Report(case.name, expected, "equivalent", notes=(why,))
+    return Report(case.name, expected, "wrong", tuple(why), None, errors)
+
+
+def _not_judged(case: Case, expected: str, reason: str, fix: str) -> Report:
+    return Report(case.name, expected, "not judged", failure=Failure(reason, "", fix))
 
 
 def _limits(case: Case, grade: str) -> tuple[str, ...]:
@@ -360,74 +366,58 @@ def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ..
 
 _INT32 = Fault(
     "positions in int32", "right below 2^31, where positions turn backwards", "positions overflow 32 bits",
-    "use 64 bits, or refuse what does not fit", "kernels",
-    lambda rope, found: [Change("", {"place": lambda m: (m + 2**31) % 2**32 - 2**31})])  # fmt: skip
+    "use 64 bits, or refuse what does not fit", "kernels", "rotation",
+    lambda rope, measured: [Change("", {"place": lambda m: (m + 2**31) % 2**32 - 2**31})])  # fmt: skip
 
 
-def _named_rotation(case: Case, rope: Rope, found: NumPyArray, bad: NumPyArray) -> Finding | str | None:
-    """The mistake, of those that `check_rotation` knows, that gives these numbers, without its evidence; or a note."""
-    sample = Sample(case.inputs["x"].astype(np.float64), found, case.inputs["positions"])
-    riddle = Riddle(sample, rope, case.dtype, np.where(bad, 2.0, 0.0))
+def _why(case: Case, out: NumPyArray, off: NumPyArray, truth: Truth) -> list[Finding] | str:
+    """What is wrong; or a note, where only the order of the features differs."""
+    bad = off > truth.loosest
+    if not bad.any():  # it is the mean square that is off
+        bad = off == off.max()
+    description, since = _described(case, bad, off, truth)
+    if case.kind == "rotation" and case.rope is not None:
+        named = _named_rotation(case, case.rope, out, bad, description)
+    else:
+        exam = exam_of(case)
+        evidence = AttentionEvidence(exam, [out[None]], exam.grades[-1], description)
+        named = [] if evidence.holds else explained(evidence)  # the truth that was written may differ in its last bits
+    if named:
+        return named if isinstance(named, str) or since is None else [replace(f, since=since) for f in named]
+    if not np.isfinite(out).all():
+        fault = FAULTS["not finite"]
+        return [Finding(fault.name, description, fault.cause, fault.fix, since)]
+    fix = "compare step by step, cos and sin first"
+    return [Finding("unexplained", description, "none of the known mistakes gives these numbers", fix, since)]
+
+
+def _named_rotation(case: Case, rope: Rope, out: NumPyArray, bad: NumPyArray, description: str) -> list[Finding] | str:
+    """The mistake, of those that `check_rotation` knows, that gives these numbers; or a note."""
+    sample = Sample(case.inputs["x"].astype(np.float64), out, case.inputs["positions"])
+    evidence = RotationEvidence(sample, rope, case.dtype, np.where(bad, 2.0, 0.0))
     same_scores = {"interleaved": "interleaved-to-half", "interleaved-to-half": "interleaved"}
     if other := same_scores.get(rope.layout):
-        written = Hypothesis((FAULTS["wrong pairing"],), ("",), recipe_of(replace(rope, layout=other)))
-        if riddle.fitting([written]):
+        written = Change("", {"writes": recipe_of(replace(rope, layout=other)).writes})
+        if evidence.fitting([Hypothesis((FAULTS["wrong pairing"],), (written,))]):
             return f'the features are in the order of "{other}": scores agree if keys are so too'
     factor = None
-    if rope.width == rope.head_dim and np.isfinite(found).all():
-        factor = rounded(math.sqrt(float(np.square(found).sum() / np.square(sample.x).sum())), 1e-3)
-    numbers = Found(bases=COMMON_BASES, factor=factor)
-    changes = riddle.changes(numbers) + [(_INT32, change) for change in _INT32.recipes(rope)]
-    fits = riddle.fitting(riddle.singles(changes))
-    if not fits:
-        return None
-    fault, names = fits[0].faults[0], dict.fromkeys(h.faults[0].name for h in fits)
-    return Finding(fault.name, fits[0].told[0], fault.cause, fault.fix, None, tuple([*names][1:]))
+    if rope.width == rope.head_dim and np.isfinite(out).all():
+        factor = rounded(math.sqrt(float(np.square(out).sum() / np.square(sample.x).sum())), 1e-3)
+    known = evidence.known(Measurements(bases=COMMON_BASES, factor=factor))
+    known += [(_INT32, change) for change in _INT32.changes(rope, None)]
+    matches = evidence.fitting(Hypothesis((fault,), (change,)) for fault, change in known)
+    return findings(matches, lambda h, k: "; ".join(filter(None, (h.changes[k].note, description))), None)
 
 
-def _explained(case: Case, found: NumPyArray, off: NumPyArray, truth: Truth) -> list[Finding] | str:
-    """What is wrong; or a note, where only the order of the features differs."""
-    evidence, since = _evidence(case, off > truth.loosest, off, truth)
-    if case.kind != "rotation" and (named := _named(case, found, truth, evidence)):
-        return named
-    if case.kind == "rotation" and case.rope is not None:
-        why = _named_rotation(case, case.rope, found, off > truth.loosest)
-        if isinstance(why, str):
-            return why
-        if why is not None:
-            told = f"{why.evidence}; {evidence}" if why.evidence else evidence
-            return [replace(why, evidence=told, since=since)]
-    if not np.isfinite(found).all():
-        return [Finding("not finite", evidence, BEHAVIOUR["not finite"].cause, BEHAVIOUR["not finite"].fix, since)]
-    fix = "compare step by step, cos and sin first"
-    return [Finding("unexplained", evidence, "none of the known mistakes gives these numbers", fix, since)]
-
-
-def _named(case: Case, found: NumPyArray, truth: Truth, evidence: str) -> list[Finding]:
-    """The mistakes, of those that `check_attention` or `check_linear_attention` know, that give these numbers."""
-
-    def bounds(_case: Any, _dtype: str, _probe: Probe, parts: Parts, _level: int) -> tuple[NumPyArray, float]:
-        return BOUNDS[case.kind](case, parts).loosest, math.inf
-
-    q, k, v, at = (case.inputs[name][None] for name in ("q", "k", "v", "k_positions"))
-    make, explained = KNOWN[case.kind]
-    usual = make("", as_steps(case), case.dtype, [Probe(case.name, q, k, v, at=at)])
-    usual = replace(usual, truth=lambda *_: truth.out[None])
-    task = replace(usual, bounds=bounds)
-    right = Prediction(truth.out[None], truth.loosest[None], math.inf)
-    judge = replace(task.judge([found[None]], 0, (evidence,)), right=[right])
-    return explained(task, judge) or low_precision(usual, judge)
-
-
-def _evidence(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
-    """How many numbers are off and by how much, in words, and the first position where one is."""
+def _described(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
+    """How many numbers are off and by how much, and the first position where one is."""
     where = np.unravel_index(int(np.argmax(np.where(bad, off, -1.0))), off.shape)
     worst = f"{off[where]:.3g} ({_ulps(case, off, truth)[where]:.3g} ulps) at {tuple(map(int, where))}"
-    told = f"{int(bad.sum())} of {bad.size} numbers are off, the worst by {worst}"
+    words = f"{int(bad.sum())} of {bad.size} numbers are off, the worst by {worst}"
     if case.kind != "rotation":
-        return told, None
+        return words, None
     at = np.atleast_2d(case.inputs["positions"]).max(axis=0)
     rows, features = bad.any(axis=(0, 2)), bad.any(axis=(0, 1))
     right = f", right at {', '.join(map(str, at[~rows][:6]))}" if not rows.all() else ""
     since = int(at[rows].min())
-    return f"{told}; first at position {since}{right}; in {int(features.sum())} of {features.size} features", since
+    return f"{words}; first at position {since}{right}; in {int(features.sum())} of {features.size} features", since

@@ -1,4 +1,4 @@
-"""The rotary embeddings of Hugging Face transformers, family by family: how each is found and called.
+"""The rotary embeddings of Hugging Face transformers, family by family: how each is looked up and called.
 
 Families differ in where the tables come from (a module, one for each type of layer, a function), in their form
 (doubled, repeated, complex, sin before cos), in the order of axes, and in who leaves alone the features that stay.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from pyrope.conventions import MODEL_TYPES
+from pyrope.models.conventions import MODEL_TYPES
 
 COMPOSITE = ("qwen2_vl", "qwen2_5_vl")  # a text and a vision part; older configs have the text part at the top level
 SINUSOIDAL = ("codegen", "gptj", "roformer")  # tables made once, no base in the config, no rotary module
@@ -39,13 +39,13 @@ def class_of(model_type: str, ending: str) -> type:
     """The one class of a model's text part whose name ends so, e.g. LlamaRotaryEmbedding."""
     module = module_of(model_type)
     own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
-    found = [c for c in own if c.__name__.endswith(ending) and not any(w in c.__name__ for w in ("Vision", "Audio"))]
-    assert len(found) == 1, found
-    return found[0]
+    classes = [c for c in own if c.__name__.endswith(ending) and not any(w in c.__name__ for w in ("Vision", "Audio"))]
+    assert len(classes) == 1, classes
+    return classes[0]
 
 
 def known_keys(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a config that the model's class, or that of its text part, knows."""
+    """The keys of a config that the model's class, or that of its text part, has."""
     cls = CONFIG_MAPPING[f"{model_type}_text" if model_type in COMPOSITE else model_type]
     names = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
     return {key: value for key, value in config.items() if key in names}
@@ -118,8 +118,8 @@ def their_rope(model_type: str, config: Any, layer_type: str | None = None, leng
         still = config.qk_nope_head_dim
     elif model_type in CUT_BY_ATTENTION:
         head_dim = config.hidden_size // config.num_attention_heads
-        told = getattr(config, "rope_parameters", None) or {}
-        width = getattr(config, "rotary_dim", None) or int(head_dim * told.get("partial_rotary_factor", 1.0))
+        parameters = getattr(config, "rope_parameters", None) or {}
+        width = getattr(config, "rotary_dim", None) or int(head_dim * parameters.get("partial_rotary_factor", 1.0))
 
     def fn(x: Any, at: Any) -> Any:
         end = x.shape[-1] if width is None else width

@@ -99,8 +99,26 @@ def test_results_are_copies_and_what_is_not_an_array_is_refused(library):
     first = fn(x)
     first[...] = 9
     assert (fn(x) == 2).all()
-    with pytest.raises(TypeError, match=r"must return .*, or several, was NoneType"):
+    with pytest.raises(TypeError, match=r"it returns nothing instead of .* for .* of shape \(2, 4\), .*float32"):
         LIBRARIES[library](lambda x: None)(x)
+
+
+def test_a_failure_tells_which_tensors_the_function_received():
+    def raising(x, at):
+        return x @ at
+
+    def pair(x, at):
+        return x, at
+
+    received = (
+        "torch.Tensor of shape (1, 4, 3, 8), torch.float32; torch.Tensor of shape (4,), torch.int64, "
+        "adapted from x of shape (3, 4, 8), dtype float32, and 4 positions from 0 to 4"
+    )
+    for fn, reason in ((raising, "it raises RuntimeError"), (pair, "it returns tuple"), (print, "it returns nothing")):
+        report = pyrope.check_rotation(with_axes(from_torch(fn), "bnhd"), pyrope.Rope(8, 10000.0, "half"))
+        assert report.verdict == "not judged" and report.failure.reason.startswith(reason)
+        assert report.failure.received == received
+    assert not report.failure.frames
 
 
 def test_torch_gradients_views_and_memory():
@@ -130,9 +148,9 @@ def test_mlx_functions_that_work_in_place_are_seen():
 def test_jax_does_not_cut_numbers_down_in_silence():
     fn = from_jax(lambda x, at: x)
     with jax.enable_x64(False):
-        with pytest.raises(ValueError, match="JAX would cut float64 down to half its width"):
+        with pytest.raises(ValueError, match="JAX would halve the width of float64"):
             fn(np.ones((1, 2)), np.arange(1))
-        with pytest.raises(ValueError, match="JAX would cut int64 down"):
+        with pytest.raises(ValueError, match="JAX would halve the width of int64"):
             fn(np.ones((1, 2), np.float32), np.array([2**31]))
         assert from_jax(lambda at: at)(np.array([2**31 - 1, -(2**31)])).tolist() == [2**31 - 1, -(2**31)]
 

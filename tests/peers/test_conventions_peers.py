@@ -1,7 +1,7 @@
-"""What `pyrope.conventions` says of each Hugging Face model type, against the model code of transformers itself.
+"""What `pyrope.models.conventions` says of each Hugging Face model type, against the model code of transformers itself.
 
 Four ways: the default config of each class, a config with nothing in it but sizes, the module's own function that
-rotates, fed with the identity, and a whole tiny model, whose queries and keys are caught on their way to attention.
+rotates, fed with the identity, and a complete tiny model, whose queries and keys are caught on their way to attention.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: 
 
 import pyrope  # noqa: E402
 from pyrope import Rope, YaRN  # noqa: E402
-from pyrope.conventions import MODEL_TYPES  # noqa: E402
+from pyrope.models.conventions import MODEL_TYPES  # noqa: E402
 from pyrope.theta import LAYOUTS  # noqa: E402
 
 OWN_ATTENTION = ("codegen", "falcon", "gptj", "gpt_neox_japanese", "roformer")
 SCALED = [name for name, convention in MODEL_TYPES.items() if convention.explicit]
 PER_LAYER = [name for name, convention in MODEL_TYPES.items() if convention.layers]
 PLAIN = [name for name in MODEL_TYPES if name not in LATENT + SCALED]
-NO_HEAD_DIM = (  # whose classes know no head_dim
+NO_HEAD_DIM = (  # whose classes have no head_dim
     *("codegen", "falcon", "gpt_neox", "gpt_neox_japanese", "gptj", "mllama_text_model", "modernbert", "persimmon"),
     *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "roformer", "stablelm"),
 )
@@ -94,7 +94,7 @@ _SECTIONS = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 _INTERLEAVED = {"rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}}
 NEEDED: dict[str, dict[str, Any]] = {  # what a class needs beyond its defaults to be usable
     **{name: _SECTIONS if MODEL_TYPES[name].axes == "sections" else _INTERLEAVED for name in MROPE},
-    "glm4_moe": {"head_dim": 128},  # 4096 / 96 is not whole
+    "glm4_moe": {"head_dim": 128},  # 4096 / 96 is not an integer
     "hunyuan_v1_dense": {"head_dim": 128},  # their attention wants it said
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 48},
@@ -104,16 +104,16 @@ NEEDED: dict[str, dict[str, Any]] = {  # what a class needs beyond its defaults 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_default_config(model_type: str) -> None:
     """The default instance of the config class, written out in full: base, scaling, width and head size."""
-    whole = CONFIG_MAPPING[model_type](**copy.deepcopy(NEEDED.get(model_type, {})))
-    config = whole.get_text_config()
+    full = CONFIG_MAPPING[model_type](**copy.deepcopy(NEEDED.get(model_type, {})))
+    config = full.get_text_config()
     theta = their_theta(model_type, config)
     assert (None not in theta) == (model_type in PER_LAYER)
     assert hasattr(config, "qk_rope_head_dim") == (model_type in LATENT)
-    told = getattr(config, "rope_parameters", None) or {}
-    kinds = {rope["rope_type"] for rope in (told.values() if None not in theta else (told,)) if rope}
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = {rope["rope_type"] for rope in (parameters.values() if None not in theta else (parameters,)) if rope}
     assert (not kinds <= {"default"}) == (model_type in SCALED)
     for layer_type, theirs in theta.items():
-        rope = Rope.from_config(whole.to_dict(), layer_type=layer_type)
+        rope = Rope.from_config(full.to_dict(), layer_type=layer_type)
         assert_same_theta(theirs, rope)
         assert rope.head_dim == their_head_dim(model_type, config, layer_type)
 
@@ -133,10 +133,10 @@ def test_bare_config(model_type: str) -> None:
     """A config with nothing but sizes: Θ, width and head size are those that the class takes by default."""
     config = bare(model_type)
     theirs = their_config(model_type, config)
-    told = getattr(theirs, "rope_parameters", None) or {"rope_theta": 10000.0}
+    parameters = getattr(theirs, "rope_parameters", None) or {"rope_theta": 10000.0}
     for layer_type, theta in their_theta(model_type, theirs).items():
         rope = Rope.from_config({"model_type": model_type} | config, layer_type=layer_type)
-        assert rope.base == (told if layer_type is None else told[layer_type])["rope_theta"]
+        assert rope.base == (parameters if layer_type is None else parameters[layer_type])["rope_theta"]
         assert_same_theta(theta, rope)
         theirs.num_key_value_heads = 16
         if model_type in ("hunyuan_v1_dense", "ministral"):  # their attention wants it said
@@ -334,7 +334,7 @@ def test_layout_and_direction(model_type: str) -> None:
                         assert error > 0.1
 
 
-# Whole models. Sizes for all of them, as far as a class knows the name, and what some need besides.
+# Whole models. Sizes for all of them, as far as a class has the name, and what some need besides.
 SMALL = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 50,
     "num_hidden_layers": 4, "max_position_embeddings": 256, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256,
@@ -500,12 +500,14 @@ def test_rope_interleave_false(model_type: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("model_type", "told"),
+    ("model_type", "changes"),
     [("cohere2", {"layer_types": ["full_attention"] * 4}), ("llama4_text", {"no_rope_layers": [0] * 4})],
 )
-def test_model_without_rotated_layers(model_type: str, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_rotated_layers(
+    model_type: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model of nothing but layers that are not rotated has no rope."""
-    config, model = tiny_model(model_type, monkeypatch, **told)
+    config, model = tiny_model(model_type, monkeypatch, **changes)
     assert set(config["layer_types"]) == {"full_attention"}
     rotated, still = (queries_and_keys(model, m * POSITIONS) for m in (1, 0))
     assert all(np.array_equal(q, q0) for (_, q, _), (_, q0, _) in zip(rotated, still, strict=True))

@@ -28,10 +28,10 @@ shared._NodeTestCases[:] = _COLLECTED  # whoever imports a module of cases adds 
 
 def collect() -> dict[str, tuple[Any, Any, Any]]:
     """Node, inputs and outputs of every case by its name, from the functions that make them."""
-    found: dict[str, tuple[Any, Any, Any]] = {}
+    cases: dict[str, tuple[Any, Any, Any]] = {}
 
     def keep(node: Any, inputs: Any, outputs: Any, name: str, **_: Any) -> None:
-        found[name] = node, inputs, outputs
+        cases[name] = node, inputs, outputs
 
     np.random.seed(0)  # their inputs are random
     with pytest.MonkeyPatch.context() as patch:
@@ -39,14 +39,14 @@ def collect() -> dict[str, tuple[Any, Any, Any]]:
         for name, function in vars(rotaryembedding.RotaryEmbedding).items():
             if name.startswith("export"):
                 function()
-    return found
+    return cases
 
 
 CASES = collect()
 
 
 def rotary_embedding(x: Any, cos: Any, sin: Any, position_ids: Any = None, **attributes: int) -> Any:
-    """ONNX's operator by `pyrope.rotate`: x (b, h, n, d), or (b, n, h·d) if num_heads is told."""
+    """ONNX's operator by `pyrope.rotate`: x (b, h, n, d), or (b, n, h·d) if num_heads is given."""
     shape, heads = x.shape, attributes.get("num_heads", 0)
     if x.ndim == 3:
         x = x.reshape(*shape[:2], heads, -1).swapaxes(1, 2)
@@ -71,9 +71,9 @@ def test_all_cases_are_here() -> None:
     assert {node.op_type for node, _, _ in CASES.values()} == {"RotaryEmbedding"}
     assert get_schema("RotaryEmbedding").since_version == 23
     attributes = [{a.name for a in node.attribute} for node, _, _ in CASES.values()]
-    assert sum("interleaved" in told for told in attributes) == 3
-    assert sum("rotary_embedding_dim" in told for told in attributes) == 3
-    assert sum("num_heads" in told for told in attributes) == 1
+    assert sum("interleaved" in names for names in attributes) == 3
+    assert sum("rotary_embedding_dim" in names for names in attributes) == 3
+    assert sum("num_heads" in names for names in attributes) == 1
     assert sum(len(inputs) == 3 for _, inputs, _ in CASES.values()) == 3  # no positions
 
 

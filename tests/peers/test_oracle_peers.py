@@ -32,7 +32,7 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionCon
 
 import pyrope
 from pyrope import Axes, Linear, Llama3, LongRoPE, Rope, YaRN, check_rotation, identify
-from pyrope.conventions import MODEL_TYPES
+from pyrope.models.conventions import MODEL_TYPES
 from pyrope.oracle.adapters import (
     cached,
     from_complex,
@@ -116,7 +116,7 @@ def rotary_dim(rope: Rope) -> int:
 
 @pytest.mark.parametrize(("model_type", "layer_type"), LAYERS)
 def test_family(model_type: str, layer_type: str | None) -> None:
-    """Every family that `pyrope.conventions` lists, by its own functions, in float32."""
+    """Every family that `pyrope.models.conventions` lists, by its own functions, in float32."""
     fn, rope = family(model_type, layer_type)
     precision = LOW_TABLES if model_type == "roformer" else ANGLE32  # whose tables are made in float64
     assert_identified_and_right(fn, rope, precision, max_position=top_of(model_type))

@@ -1,4 +1,4 @@
-"""`pyrope.rotate` against whole rotary embeddings of Hugging Face transformers: their tables and their functions.
+"""`pyrope.rotate` against the rotary embeddings of Hugging Face transformers: their tables and their functions.
 
 Three measures. In float32, with their own tables, they may be off by what `peer_bounds` derives, at positions up to
 4096. With float64 tables in place of theirs, both sides agree to 1e-12, so what differs is the tables alone. In
@@ -87,9 +87,7 @@ def assert_agrees_in_float64(theirs: Any, x: Any, positions: Any, rope: Rope) ->
 def rounding(x: Any, positions: Any, rope: Rope, u: float, out: Any) -> Any:
     """2u(|x·cos| + |y·sin|) + u|out|: tables and products rounded to unit roundoff u; 0 where nothing turns."""
     sums = pair_errors(x, positions, rope).sums
-    start = 0 if rope.placement == "prefix" else rope.head_dim - rope.width
-    bound = np.zeros(x.shape)
-    turned = slice(start, start + rope.width)
+    bound, turned = np.zeros(x.shape), slice(rope.start, rope.start + rope.width)
     bound[..., turned] = (2 * u * sums + u * np.abs(out[..., turned])) * SECOND_ORDER
     return bound
 
@@ -304,9 +302,9 @@ def test_axial() -> None:
     config = Qwen2VLVisionConfig(embed_dim=128, num_heads=2)
     rope = Rope(64, config.rope_parameters["rope_theta"], "half", axes=Axes("axial"))
     x = vectors(rope, ROWS_AND_COLUMNS.shape[1])
-    seen = torch.tensor(x)[0].transpose(0, 1)  # (n, h, d)
-    tables = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(seen, torch.tensor(ROWS_AND_COLUMNS.T))
-    q, k = modeling_qwen2_vl.apply_rotary_pos_emb_vision(seen, 2 * seen, *tables)
+    patches = torch.tensor(x)[0].transpose(0, 1)  # (n, h, d)
+    tables = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(patches, torch.tensor(ROWS_AND_COLUMNS.T))
+    q, k = modeling_qwen2_vl.apply_rotary_pos_emb_vision(patches, 2 * patches, *tables)
     assert torch.equal(k, 2 * q)
     assert_agrees_in_float32(q.transpose(0, 1)[None], x, ROWS_AND_COLUMNS, rope)
 

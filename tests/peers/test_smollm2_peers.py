@@ -31,9 +31,9 @@ def _perplexity(model, ids):
 
 def test_it_knows_the_capital_of_france(capsys):
     assert main(["generate", "--model", "smollm2", "What is the capital of France?"]) == 0
-    told = capsys.readouterr()
-    assert told.out == "The capital of France is Paris.\n"
-    assert "tokens read in" in told.err and "tokens per second" in told.err
+    output = capsys.readouterr()
+    assert output.out == "The capital of France is Paris.\n"
+    assert "tokens read in" in output.err and "tokens per second" in output.err
 
 
 def test_the_wrong_pairing_makes_the_perplexity_explode(smollm2):

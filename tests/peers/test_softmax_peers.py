@@ -121,9 +121,9 @@ def test_onnx_scores(name):
         _same(weights, scores)
         return
     assert ((weights == 0) == np.isneginf(scores)).all()
-    seen = weights > 0
-    logs = np.log(weights, where=seen, out=np.zeros_like(weights))
-    gap = np.where(seen, logs - np.where(seen, scores, 0), np.nan)
+    visible = weights > 0
+    logs = np.log(weights, where=visible, out=np.zeros_like(weights))
+    gap = np.where(visible, logs - np.where(visible, scores, 0), np.nan)
     assert (np.nanmax(gap, axis=-1) - np.nanmin(gap, axis=-1) <= 2e-5).all()
 
 
@@ -156,9 +156,9 @@ def test_torch_at_length():
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, 3, n, 32)).astype(np.float32) for n in (200, 1024))
     v = rng.standard_normal((1, 3, 1024, 24)).astype(np.float32)
-    seen = np.arange(1024) <= np.arange(824, 1024)[:, None]
-    theirs = _torch(q, k, v, attn_mask=torch.from_numpy(seen))
+    visible = np.arange(1024) <= np.arange(824, 1024)[:, None]
+    theirs = _torch(q, k, v, attn_mask=torch.from_numpy(visible))
     np.testing.assert_allclose(pyrope.attention(q, k, v, causal=True), theirs, rtol=1e-5, atol=2e-6)
-    near = seen & (np.arange(1024) > np.arange(824, 1024)[:, None] - 100)
+    near = visible & (np.arange(1024) > np.arange(824, 1024)[:, None] - 100)
     theirs = _torch(q, k, v, attn_mask=torch.from_numpy(near))
     np.testing.assert_allclose(pyrope.attention(q, k, v, causal=True, window=100), theirs, rtol=1e-5, atol=2e-6)

@@ -9,8 +9,9 @@ import tokenizers
 import transformers
 from hypothesis import given, strategies as st
 
-from pyrope.containers import find_smollm2, open_checkpoint, read_gguf
-from pyrope.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
+from pyrope.models.checkpoints import open_checkpoint
+from pyrope.models.gguf import find_smollm2, read_gguf
+from pyrope.models.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 
 @pytest.fixture(scope="module")

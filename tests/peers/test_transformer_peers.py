@@ -11,7 +11,7 @@ from transformers.models.gptj import modeling_gptj
 
 import pyrope
 from pyrope import Cache, forward, load
-from pyrope.families import FAMILIES
+from pyrope.models.families import FAMILIES
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 COMMON = {**SIZES, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1}
@@ -190,14 +190,14 @@ def _table_function(tables, ours, interleaved):
     return table
 
 
-@pytest.mark.parametrize("pieces", [(1,) * 12, (7, 1, 4), (5, 7)])
-def test_step_by_step(saved, pieces):
+@pytest.mark.parametrize("lengths", [(1,) * 12, (7, 1, 4), (5, 7)])
+def test_step_by_step(saved, lengths):
     theirs, ours = _twin(saved, "float32")
     if not ours.config.causal:
         pytest.skip("an encoder has no steps")
     tokens, cache, done = _tokens(2, 12, 2), Cache(ours, 12, batch=2), 0
     past, parts = None, []
-    for n in pieces:
+    for n in lengths:
         with torch.no_grad():
             out = theirs(torch.from_numpy(tokens[:, done : done + n]), past_key_values=past, use_cache=True)
         past = out.past_key_values
@@ -225,15 +225,15 @@ def test_length_dependent_ropes_do_change_there():
 def test_left_padding(saved):
     theirs, ours = _twin(saved, "float32")
     tokens, pads = _tokens(3, 20, 4), (0, 6, 13)
-    seen = np.ones((3, 20), np.int64)
+    visible = np.ones((3, 20), np.int64)
     for row, pad in enumerate(pads):
-        tokens[row, :pad], seen[row, :pad] = 0, 0
-    options = {"attention_mask": torch.from_numpy(seen)}
+        tokens[row, :pad], visible[row, :pad] = 0, 0
+    options = {"attention_mask": torch.from_numpy(visible)}
     if "roformer" not in saved[0]:  # its positions cannot be given: it has them count the padding
-        options["position_ids"] = torch.from_numpy(np.maximum(seen.cumsum(1) - 1, 0))
-        got = forward(ours, tokens, segments=seen)
+        options["position_ids"] = torch.from_numpy(np.maximum(visible.cumsum(1) - 1, 0))
+        got = forward(ours, tokens, segments=visible)
     else:
-        got = forward(ours, tokens, positions=np.arange(20), segments=seen)
+        got = forward(ours, tokens, positions=np.arange(20), segments=visible)
     expected = _logits(theirs, tokens, **options)
     for row, pad in enumerate(pads):
         assert _off(got[row, pad:], expected[row, pad:]) <= 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -10,16 +11,31 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..backend import from_numpy, get
+from ..phase import cos_sin
+from ..theta import frequencies
 from .architecture import Config, Model, Weights, check_dtype, weight_shapes
-from .backend import from_numpy, get
-from .containers import Tensor, open_checkpoint
 from .families import FAMILIES, Family, find_family, read_architecture
-from .phase import cos_sin
-from .theta import frequencies
+from .files import Checkpoint, Tensor, check_file
+from .folders import is_pickle, open_folder, pickle_error
+from .gguf_architectures import open_gguf
 
 _Sources: TypeAlias = list[tuple[str, tuple[int, ...]]]  # the tensors of a checkpoint, and their shapes
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _ROFORMER_TABLE = "roformer.encoder.embed_positions.weight"
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The config, as in config.json, and the tensors by their Hugging Face names: of a folder, or of a GGUF file."""
+    path = pathlib.Path(path)
+    if path.is_dir():
+        return open_folder(path)
+    check_file(path)
+    if is_pickle(path.name):
+        raise pickle_error(str(path))
+    if path.suffix.lower() == ".safetensors":
+        raise ValueError(f"{path} has no config of its own: give the folder that holds it and its config.json")
+    return open_gguf(path)
 
 
 def load(
@@ -27,8 +43,9 @@ def load(
 ) -> Model:
     """The model in a Hugging Face folder (config.json and safetensors) or a GGUF file.
 
-    Tensors are read one after the other into arrays of ``dtype``, float32 or float64. Names and shapes that do not fit
-    are told all at once. ``ignore`` names keys of config.json that are not known here and that change nothing.
+    Tensors are read one after the other into arrays of ``dtype``, float32 or float64. All names and
+    shapes that do not fit are listed in one error. ``ignore`` names keys of config.json that are not known here and
+    that change nothing.
     """
     target, xp = check_dtype(dtype), get(backend)
     raw, tensors = open_checkpoint(path)
@@ -48,22 +65,22 @@ def load(
 
 
 def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> _Sources:
-    """What makes up one of our arrays, from top to bottom."""
+    """The tensors of the checkpoint that make up one of our arrays, from its first rows to its last."""
     layer = _LAYER.match(name)
     general = _LAYER.sub("layers.{i}.", name)
     stem, _, kind = general.rpartition(".")
-    found, suffix = (family.tensors[general], "") if general in family.tensors else (family.tensors[stem], f".{kind}")
-    named = [one.replace("{i}", layer[1] if layer else "") + suffix for one in found.split()]
+    stored, suffix = (family.tensors[general], "") if general in family.tensors else (family.tensors[stem], f".{kind}")
+    names = [one.replace("{i}", layer[1] if layer else "") + suffix for one in stored.split()]
     rows = [shape[0]]
-    if len(named) == 3:
+    if len(names) == 3:
         rows = [config.heads * config.head_dim] + [config.key_heads * config.head_dim] * 2
-    elif len(named) == 2:
+    elif len(names) == 2:
         rows = [config.mlp_width] * 2
-    return [(one, (row, *shape[1:])) for one, row in zip(named, rows, strict=True)]
+    return [(one, (row, *shape[1:])) for one, row in zip(names, rows, strict=True)]
 
 
 def _check_fit(config: Config, family: Family, sources: Mapping[str, _Sources], tensors: Mapping[str, Tensor]) -> None:
-    """All that is missing, unexpected or of another shape, in one error."""
+    """Raises one error that lists every tensor that is missing, unexpected or of another shape."""
     expected = {one: shape for parts in sources.values() for one, shape in parts}
     if config.embedding_bias:  # a table by token type, of which the first row is used
         table = family.tensors["embedding_bias"]
@@ -85,14 +102,14 @@ def _check_fit(config: Config, family: Family, sources: Mapping[str, _Sources], 
         else:
             wrong.append(f"unexpected: {name} {tensors[name].shape}")
     if wrong:
-        told = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
-        raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(told))
+        lines = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
+        raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(lines))
 
 
 def _differs(name: str, copy: Tensor, original: str, tensor: Tensor | None) -> list[str]:
-    """A tensor that is stored twice, such as a tied head beside the embedding, must be the same."""
+    """A copy of a tensor, such as a tied head beside the embedding, must be equal to it."""
     if tensor is None or copy.shape != tensor.shape or not np.array_equal(copy.read(), tensor.read()):
-        return [f"{name} is there and differs from {original}, with which it should be one"]
+        return [f"{name} must be equal to {original}, and differs from it"]
     return []
 
 
@@ -103,7 +120,7 @@ def _other_frequencies(config: Config, name: str, tensor: Tensor) -> list[str]:
     values = tensor.read().astype(np.float64)
     if any(values.shape == theta.shape and np.allclose(values, theta, rtol=1e-2, atol=0) for theta in known):
         return []
-    return [f"{name} holds other frequencies than the config says: from {values.max():g} to {values.min():g}"]
+    return [f"{name} must hold the frequencies of the config, and has others: {values.max():g} to {values.min():g}"]
 
 
 def _other_positions(config: Config, table: Tensor) -> list[str]:
@@ -121,7 +138,7 @@ def _fill(part: np.ndarray[Any, Any], name: str, values: np.ndarray[Any, Any]) -
         with np.errstate(over="raise"):
             part[...] = values
     except FloatingPointError:
-        raise ValueError(f"{name} holds numbers that {part.dtype} cannot: load it with dtype float64") from None
+        raise ValueError(f"{name} holds numbers too large for {part.dtype}: load it with dtype float64") from None
 
 
 def _arranged(config: Config, family: Family, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..theta import LENGTH_DEPENDENT, Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
-from .probe import DEFAULT_MAX_POSITION, Candidate, Float64, Int64, along_axes, probe_positions
-from .recipes import fast_cos_sin, features, frequency_order, recipe_of, to_bfloat16, to_float16
+from .ask import Candidate
+from .explain import Change, Fault
+from .floats import Float64, Int64, to_bfloat16, to_float16
+from .probe import DEFAULT_MAX_POSITION, along_axes, probe_positions
+from .recipes import BACKWARDS, FORWARDS, Block, fast_cos_sin, features, features_apart, frequency_order, recipe_of
 from .tolerance import angle_bound
 
 
-class Found(NamedTuple):
-    """What was measured of a candidate, for faults that have a number of their own."""
+class Measurements(NamedTuple):
+    """What was measured of a candidate, for the mistakes that have a number of their own."""
 
     bases: tuple[float, ...] = ()  # bases that may explain its frequencies
     stretches: tuple[float, ...] = ()  # by how much its pairs are slower than without any rescaling
@@ -31,72 +35,60 @@ class Found(NamedTuple):
     axis: Int64 | None = None  # (p,): which axis turns each pair
     rules: tuple[str, ...] = ()  # published rules that explain its frequencies, in words
     theta: Float64 | None = None  # its frequencies, if there are such rules
+    block: Block | None = None  # its 2 × 2 blocks, if all pairs have the same
+    width: int | None = None  # how many of its features turn
+    narrow: str = ""  # the dtype that all its frequencies are numbers of, if that is a narrow one
+    narrow_theta: Float64 | None = None  # these frequencies
 
 
-class Change(NamedTuple):
-    """A way to make a recipe wrong: new values of its fields, and the numbers in words."""
-
-    told: str
-    fields: dict[str, Any]
-
-
-Changes: TypeAlias = Callable[[Rope, Found | None], Iterable[Change]]
+Changes: TypeAlias = Callable[[Rope, Measurements | None], Iterable[Change]]
 Wrap: TypeAlias = Callable[[Candidate, Rope], Candidate | None]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One known mistake."""
-
-    name: str
-    symptom: str
-    cause: str
-    fix: str
-    seen: str  # where it happened
-    changes: Changes | None = None
-    wrap: Wrap | None = None
-    generic: bool = False  # fits too much to be named where a fault without a free number fits
-    of_axes: bool = False  # of the axes themselves: others change a rope with axes as they would the one without
-    right_in: tuple[str, ...] = ()  # dtypes of x in which it is no fault
-
-    def recipes(self, rope: Rope, found: Found | None = None) -> list[Change]:
-        """The ways to make this mistake with this rope; none where it would change nothing."""
-        if self.changes is None or (self.of_axes and rope.axes is None):
-            return []
-        try:
-            if self.of_axes:
-                return list(self.changes(rope, found))
-            return list(_dealt(self.changes(replace(rope, axes=None), found), rope))
-        except ValueError:  # a rope that cannot be, such as LongRoPE's lists with another width
-            return []
-
-    def make(self, rope: Rope, dtype: Any = np.float32) -> Candidate | None:
-        """A candidate with this mistake, or None where the mistake changes nothing for this rope."""
-        right = recipe_of(rope)
-        if np.dtype(dtype).name in self.right_in:
-            return None
-        if self.wrap:
-            return self.wrap(right.candidate(), rope)
-        length = rope.scaling.length if isinstance(rope.scaling, LENGTH_DEPENDENT) else None
-        positions = probe_positions(max(length - 1, 1) if length else DEFAULT_MAX_POSITION)
-        x = np.random.default_rng(0).standard_normal((len(positions), rope.head_dim))
-        positions = along_axes(positions, None if rope.axes is None else rope.axes.count)
-        for _, fields in self.recipes(rope):
-            wrong = replace(right, **fields)
-            if not np.allclose(wrong.predict(x, positions), right.predict(x, positions), rtol=0, atol=1e-5):
-                return wrong.candidate()
-        return None
+def _ways(changes: Changes, of_axes: bool, rope: Rope, measured: Measurements | None = None) -> list[Change]:
+    """The ways to make a mistake with this rope; none where it would change nothing."""
+    if of_axes and rope.axes is None:
+        return []
+    try:
+        if of_axes:
+            return list(changes(rope, measured))
+        return list(_dealt(changes(replace(rope, axes=None), measured), rope))
+    except ValueError:  # a rope that cannot be, such as LongRoPE's lists with another width
+        return []
 
 
 def _dealt(changes: Iterable[Change], rope: Rope) -> Iterator[Change]:
     """Changes of a rope without axes for this one: frequencies in the order of its pairs, which stay as many."""
     order = frequency_order(rope)
-    for told, fields in changes:
+    for note, fields in changes:
         if rope.axes is not None and "theta" in fields:
             if len(fields["theta"]) != rope.pairs:
                 continue
             fields = {**fields, "theta": fields["theta"][order]}
-        yield Change(told, fields)
+        yield Change(note, fields)
+
+
+def _broken(
+    ways: Callable[[Rope], list[Change]], right_in: tuple[str, ...], rope: Rope, dtype: Any = np.float32
+) -> Candidate | None:
+    """A candidate with a mistake of the operator, or None where the mistake has no effect on this rope."""
+    if np.dtype(dtype).name in right_in:
+        return None
+    length = rope.scaling.length if isinstance(rope.scaling, LENGTH_DEPENDENT) else None
+    positions = np.roll(probe_positions(max(length - 1, 1) if length else DEFAULT_MAX_POSITION), 5)  # not from 0 on
+    x = np.random.default_rng(0).standard_normal((len(positions), rope.head_dim))
+    positions = along_axes(positions, None if rope.axes is None else rope.axes.count)
+    right = recipe_of(rope)
+    for _, fields in ways(rope):
+        wrong = replace(right, **fields)
+        if not np.allclose(wrong.predict(x, positions), right.predict(x, positions), rtol=0, atol=1e-5):
+            return wrong.candidate()
+    return None
+
+
+def _misbehaving(wrap: Wrap, rope: Rope, dtype: Any = np.float32) -> Candidate | None:
+    """A right candidate with a mistake of behaviour."""
+    return wrap(recipe_of(rope).candidate(), rope)
 
 
 FAULTS: dict[str, Fault] = {}
@@ -104,13 +96,16 @@ GENERIC = True
 
 
 def _add(
-    name: str, symptom: str, cause: str, fix: str, seen: str, changes: Changes, generic: bool = False, **more: Any
-) -> None:
-    FAULTS[name] = Fault(name, symptom, cause, fix, seen, changes, None, generic, **more)
+    name: str, symptom: str, cause: str, fix: str, happened: str, changes: Changes, generic: bool = False, *,
+    of_axes: bool = False, right_in: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    ways = partial(_ways, changes, of_axes)
+    make = partial(_broken, ways, right_in)
+    FAULTS[name] = Fault(name, symptom, cause, fix, happened, "rotation", ways, make, generic, right_in)
 
 
-def _add_behaviour(name: str, symptom: str, cause: str, fix: str, seen: str, wrap: Wrap) -> None:
-    FAULTS[name] = Fault(name, symptom, cause, fix, seen, None, wrap)
+def _add_behaviour(name: str, symptom: str, cause: str, fix: str, happened: str, wrap: Wrap) -> None:
+    FAULTS[name] = Fault(name, symptom, cause, fix, happened, "behaviour", make=partial(_misbehaving, wrap))
 
 
 # ── Numbers that the mistakes are made of ────────────────────────────────────────────────────────────────────────────
@@ -153,18 +148,18 @@ def _yarn_pair(rope: Rope, s: YaRN, turns: float) -> float:
     return rope.width * math.log(s.original_length / (2 * np.pi * turns)) / (2 * math.log(rope.base))
 
 
-def _theta(told: str, theta: Any, rope: Rope, **fields: Any) -> Iterable[Change]:
+def _theta(note: str, theta: Any, rope: Rope, **fields: Any) -> Iterable[Change]:
     """The change to these frequencies, if it is one."""
     theta = np.asarray(theta, np.float64)
     if not np.allclose(theta, frequencies(rope), rtol=1e-6, atol=0) or any(
         value != getattr(recipe_of(rope), name) for name, value in fields.items() if name == "factor"
     ):
-        yield Change(told, {"theta": theta, **fields})
+        yield Change(note, {"theta": theta, **fields})
 
 
-def _scaled(told: str, rope: Rope, scaling: Any, **fields: Any) -> Iterable[Change]:
+def _scaled(note: str, rope: Rope, scaling: Any, **fields: Any) -> Iterable[Change]:
     other = replace(rope, scaling=scaling, **fields)
-    return _theta(told, frequencies(other), rope, factor=other.attention_factor)
+    return _theta(note, frequencies(other), rope, factor=other.attention_factor)
 
 
 def _has(rope: Rope) -> tuple[float, int] | None:
@@ -178,39 +173,38 @@ def _has(rope: Rope) -> tuple[float, int] | None:
 # ── Pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _start(rope: Rope) -> int:
-    return 0 if rope.placement == "prefix" else rope.head_dim - rope.width
-
-
-def _pairing(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _pairing(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     others = {
         "half": ("interleaved", "interleaved-to-half"),
         "interleaved": ("half",),
         "interleaved-to-half": ("half",),
     }
     for layout in others[rope.layout] if rope.pairs > 1 else ():
-        reads, writes = features(layout, rope.pairs, _start(rope))
+        reads, writes = features(layout, rope.pairs, rope.start)
         yield Change(f"{layout} instead of {rope.layout}", {"reads": reads, "writes": writes})
 
 
 def _mixed(layout: str, one: Any, two: Any) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         p = rope.pairs
         if p > 1:
-            reads, writes = features(layout, p, _start(rope))
+            reads, writes = features(layout, p, rope.start)
             angles = np.stack((one(np.arange(p), p), two(np.arange(p), p)), -1)
             yield Change(f"features {layout}", {"reads": reads, "writes": writes, "angles": angles})
 
     return changes
 
 
-def _in_place(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _in_place(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if rope.layout == "interleaved-to-half" and rope.pairs > 1:
         yield Change("", {"in_place": True})
 
 
 def _width(share: Callable[[Rope], int]) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+        if isinstance(s := rope.scaling, Proportional) and share(rope) == rope.head_dim:
+            theta = _powers(rope) / s.factor
+            yield from _theta(f"all {rope.head_dim} features turn, not the first {s.fraction:g} of them", theta, rope)
         r = share(rope)
         if r != rope.width and r % 2 == 0 and r and not isinstance(rope.scaling, Proportional):
             other = recipe_of(replace(rope, rotary_dim=r))
@@ -220,22 +214,36 @@ def _width(share: Callable[[Rope], int]) -> Changes:
     return changes
 
 
-def _placement(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _other_width(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    r = (rope.width * 3 // 4 // 2 * 2) if measured is None else measured.width
+    if not r or r == rope.width or r > rope.head_dim or isinstance(rope.scaling, Proportional):
+        return
+    for placement in dict.fromkeys((rope.placement, "prefix", "suffix")):
+        other = recipe_of(replace(rope, rotary_dim=r, placement=placement))
+        fields = {"reads": other.reads, "writes": other.writes}
+        yield Change(f"{r} features turn, {rope.width} expected", {**fields, "theta": other.theta})
+        if r < rope.width:
+            kept = frequencies(rope)[: r // 2]
+            note = f"{r} features turn, {rope.width} expected, with exponents over {rope.width}"
+            yield Change(note, {**fields, "theta": kept})
+
+
+def _placement(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if rope.width < rope.head_dim:
         other = recipe_of(replace(rope, placement="suffix" if rope.placement == "prefix" else "prefix"))
-        told = "the last features turn" if rope.placement == "prefix" else "the first features turn"
-        yield Change(told, {"reads": other.reads, "writes": other.writes})
+        note = "the last features turn" if rope.placement == "prefix" else "the first features turn"
+        yield Change(note, {"reads": other.reads, "writes": other.writes})
 
 
-def _proportional(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _proportional(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if rope.width < rope.head_dim and rope.layout == "half":
         d = rope.head_dim
-        reads, writes = features("half", rope.pairs, 0, d // 2)
+        apart = features_apart(rope.pairs, d // 2)
         w = _ratio(rope, _powers(rope, denominator=d))
-        yield Change(f"pairs {d // 2} apart, exponent over {d}", {"reads": reads, "writes": writes, "theta": w})
+        yield Change(f"pairs {d // 2} apart, exponent over {d}", {"reads": apart, "writes": apart, "theta": w})
 
 
-def _contiguous(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _contiguous(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(rope.scaling, Proportional) and (p := int(np.count_nonzero(frequencies(rope)))) < rope.pairs:
         reads, writes = features(rope.layout, p)
         theta = rope.base ** -(np.arange(p) / p) / rope.scaling.factor
@@ -265,6 +273,9 @@ _add("whole head rotated", "features beyond the rotary width turn",
 _add("half the width rotated", "features within the rotary width do not turn",
      "the rotary width divided by two once too often (r/2 is the number of pairs)", "rotate r features, r/2 pairs",
      "—", _width(lambda rope: rope.width // 2))  # fmt: skip
+_add("another rotary width", "more or fewer features turn than expected",
+     "rotary_dim, or the fraction of the head that turns, of another model",
+     "rotate rotary_dim features, partial_rotary_factor·head_dim", "—", _other_width, GENERIC)  # fmt: skip
 _add("wrong end rotated", "the features that turn are at the other end of the head",
      "prefix and suffix exchanged: [rope, nope] for [nope, rope]", "rotate the end that the model rotates",
      "DeepSeek's [nope, rope] read as a prefix", _placement)  # fmt: skip
@@ -279,17 +290,32 @@ _add("contiguous instead of proportional", "the features that turn are the first
 # ── Frequencies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _base(rope: Rope, found: Found | None) -> Iterable[Change]:
-    bases = found.bases if found else (10000.0 if rope.base != 10000.0 else 500000.0,)
-    if found and isinstance(rope.scaling, DynamicNTK):  # what was measured has grown
-        bases = tuple(base * rope.base / _grown_base(rope) for base in bases)
+def _base(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    bases = measured.bases if measured else (10000.0 if rope.base != 10000.0 else 500000.0,)
+    if measured and isinstance(rope.scaling, DynamicNTK):  # what was measured has grown; if not to a usual one, wrongly
+        bases = tuple(_ungrown(rope, base) for base in bases if _round(_ungrown(rope, base)))
     for base in bases:
         if 1 < base <= 1e12:
-            told = f"base {base:g} instead of {rope.base:g}"
-            yield from _theta(told, frequencies(replace(rope, base=base)), rope)
+            note = f"base {_apart(base, rope.base)} instead of {rope.base:g}"
+            yield from _theta(note, frequencies(replace(rope, base=base)), rope)
 
 
-def _ignored(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _ungrown(rope: Rope, base: float) -> float:
+    """The base that NTK would have grown to this one."""
+    return base * rope.base / _grown_base(rope)
+
+
+def _round(number: float) -> bool:
+    """Whether a number is one of two digits, nearly: a base that somebody chose."""
+    return abs(float(f"{number:.2g}") / number - 1) < 2e-3
+
+
+def _apart(number: float, other: float) -> str:
+    """A number with as many digits as it takes to tell it from another one."""
+    return next((s for k in range(6, 17) if (s := f"{number:.{k}g}") != f"{other:.{k}g}"), repr(number))
+
+
+def _ignored(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if rope.scaling is not None and not isinstance(rope.scaling, Proportional):
         yield from _scaled("frequencies and factor of the unscaled rope", rope, None)
     elif isinstance(rope.scaling, Proportional) and rope.scaling.factor != 1:
@@ -297,7 +323,7 @@ def _ignored(rope: Rope, found: Found | None) -> Iterable[Change]:
 
 
 def _rule(make: Callable[[float, int, Rope], Any], *kinds: type) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         if (has := _has(rope)) and not isinstance(rope.scaling, kinds):
             scaling = make(*has, rope)
             yield from _scaled(f"{scaling}", rope, scaling)
@@ -305,13 +331,13 @@ def _rule(make: Callable[[float, int, Rope], Any], *kinds: type) -> Changes:
     return changes
 
 
-def _yarn_flip(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _yarn_flip(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN):
-        told = "ramp between fractions of pairs" if s.truncate else "ramp between whole pairs"
-        yield from _scaled(told, rope, replace(s, truncate=not s.truncate))
+        note = "ramp between fractions of pairs" if s.truncate else "ramp between whole pairs"
+        yield from _scaled(note, rope, replace(s, truncate=not s.truncate))
 
 
-def _yarn_swapped(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _yarn_swapped(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN):
         lo, hi = _yarn_pair(rope, s, s.beta_slow), _yarn_pair(rope, s, s.beta_fast)
         if s.truncate:
@@ -319,7 +345,7 @@ def _yarn_swapped(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _theta("the ramp runs backwards", _yarn_ramp(rope, lo, hi), rope)
 
 
-def _yarn_wavelength(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _yarn_wavelength(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN):
         w = _powers(rope)
         wave, lo, hi = 2 * np.pi / w, s.original_length / s.beta_fast, s.original_length / s.beta_slow
@@ -327,18 +353,33 @@ def _yarn_wavelength(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _theta("ramp over the wavelength", w * (1 - gamma + gamma / s.factor), rope)
 
 
-def _yarn_turns(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _yarn_turns(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN):
         yield from _theta("ramp over turns", _llama3(_powers(rope), s, s.beta_slow, s.beta_fast), rope)
 
 
-def _long_original(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _ramp_inverted(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
+        w = _powers(rope)
+        kept = (frequencies(rope) / w - 1 / s.factor) / (1 - 1 / s.factor)  # 1: kept, 0: slowed down
+        yield from _theta("fast pairs are slowed down, slow ones kept", w * (1 - kept + kept / s.factor), rope)
+
+
+def _yarn_end(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN):
+        lo, hi = _yarn_pair(rope, s, s.beta_fast), _yarn_pair(rope, s, s.beta_slow)
+        lo, hi = (math.floor(lo), math.ceil(hi)) if s.truncate else (lo, hi)
+        last = rope.pairs - 1
+        yield from _theta(f"the ramp ends at pair {last}", _yarn_ramp(rope, lo, min(hi, last)), rope)
+
+
+def _long_original(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
         length = int(s.factor * s.original_length)
         yield from _scaled(f"original length {length}", rope, replace(s, original_length=length))
 
 
-def _llama3_swapped(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _llama3_swapped(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, Llama3):
         w = _powers(rope)
         yield from _theta(
@@ -350,18 +391,18 @@ def _llama3_swapped(rope: Rope, found: Found | None) -> Iterable[Change]:
 
 
 def _factor_power(power: int) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         if isinstance(s := rope.scaling, Linear) and s.factor > 1:
             yield from _theta(f"θ times {s.factor**-power:g}", _powers(rope) * s.factor**-power, rope)
 
     return changes
 
 
-def _other_factor(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _other_factor(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     s = rope.scaling
     if isinstance(s, Proportional | LongRoPE | DynamicNTK):
         return
-    for stretch in found.stretches if found else (getattr(s, "factor", 1.0) * 1.5,):
+    for stretch in measured.stretches if measured else (getattr(s, "factor", 1.0) * 1.5,):
         if s is None:
             yield from _theta(f"all frequencies over {stretch:.6g}", frequencies(rope) / stretch, rope)
         elif stretch >= 1:
@@ -369,22 +410,46 @@ def _other_factor(rope: Rope, found: Found | None) -> Iterable[Change]:
             yield from _theta(f"factor {stretch:.6g} instead of {s.factor:g}", frequencies(other), rope)
 
 
-def _ntk_exponent(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _ntk_exponent(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, DynamicNTK):
         g = 1 + s.factor * max((s.length or 0) - s.original_length, 0) / s.original_length
         yield from _theta(f"base times {g:g}", _powers(rope, base=rope.base * g), rope)
 
 
-def _other_list(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _ntk_formula(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if not isinstance(s := rope.scaling, DynamicNTK):
+        return
+    n, power = max(s.length or 0, s.original_length) / s.original_length, rope.width / (rope.width - 2)
+    right = s.factor * n - (s.factor - 1)
+    ways = {
+        "factor·N/L, without − (factor − 1)": (s.factor * n) ** power,
+        "N/L, without the factor": n**power,
+        "factor, whatever the length": s.factor**power,
+        "factor·N/L − factor": max(s.factor * n - s.factor, 1e-9) ** power,
+        "the exponent (r − 2)/r": right ** (1 / power),
+        "the exponent r/(r − 1)": right ** (rope.width / (rope.width - 1)),
+        "the exponent d/(d − 2)": right ** (rope.head_dim / (rope.head_dim - 2)),
+        "the exponent 1 + 2/r": right ** (1 + 2 / rope.width),
+    }
+    for words, stretch in ways.items():
+        if 1 < rope.base * stretch <= 1e12:
+            yield from _theta(f"base times {stretch:.6g}: {words}", _powers(rope, base=rope.base * stretch), rope)
+    for base in (base for base in measured.bases if not _round(_ungrown(rope, base))) if measured else ():
+        note = f"base times {base / rope.base:.6g}, {_grown_base(rope) / rope.base:.6g} expected"
+        yield from _theta(note, _powers(rope, base=base), rope)
+    yield from _theta("frequencies divided by the stretch", _powers(rope, base=rope.base) / right, rope)
+
+
+def _other_list(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, LongRoPE):
         yield from _scaled("the other list", rope, replace(s, long=s.short, short=s.long))
 
 
-def _other_rule(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _other_rule(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     s = rope.scaling
-    if found is not None:
-        if found.theta is not None:
-            yield Change("the frequencies are those of " + ", or of ".join(found.rules), {"theta": found.theta})
+    if measured is not None:
+        if measured.theta is not None:
+            yield Change("the frequencies are those of " + ", or of ".join(measured.rules), {"theta": measured.theta})
     elif isinstance(s, YaRN):
         yield from _theta("another ramp", frequencies(replace(rope, scaling=replace(s, beta_fast=20.0))), rope)
     elif isinstance(s, Llama3):
@@ -393,24 +458,37 @@ def _other_rule(rope: Rope, found: Found | None) -> Iterable[Change]:
         yield from _theta("llama3", frequencies(replace(rope, scaling=Llama3(8.0, 1.0, 4.0, 8192))), rope)
 
 
-def _exponent(told: str, make: Callable[[Rope], Float64 | None]) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _exponent(note: str, make: Callable[[Rope], Float64 | None]) -> Changes:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         w = make(rope)
         if w is not None and not isinstance(rope.scaling, Proportional):
-            yield from _theta(told, _ratio(rope, w), rope)
+            yield from _theta(note, _ratio(rope, w), rope)
 
     return changes
 
 
-def _times(told: str, constant: float) -> Changes:
-    return lambda rope, found: _theta(told, frequencies(rope) * constant, rope)
+def _over_another(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    widths = (rope.width - 1, rope.width + 1, *(256 * k for k in (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 32)))
+    others = {rope.width, rope.width - 2, rope.head_dim, 2 * rope.width}  # which have names of their own
+    for k in (512,) if measured is None else widths:
+        if k not in others and not isinstance(rope.scaling, Proportional):
+            yield from _theta(f"2i/{k}", _ratio(rope, _powers(rope, denominator=k)), rope)
 
 
-def _ordered(told: str, order: Callable[[int], Any]) -> Changes:
-    return lambda rope, found: _theta(told, frequencies(rope)[order(rope.pairs)], rope)
+def _times(note: str, constant: float) -> Changes:
+    return lambda rope, measured: _theta(note, frequencies(rope) * constant, rope)
 
 
-def _twice(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _turns(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    for name, constant in (("2π", 2 * math.pi), ("π", math.pi), ("1/2π", 0.5 / math.pi)):
+        yield from _theta(f"θ·{name}", frequencies(rope) * constant, rope)
+
+
+def _ordered(note: str, order: Callable[[int], Any]) -> Changes:
+    return lambda rope, measured: _theta(note, frequencies(rope)[order(rope.pairs)], rope)
+
+
+def _twice(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if rope.layout != "interleaved-to-half":
         a = rope.attention_factor
         yield from _theta(
@@ -418,22 +496,33 @@ def _twice(rope: Rope, found: Found | None) -> Iterable[Change]:
         )
 
 
-def _still(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _still(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     reads = recipe_of(rope).reads
     yield Change("", {"theta": np.zeros(rope.pairs), "factor": 1.0, "writes": reads, "reads": reads})
 
 
-def _recursive(rope: Rope, found: Found | None) -> Iterable[Change]:
-    if rope.scaling is not None or rope.pairs < 2:
+def _ratios(rope: Rope, measured: Measurements | None) -> Iterator[tuple[Any, Float64]]:
+    """Ratios of neighbouring frequencies in float32, the right one and, since a library's power is good to 1 ulp, those
+    beside it, and the frequencies that their running products are, where these are worse than any float32 pipeline."""
+    if rope.scaling is not None or rope.pairs < 3:
         return
     step = np.float32(frequencies(rope)[1])
-    for ulps in (0,) if found is None else (0, 1, -1):  # a library's power is good to 1
+    for ulps in (0,) if measured is None else (0, 1, -1):
         ratio = np.full(rope.pairs, step + ulps * np.spacing(step), np.float32)
         ratio[0] = 1
         theta = np.multiply.accumulate(ratio, dtype=np.float32).astype(np.float64)
-        off = np.abs(theta / frequencies(rope) - 1)
-        if (off > 1.5 * angle_bound(rope)).any():  # else as good as any float32 pipeline
-            yield Change("", {"theta": theta})
+        if (np.abs(theta / frequencies(rope) - 1) > 1.5 * angle_bound(rope)).any():
+            yield ratio[1], theta
+
+
+def _recursive(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    for _, theta in _ratios(rope, measured):
+        yield Change("", {"theta": theta})
+
+
+def _recurrent(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    for ratio, _ in _ratios(rope, measured):
+        yield Change("", {"ratio": float(ratio)})
 
 
 _CONFIG = "read it from the config, under its new and its old name (rope_parameters, rope_scaling)"
@@ -460,11 +549,16 @@ _add("YaRN ramp over wavelengths", "the band between kept and interpolated pairs
 _add("YaRN ramp over turns", "the band between kept and interpolated pairs has the wrong shape",
      "the ramp is linear in the turns within the original length, as in the paper, not in the index of the pair",
      "γ = (i − lo)/(hi − lo), as every checkpoint's code has it", "—", _yarn_turns)  # fmt: skip
+_add("ramp inverted", "fast pairs are slowed down and slow ones kept", "the two sides of the blend exchanged",
+     "w·((1 − γ) + γ/s), with γ = 0 for the fast pairs", "litgpt 0.5.13", _ramp_inverted)  # fmt: skip
+_add("YaRN ramp clamped", "the ramp ends at the last pair", "its end is clamped to r/2 − 1, not to r − 1",
+     "hi = min(hi, r − 1), as every checkpoint's code has it", "OLMo-core 3.0.0", _yarn_end)  # fmt: skip
 _add("original length mistaken", "the band between kept and interpolated pairs lies too far down",
      "max_position_embeddings used where original_max_position_embeddings is meant", "use the original length", "—",
      _long_original)  # fmt: skip
 _add("llama3 low and high swapped", "a step, or a backward ramp, where the band should be",
-     "low_freq_factor and high_freq_factor exchanged", "wavelengths above L₀/low are slowed down, below L₀/high kept",
+     "low_freq_factor and high_freq_factor exchanged, or the blend left out",
+     "wavelengths above L₀/low are slowed down, below L₀/high kept",
      "—", _llama3_swapped)  # fmt: skip
 _add("linear factor inverted", "the frequencies are times the factor instead of over it",
      "positions multiplied by the factor, or its reciprocal stored", "divide by the factor", "—",
@@ -479,6 +573,9 @@ _add("another rescaling", "the frequencies follow a published rule with other nu
      "vllm#48623, torchtitan#3787", _other_rule, GENERIC)  # fmt: skip
 _add("NTK exponent missing", "the base is larger, but not as large as it should be",
      "base·g instead of base·g^(r/(r−2))", "raise g to r/(r−2)", "—", _ntk_exponent)  # fmt: skip
+_add("dynamic NTK formula", "the base is stretched by another number than the formula's",
+     "a term of base·(s·N/L − (s − 1))^(r/(r−2)) is missing or another", "base·(s·N/L − (s − 1))^(r/(r−2)), N ≥ L", "—",
+     _ntk_formula)  # fmt: skip
 _add("LongRoPE's other list", "each pair is divided by the factor of the other list",
      "short and long exchanged, or the switch is at < instead of <=", "long if N > L₀, else short", "unsloth#10681",
      _other_list)  # fmt: skip
@@ -491,11 +588,19 @@ _add("exponent over r − 2", "the frequencies fall too fast: the slowest is 1/b
                 lambda rope: _powers(rope, denominator=rope.width - 2) if rope.pairs > 1 else None))  # fmt: skip
 _add("exponent without its 2", "the frequencies are those of the base's root", "base^(−i/r) instead of base^(−2i/r)",
      "arange(0, r, 2)/r", "—", _exponent("i/r", lambda rope: _powers(rope, lambda i: i)))  # fmt: skip
+_add("exponent doubled", "the frequencies are those of the base squared", "base^(−4i/r): 2i over the number of pairs",
+     "arange(0, r, 2)/r", "—", _exponent("4i/r", lambda rope: _powers(rope, lambda i: 4 * i)))  # fmt: skip
+_add("exponent over another width", "the frequencies fall too slowly or too fast, as base^(−2i/k)",
+     "the width of the model, or r ± 1, in the exponent", "base^(−2i/r), r the rotary width of one head", "—",
+     _over_another)  # fmt: skip
 _add("index counted from 1", "every pair has its neighbour's frequency; none turns by 1",
      "i = 1 … r/2 put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)", "—",
      _exponent("2(i+1)/r", lambda rope: _powers(rope, lambda i: 2 * (i + 1))))  # fmt: skip
 _add("degrees", "all frequencies are off by 180/π", "degrees and radians confused", "angles in radians", "—",
      _times("θ·π/180", math.pi / 180))  # fmt: skip
+_add("frequencies times 2π", "all frequencies are 2π times too high, or π times",
+     "angles in turns or half turns taken for radians", "angles in radians: m·θ, without 2π", "—",
+     _turns)  # fmt: skip
 _add("frequencies in reverse", "the first pair is the slowest", "the table is flipped", "fastest pair first", "—",
      _ordered("slowest first", lambda p: np.arange(p)[::-1]))  # fmt: skip
 _add("frequencies dealt to axes", "even frequencies first, then the odd ones", "Pixtral's order used for plain text",
@@ -505,6 +610,11 @@ _add("rotated twice", "all frequencies are doubled", "applied in the model and a
      "TensorRT-LLM#16378", _twice)  # fmt: skip
 _add("not rotated", "R is the identity at every position", "the call is missing, or its result dropped",
      "use what the function returns", "—", _still)  # fmt: skip
+_add("ggml's recurrence", "errors grow with the index of the pair, beyond those of a float32 power",
+     "each angle is the one before times a rounded ratio", "compute each frequency as a power of its own, once",
+     "ggml", _recurrent,
+     right_in=("float16", "bfloat16"))  # fmt: skip
+FAULTS["ggml's recurrence"] = replace(FAULTS["ggml's recurrence"], make=None)  # as good as others but for many pairs
 _add("wrong base", "the frequencies are a geometric series of another base",
      "rope_theta not read, or read from where it is no longer kept", _CONFIG, "DeepSpeed#8345", _base)  # fmt: skip
 _add("recursive frequencies", "the slopes drift with the index of the pair, ten times beyond float32's error",
@@ -515,37 +625,42 @@ _add("recursive frequencies", "the slopes drift with the index of the pair, ten 
 
 
 def _shift(by: int) -> Changes:
-    return lambda rope, found: [Change(f"position m turns by (m {by:+d})·θ", {"place": lambda m: m + by})]
+    return lambda rope, measured: [Change(f"position m turns by (m {by:+d})·θ", {"place": lambda m: m + by})]
 
 
-def _any_shift(rope: Rope, found: Found | None) -> Iterable[Change]:
-    by = found.offset if found else 17
+def _any_shift(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    by = measured.offset if measured else 17
     if by not in (None, -1, 0, 1):
-        yield from _shift(by)(rope, found)
+        yield from _shift(by)(rope, measured)
 
 
-def _length(found: Found | None) -> int | None:
+def _length(measured: Measurements | None) -> int | None:
     """The length of a table that was right up to its end, as measured."""
-    return found.length if found else None
+    return measured.length if measured else None
 
 
-def _modulo(rope: Rope, found: Found | None) -> Iterable[Change]:
-    for length in dict.fromkeys((_length(found) or 4096, *(2**k for k in range(4, 17)))):
+def _from_first(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    yield Change("m − m₀", {"place": lambda m: m - m[..., :1]})
+    yield Change("m − min m", {"place": lambda m: m - m.min(axis=-1, keepdims=True)})
+
+
+def _modulo(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    for length in dict.fromkeys((_length(measured) or 4096, *(2**k for k in range(4, 17)))):
         yield Change(f"modulo {length}", {"place": lambda m, n=length: m % n})
 
 
-def _clamped(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _clamped(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     original = getattr(rope.scaling, "original_length", 4096)
-    for length in dict.fromkeys((_length(found) or original, original, *(2**k for k in range(4, 17)))):
+    for length in dict.fromkeys((_length(measured) or original, original, *(2**k for k in range(4, 17)))):
         yield Change(f"at row {length - 1}", {"place": lambda m, n=length: np.minimum(m, n - 1)})
 
 
 def _fixed(**fields: Any) -> Changes:
-    return lambda rope, found: [Change("", fields)]
+    return lambda rope, measured: [Change("", fields)]
 
 
 def _low_angle(rounding: Any) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         one = {"round_angle": rounding}
         yield Change("the angle alone", one)
         yield Change("frequencies and angle", {**one, "round_theta": rounding})
@@ -555,8 +670,10 @@ def _low_angle(rounding: Any) -> Changes:
     return changes
 
 
-def _low_theta(rounding: Any) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _low_theta(kind: str, rounding: Any) -> Changes:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+        if measured is not None and measured.narrow == kind and measured.narrow_theta is not None:
+            yield Change(f"all measured frequencies are {kind} numbers", {"theta": measured.narrow_theta})
         if (rounding(frequencies(rope)) != frequencies(rope)).any():
             off = np.abs(rounding(frequencies(rope)) / np.where(frequencies(rope), frequencies(rope), 1) - 1)
             yield Change(
@@ -566,22 +683,73 @@ def _low_theta(rounding: Any) -> Changes:
     return changes
 
 
-def _factor(make: Callable[[Rope, Found | None], float | None], wanted: bool) -> Changes:
-    def changes(rope: Rope, found: Found | None) -> Iterable[Change]:
-        a = make(rope, found)
+def _scale(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    for name, power in (("1/√d", -0.5), ("d^(−1/4)", -0.25)):
+        if rope.head_dim > 2:
+            yield Change(f"times {name}", {"factor": rope.attention_factor * rope.head_dim**power})
+
+
+def _aliased(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if rope.layout != "interleaved-to-half":
+        yield Change("the second output is computed from the first", {"aliased": 0})
+        yield Change("the first output is computed from the second", {"aliased": 1})
+
+
+def _rest(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if rope.width < rope.head_dim:
+        yield Change(f"{rope.head_dim - rope.width} features are zero", {"rest": 0.0})
+
+
+def _unsigned_cos_sin(angle: Any) -> tuple[Any, Any]:
+    return np.cos(angle), np.abs(np.sin(angle))
+
+
+def _twice_cos_sin(angle: Any) -> tuple[Any, Any]:
+    return np.cos(np.cos(angle)), np.sin(np.sin(angle))
+
+
+def _factor(make: Callable[[Rope, Measurements | None], float | None], wanted: bool) -> Changes:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+        a = make(rope, measured)
         if (rope.attention_factor != 1) == wanted and a is not None and abs(a / rope.attention_factor - 1) > 1e-5:
             yield Change(f"{a:.6g} instead of {rope.attention_factor:.6g}", {"factor": a})
 
     return changes
 
 
-def _fast(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _fast(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if not angle_bound(rope)[0]:  # else its error is as small as that of a float32 angle, and hides behind it
         yield Change("", {"cos_sin": fast_cos_sin})
 
 
-def _turned(told: str, signs: Callable[[int, int], tuple[int, int]]) -> Changes:
-    return lambda rope, found: [Change(told, {"signs": signs(*recipe_of(rope).signs)})]
+def _block(note: str, first: tuple[str, str], second: tuple[str, str]) -> Changes:
+    """Another block than the one that turns forwards; for a rope that turns backwards, the same with −sin for sin."""
+
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+        block = (first, second)
+        if rope.direction == -1:
+            other = {"sin": "-sin", "-sin": "sin"}
+            block = tuple(tuple(other.get(term, term) for term in row) for row in block)  # type: ignore[assignment]
+        yield Change(note, {"block": block})
+
+    return changes
+
+
+def _measured_block(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    block = (FORWARDS[0], ("sin", "0")) if measured is None else measured.block
+    if block is not None and block != recipe_of(rope).block:
+        yield Change(f"{_as_equations(block)} instead of {_as_equations(recipe_of(rope).block)}", {"block": block})
+
+
+def _as_equations(block: Block) -> str:
+    """Such as "x·cos − y·sin, x·sin + y·cos"."""
+
+    def output(row: tuple[str, str]) -> str:
+        terms = [(factor, f"{feature}·{factor.lstrip('-')}") for factor, feature in zip(row, "xy", strict=True)]
+        words = "".join(f" {'−' if factor[0] == '-' else '+'} {term}" for factor, term in terms if factor != "0")
+        return words.removeprefix(" + ").replace(" − ", "−", 1) if words[:3] == " − " else words.removeprefix(" + ")
+
+    return ", ".join(output(row) or "0" for row in block)
 
 
 _OFF = "count positions from 0, and pass the position of the token itself"
@@ -607,6 +775,9 @@ _add("positions ignored", "rows turn by their index in the call", "arange(n) ins
 _add("consecutive positions assumed", "rows turn by the first position plus their index", "positions[0] + arange(n)",
      "index with the positions", "kernels that take an offset",
      _fixed(place=lambda m: m[..., :1] + np.arange(m.shape[-1])))  # fmt: skip
+_add("first position taken as 0", "rows turn by their distance from the first row, or from the least position",
+     "an offset is lost: positions − positions[0]", "use the positions as they are, in a cache too",
+     "caches that count from the call", _from_first)  # fmt: skip
 _add("positions of the first chunk repeated", "rows of the second half of a call turn like those of the first half",
      "context parallel: a rank that holds several chunks indexes the table for the first of them alone",
      "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]", "Megatron-LM#5243",
@@ -618,7 +789,7 @@ for _kind, _rounding, _limit, _in in (
     _keep = "keep inverse frequencies, positions and angles in float32 (or wider), and cast cos and sin"
     _add(f"{_kind} inverse frequencies", "noise-like relative error in the slopes",
          f"inverse frequencies kept in {_kind}, by model.to({_kind}) or in the checkpoint", _keep, "gpt-neox#1003",
-         _low_theta(_rounding))  # fmt: skip
+         _low_theta(_kind, _rounding))  # fmt: skip
     _add(f"{_kind} positions", f"exact up to {_limit}, wrong from {_limit + 1} on", f"positions cast to {_kind}",
          _keep, "diffusers#13920", _fixed(round_position=_rounding))  # fmt: skip
     _add(f"{_kind} tables", f"errors of 1 in {2 * _limit} from the first positions on, everywhere alike",
@@ -627,6 +798,9 @@ for _kind, _rounding, _limit, _in in (
     _add(f"{_kind} results", f"errors of 1 in {2 * _limit} at every position, 0 among them",
          f"the rotated x goes through {_kind}, though x is wider", "keep the dtype of x to the end",
          "autocast", _fixed(round_result=_rounding), right_in=_in)  # fmt: skip
+    _add(f"{_kind} input", f"errors of 1 in {2 * _limit} at every position, features that do not turn among them",
+         f"x goes through {_kind} before it is rotated", "keep the dtype of x from the beginning", "autocast",
+         _fixed(round_input=_rounding), right_in=_in)  # fmt: skip
     _add(f"{_kind} angle", "wrong from the first positions on, by a part of the angle",
          f"m·θ computed in {_kind}, by autocast or model.to({_kind})", _keep, "gpt-neox#1003",
          _low_angle(_rounding))  # fmt: skip
@@ -634,27 +808,49 @@ _add("fast sine", "residual phase grows with the position even where the angle i
      "a hardware sine (__sinf, fast math) without a proper reduction of the angle", "a full sine for the table",
      "imp#1316", _fast)  # fmt: skip
 _add("attention factor missing", "the operator's norm is 1", "cos and sin are not multiplied by the attention factor",
-     "multiply both tables by a", "exllamav3#259", _factor(lambda rope, found: 1.0, True))  # fmt: skip
+     "multiply both tables by a", "exllamav3#259", _factor(lambda rope, measured: 1.0, True))  # fmt: skip
 _add("attention factor squared", "the operator's norm is a²",
      "multiplied into the tables and again into x, or a² meant for the scores used for q and k",
      "multiply q and k by a: scores get a²", "TensorRT-LLM#16378",
-     _factor(lambda rope, found: rope.attention_factor**2, True))  # fmt: skip
+     _factor(lambda rope, measured: rope.attention_factor**2, True))  # fmt: skip
 _add("attention factor inverted", "the operator's norm is 1/a", "divided by the attention factor", "multiply by it",
-     "—", _factor(lambda rope, found: 1 / rope.attention_factor, True))  # fmt: skip
+     "—", _factor(lambda rope, measured: 1 / rope.attention_factor, True))  # fmt: skip
+_add("softmax scale folded in", "all outputs are times 1/√d, or its root",
+     "queries or keys are scaled for the softmax while they are rotated", "leave the scale to the attention", "kernels",
+     _scale)  # fmt: skip
 _add("attention factor unwanted", "the operator's norm is not 1",
      "an attention factor (YaRN's 0.1·ln s + 1, LongRoPE's) where the rope has none", "leave cos and sin as they are",
-     "vllm#48623", _factor(lambda rope, found: found.factor if found else 1.277, False))  # fmt: skip
+     "vllm#48623", _factor(lambda rope, measured: measured.factor if measured else 1.277, False))  # fmt: skip
 _add("another attention factor", "the operator's norm is not the expected one",
      "mscale, mscale_all_dim or attention_factor read otherwise",
      "transformers: attention_factor, else mscale over mscale_all_dim if both are set", "vllm#48623",
-     _factor(lambda rope, found: found.factor if found else 1.5 * rope.attention_factor, True), GENERIC)  # fmt: skip
+     _factor(lambda rope, measured: measured.factor if measured else 1.5 * rope.attention_factor, True),
+     GENERIC)  # fmt: skip
 _add("direction", "all slopes have the other sign", "the transpose of the textbook matrix: rotated by −mθ",
      "exchange the signs of sin, or say direction=-1 if the model was trained so", "nanochat#489",
-     _turned("turned by −mθ", lambda a, b: (-a, -b)))  # fmt: skip
+     _block("turned by −mθ", *BACKWARDS))  # fmt: skip
 _add("sign missing", "R is no rotation: its off-diagonal entries have equal signs", "rotate_half without its minus",
-     "(−x₂, x₁)", "—", _turned("both sines added", lambda a, b: (1, 1)))  # fmt: skip
+     "(−x₂, x₁)", "—", _block("both sines added", ("cos", "sin"), ("sin", "cos")))  # fmt: skip
 _add("sine and cosine swapped", "at position 0 pairs are a quarter turn off", "the table's halves exchanged",
-     "(cos, sin) in that order", "—", _fixed(swapped=True))  # fmt: skip
+     "(cos, sin) in that order", "—",
+     _block("", ("sin", "-cos"), ("cos", "sin")))  # fmt: skip
+_add("wrong term in the pairs", "R is no rotation: a sign, a sine or a cosine is another in one output of every pair",
+     "a minus in the wrong place, or a term dropped, in one half", "(x cos − y sin, x sin + y cos)", "kernels",
+     _measured_block, GENERIC)  # fmt: skip
+_add("in-place aliasing", "one output of every pair is computed from the other output, not from the input",
+     "the first result is stored over x before the second one is computed",
+     "keep both inputs in variables until both outputs are computed", "kernels", _aliased)  # fmt: skip
+_add("rest zeroed", "features beyond the rotary width come back as zeros",
+     "the result begins as zeros, and only the rotated part is written to it", "copy the rest of x", "—",
+     _rest)  # fmt: skip
+_add("zeros returned", "every output is zero", "the kernel did not run, or its result was not written",
+     "check the launch, and the array that is returned", "kernels",
+     _fixed(block=(("0", "0"), ("0", "0")), rest=0.0))  # fmt: skip
+_add("sign of the sine lost", "pairs that have made more than half a turn are turned the other way",
+     "sin computed as √(1 − cos²)", "compute the sine itself", "—", _fixed(cos_sin=_unsigned_cos_sin))  # fmt: skip
+_add("cosine of a cosine", "at position 0 the factor is cos 1, not 1",
+     "cos and sin are taken of tables that are cos and sin already", "hand over angles, or the tables as they are",
+     "megatron-core 0.16.1", _fixed(cos_sin=_twice_cos_sin))  # fmt: skip
 
 
 # ── Axes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -665,51 +861,51 @@ def _dealing(rope: Rope) -> Axes:
     return rope.axes
 
 
-def _turned_by(told: str, rope: Rope, axis: Any, order: Any = None) -> Iterable[Change]:
+def _turned_by(note: str, rope: Rope, axis: Any, order: Any = None) -> Iterable[Change]:
     """The change to these axes, and to frequencies in this order, if it is one."""
     right, fields = recipe_of(rope), {"axis": np.asarray(axis)}
     if order is not None:
         fields["theta"] = frequencies(replace(rope, axes=None))[np.asarray(order)]
     if any((value != getattr(right, name)).any() for name, value in fields.items()):
-        yield Change(told, fields)
+        yield Change(note, fields)
 
 
-def _one_axis(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _one_axis(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     for axis in range(_dealing(rope).count):
         yield from _turned_by(f"axis {axis} turns all pairs", rope, np.full(rope.pairs, axis))
 
 
-def _axes_reordered(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _axes_reordered(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     axis = np.array([axis for axis, _ in _dealing(rope).assign(rope.pairs)])
     for order in itertools.islice(itertools.permutations(range(_dealing(rope).count)), 1, 24):
         yield from _turned_by(f"axes {order} for {tuple(sorted(order))}", rope, np.array(order)[axis])
 
 
-def _dealt_otherwise(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _dealt_otherwise(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     axes = _dealing(rope)
     for style in ("sections", "interleaved") if axes.sections else ("axial", "pixtral"):
         dealt = Axes(style, axes.sections).assign(rope.pairs)
         yield from _turned_by(f"{style} instead of {axes.style}", rope, *zip(*dealt, strict=True))
 
 
-def _sections_otherwise(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _sections_otherwise(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     """Any other dealing: as measured, or for a candidate, one pair more of the first axis."""
     right = recipe_of(rope).axis
-    axis = found.axis if found is not None else np.roll(np.asarray(right), 1)
+    axis = measured.axis if measured is not None else np.roll(np.asarray(right), 1)
     if axis is not None and right is not None and (axis != right).any():
         i = int(np.argmax(axis != right))
-        told = f"{int((axis != right).sum())} pairs turn with another axis, the first of them pair {i}, with axis "
-        yield from _turned_by(f"{told}{axis[i]} instead of {right[i]}", rope, axis)
+        note = f"{int((axis != right).sum())} pairs turn with another axis, the first of them pair {i}, with axis "
+        yield from _turned_by(f"{note}{axis[i]} instead of {right[i]}", rope, axis)
 
 
-def _wide_sections(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _wide_sections(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     sections = _dealing(rope).sections
     if sections:
         axis = np.repeat(np.arange(len(sections)), 2 * np.array(sections))[: rope.pairs]
         yield from _turned_by("sections twice as wide, cut off at the last pair", rope, axis)
 
 
-def _restarted(rope: Rope, found: Found | None) -> Iterable[Change]:
+def _restarted(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     """Each axis with a table of its own."""
     axes, p = _dealing(rope), rope.pairs
     axis = [axis for axis, _ in axes.assign(p)]
@@ -779,6 +975,52 @@ def _single_row(fn: Candidate, rope: Rope) -> Candidate:
     return lambda x, positions: fn(x, positions if x.shape[-2] > 1 else np.zeros_like(positions))
 
 
+def _counted(fn: Candidate, rope: Rope) -> Candidate:
+    def broken(x: Any, positions: Any) -> Any:
+        n = x.shape[-2]
+        up = n > 1 and bool((np.diff(positions) == 1).all())
+        return fn(x, positions + 1 if up else positions)
+
+    return broken
+
+
+def _sorted(fn: Candidate, rope: Rope) -> Candidate:
+    def broken(x: Any, positions: Any) -> Any:
+        falling = positions.shape[-1] > 2 and bool((np.diff(positions) < 0).all())
+        return fn(x, positions[..., ::-1] if falling else positions)
+
+    return broken
+
+
+def _misread(fn: Candidate, rope: Rope) -> Candidate:
+    def broken(x: Any, positions: Any) -> Any:
+        raw = np.frombuffer(positions.base if positions.base is not None else positions, np.int64)
+        same = positions.dtype == np.int64 and positions.flags.c_contiguous
+        return fn(x, positions if same else np.resize(np.abs(raw) % 4096, positions.shape))
+
+    return broken
+
+
+def _one_buffer(fn: Candidate, rope: Rope) -> Candidate:
+    kept: dict[tuple[int, ...], Any] = {}
+
+    def broken(x: Any, positions: Any) -> Any:
+        out = kept.setdefault(x.shape, np.empty_like(x))
+        out[...] = fn(x, positions)
+        return out
+
+    return broken
+
+
+def _unwritten(fn: Candidate, rope: Rope) -> Candidate:
+    def broken(x: Any, positions: Any) -> Any:
+        out = np.empty_like(x)
+        out[..., : rope.head_dim // 2] = fn(x, positions)[..., : rope.head_dim // 2]
+        return out
+
+    return broken
+
+
 def _grown_theta(rope: Rope, length: int) -> Candidate:
     g = max(1.0, length / 2048)
     theta = frequencies(rope) * g ** -(np.arange(rope.pairs) / max(rope.pairs - 1, 1))
@@ -808,10 +1050,6 @@ def _mutate(y: Any, x: Any, positions: Any) -> Any:
 
 def _strides(fn: Candidate, rope: Rope) -> Candidate:
     return lambda x, positions: fn(x if x.flags.c_contiguous else np.resize(x.base.ravel(), x.shape), positions)
-
-
-def _short_table(fn: Candidate, rope: Rope) -> Candidate:
-    return lambda x, positions: fn(x, np.arange(4096)[positions])
 
 
 def _other_dtype(y: Any, x: Any, positions: Any) -> Any:
@@ -853,6 +1091,24 @@ _add_behaviour("rows differ", "equal rows at equal positions come out different,
      _only(lambda h, n: (_ALL, slice(0, max(n - 2, 1)))))  # fmt: skip
 _add_behaviour("one row differs", "a row alone is rotated otherwise than within a call",
      "a special path for decoding", "use one path", "mlx-rs#359", _single_row)  # fmt: skip
+_add_behaviour("some lengths wrong", "most numbers of rows are right, some are wrong",
+     "a block of the kernel at its edge: the last, partial block dropped, or a path for certain lengths",
+     "cover partial blocks; test lengths around powers of two, and n = d", "kernels",
+     _only(lambda h, n: (_ALL, slice(0, n if n < 64 else n // 64 * 64))))  # fmt: skip
+_add_behaviour("consecutive positions wrong", "positions that count up by one are rotated otherwise than others",
+     "a fast path for a prompt, which takes an offset or a slice of the table instead of the positions",
+     "hold the fast path to the general one, from 0 and from other positions", "kernels",
+     _counted)  # fmt: skip
+_add_behaviour("order of positions matters", "equal positions, or positions that fall, are rotated otherwise",
+     "positions are sorted, made unique, or only their first and last are read", "index with the positions as they are",
+     "kernels", _sorted)  # fmt: skip
+_add_behaviour("positions misread", "positions of int32, or with strides, are read wrongly",
+     "the bytes are read as contiguous int64", "convert the positions first", "kernels", _misread)  # fmt: skip
+_add_behaviour("result overwritten", "a result changes when the function is called again",
+     "one output buffer is used for all calls", "allocate the result, or copy it", "kernels", _one_buffer)  # fmt: skip
+_add_behaviour("output not written", "outputs hold what stood in memory before",
+     "the result is allocated without being filled, and a part of it is not written",
+     "write every feature of every row, those that do not turn too", "kernels", _unwritten)  # fmt: skip
 _add_behaviour("rows leak into each other", "NaN in one row reaches others",
      "a reduction over rows, or memory that is read before it is written", "rows are independent", "kernels",
      _after(_leak))  # fmt: skip
@@ -873,11 +1129,19 @@ _add_behaviour("not finite", "NaN or infinity from finite x", "a division by the
      "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
 _add_behaviour("not linear", "f(4x) is not 4·f(x)", "x is normalised or clipped on the way", "rotation alone",
      "kernels with a fused norm", _normalised)  # fmt: skip
-_add_behaviour("fails", "an exception, or no array like x",
-     "a table shorter than the positions, a shape or dtype that it does not take, a crash, or a time-out",
-     "read the error, exit status or kind of result in the evidence; "
-     "for a table that is meant to be short give max_position= (--max-position)", "all of them",
-     _short_table)  # fmt: skip
+FAULTS["negative positions wrong"] = Fault(
+    "negative positions wrong", "positions below 0, which min_position= allows, are rotated otherwise than expected",
+    "a table indexed from its end, an unsigned type, or the size of m alone",
+    "turn backwards for negative positions, or refuse them",
+    "kernels")  # fmt: skip
+FAULTS["wrong beyond a position"] = Fault(
+    "wrong beyond a position", "right below a position, wrong from there on, by no known rule",
+    "a table that ends there, is read beyond its end, or was grown by another rule",
+    "make the table as long as the positions; grow it by the rule that made it", "sglang 0.5.23")  # fmt: skip
+FAULTS["another order of features"] = Fault(
+    "another order of features", "the right numbers in other places, or with other signs, at every position alike",
+    "pairs are written in another layout, or the rows of a weight are permuted",
+    "use one layout for queries and keys, and write features where the model expects them", "DeepSeek-V3")  # fmt: skip
 FAULTS["coarser than asked"] = Fault(
     "coarser than asked", "errors are within a float32 angle's, but not within the grade that was asked for",
     "angles in float32, or tables or products in the dtype of x", "exact or float64 angles; round the result once",

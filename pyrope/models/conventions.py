@@ -1,18 +1,19 @@
-"""Hugging Face configs: what a ``model_type`` implies about RoPE and a config.json does not say, as data, and
-how the old and the new spelling of the rest are read.
+"""Hugging Face configs: what a ``model_type`` implies about RoPE without its config.json saying so, as data, and how
+the old and the new spelling of the rest are read.
 
 The data were read from the model code of transformers 5.22.2 and are checked against it. A type that is not
-listed is not refused: `read_config` then asks for what the config leaves open.
+listed is not refused: `read_config` then asks for what the config does not say.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from . import checks
+from .. import checks
+from .files import read_json
 
 
 class LayerRope(NamedTuple):
@@ -139,8 +140,8 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
     if layout is None:
         layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
     if layout is None:
-        known = f"and model_type {model_type!r} is not known here"
-        raise ValueError(f"a config does not say which features make a pair, {known}: pass layout=")
+        unlisted = f"and model_type {model_type!r} is not listed here"
+        raise ValueError(f"a config does not say which features make a pair, {unlisted}: pass layout=")
     _refuse_other_ropes(config, convention)
     parameters = _rope_parameters(config, convention, layer_type)
     base = checks.real("rope_theta", parameters["rope_theta"], 1, open=True)
@@ -154,21 +155,21 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
     axes, sections = convention.axes, parameters.get("mrope_section")
     if axes and sections is None:
         raise ValueError(f"model_type {model_type!r} has several position axes: the config must say mrope_section")
-    told = parameters.get("mrope_interleaved")
-    style = axes or ("interleaved" if told else "sections")
-    if told is not None and told is not (style == "interleaved"):
-        raise ValueError(f"model_type {model_type!r} has {style} axes, but the config says mrope_interleaved {told!r}")
-    read = {"head_dim": head_dim, "base": base, "layout": layout, "rotary_dim": width, "placement": placement}
+    said = parameters.get("mrope_interleaved")
+    style = axes or ("interleaved" if said else "sections")
+    if said is not None and said is not (style == "interleaved"):
+        raise ValueError(f"model_type {model_type!r} has {style} axes, but the config says mrope_interleaved {said!r}")
+    arguments = {"head_dim": head_dim, "base": base, "layout": layout, "rotary_dim": width, "placement": placement}
     axial = None if sections is None else (style, sections)
-    return read | {"scaling": (kind, scaling), "axes": axial, "direction": convention.direction}
+    return arguments | {"scaling": (kind, scaling), "axes": axial, "direction": convention.direction}
 
 
 def _refuse_other_ropes(config: Json, convention: Convention) -> None:
-    """What would change the rope and is not read must not be passed over."""
+    """Refuses configs without RoPE, and keys that would change the rope and are not read here."""
     if config.get("alibi") is True:
         raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
     if (kind := config.get("position_embedding_type")) not in (None, "rope", "rotary"):
-        raise ValueError(f"this config uses no RoPE (position_embedding_type: {kind!r})")
+        raise ValueError(f"this config does not use RoPE (position_embedding_type: {kind!r})")
     for key in _NOT_READ + (_NOT_READ_IF_UNKNOWN if convention is _UNKNOWN else ()):
         if config.get(key):
             raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
@@ -179,12 +180,8 @@ def _refuse_other_ropes(config: Json, convention: Convention) -> None:
 
 def _load(config: Source) -> Json:
     if isinstance(config, str | os.PathLike):
-        path = os.path.join(config, "config.json") if os.path.isdir(config) else config
-        try:
-            with open(path, encoding="utf-8") as file:
-                config = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)} is not valid JSON: {error}") from error
+        path = pathlib.Path(config)
+        config = read_json(path / "config.json" if path.is_dir() else path)
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a dict, or the path of a config.json with one, was {type(config).__name__}")
     text = config.get("text_config")
@@ -192,7 +189,7 @@ def _load(config: Source) -> Json:
 
 
 def _first(config: Json, keys: Sequence[str], default: Any = None) -> Any:
-    """The value of the first of these keys that is there and not null."""
+    """The value of the first of these keys that the config has and that is not null."""
     return next((config[key] for key in keys if config.get(key) is not None), default)
 
 
@@ -218,8 +215,8 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     base = convention.base
     base_keys: tuple[str, ...] = BASE_KEYS
     if layers and layer_type not in layers:
-        told = ", ".join(map(repr, layers))
-        raise ValueError(f"layer_type must be one of {told}: they have different ropes; was {layer_type!r}")
+        listed = ", ".join(map(repr, layers))
+        raise ValueError(f"layer_type must be one of {listed}, which have different ropes, was {layer_type!r}")
     if layer_type is not None and layer_type in convention.layers:
         layer = convention.layers[layer_type]
         base, base_keys = layer.base, (layer.base_key,)
@@ -231,7 +228,7 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     if layer_type is not None and layer_type == convention.still and config.get("sliding_window", 0) is not None:
         raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {config['model_type']!r}")
     if layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
-        raise ValueError(f"the config knows no layer_type {layer_type!r}: leave it out, all layers have one rope")
+        raise ValueError(f"the config has no layers of type {layer_type!r}: leave layer_type out, all have one rope")
     parameters = {key: value for key, value in raw.items() if value is not None}
     parameters.setdefault("rope_theta", _first(config, base_keys, base))
     if parameters["rope_theta"] is None:
@@ -256,7 +253,7 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         unused = dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "")
         names = names | {"alpha": "alpha"} | unused
     if unknown := ", ".join(sorted(set(map(str, parameters)) - set(names) - _COMMON)):
-        raise ValueError(f"{what} does not know {unknown}, and a key that may change the rope is not ignored")
+        raise ValueError(f"{what} has unexpected keys, which may change the rope and are not ignored: {unknown}")
     arguments = {names[key]: value for key, value in parameters.items() if names.get(key)}
     if kind == "yarn":  # transformers takes 0 for "not given" here
         arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
@@ -278,12 +275,12 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
 
 
 def _own_head_dim(config: Json, layer_type: str | None) -> Any:
-    """The head size that layers of one type have by per_layer_config, a dict of what is different by layer."""
+    """The head size of layers of one type by per_layer_config, a dict of what differs from layer to layer."""
     layers = config.get("per_layer_config")
     if not layers or not isinstance(layers, Mapping):
         return None
-    told = {str(i).zfill(9): layer for i, layer in layers.items() if isinstance(layer, Mapping)}  # 5, "5" or "05"
-    own = {i: layer["head_dim"] for i, layer in told.items() if "head_dim" in layer}
+    by_index = {str(i).zfill(9): layer for i, layer in layers.items() if isinstance(layer, Mapping)}  # 5, "5" or "05"
+    own = {i: layer["head_dim"] for i, layer in by_index.items() if "head_dim" in layer}
     types = _words(config.get("layer_types")) if layer_type else [None] * len(own)
     sizes = {own.get(str(i).zfill(9)) for i, kind in enumerate(types) if kind == layer_type}
     if len(sizes) > 1 or (own and not layer_type):
@@ -292,7 +289,7 @@ def _own_head_dim(config: Json, layer_type: str | None) -> Any:
 
 
 def _widths(config: Json, convention: Convention, parameters: Json, layer_type: str | None) -> tuple[int, int, str]:
-    """Head size, rotary width, and where in the head it lies."""
+    """Head size, rotary width, and where in the head the rotated features lie."""
     if convention.latent or config.get("qk_rope_head_dim") is not None:
         width = checks.integer("qk_rope_head_dim", _need(config, ("qk_rope_head_dim",), "its model_type"), 1)
         still = checks.integer("qk_nope_head_dim", _need(config, ("qk_nope_head_dim",), "qk_rope_head_dim"), 0)

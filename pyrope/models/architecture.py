@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from . import checks
-from .backend import Array, from_numpy, namespace
-from .layers import ACTIVATIONS, NORMS, Norm, Projection
-from .linear import FEATURE_MAPS
-from .theta import Rope
+from .. import checks
+from ..backend import Array, from_numpy, namespace
+from ..layers import ACTIVATIONS, NORMS, Norm, Projection
+from ..linear import FEATURE_MAPS
+from ..theta import Rope
 
 BLOCKS = ("sequential", "parallel", "post-norm")
 ATTENTIONS = ("softmax", "linear")
@@ -30,12 +30,12 @@ class Layer:
     """What may differ from layer to layer."""
 
     rope: Rope | None
-    window: int | None = None  # tokens that are seen, the own one included; None: all
+    window: int | None = None  # how many tokens a token sees, itself included; None: all
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a model is. Numbers have no defaults; options are off unless said."""
+    """What a model is. Numbers have no defaults, and every option is off by default."""
 
     vocabulary: int  # v
     width: int  # e
@@ -72,17 +72,8 @@ class Config:
     head_dense: bool = False  # before the head a projection, the activation and a norm, as BERT has it
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "heads", "key_heads", "head_dim", "mlp_width"):
-            checks.integer(name, getattr(self, name), 1)
-        words = ("norm", tuple(NORMS)), ("activation", tuple(ACTIVATIONS)), ("block", BLOCKS), ("encoding", ENCODINGS)
-        for name, allowed in (*words, ("attention", ATTENTIONS), ("feature_map", tuple(FEATURE_MAPS))):
-            checks.choice(name, getattr(self, name), allowed)
         for field in dataclasses.fields(self):
-            if field.type == "bool":
-                checks.flag(field.name, getattr(self, field.name))
-            elif field.type == "float | None" and getattr(self, field.name) is not None:
-                checks.real(field.name, getattr(self, field.name), 0, open=True)
-        checks.real("eps", self.eps, 0)
+            check_option(field.name, getattr(self, field.name))
         if self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads, {self.heads}, was {self.key_heads}")
         if self.one_norm and self.block != "parallel":
@@ -112,17 +103,38 @@ class Config:
         if self.encoding == "sinusoidal" and self.width % 2:
             raise ValueError(f"width must be even for sines and cosines, was {self.width}")
         if self.attention == "linear":
-            told = [name for name in ("scale", "softcap") if getattr(self, name) is not None]
-            told += ["windows"] if any(layer.window is not None for layer in self.layers) else []
-            told += ["ALiBi"] if self.encoding == "alibi" else []
-            if told:
-                raise ValueError(f"linear attention has no scores, so that {', '.join(told)} would have no effect")
+            unused = [name for name in ("scale", "softcap") if getattr(self, name) is not None]
+            unused += ["windows"] if any(layer.window is not None for layer in self.layers) else []
+            unused += ["ALiBi"] if self.encoding == "alibi" else []
+            if unused:
+                raise ValueError(f"linear attention has no scores, so that {', '.join(unused)} would have no effect")
 
     def with_encoding(self, encoding: str) -> Config:
         """The same model with another encoding of positions in place of RoPE, for comparison."""
         checks.choice("encoding", encoding, ENCODINGS[1:])
         layers = tuple(dataclasses.replace(layer, rope=None) for layer in self.layers)
         return dataclasses.replace(self, encoding=encoding, layers=layers)
+
+
+_WORDS = {
+    "norm": tuple(NORMS), "activation": tuple(ACTIVATIONS), "block": BLOCKS, "encoding": ENCODINGS,
+    "attention": ATTENTIONS, "feature_map": tuple(FEATURE_MAPS),
+}  # fmt: skip
+
+
+def check_option(name: str, value: Any) -> None:
+    """Checks one field of a `Config` by itself; how fields go together is checked when the Config is made."""
+    kind = Config.__annotations__[name]
+    if kind == "int":
+        checks.integer(name, value, 1)
+    elif kind == "str":
+        checks.choice(name, value, _WORDS[name])
+    elif kind == "bool":
+        checks.flag(name, value)
+    elif kind == "float":
+        checks.real(name, value, 0)
+    elif kind == "float | None" and value is not None:
+        checks.real(name, value, 0, open=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +168,7 @@ class Weights:
 
     @classmethod
     def of(cls, config: Config, arrays: Mapping[str, Array]) -> Weights:
-        """Weights from arrays by name; all names, shapes, dtypes and backends that are wrong are told in one error."""
+        """Weights from arrays by name; one error lists every name and shape that is wrong."""
         arrays = {name: array for name, array in arrays.items() if array is not None}
         _check_arrays(config, arrays)
 
@@ -171,13 +183,15 @@ class Weights:
 
         layers = tuple(layer(i) for i in range(len(config.layers)))
         head = Projection(arrays["embedding" if config.tied else "head.weight"], arrays.get("head.bias"))
-        first = part(Norm, "embedding_norm"), arrays.get("embedding_bias")
-        last = part(Projection, "head_dense"), part(Norm, "head_norm")
-        return cls(arrays["embedding"], layers, part(Norm, "norm"), head, *first, *last)
+        return cls(
+            embedding=arrays["embedding"], layers=layers, norm=part(Norm, "norm"), head=head,
+            embedding_norm=part(Norm, "embedding_norm"), embedding_bias=arrays.get("embedding_bias"),
+            head_dense=part(Projection, "head_dense"), head_norm=part(Norm, "head_norm"),
+        )  # fmt: skip
 
     def named(self) -> dict[str, Array]:
         """Every array by its name in `weight_shapes`; a tied head is the embedding, and not listed twice."""
-        found: dict[str, Array] = {"embedding": self.embedding, "embedding_bias": self.embedding_bias}
+        arrays: dict[str, Array] = {"embedding": self.embedding, "embedding_bias": self.embedding_bias}
         tied = self.head.weight is self.embedding
         parts: dict[str, Norm | Projection | None] = {"head": self.head._replace(weight=None) if tied else self.head}
         parts |= {name: getattr(self, name) for name in ("norm", "embedding_norm", "head_dense", "head_norm")}
@@ -185,19 +199,19 @@ class Weights:
             parts |= {f"layers.{i}.{part.name}": getattr(layer, part.name) for part in dataclasses.fields(layer)}
         for name, part in parts.items():
             if part is not None:
-                found |= {f"{name}.weight": part.weight, f"{name}.bias": part.bias}
-        return {name: array for name, array in found.items() if array is not None}
+                arrays |= {f"{name}.weight": part.weight, f"{name}.bias": part.bias}
+        return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
-    """Whether these are the arrays of a model of this config."""
+    """Checks that these are the arrays of a model of this config."""
     expected = weight_shapes(checks.instance("config", config, Config))
     if arrays:
         namespace(**arrays)
-    found = {name: tuple(array.shape) for name, array in arrays.items()}
-    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in found]
-    wrong += [f"{name} is unexpected" for name in found if name not in expected]
-    both = [(name, found[name], shape) for name, shape in expected.items() if name in found]
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    wrong = [f"{name} is missing, {shape}" for name, shape in expected.items() if name not in shapes]
+    wrong += [f"{name} is unexpected" for name in shapes if name not in expected]
+    both = [(name, shapes[name], shape) for name, shape in expected.items() if name in shapes]
     wrong += [f"{name} has shape {own}, not {shape}" for name, own, shape in both if own != shape]
     if wrong:
         raise ValueError("weights do not fit the config: " + "; ".join(wrong))
@@ -246,8 +260,8 @@ class Model:
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, Config) or not isinstance(self.weights, Weights):
-            told = f"{type(self.config).__name__} and {type(self.weights).__name__}"
-            raise TypeError(f"a Model is made of a Config and Weights, not of {told}")
+            kinds = f"{type(self.config).__name__} and {type(self.weights).__name__}"
+            raise TypeError(f"a Model is made of a Config and Weights, not of {kinds}")
         _check_arrays(self.config, self.weights.named())
 
 
@@ -264,6 +278,6 @@ def random_model(config: Config, seed: int, backend: str | ModuleType = "numpy",
 
 
 def check_dtype(name: Any) -> np.dtype[Any]:
-    """The dtype of this name, if a model can be computed in it."""
+    """The dtype of this name, which must be one that models are computed in."""
     checks.choice("dtype", name, ("float32", "float64"))
     return np.dtype(str(name))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from . import checks
+from .. import checks
+from ..backend import on_host, to_numpy
 from .architecture import Model
-from .backend import on_host, to_numpy
 from .transformer import Cache, check_tokens, forward
 
 
@@ -17,12 +17,12 @@ def generate(
     model: Model, tokens: Any, max_new_tokens: int, temperature: float = 0, top_k: int | None = None,
     top_p: float | None = None, seed: int | None = None, stop: Collection[int] = (),
 ) -> Iterator[int]:  # fmt: skip
-    """Token after token, as they come, to go on from one sequence of tokens (n,).
+    """Continues one sequence of tokens (n,), and yields each new token as it comes.
 
-    ``temperature`` 0 takes the likeliest; else tokens are drawn, by ``seed``, from softmax(logits/temperature), of the
+    ``temperature`` 0 takes the likeliest token; else it is drawn, by ``seed``, from softmax(logits/temperature), of the
     ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``. A token of ``stop`` ends
-    it and is not returned. Ropes that depend on the length (dynamic NTK, LongRoPE) are fixed at that of the prompt and
-    ``max_new_tokens`` together, from the first token on.
+    the sequence and is not yielded. Ropes that depend on the length (dynamic NTK, LongRoPE) are fixed from the first
+    token on, at the length of the prompt and ``max_new_tokens`` together.
     """
     ids = check_tokens(tokens, checks.instance("model", model, Model).config.vocabulary)
     if np.ndim(on_host(tokens)) != 1:
@@ -48,7 +48,7 @@ def check_sampling(
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
     stop: Collection[int] = (),
 ) -> frozenset[int]:  # fmt: skip
-    """The options of `generate`, which can be checked before a model is there; returns the ids that end a text."""
+    """Checks the options of `generate`, also before a model is loaded, and returns the ids that end a text."""
     checks.integer("max_new_tokens", max_new_tokens, 1)
     checks.real("temperature", temperature, 0)
     if temperature == 0 and (top_k, top_p, seed) != (None, None, None):
@@ -71,13 +71,13 @@ def sample(
     1
     """
     if not np.isfinite(logits).all():
-        raise ValueError("logits must be finite, some are not: weights or input may hold NaN or inf")
+        raise ValueError("logits must be finite, and some are not: weights or input may hold NaN or inf")
     if temperature == 0:
         return int(logits.argmax())
     order = np.argsort(-logits, kind="stable")[:top_k]
     scores = logits[order].astype(np.float64)
-    # Less the greatest before the division: a tiny temperature would make inf of all, and inf − inf is NaN.
-    with np.errstate(over="ignore"):  # −inf, of which exp makes 0, is right
+    # exp(scores/temperature) overflows at a tiny temperature, and inf/inf is NaN: the greatest is taken off first.
+    with np.errstate(over="ignore"):  # a quotient of −inf is right, for its exponential is 0
         weights = np.exp((scores - scores[0]) / temperature)
     weights /= weights.sum()
     if top_p is not None:

@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks, encodings
+from .. import checks, encodings
+from ..backend import Array, from_numpy, namespace, on_host
+from ..layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
+from ..linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
+from ..rotation import Tables, rotate, rotation_tables
+from ..softmax import attention, attention_scores
+from ..theta import Rope, frequencies
 from .architecture import Config, LayerWeights, Model, Weights
-from .backend import Array, from_numpy, namespace, on_host
-from .layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
-from .linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
-from .rotation import Tables, rotate, rotation_tables
-from .softmax import attention, attention_scores
-from .theta import Rope, frequencies
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Trace: TypeAlias = Callable[[str, Array], object]
@@ -50,20 +50,20 @@ class Cache:
             self.order = np.zeros((batch, length), np.int64)  # see `_Places`
             self.keys = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
             self.values = [xp.zeros(shape, like.dtype) for _ in config.layers] if softmax else []
-        except (MemoryError, ValueError):  # NumPy's word for more than any address
+        except (MemoryError, ValueError):  # NumPy raises ValueError for sizes beyond any address
             size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
-            raise ValueError(f"a cache for {length} tokens would take {size:.3g} GB, which is not there") from None
+            raise ValueError(f"not enough memory: a cache for {length} tokens needs {size:.3g} GB") from None
         self.states: list[LinearState | None] = [None] * len(config.layers)
 
     def check(self, model: Model, batch: int, n: int) -> None:
-        """Whether n more tokens of this model fit."""
+        """Checks that the cache was made for this model, and that n more tokens fit."""
         if self.weights is not model.weights or self.config != model.config:
             raise ValueError("the cache was made for another model, dtype or backend: make one with Cache(model, …)")
         if batch != self.batch:
             raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
         if self.used + n > self.length:
-            told = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
-            raise ValueError(f"the cache is full: {told}; make a longer one")
+            level = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
+            raise ValueError(f"the cache is full: {level}; make a longer one")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache 
     b, n = shape
     limit, used = (n, 0) if cache is None else (cache.length, cache.used)
     at = np.arange(n, dtype=np.int64)
-    if cache is not None and used:  # what came last goes on
+    if cache is not None and used:  # the last sequence of each row continues
         before, order, last = cache.segments[:, :used], cache.order[:, :used], slice(used - 1, used)
         segment, index, position = before[:, last], order[:, last] % (2 * limit) + 1, cache.positions[:, last] + 1
     else:
@@ -102,7 +102,7 @@ def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache 
     if segments is not None:
         for row, first in zip(every, begins, strict=True):
             if len(set(row[first].tolist())) < first.sum():
-                raise ValueError("the tokens of a segment must stand together, one came back after another segment")
+                raise ValueError("the tokens of a segment must stand together, and one came back after another segment")
     starts = begins[:, used:]
     # The index of each token in its run; a run that goes on from the cache goes on counting.
     since = np.maximum.accumulate(np.where(starts, at, -1), axis=1)
@@ -120,7 +120,7 @@ def _places(positions: Any, segments: Any, shape: tuple[int, int], cache: Cache 
 
 
 def check_tokens(tokens: Any, vocabulary: int) -> Int64:
-    """Ids on the host, (b, n), all in range: a GPU would wrap around without a word."""
+    """Ids on the host, (b, n), all in range: on a GPU, ids out of range would silently wrap around."""
     ids = checks.positions("tokens", on_host(tokens)).astype(np.int64)
     if ids.ndim not in (1, 2) or not ids.size:
         raise ValueError(f"tokens must have shape (n,) or (b, n) with one token at least, had {ids.shape}")
@@ -130,7 +130,7 @@ def check_tokens(tokens: Any, vocabulary: int) -> Int64:
 
 
 def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
-    """The rope at the length of the sequences, where there is no cache that says which."""
+    """The rope at the length of the sequences, for a call without a cache, which would fix the length."""
     if rope is None or rope.resolved:
         return rope
     runs = zip(places.positions, places.starts, strict=True)
@@ -144,7 +144,7 @@ def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
 
 
 def _silent(name: str, array: Array) -> None:
-    """No trace."""
+    """What is called in place of a trace when there is none."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,8 @@ class _Run:
     bias: Array | None  # of ALiBi, added to the scores
     note: Trace
     states: list[LinearState | None]  # what linear attention leaves, layer by layer
+    softmax: Callable[..., Array] = attention  # `pyrope.parallel` has its own for both
+    linear: Callable[..., _Attended] = lambda *arguments: _linear(*arguments)
 
 
 def forward(
@@ -166,11 +168,11 @@ def forward(
 ) -> Array:  # fmt: skip
     """Logits (b, n, v) of tokens (b, n), or (n, v) of (n,).
 
-    ``positions``, (n,) or (b, n), default to 0, 1, … and with a ``cache`` go on from its last.
-    ``segments``, (n,) or (b, n): integers; a token sees those of its own segment alone, and positions start anew with
-    each. So they pack several sequences into a row, and padding is a segment of its own: -1, -1, 0, 0, 0. Without it,
-    what comes after a cache belongs to its last segment.
-    ``logits``: "all", or "last" for those of the last token alone, (b, 1, v) or (1, v).
+    ``positions``, (n,) or (b, n), default to 0, 1, …, and with a ``cache`` they continue from its last.
+    ``segments``, (n,) or (b, n), are integers; a token sees the tokens of its own segment alone, and positions begin
+    anew with each. So they pack several sequences into a row, and padding is a segment of its own: -1, -1, 0, 0, 0.
+    Without them, what comes after a cache belongs to its last segment.
+    ``logits`` is "all", or "last" for those of the last token alone, (b, 1, v) or (1, v).
     ``trace(name, array)`` is called with a copy of every intermediate; ``{}.__setitem__`` collects them.
     """
     config, weights = checks.instance("model", model, Model).config, model.weights
@@ -185,7 +187,10 @@ def forward(
     x = _embedded(config, weights, ids, places.positions)
     note: Trace = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
-    run = _Run(config, cache, places, _tables(config, ropes, places, x), _bias(config, cache, places, x), note, [])
+    run = _Run(
+        config=config, cache=cache, places=places, tables=_tables(config, ropes, places, x),
+        bias=_bias(config, cache, places, x), note=note, states=[],
+    )  # fmt: skip
     for i, layer in enumerate(weights.layers):
         x = _block(run, i, layer, x)
     result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
@@ -214,12 +219,12 @@ def _embedded(config: Config, weights: Weights, ids: Int64, positions: Int64) ->
 
 
 def _tables(config: Config, ropes: list[Rope | None], places: _Places, like: Array) -> list[Tables | None]:
-    """What `rotate` multiplies with, once for all layers that share a rope."""
-    turned = [None if rope is None else rope.pure if config.attention == "linear" else rope for rope in ropes]
+    """The tables of `rotate`, computed once for all layers that share a rope."""
+    ropes = [None if rope is None else rope.pure if config.attention == "linear" else rope for rope in ropes]
     m = places.positions
     m = m[:1] if len(m) > 1 and bool((m == m[:1]).all()) else m
-    made = {rope: rotation_tables(rope, m, like) for rope in dict.fromkeys(turned) if rope is not None}
-    return [None if rope is None else made[rope] for rope in turned]
+    tables = {rope: rotation_tables(rope, m, like) for rope in dict.fromkeys(ropes) if rope is not None}
+    return [None if rope is None else tables[rope] for rope in ropes]
 
 
 def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> Array | None:
@@ -231,7 +236,7 @@ def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> 
     rows = 1 if bool((every == every[:1]).all()) else len(every)
     bias = np.empty((rows, config.heads, own.shape[1], every.shape[1]), like.dtype)
     slopes = encodings.alibi_slopes(config.heads)
-    for row in range(rows):  # head by head: in float64 all at once would take three times the memory
+    for row in range(rows):  # head by head: all heads at once, in float64, would take three times the memory
         one = encodings.alibi_bias(1, own[row], every[row])[0] / encodings.alibi_slopes(1)[0]
         for head, slope in enumerate(slopes):
             bias[row, head] = slope * one
@@ -269,7 +274,7 @@ def _block(run: _Run, i: int, weights: LayerWeights, x: Array) -> Array:
 
 
 def _attention(run: _Run, i: int, weights: LayerWeights, x: Array) -> Array:
-    """Queries, keys and values of x (b, n, e), and what attention makes of them, projected: (b, n, e)."""
+    """Attention with its projections: x (b, n, e) -> (b, n, e)."""
     config = run.config
     (b, n, _), h, g, d = x.shape, config.heads, config.key_heads, config.head_dim
     heads = project(x, weights.qkv).reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
@@ -298,11 +303,11 @@ def _attend(run: _Run, i: int, heads: Array) -> Array:
         run.note(f"layers.{i}.q_rotated", q)
         run.note(f"layers.{i}.k_rotated", k[:, :, -n:])
         run.note(f"layers.{i}.scores", attention_scores(q, k, **options))
-    return attention(q, k, v, **options)  # Eq. (2)
+    return run.softmax(q, k, v, **options)  # Eq. (2)
 
 
 def _visible(run: _Run, i: int, n: int) -> dict[str, Any]:
-    """The options of `attention` that say what is seen, and how scores are made."""
+    """The options of `attention` that say which keys are visible, and how scores are computed."""
     config, places, window = run.config, run.places, run.config.layers[i].window
     options: dict[str, Any] = {"causal": config.causal, "scale": config.scale, "softcap": config.softcap}
     if places.packed:
@@ -319,11 +324,11 @@ def _attend_linearly(run: _Run, i: int, q: Array, k: Array, v: Array) -> Array:
         out, state = _by_runs(run, tables, q, k, v, state)
     else:
         where = {} if tables is None else {"positions": tables.positions, "rope": tables.rope, "tables": tables}
-        out, state = _linear(run.config, q, k, v, state, where)
+        out, state = run.linear(run.config, q, k, v, state, where)
     run.states.append(state)
     if run.note is not _silent:
         for name, x in (("q_rotated", q), ("k_rotated", k)):
-            phi = FEATURE_MAPS[run.config.feature_map](namespace(x), x)
+            phi = FEATURE_MAPS[run.config.feature_map](x)
             turned = phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
             run.note(f"layers.{i}.{name}", turned)
         if state is not None:
@@ -357,11 +362,11 @@ def _by_runs(run: _Run, tables: Tables | None, q: Array, k: Array, v: Array, sta
             before = None if places.starts[row, a] else last
             out[cut], last = _linear(run.config, q[cut], k[cut], v[cut], before, where)
         lasts.append(last)
-    known = [last for last in lasts if last is not None]
-    if not known:
+    states = [last for last in lasts if last is not None]
+    if not states:
         return out, None
-    sums = {name: xp.concatenate([getattr(x, name) for x in known]) for name in ("numerator", "denominator")}
-    return out, dataclasses.replace(known[0], **sums)
+    sums = {name: xp.concatenate([getattr(x, name) for x in states]) for name in ("numerator", "denominator")}
+    return out, dataclasses.replace(states[0], **sums)
 
 
 def _head(config: Config, weights: Weights, x: Array, note: Trace) -> Array:

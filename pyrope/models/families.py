@@ -1,7 +1,7 @@
 """What each published architecture is, as data: the names of its tensors and the options of the one block.
 
 `read_architecture` makes a `Config` of a Hugging Face config.json. Every key of it must be known: one that changes
-the result and is not read would make a wrong model without a word. How to add a family: docs/families.md.
+the result and is not read would silently make a wrong model. How to add a family: docs/families.md.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import checks
-from .architecture import Config, Layer
+from .. import checks
+from ..theta import Rope
+from .architecture import Config, Layer, check_option
 from .conventions import BASE_KEYS, FRACTION_KEYS, HEADS_KEYS, HIDDEN_KEYS, LENGTH_KEYS, MODEL_TYPES
-from .theta import Rope
 
 _REQUIRED = object()
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. Tensors are named as in `weight_shapes`, with or without .weight and .bias at the end."""
+    """One architecture. Tensors are named as in `weight_shapes`, with or without .weight and .bias at the end."""
 
     tensors: Mapping[str, str]  # where they are in a checkpoint; several, as words, are put one below the other
     fixed: Mapping[str, Any]  # options of the Config that are the same in all models
     read: Mapping[str, Any]  # options of the Config and the key that says them, or (key, default)
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys, and the values that are understood
-    needed: tuple[str, ...] = ()  # keys that must be there, null or not: left out they mean a number
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys, and the values that they may have
+    needed: tuple[str, ...] = ()  # keys that a config must have, null or not: left out, they would mean a number
     unused: tuple[str, ...] = ()  # keys that change nothing
     windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
-    pattern: int = 0  # with "pattern": each of that many layers sees everything, if the config does not say
-    buffers: tuple[str, ...] = ()  # names of tensors that hold nothing that was learnt
-    copies: Mapping[str, str] = field(default_factory=dict)  # names under which some checkpoints have a tensor again
+    pattern: int = 0  # with "pattern": one layer in so many sees everything, if the config does not say
+    buffers: tuple[str, ...] = ()  # names of tensors that are computed, not learnt
+    copies: Mapping[str, str] = field(default_factory=dict)  # names under which some checkpoints repeat a tensor
     qkv_by_head: bool = False  # rows of queries, keys and values alternate head by head
-    norm_from_one: bool = False  # norms are stored as what differs from 1
+    norm_from_one: bool = False  # the weights of norms are stored less 1
 
 
 # Keys of any config.json that change nothing in a forward pass, or that are read by Rope.from_config and below.
@@ -63,7 +63,7 @@ def _in_layers(place: str, **parts: str) -> dict[str, str]:
 
 
 def _but(family: Family, *without: str, **read: Any) -> dict[str, Any]:
-    """What a family reads, with some of it otherwise."""
+    """The options that a family reads, without some of them and with others replaced."""
     return {key: value for key, value in {**family.read, **read}.items() if key not in without}
 
 
@@ -204,7 +204,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
 
 
 def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -> Config:
-    """The `Config` that a config.json means; keys that are not known are refused, but for those to ignore."""
+    """The `Config` that a config.json means; unknown keys are refused, except those to ignore."""
     family = find_family(config)
     _check_keys(config, family, ignore)
     options = {**family.fixed, **{name: _value(config, key) for name, key in family.read.items()}}
@@ -220,12 +220,12 @@ def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -
         options["scale"] = 1 / math.sqrt(checks.real("query_pre_attn_scalar", options["scale"], 0, open=True))
     if options.get("embedding_scale") is not None:
         options["embedding_scale"] = math.sqrt(checks.integer("hidden_size", options["embedding_scale"], 1))
-    try:
-        return Config(layers=layers, **options)
-    except (ValueError, TypeError) as error:  # which speaks of our names
-        option = str(error).partition(" ")[0]
-        key = family.read.get(option, option)
-        raise type(error)(f"{error} (in config.json: {(key if isinstance(key, str) else key[0])!r})") from error
+    for option, key in family.read.items():
+        try:
+            check_option(option, options[option])
+        except (ValueError, TypeError) as error:  # it has our name of the option
+            raise type(error)(f"{error} (in config.json: {(key if isinstance(key, str) else key[0])!r})") from error
+    return Config(layers=layers, **options)
 
 
 def _value(config: Mapping[str, Any], key: str | tuple[str, Any]) -> Any:
@@ -255,31 +255,31 @@ def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[st
     if config.get("embedding_size") not in (None, config.get("hidden_size")):
         wrong.append(f"embedding_size must be hidden_size, was {config['embedding_size']!r}")
     if wrong:
-        told = f"the config of model_type {config['model_type']!r} says what is not read here: {'; '.join(wrong)}"
-        raise ValueError(f"{told}; name keys that change nothing in ignore=")
+        rule = f"the config of model_type {config['model_type']!r} says what is not read here"
+        raise ValueError(f"{rule}: {'; '.join(wrong)}; name keys that change nothing in ignore=")
 
 
 def _layers(config: Mapping[str, Any], family: Family) -> tuple[Layer, ...]:
     """Rope and window of every layer."""
-    said = next((key for key in ("num_hidden_layers", "n_layer") if config.get(key) is not None), "num_hidden_layers")
-    count = checks.integer(said, _value(config, said), 1)
+    key = next((key for key in ("num_hidden_layers", "n_layer") if config.get(key) is not None), "num_hidden_layers")
+    count = checks.integer(key, _value(config, key), 1)
     if count > 10000:
-        raise ValueError(f"{said} must be at most 10000, was {count}")
+        raise ValueError(f"{key} must be at most 10000, was {count}")
     types = config.get("layer_types")
     if types is None:
         types = [_layer_type(config, family, i) for i in range(count)]
     if not isinstance(types, list | tuple) or len(types) != count or not all(isinstance(kind, str) for kind in types):
         raise ValueError(f"layer_types must be a list of {count} words, was {types!r}")
     convention = MODEL_TYPES[config["model_type"]]
-    made = {}
+    layers = {}
     for kind in dict.fromkeys(types):
         checks.choice("layer_types", kind, ("full_attention", "sliding_attention"))
         if kind == "sliding_attention" and (family.windows == "none" or config.get("use_sliding_window") is False):
-            raise ValueError(f"layer_types says {kind}, but nothing slides in this config of {config['model_type']}")
+            raise ValueError(f"layer_types says {kind}, but no layer of this {config['model_type']} has a window")
         window = _value(config, "sliding_window") if kind == "sliding_attention" else None
-        named = kind if convention.layers or isinstance(config.get("layer_types"), list) else None
-        made[kind] = Layer(Rope.from_config(config, layer_type=named), window)
-    return tuple(made[kind] for kind in types)
+        layer_type = kind if convention.layers or isinstance(config.get("layer_types"), list) else None
+        layers[kind] = Layer(Rope.from_config(config, layer_type=layer_type), window)
+    return tuple(layers[kind] for kind in types)
 
 
 def _layer_type(config: Mapping[str, Any], family: Family, i: int) -> str:
@@ -290,8 +290,8 @@ def _layer_type(config: Mapping[str, Any], family: Family, i: int) -> str:
         slides = use and i >= checks.integer("max_window_layers", _value(config, "max_window_layers"), 0)
     elif family.windows == "pattern":
         keys = ("sliding_window_pattern", "_sliding_window_pattern")
-        told = next((config[key] for key in keys if config.get(key) is not None), family.pattern)
-        slides = (i + 1) % checks.integer("sliding_window_pattern", told, 1) != 0
+        period = next((config[key] for key in keys if config.get(key) is not None), family.pattern)
+        slides = (i + 1) % checks.integer("sliding_window_pattern", period, 1) != 0
     else:
         slides = family.windows == "all" and config.get("sliding_window") is not None
     return "sliding_attention" if slides else "full_attention"

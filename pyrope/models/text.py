@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import checks
-from .containers import GgufArray, naming, optional, read_gguf, read_json
+from .. import checks
+from .files import errors_prefixed_with, read_json
+from .gguf import GgufArray, read_gguf
 
-# What SmolLM2 was trained to be told first; its chat template has it, word for word.
+# What SmolLM2 was trained to read first: its chat template has it, word for word.
 SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _MARKS = ("<|im_start|>", "<|im_end|>")
+_package = functools.partial(checks.imported, "tokenizers", "reading a tokenizer", "checkpoints")
 
 
 def chat_prompt(question: str, system: str | None = None) -> str:
@@ -25,8 +28,8 @@ def chat_prompt(question: str, system: str | None = None) -> str:
     for role, words in turns:
         if not isinstance(words, str):
             raise TypeError(f"the words of the {role} must be a string, were {words!r}")
-        if found := [mark for mark in _MARKS if mark in words]:
-            raise ValueError(f"the words of the {role} must not contain {found[0]}, which ends or starts a turn")
+        if marks := [mark for mark in _MARKS if mark in words]:
+            raise ValueError(f"the words of the {role} must not contain {marks[0]}, which ends or starts a turn")
     return "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns) + "<|im_start|>assistant\n"
 
 
@@ -35,8 +38,8 @@ class Tokenizer:
 
     def __init__(self, inner: Any, stop: Iterable[int], first: Iterable[int] = (), missing: Iterable[int] = ()) -> None:
         self._inner = inner  # tokenizers.Tokenizer
-        self._first = tuple(first)  # ids that every text begins with, if inner does not know of them
-        self._missing = frozenset(missing)  # bytes that no token has, and that would be dropped without a word
+        self._first = tuple(first)  # ids that every text begins with, if inner does not add them itself
+        self._missing = frozenset(missing)  # bytes that no token has, and that inner would drop silently
         self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.stop: frozenset[int] = frozenset(stop)  # ids that end a text
         # Names that become one token wherever they stand in a text: those who write must not use them by accident.
@@ -57,18 +60,18 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise ValueError(f"text must be Unicode without lone surrogates: {error}") from error
         if self._missing and (lost := self._missing.intersection(stored)):
-            told = ", ".join(f"{byte:#04x}" for byte in sorted(lost))
-            raise ValueError(f"the vocabulary has no token for the bytes {told} of the text: leave them out")
+            listed = ", ".join(f"{byte:#04x}" for byte in sorted(lost))
+            raise ValueError(f"the vocabulary has no token for the bytes {listed} of the text: leave them out")
         ids = self._inner.encode(text, add_special_tokens=checks.flag("begin", begin)).ids
         return [*self._first, *ids] if begin else list(ids)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of these ids, � where bytes make no character; ``special`` keeps the names of special tokens."""
-        found = [self._check(one) for one in ids]
-        return str(self._inner.decode(found, skip_special_tokens=not checks.flag("special", special)))
+        checked = [self._check(one) for one in ids]
+        return str(self._inner.decode(checked, skip_special_tokens=not checks.flag("special", special)))
 
     def stream(self, ids: Iterable[int], *, special: bool = False) -> Iterator[str]:
-        """The same text as from `decode`, in pieces as the ids come, each of whole characters."""
+        """The text of `decode` in parts, as the ids come; each part ends with a complete character."""
         last: list[int] = []  # what was yielded last: a decoder may treat the first token of a text in its own way
         fresh: list[int] = []
         for one in ids:
@@ -76,11 +79,11 @@ class Tokenizer:
             text = self.decode(last + fresh, special=special)
             if text.endswith("�"):  # perhaps a character whose other bytes are still to come
                 continue
-            if piece := text[len(self.decode(last, special=special)) :]:
-                yield piece
+            if part := text[len(self.decode(last, special=special)) :]:
+                yield part
                 last, fresh = fresh, []
-        if piece := self.decode(last + fresh, special=special)[len(self.decode(last, special=special)) :]:
-            yield piece
+        if part := self.decode(last + fresh, special=special)[len(self.decode(last, special=special)) :]:
+            yield part
 
     def _check(self, one: Any) -> int:
         if (number := checks.integer("a token id", one, 0)) >= self.vocabulary:
@@ -94,7 +97,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path.is_dir():
         return _from_folder(path)
     metadata = read_gguf(path).metadata
-    with naming(path):
+    with errors_prefixed_with(path):
         return _from_metadata({key: value for key, value in metadata.items() if key.startswith("tokenizer.")})
 
 
@@ -104,23 +107,23 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def _from_folder(folder: pathlib.Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist, or is no file: tokenizers of other forms are not read")
-    package = optional("tokenizers")
+        raise FileNotFoundError(f"{file} does not exist, or is not a file: tokenizers of other forms are not read")
+    package = _package()
     try:
         inner = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing more precise
         raise ValueError(f"{file}: {error}") from error
     inner.no_truncation()  # what the file may have been saved with, and no text should be cut by
     inner.no_padding()
-    with naming(folder):
+    with errors_prefixed_with(folder):
         return Tokenizer(inner, _stops(folder, inner))
 
 
 def _stops(folder: pathlib.Path, inner: Any) -> list[int]:
     """The ids that end a text, from the first file that says them."""
     for name in ("generation_config.json", "config.json"):
-        if (folder / name).exists() and (found := read_json(folder / name).get("eos_token_id")) is not None:
-            return list(checks.integers("eos_token_id", found if isinstance(found, list) else [found], 0))
+        if (folder / name).exists() and (ids := read_json(folder / name).get("eos_token_id")) is not None:
+            return list(checks.integers("eos_token_id", ids if isinstance(ids, list) else [ids], 0))
     if (folder / "tokenizer_config.json").exists():
         word = read_json(folder / "tokenizer_config.json").get("eos_token")
         word = word.get("content") if isinstance(word, dict) else word
@@ -175,13 +178,13 @@ _NEEDED = object()
 
 
 def _get(metadata: Mapping[str, Any], name: str, kind: type, default: Any = _NEEDED) -> Any:
-    found = metadata.get(f"tokenizer.ggml.{name}", default)
-    if found is _NEEDED:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if value is _NEEDED:
         raise ValueError(f"the metadata lacks tokenizer.ggml.{name}")
-    found = found.tolist() if isinstance(found, GgufArray) else found
-    if found is not default and type(found) is not kind:
-        raise ValueError(f"tokenizer.ggml.{name} must be of type {kind.__name__}, was {type(found).__name__}")
-    return found
+    value = value.tolist() if isinstance(value, GgufArray) else value
+    if value is not default and type(value) is not kind:
+        raise ValueError(f"tokenizer.ggml.{name} must be of type {kind.__name__}, was {type(value).__name__}")
+    return value
 
 
 def _byte_pairs(tokens: list[Any], merges: list[Any], cuts: str) -> Any:
@@ -190,12 +193,12 @@ def _byte_pairs(tokens: list[Any], merges: list[Any], cuts: str) -> Any:
     vocabulary = {word: i for i, word in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise ValueError("tokenizer.ggml.tokens must hold no token twice")
-    pairs = [tuple(pair.split(" ")) for pair in merges]
+    pairs = [tuple(merge.split(" ")) for merge in merges]
     if wrong := [pair for pair in pairs if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}]:
-        told = " ".join(wrong[0])
-        raise ValueError(f"tokenizer.ggml.merges must be pairs of tokens that make a token, one was {told!r}")
-    package = optional("tokenizers")
-    # Llama 3 takes a piece that is a token as it is, whether pairs would lead to it or not.
+        pair = " ".join(wrong[0])
+        raise ValueError(f"tokenizer.ggml.merges must be pairs of tokens that make a token, one was {pair!r}")
+    package = _package()
+    # Llama 3 keeps a word that is itself a token, whether merging pairs would lead to it or not.
     inner = package.Tokenizer(package.models.BPE(vocabulary, pairs, ignore_merges=cuts == "llama-bpe"))
     before = [package.pre_tokenizers.Split(package.Regex(cut), "isolated") for cut in _CUTS[cuts]]
     to_bytes = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -209,7 +212,7 @@ def _byte_pairs(tokens: list[Any], merges: list[Any], cuts: str) -> Any:
 def _add_special(inner: Any, tokens: list[str], kinds: list[Any]) -> None:
     if len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type must have one number for each token, had {len(kinds)}")
-    added = optional("tokenizers").AddedToken
-    named = list(zip(tokens, kinds, strict=True))
-    inner.add_special_tokens([added(word, special=True, normalized=False) for word, kind in named if kind == _CONTROL])
-    inner.add_tokens([added(word, normalized=False) for word, kind in named if kind == _USER_DEFINED])
+    added = _package().AddedToken
+    typed = list(zip(tokens, kinds, strict=True))
+    inner.add_special_tokens([added(word, special=True, normalized=False) for word, kind in typed if kind == _CONTROL])
+    inner.add_tokens([added(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])

@@ -1,0 +1,247 @@
+"""The calls that a kernel of attention may treat in a way of its own: lengths, decoding, caches, memory, values.
+
+Each trial is one question whose answer must be right like any other, and carries the name of the mistake that it shows
+if it is not. Trials are held against the truth alone: no known mistake is searched for in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..backend import Array
+from .ask import Behaviour, Unreadable
+from .attention_evidence import Exam, first_wrong
+from .floats import U32, U64
+from .questions import Question, Questions
+
+Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in float64
+LENGTHS, CONSECUTIVE = "some lengths wrong", "consecutive positions wrong"
+DECODING, LONG = "decoding wrong", "long sequences wrong"
+CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", "strides ignored", "positions misread"
+VALUES, LEAK = "some values wrong", "rows leak into each other"
+_FAULTS = (LENGTHS, CONSECUTIVE, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
+_POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
+_FEW, _LONG = 9, 4096
+_CALLS = {
+    "one token each": (1,) * 40, "chunks of 16": (16,) * 5, "a prompt of 64, then one each": (64, 1, 1, 1, 1),
+    "growing chunks": (1, 2, 3, 5, 8, 13, 21, 34), "a prompt of 300, then chunks": (300, 1, 17, 1),
+}  # fmt: skip
+
+
+class Trial(NamedTuple):
+    """One call."""
+
+    fault: str  # the name of the mistake that shows if this goes wrong
+    question: Question
+    judged: tuple[tuple[int, int], ...]  # the queries that are judged: before which one, and how many
+    spoilt: int | None = None  # a token whose own output may be anything
+
+
+def _some(n: int, causal: bool) -> tuple[tuple[int, int], ...]:
+    """The queries of a long call that are judged: the first, those around the middle, and the last. Without causality
+    the last alone, since those before them see keys that come later."""
+    if n <= 40:
+        return ((n, n),)
+    return ((n // 2 + 2, 4), (n, 12)) if causal else ((n, 12),)
+
+
+def lengths(draw: Questions) -> Iterator[Trial]:
+    """Every length, with positions that are apart and with consecutive ones, from 0 or from elsewhere."""
+    spec, top = draw.spec, draw.max_position
+    usual = {n + step for n in _POWERS for step in (-1, 0, 1)}
+    for n in sorted(usual | {_FEW, spec.head_dim, spec.heads, 600}):
+        if n > min(top, 1024):
+            break
+        question, judged = draw.random(f"{n} token{'s' if n > 1 else ''}", n, batch=1), _some(n, spec.causal)
+        if spec.rope is None:
+            yield Trial(LENGTHS, question, judged)
+            continue
+        apart = np.sort(np.random.default_rng(n).choice(min(top, 2 * n + 8), n, replace=False))[None]
+        yield Trial(LENGTHS, replace(question, positions=apart), judged)
+        if n % 2 and n not in (1, _FEW, spec.head_dim, 65):
+            continue
+        start = 0 if n % 4 else min(1000 + n, top - n)
+        name = f"positions {start} to {start + n - 1}"
+        yield Trial(CONSECUTIVE, replace(question, name=name, positions=start + np.arange(n)[None]), judged)
+
+
+def decoding(draw: Questions) -> Iterator[Trial]:
+    """One query, some, and the chunk of a prompt, over many keys."""
+    for queries, keys in ((1, 128), (1, 129), (1, 300), (3, 300), (17, 300), (64, 192), (1, 1000), (4, 1000)):
+        name = f"{queries} quer{'y' if queries == 1 else 'ies'} over {keys} keys"
+        question = draw.random(name, keys, queries=queries, batch=2)
+        yield Trial(DECODING, question, ((queries, 24),))
+
+
+def caches(draw: Questions) -> Iterator[Trial]:
+    """Calls of a candidate with a cache."""
+    for name, calls in _CALLS.items():
+        n = sum(calls)
+        question = draw.random(f"cache: {name}", n, batch=4 if n < 64 else 1)
+        yield Trial(CACHE, replace(question, calls=calls), _some(n, True))
+
+
+def memory(draw: Questions) -> Iterator[Trial]:
+    """The same numbers, held in memory in every way that an array can be, and batches of four."""
+    spec, n = draw.spec, _FEW
+    yield Trial(ROWS, draw.random("a batch of four", n, batch=4), ((n, n),))
+    question = draw.random("", n, batch=2)
+    for name, view in _VIEWS.items():
+        q, k, v = (view(x) for x in (question.q, question.k, question.v))
+        yield Trial(MEMORY, replace(question, name=name, q=q, k=k, v=v), ((n, n),))
+    k, v = (np.broadcast_to(x[:1, :1], x.shape) for x in (question.k, question.v))
+    yield Trial(MEMORY, replace(question, name="k and v that are one head, expanded", k=k, v=v), ((n, n),))
+    kept = replace(question, name="k and v as parts of a longer cache")
+    yield Trial(MEMORY, replace(kept, k=_part(question.k), v=_part(question.v)), ((n, n),))
+    if spec.rope is not None and question.positions is not None:
+        at = question.positions
+        one = np.broadcast_to(at[:1], at.shape)
+        views = {"int32 positions": at.astype(np.int32), "strided positions": np.repeat(at, 2, axis=1)[:, ::2],
+                 "positions that are one row, expanded": one}  # fmt: skip
+        for name, positions in views.items():
+            yield Trial(MISREAD, replace(question, name=name, positions=positions), ((n, n),))
+
+
+def _part(x: Array) -> Array:
+    """As a slice of something longer that holds other numbers."""
+    longer = np.full((*x.shape[:2], x.shape[2] + 7, x.shape[3]), 9, x.dtype)
+    longer[:, :, 3 : 3 + x.shape[2]] = x
+    return longer[:, :, 3 : 3 + x.shape[2]]
+
+
+def _unaligned(x: Array) -> Array:
+    raw = np.ndarray(x.shape, x.dtype, np.zeros(x.nbytes + 1, np.uint8).data, offset=1)
+    raw[...] = x
+    return raw
+
+
+def _read_only(x: Array) -> Array:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+_VIEWS: dict[str, Callable[[Array], Array]] = {
+    "(b, n, h, d) in memory": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "arrays in Fortran order": np.asfortranarray,
+    "arrays that are not aligned": _unaligned,
+    "read-only arrays": _read_only,
+}
+
+
+def values(draw: Questions) -> Iterator[Trial]:
+    """Rows of zeros, rows much larger or smaller than the others, and NaN in one row."""
+    n, at = _FEW, _FEW // 2
+    sparse, steep = draw.spec.feature_map.startswith("relu"), draw.spec.feature_map == "exp"
+    power = 4 if draw.dtype.name == "float16" else 9
+    scales = {"small": 2.0**-power} | ({} if sparse else {"zero": 0.0}) | ({} if steep else {"large": 2.0**power})
+    for size, scale in scales.items():
+        for x in "qk":
+            question = draw.random(f"a {size} row of {x}", n, batch=2)
+            if size != "large" or x == "q":  # a large key takes all weight: nothing else would show
+                row = getattr(question, x)[0, :, at]
+                row[...] = np.abs(row) * draw.dtype.type(scale)  # features of large negative numbers would be zeros
+                yield Trial(VALUES, question, ((n, n),))
+    question = draw.random("NaN in one row of q", n, batch=2)
+    question.q[0, :, at] = np.nan
+    yield Trial(LEAK, question, ((n, n),), at)
+
+
+def long(draw: Questions) -> Iterator[Trial]:
+    """So many tokens that a sum in few bits stops growing: the last outputs of one call."""
+    # Of many heads fewer tokens: a candidate may hold all weights, which would take too much memory.
+    n = min(_LONG, draw.max_position, math.isqrt(2**26 // draw.spec.heads))
+    question = draw.random(f"{n} tokens", n, batch=1)
+    v = question.v.copy()
+    v[..., : v.shape[-1] // 2] = 1
+    positions = None if question.positions is None else np.arange(n)[None]
+    yield Trial(LONG, replace(question, v=v, positions=positions, random=False), ((n, 8),))
+
+
+# ── What came of them ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Outcome(NamedTuple):
+    """What came of a trial."""
+
+    trial: Trial
+    wrong: str  # the first wrong output, in words; empty where all are right
+
+
+def run_trials(exam: Exam, asks: Asks, listed: Iterator[Trial]) -> tuple[Behaviour, list[str]]:
+    """What the candidate does wrong in some calls, by the name of the mistake, and what it did not take, in words."""
+    outcomes, refused = list[Outcome](), dict[str, list[str]]()
+    for trial in listed:
+        try:
+            answer = asks(trial.question)
+        except Unreadable as error:
+            refused.setdefault(error.reason, []).append(trial.question.name)
+            continue
+        outcomes.append(Outcome(trial, _compared(exam, trial, answer)))
+    notes = [f"not taken by the candidate: {_listed(names)}; {reason}" for reason, names in refused.items()]
+    return _named(outcomes), notes
+
+
+def _compared(exam: Exam, trial: Trial, answer: Array) -> str:
+    """The first wrong output, in words."""
+    question = trial.question
+    if answer.shape != question.q.shape:
+        return f"the shape is {answer.shape}, must be {question.q.shape}"
+    if trial.spoilt is not None:
+        question = replace(question, q=np.nan_to_num(question.q))
+    for stop, count in trial.judged:
+        part, start = question.last(stop, count), max(stop - count, 0)
+        out, got = exam.truth(part), answer[:, :, start:stop]
+        if trial.spoilt is not None:
+            got = got.copy()
+            got[:1, :, trial.spoilt] = out[:1, :, trial.spoilt]
+        with np.errstate(all="ignore"):
+            if np.abs(got - out).max() <= 8 * (U64 if exam.dtype == "float64" else U32):
+                continue  # every bound is greater than that, and takes longer
+        prediction = exam.prediction(part, out)
+        if prediction.ratio(got) > 1:
+            return first_wrong(prediction, got, start)
+    return ""
+
+
+def _named(outcomes: list[Outcome]) -> Behaviour:
+    """The mistakes that show, and in which calls. Nothing else is to blame where a number of tokens goes wrong in any
+    call, and nothing at all is said where every number of tokens does: up to three tokens show little."""
+    wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
+    right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong] for fault in _FAULTS}
+    lengths = {o.trial.question.k.shape[-2] for o in wrong[LENGTHS]}
+    if lengths and not any(o.trial.question.k.shape[-2] > 3 for o in right[LENGTHS]):
+        return {}
+    for fault in _FAULTS:
+        if fault not in (LENGTHS, LONG, CACHE):
+            wrong[fault] = [o for o in wrong[fault] if o.trial.question.q.shape[-2] not in lengths]
+    return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
+    names = [o.trial.question.name for o in wrong]
+    others = f"; right: {_listed([o.trial.question.name for o in right])}" if right else ""
+    longest, shortest = (
+        f(o.trial.question.q.shape[-2] for o in some) for f, some in ((max, right or wrong), (min, wrong))
+    )
+    if wrong[0].trial.fault == LENGTHS and longest < shortest:
+        others += f"; so up to {longest} tokens all are right, from {shortest} on all are wrong"
+    return f"wrong: {_listed(names)}{others}; {names[0]}: {wrong[0].wrong}"
+
+
+def overwritten(call: Callable[[Question], Any], draw: Questions) -> str:
+    """Whether a result changes when the candidate is called again, with other numbers of the same shape."""
+    first = call(draw.random("a first call", _FEW, batch=2))
+    before = first.copy()
+    call(draw.random("a second call", _FEW, batch=2))
+    changed = int((~((first == before) | (np.isnan(first) & np.isnan(before)))).sum())
+    return f"{changed} of {first.size} outputs of a result changed during the next call" if changed else ""

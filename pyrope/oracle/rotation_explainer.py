@@ -1,0 +1,369 @@
+"""What went wrong in a rotation that is not the expected one: its numbers are measured, and mistakes are searched.
+
+Errors in the last digits alone have names of their own, since they cannot be predicted output by output; everything
+else is named by `explain.search`, if a mistake predicts every output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from ..phase import cos_sin
+from ..theta import Proportional, Rope, frequencies
+from .explain import Change, Fault, Hypothesis, Suspect, findings, search
+from .floats import U32, Float64, Int64
+from .measure import Measured, measure, phases
+from .probe import Probe, along_axes, probe_positions
+from .recipes import Block, Recipe, frequency_order, recipe_of
+from .report import Finding
+from .rotation_evidence import RotationEvidence
+from .rotation_faults import FAULTS, Measurements
+from .rules import Explanation, low_precision, possible_bases, rounded, rules, slowed
+from .sample import Sample, compared, error_ratios
+from .tolerance import bound, grades, pair_errors, theta_bound
+from .trials import Expectation, first_wrong
+from .truth import rotated
+
+# What tests usually allow: rtol and atol of torch.testing.
+_USUAL = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7)}
+# Behaviour that spoils what is read of the operator, so that nothing is left to explain.
+SPOILING = {
+    "state between calls",
+    "output not written",
+    "heads read as positions",
+    "heads differ",
+    "not linear",
+    "depends on the length",
+}
+# Behaviour that a mistake of the operator may explain; then that mistake is named instead.
+EXPLICABLE = {"rows differ", "not finite", "one row differs", "some lengths wrong"}
+
+
+@dataclass
+class RotationExplainer:
+    """A candidate, what it is meant to be, and a sample of what it does."""
+
+    probe: Probe
+    rope: Rope
+    sample: Sample
+    grade: str  # the worst that is accepted
+    measured: Measured = field(init=False)  # once something has to be explained
+    expected: Expectation | None = None  # what the mistakes that were named predict of any other call
+    _length: int | None = None  # the first position that is wrong, if some before it are right
+    _ratio: Float64 | None = None  # the error of each output over what is allowed
+
+    @cached_property
+    def truth(self) -> Float64:
+        return rotated(self.sample.x, self.sample.positions, self.rope)
+
+    def findings(self, ratio: Float64) -> list[Finding]:
+        """What explains the sample, where ``ratio`` is the error of each output over what the worst grade allows."""
+        behaviour = self.probe.behaviour.keys()
+        if behaviour & SPOILING:
+            return []
+        evidence = RotationEvidence(self.sample, self.rope, self.probe.dtype.name, ratio, set(behaviour))
+        self._ratio, self._length = ratio, self._first_wrong(ratio)
+        known = evidence.known(self._measurements()._replace(length=self._length))
+        if (subtle := self._subtle(ratio)) is not None:
+            return [self._to_the_last_digit(subtle, evidence, known)]
+        if matches := search(evidence, known, self._rules):
+            recipe = evidence.recipe(matches[0])
+            self.expected = None if recipe.rounds else partial(evidence.compared, recipe)
+            return findings(matches, partial(self._words, evidence), self.since)
+        return [] if behaviour & EXPLICABLE else [self.unexplained()]
+
+    def _to_the_last_digit(self, subtle: Finding, evidence: RotationEvidence, known: list[Suspect]) -> Finding:
+        """Where only the last digits are wrong, a mistake is named only if it predicts them."""
+        if recursive := self.recursive():  # which look like a base that is no round number
+            return recursive
+        fits: list[tuple[float, int, Fault, Change]] = []
+        for fault, change in known:
+            recipe = replace(recipe_of(self.rope), **change.fields)
+            if fault.name != subtle.fault and self._to_the_last(recipe) and evidence.explains(recipe):
+                fits.append((evidence.distance(recipe), len(fits), fault, change))
+        if fits:
+            _, _, fault, change = min(fits)
+            drifts = {fault.name, subtle.fault} == {"wrong base", "recursive frequencies"}
+            return self._finding(fault, change, (subtle.fault,) if drifts else ())
+        return subtle
+
+    def _measurements(self) -> Measurements:
+        """The numbers that faults leave open, measured."""
+        positions = probe_positions(self.probe.max_position)
+        self.measured = measured = measure(self.probe.operator(positions), positions, self.probe.unit, self.probe.step)
+        if len(measured.theta) == self.rope.pairs:  # one pair for each frequency, in the order of Θ
+            first = np.unique(frequency_order(self.rope), return_index=True)[1]
+            measured = measured._replace(theta=measured.theta[first], uncertainty=measured.uncertainty[first])
+        theta, p = measured.theta, len(measured.theta)
+        block = self._block(positions)
+        if not p:
+            return Measurements(block=block)
+        period = self.rope.pairs if isinstance(self.rope.scaling, Proportional) else p
+        bases = possible_bases(theta, period)
+        slower: tuple[float, ...] = ()
+        if len(self.measured.theta) == self.rope.pairs and (theta > 0).all():
+            plain = self.rope.base ** -(np.arange(p) / p)
+            slower = slowed(theta / plain, measured), slowed(theta[:1], measured, 1)
+            expected = frequencies(self.rope)[first]
+            bases += (
+                possible_bases(theta * (plain / expected), p) if expected.all() else ()
+            )  # LongRoPE's list taken off
+        offset = int(measured.offset) if measured.offset == int(measured.offset) else None
+        # A factor is the median of many roundings: rounded only as far as these reach.
+        factor, (narrow, _) = rounded(measured.factor, self.probe.unit / 4), low_precision(measured)
+        return Measurements(
+            bases, slower, offset, factor, axis=self._owners(), block=block, width=2 * p, narrow=narrow,
+            narrow_theta=self.measured.theta if narrow and self._near() else None,
+        )  # fmt: skip
+
+    def _near(self) -> bool:
+        """Whether the measured frequencies are the expected ones, as far as a few roundings to bfloat16 let them be."""
+        theta, expected = self.measured.theta, frequencies(self.rope)
+        return len(theta) == len(expected) and bool((np.abs(theta - expected) <= 2.0**-5 * np.abs(expected)).all())
+
+    def _block(self, positions: Int64) -> Block | None:
+        """What the features of every pair are multiplied with, if that is ±cos, ±sin or 0 in all pairs alike."""
+        right, at = recipe_of(self.rope), self.probe.everywhere(positions)
+        operator, (cos, sin) = self.probe.operator(positions), cos_sin(replace(self.rope, direction=1), at)
+        terms = {"cos": cos, "-cos": -cos, "sin": sin, "-sin": -sin, "0": np.zeros_like(cos)}
+        allowed = 8 * (self.probe.unit + U32) + 2 * theta_bound(self.rope).max() * np.abs(positions)[:, None]
+
+        def factor(to: int, source: int) -> str | None:
+            entry = operator[:, right.writes[:, to], right.reads[:, source]]
+            fits = (name for name, term in terms.items() if (np.abs(entry - term) <= allowed * right.factor).all())
+            return next(fits, None)
+
+        rows = [(factor(to, 0), factor(to, 1)) for to in (0, 1)]
+        return None if None in (*rows[0], *rows[1]) else (rows[0], rows[1])  # type: ignore[return-value]
+
+    def _owners(self) -> Int64 | None:
+        """Which axis turns each pair: the one that, alone, turns it as far as all do."""
+        axes, measured, top = self.probe.axes, self.measured, self.probe.max_position
+        if axes is None or len(measured.theta) != self.rope.pairs:
+            return None
+        at, far = np.array([top, top // 2, top // 3, min(7, top)]), []
+        for axis in range(axes):
+            positions = np.zeros((axes, len(at)), np.int64)
+            positions[axis] = at
+            turned = phases(self.probe.operator(positions), measured.pairs)
+            off = turned - measured.direction * at[:, None] * measured.theta
+            far.append(np.square(np.abs(np.exp(1j * off) - 1)).sum(axis=0))
+        return np.asarray(np.argmin(far, axis=0))
+
+    def _first_wrong(self, ratio: Float64) -> int | None:
+        """The first position that is wrong, as far as halving (by 64 at once) tells, if there are some before it."""
+        order = np.argsort(self.sample.at)
+        positions, wrong = self.sample.at[order], np.asarray((ratio > 1).any(axis=(0, 2)))[order]
+        k = int(np.argmax(wrong))
+        if k < 4:
+            return None
+        low, high = int(positions[k - 1]), int(positions[k])
+        while high - low > 1:
+            at = np.unique(np.linspace(low, high, 66).astype(np.int64))
+            sample = self._read(np.append(at, self.probe.max_position))
+            worst = error_ratios(sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
+            bad = np.asarray((worst > 1).any(axis=(0, 2)))[:-1]
+            bad[0], bad[-1] = False, True
+            high = int(at[j := int(np.argmax(bad))])
+            low = int(at[j - 1])
+        return high
+
+    @cached_property
+    def rules(self) -> list[Explanation]:
+        """The published rules that have the frequencies that were measured."""
+        return rules(self.measured, self.rope.head_dim)
+
+    def _rules(self) -> list[Suspect]:
+        """Rules that were not expected and have the frequencies that were measured."""
+        fault, expected = FAULTS["another rescaling"], replace(self.rope, axes=None)
+        others = [rule for rule in self.rules if rule.rope != expected]
+        if not others or len(self.measured.theta) != self.rope.pairs:
+            return []
+        numbers = Measurements(rules=tuple(rule.words for rule in others), theta=self.measured.theta)
+        return [(fault, change) for change in fault.changes(self.rope, numbers)]
+
+    def _to_the_last(self, recipe: Recipe, angle_error: Float64 | None = None) -> bool:
+        """Whether a recipe predicts every output as well as a float32 angle allows, or one with this relative error."""
+        sample, writes = self.sample, np.sort(recipe_of(self.rope).writes.ravel())
+        predicted = recipe.predict(sample.x, sample.positions)
+        allowed = np.abs(sample.x) * self.probe.unit
+        measures, dtype = pair_errors(sample.x, sample.positions, self.rope), self.probe.dtype
+        measures = measures if angle_error is None else measures._replace(relative=angle_error)
+        allowed[..., writes] = bound(grades(dtype)[-1], measures, predicted[..., writes], dtype, recipe.factor)
+        with np.errstate(invalid="ignore"):
+            return bool((np.abs(predicted - sample.y) <= allowed).all())
+
+    def recurrence(self) -> bool:
+        """Whether the angles are made by ggml's recurrence: it predicts what a float32 angle leaves open."""
+        if self.rope.scaling is not None or self.rope.pairs < 3:
+            return False
+        ratio, right = np.float32(frequencies(self.rope)[1]), recipe_of(self.rope)
+        ratios = (float(ratio + ulps * np.spacing(ratio)) for ulps in (0, 1, -1))  # a library's power is good to 1
+        return any(self._to_the_last(replace(right, ratio=one), np.zeros(1)) for one in ratios)
+
+    def recursive(self) -> Finding | None:
+        """A running product can be as good as a logarithm: it is one if it predicts what that leaves open."""
+        right, sample, fault = recipe_of(self.rope), self.sample, FAULTS["recursive frequencies"]
+        measures = pair_errors(sample.x, sample.positions, self.rope)
+        measures = measures._replace(relative=np.where(measures.relative > 0, 2 * U32, 0.0))  # the angle's own rounding
+        writes = np.sort(right.writes.ravel())
+        for change in fault.changes(self.rope, Measurements()):
+            predicted = replace(right, **change.fields).predict(sample.x, sample.positions)[..., writes]
+            allowed = bound(grades(self.probe.dtype)[-1], measures, predicted, self.probe.dtype, right.factor)
+            if (np.abs(sample.y[..., writes] - predicted) <= allowed).all():
+                return self._finding(fault, change)
+        return None
+
+    def _subtle(self, ratio: Float64) -> Finding | None:
+        """Faults of the last digits: the expected rotation, only with an angle worse than float32's."""
+        right, sample = recipe_of(self.rope), self.sample
+        measures = pair_errors(sample.x, sample.positions, self.rope)
+        allowed = np.zeros_like(sample.y)
+        writes = np.sort(recipe_of(self.rope).writes.ravel())
+        turned = bound(grades(self.probe.dtype)[-1], measures, self.truth[..., writes], self.probe.dtype, right.factor)
+        # A hardware sine reduces its angle with a few roundings; a running product has four more with each pair.
+        steps = np.zeros(self.rope.head_dim)
+        steps[right.writes] = (4 * np.arange(self.rope.pairs) + 8)[:, None]
+        allowed[..., writes] = turned + measures.size * steps[writes] * U32
+        if not (np.abs(sample.y - self.truth) <= allowed).all():
+            return None
+        pairs: Any = np.asarray((ratio > 1).any(axis=(0, 1)))[right.writes].any(axis=1)  # (p,)
+        if not pairs[0] and not self._drifts():
+            return None
+        first = "fast sine" if pairs[0] else "recursive frequencies"
+        fault, other = FAULTS[first], () if pairs[0] else ("fast sine",)
+        evidence = (
+            f"{int(pairs.sum())} of {len(pairs)} pairs, from pair {int(np.argmax(pairs))} on, are off by up to "
+            f"{ratio.max():.3g} times what a float32 angle allows"
+        )
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)
+
+    def _drifts(self) -> bool:
+        """Whether errors of the frequencies change little from pair to pair, as those of a running product do."""
+        theta, measured = frequencies(self.rope), self.measured
+        if len(measured.theta) != len(theta) or not theta.all():
+            return True  # not known to be otherwise
+        known = 4 * measured.uncertainty / theta
+        return bool((np.abs(np.diff(measured.theta / theta)) <= 8 * U32 + known[1:] + known[:-1]).all())
+
+    def _words(self, evidence: RotationEvidence, hypothesis: Hypothesis, k: int) -> str:
+        """The evidence for the k-th mistake of a hypothesis: how well the hypothesis predicts the outputs."""
+        other = hypothesis.faults[1 - k].name if len(hypothesis.faults) > 1 else None
+        return self._prediction(hypothesis.changes[k].note, evidence.recipe(hypothesis), other)
+
+    def _prediction(self, note: str, recipe: Recipe, other: str | None = None) -> str:
+        off = np.abs(recipe.predict(self.sample.x, self.sample.positions) - self.sample.y)
+        missed = np.abs(self.sample.y - self.truth)
+        subject = "this" if other is None else f"with {other} it"
+        return (
+            f"{note + '; ' if note else ''}{subject} predicts {off.size} outputs to {np.nanmedian(off):.2g} "
+            f"(median), where the expected rotation is off by {np.nanmedian(missed):.2g} (median), "
+            f"{np.nanmax(missed):.2g} (worst); {self.where()}"
+        )
+
+    def _finding(self, fault: Fault, change: Change, alternatives: tuple[str, ...] = ()) -> Finding:
+        evidence = self._prediction(change.note, replace(recipe_of(self.rope), **change.fields))
+        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, alternatives)
+
+    def unexplained(self) -> Finding:
+        """What can be said of errors that no known mistake predicts."""
+        parts = [self.where()]
+        if measured := getattr(self, "measured", None):
+            parts += self._oddities(measured)
+        if self._switches():
+            fault = FAULTS["wrong beyond a position"]
+            return Finding(fault.name, "; ".join(parts), fault.cause, fault.fix, self.since)
+        cause, fix = "not among the known mistakes", "compare the numbers above with yours; see also identify()"
+        return Finding("unexplained", "; ".join(parts), cause, fix, self.since)
+
+    def _switches(self) -> bool:
+        """Whether nearly all is wrong from the first wrong position on, and far off at once: errors that grow slowly,
+        until they exceed what is allowed, are something else."""
+        if self._length is None or self._ratio is None or self._length < 16:
+            return False
+        rows = self._ratio.max(axis=(0, 2))[np.argsort(self.sample.at)]
+        beyond = rows[np.sort(self.sample.at) >= self._length]
+        return bool((beyond > 1).mean() > 0.9 and beyond[:3].min() > 64)
+
+    def where(self) -> str:
+        """The first wrong output, how many are wrong, and from which position on."""
+        ratio = compared(self.sample, self.rope, self.probe.dtype)[1] if self._ratio is None else self._ratio
+        if not (ratio > 1).any():
+            return "no output is beyond what the worst grade allows"
+        where = first_wrong(self.truth, self.sample.y, ratio, self.sample.positions)
+        features = (ratio > 1).any(axis=(0, 1))
+        where += f", in {int(features.sum())} of {features.size} features"
+        if self._switches():
+            where = f"right below position {self._length}, wrong from there on; {where}"
+        lost = ~np.isfinite(self.sample.y).all(axis=(0, 2))
+        if lost.any():
+            where += f"; NaN or infinity from position {self._length or int(self.sample.at[lost].min())} on"
+        return where
+
+    def _oddities(self, measured: Measured) -> list[str]:
+        """What was measured, where it is not what was expected."""
+        words, turning = [], 2 * len(measured.theta)
+        expected = 2 * int(np.count_nonzero(frequencies(self.rope)))
+        if turning != expected:
+            words.append(f"{turning} features turn, {expected} expected")
+        if measured.pairs.odd:
+            words.append(f"{measured.pairs.odd} features belong to no pair")
+        if len(measured.theta) == self.rope.pairs and frequencies(self.rope).all():
+            off = measured.theta / frequencies(self.rope) - 1
+            if np.abs(off).max() > 1e-5:
+                words.append(f"measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves")
+        if measured.direction != self.rope.direction:
+            words.append("it turns the other way")
+        if abs(measured.factor / self.rope.attention_factor - 1) > 1e-3:
+            words.append(f"the factor is {measured.factor:.6g}, {self.rope.attention_factor:.6g} expected")
+        if measured.offset:
+            words.append(f"the position offset is {measured.offset:g}")
+        words += ["the frequencies are those of " + ", or of ".join(r.words for r in self.rules)] if self.rules else []
+        return [*words, self._worst_block()]
+
+    def _worst_block(self) -> str:
+        """The 2 × 2 block of the pair that is furthest off, beside the expected one, at the first wrong position."""
+        wrong = np.asarray(self._ratio is not None and (self._ratio > 1).any(axis=(0, 2)))
+        positions = self.sample.at[wrong & (self.sample.at > 0)]
+        m = int(positions.min()) if positions.size else min(3, self.probe.max_position)
+        at = self.probe.everywhere(np.array([m]))
+        got = self.probe.operator(at)[0]
+        units = np.eye(self.rope.head_dim)[:, None]
+        right = rotated(units, at, self.rope)[:, 0].T
+        recipe = recipe_of(self.rope)
+        blocks = [(x[recipe.writes[:, :, None], recipe.reads[:, None, :]]) for x in (got, right)]  # (p, 2, 2)
+        i = int(np.nan_to_num(np.abs(blocks[0] - blocks[1]), nan=np.inf).max(axis=(1, 2)).argmax())
+        measured, expected = (np.array2string(b[i], precision=4, suppress_small=True).replace("\n", "") for b in blocks)
+        return f"at position {m}, pair {i} is multiplied with {measured}, expected {expected}"
+
+    @cached_property
+    def since(self) -> int | None:
+        """The first position tried where the error exceeds what tests usually allow."""
+        order = np.argsort(self.sample.at)
+        wrong = self._visibly_wrong(self.sample)[order]
+        if not wrong.any():
+            return None
+        positions, k = self.sample.at[order], int(np.argmax(wrong))
+        if k and positions[k] - positions[k - 1] > 1:  # look closer, with the largest position of the call as before
+            between = np.unique(np.linspace(positions[k - 1] + 1, positions[k], 48).astype(np.int64))
+            closer = self._visibly_wrong(self._read(np.append(between, self.probe.max_position)))[:-1]
+            if closer.any():
+                return int(between[np.argmax(closer)])
+        return int(positions[k])
+
+    def _read(self, at: Int64) -> Sample:
+        """Dense vectors at these positions."""
+        x, positions = self.probe.random(2, len(at), seed=9), along_axes(at, self.probe.axes)
+        return Sample(x.astype(np.float64), self.probe.read(x, positions), positions)
+
+    def _visibly_wrong(self, sample: Sample) -> Any:
+        """At which of its rows tests with the usual tolerances would fail, and a right float32 pipeline would not."""
+        rtol, atol = _USUAL[self.probe.dtype.name]
+        truth = rotated(sample.x, sample.positions, self.rope)
+        beyond = error_ratios(sample, self.rope, self.probe.dtype)[self.grade] > 1
+        with np.errstate(invalid="ignore"):
+            return (~(np.abs(sample.y - truth) <= atol + rtol * np.abs(truth)) & beyond).any(axis=(0, 2))

@@ -1,0 +1,93 @@
+"""The sample that a rotation is judged by: dense vectors at many positions, the truth, and the error of each output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..theta import Rope
+from .ask import Unreadable
+from .floats import U32, UNIT, Float64, Int64
+from .probe import Probe, along_axes, probe_positions
+from .recipes import recipe_of
+from .tolerance import ANGLE32, bound, grades, pair_errors
+from .truth import rotated
+
+
+class Sample(NamedTuple):
+    """Dense vectors and combs (ones at the first, or at the second feature of each pair) with what became of them."""
+
+    x: Float64  # (4, n, d): two dense heads, two combs, whose outputs show cos and sin by themselves
+    y: Float64
+    positions: Int64  # (n,), or (axes, n)
+
+    @property
+    def at(self) -> Int64:
+        """One position for each row: the largest of its axes."""
+        return self.positions if self.positions.ndim == 1 else self.positions.max(axis=0)
+
+
+def take_sample(probe: Probe, rope: Rope) -> Sample:
+    top, recipe = probe.max_position, recipe_of(rope)
+    extra = np.random.default_rng(top + 1).integers(top // 2, top, 64, endpoint=True)
+    positions = np.unique(np.append(probe_positions(top), extra))
+    positions[:2] = 1, 0  # not from 0 on: a candidate that counts its rows must not be right by chance
+    x, positions = probe.random(4, len(positions), seed=9), along_axes(positions, probe.axes)
+    for j in (0, 1):
+        x[2 + j] = 0
+        x[2 + j][:, recipe.reads[:, j]] = 1
+    try:
+        return Sample(x.astype(np.float64), probe.read(x, positions), positions)
+    except Unreadable:
+        if probe.single is not None:
+            raise
+    probe.single = "seven rows"
+    y = probe.read(x, positions)
+    probe.notes.append(f"a call of {len(positions.T)} rows is not taken: the sample is read in calls of seven")
+    return Sample(x.astype(np.float64), y, positions)
+
+
+class Graded(NamedTuple):
+    """How good a candidate is."""
+
+    grade: str | None  # the best that holds
+    ratios: dict[str, Float64]  # error over bound, by grade
+    logarithm: bool  # whether a bound needs frequencies by a logarithm, which are worse than those by a power
+
+
+def graded(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> Graded:
+    for logarithm in (False, True):
+        ratios = error_ratios(sample, rope, dtype, logarithm)
+        grade = next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), None)
+        if grade is not None:
+            break
+    return Graded(grade, ratios, logarithm)
+
+
+def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> dict[str, Float64]:
+    """Error over bound for every output, by grade."""
+    return _ratios(sample, rotated(sample.x, sample.positions, rope), rope, dtype, logarithm, grades(dtype))
+
+
+def compared(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> tuple[Float64, Float64]:
+    """The truth of a sample, and the error of every output over the bound of the worst grade."""
+    truth, worst = rotated(sample.x, sample.positions, rope), grades(dtype)[-1]
+    return truth, _ratios(sample, truth, rope, dtype, logarithm, (worst,))[worst]
+
+
+def _ratios(
+    sample: Sample, truth: Float64, rope: Rope, dtype: np.dtype[Any], logarithm: bool, among: Sequence[str]
+) -> dict[str, Float64]:
+    """Features that do not turn may be rounded once, to float32 where that is the grade."""
+    measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
+    turning, error = slice(rope.start, rope.start + rope.width), np.abs(sample.y - truth)
+    error[np.isnan(error)] = np.inf
+    ratios = {}
+    for grade in among:
+        allowed = np.abs(sample.x) * (max(UNIT[dtype.name], U32) if grade == ANGLE32 else UNIT[dtype.name])
+        allowed[..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
+        with np.errstate(all="ignore"):
+            ratios[grade] = np.where(error == 0, 0.0, error / allowed)
+    return ratios

@@ -1,0 +1,429 @@
+"""Attention and models over a sequence that is split among MPI ranks (mpi4py): the same values as on one machine.
+
+Every rank holds some tokens of the sequence (`shard_positions`) and rotates its own queries and keys by their positions
+in the sequence, so that the rotation needs no message. In `ring_attention` keys and values travel from rank to rank; in
+`parallel_linear_attention` only sums of constant size do; `forward` is a model made of these, and `gather` puts shards
+together again. All ranks of a communicator make the same call, and each returns the results of its own tokens.
+
+A call begins with an exchange of what was given. If the arguments of a rank are wrong, or differ from those of the
+others, every rank raises, with that rank's message. What fails later ends all ranks, since some already wait for
+messages: see `fail_together`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from . import checks, definition, linear, softmax
+from .backend import Array, from_numpy, namespace, on_host, to_numpy
+from .linear import FeatureMap, LinearState, linear_step
+from .models import transformer
+from .models.architecture import Config, Model
+from .rotation import Tables
+from .theta import Rope
+from .tiles import tiles
+
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Checked = TypeVar("_Checked")
+
+SCHEMES = ("contiguous", "zigzag", "striped")
+_TAG = 19_864  # of all messages between two ranks; a receive for any tag that is still open would take them
+_ROWS, _KEYS, _SCORES = 256, 512, 2**17  # queries and keys in a tile on the host, and scores over all of its heads
+_DEVICE = 4096, 4096, 2**26  # the same on a GPU, where every launch costs
+
+
+def shard_positions(n: int, rank: int, size: int, scheme: str = "contiguous") -> Int64:
+    """The positions of the tokens that a rank holds, ascending: each of 0 … n−1 belongs to one of the size ranks.
+
+    >>> [shard_positions(10, rank, 2, "contiguous").tolist() for rank in range(2)]
+    [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    >>> [shard_positions(10, rank, 2, "zigzag").tolist() for rank in range(2)]
+    [[0, 1, 7, 8, 9], [2, 3, 4, 5, 6]]
+    >>> [shard_positions(10, rank, 2, "striped").tolist() for rank in range(2)]
+    [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+
+    "zigzag" cuts the sequence into 2·size chunks and gives each rank one from the front and one from the back, so that
+    under a causal mask all ranks have nearly the same work; "striped" deals the tokens out one by one. Lengths need not
+    divide evenly, and with fewer tokens than ranks some ranks hold none.
+    """
+    n, size = checks.integer("n", n, 0), checks.integer("size", size, 1)
+    if checks.integer("rank", rank, 0) >= size:
+        raise ValueError(f"rank must be less than size, {size}, was {rank}")
+    if checks.choice("scheme", scheme, SCHEMES) == "striped":
+        return np.arange(rank, n, size, dtype=np.int64)
+    if scheme == "contiguous":
+        return np.arange(n * rank // size, n * (rank + 1) // size, dtype=np.int64)
+    chunks = (np.arange(n * i // (2 * size), n * (i + 1) // (2 * size)) for i in (rank, 2 * size - 1 - rank))
+    return np.concatenate(list(chunks)).astype(np.int64, copy=False)
+
+
+# ── Ranks that agree, and that end together ──────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def fail_together(comm: Any) -> Iterator[None]:
+    """Put this around a program, on every rank: an exception inside ends all ranks with this rank's traceback and exit
+    code, 1 or that of a SystemExit, and so does a rank that comes to the end while others still make calls.
+
+    Without it, the other ranks would wait forever for messages of the one that failed or left.
+    """
+    with _aborting(comm):
+        leaving = None
+        try:
+            yield
+        except SystemExit as error:
+            if error.code:
+                raise
+            leaving = error
+        _agreed(comm, "fail_together", lambda: (None, "its end", ()))
+        if leaving is not None:
+            raise leaving
+
+
+@contextmanager
+def _aborting(comm: Any) -> Iterator[None]:
+    """Ends all ranks if this one fails, for calls in which the others wait for it."""
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if comm.Get_size() == 1 or not code:
+            raise
+        sys.stdout.flush()
+        sys.stderr.write(f"rank {comm.Get_rank()} of {comm.Get_size()} failed:\n{traceback.format_exc()}")
+        sys.stderr.flush()
+        world().Abort(code if isinstance(code, int) else 1)  # all, not comm: others may wait for one of comm
+
+
+def world() -> Any:
+    """The communicator of all ranks that mpiexec has started, mpi4py.MPI.COMM_WORLD; one rank without mpiexec."""
+    return checks.imported("mpi4py.MPI", "pyrope.parallel", "mpi").COMM_WORLD
+
+
+def _mpi(comm: Any) -> Any:
+    """The module mpi4py.MPI, if comm is one of its communicators."""
+    mpi = checks.imported("mpi4py.MPI", "pyrope.parallel", "mpi")
+    if not isinstance(comm, mpi.Intracomm):
+        raise TypeError(f"comm must be a communicator, such as pyrope.parallel.world(), was {type(comm).__name__}")
+    return mpi
+
+
+def _facts(options: Mapping[str, object], **arrays: Array) -> str:
+    """What must be the same on all ranks: dtypes, all sizes but the number of tokens n, and options."""
+    shapes = {name: ", ".join(map(str, (*x.shape[:-2], "n", x.shape[-1]))) for name, x in arrays.items()}
+    described = [f"{name} {arrays[name].dtype} ({shape})" for name, shape in shapes.items()]
+    return ", ".join(described + [f"{name}={value}" for name, value in options.items()])
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _agreed(
+    comm: Any, function: str, check: Callable[[], tuple[_Checked, str, tuple[int, ...]]]
+) -> tuple[_Checked, list[list[int]]]:
+    """What the check of the arguments returns here, and the numbers of every rank, once all ranks have agreed.
+
+    The check returns a value, the facts that must be the same on all ranks, and some numbers that may differ.
+    """
+    _mpi(comm)
+    failure: Exception | None = None
+    try:
+        value, facts, numbers = check()
+        text = f"{function}({facts})"
+    except Exception as error:  # the others must hear of it: they would wait for this rank
+        failure, text, numbers = error, f"{type(error).__name__}: {error}", ()
+    size = comm.Get_size()
+    digest, own, records = _digest(text.encode()), np.zeros(5, np.int64), np.empty((size, 5), np.int64)
+    own[: 2 + len(numbers)] = failure is not None, digest, *numbers
+    comm.Allgather(own, records)
+    if not records[:, 0].any() and bool((records[:, 1] == digest).all()):
+        return value, records[:, 2 : 2 + len(numbers)].tolist()
+    own, texts = np.zeros(2000, np.uint8), np.empty((size, 2000), np.uint8)
+    encoded = np.frombuffer(text.encode()[: own.size], np.uint8)
+    own[: encoded.size] = encoded
+    comm.Allgather(own, texts)
+    if failure is not None:
+        raise failure
+    of_rank = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in texts]
+    if records[:, 0].any():
+        rank = int(records[:, 0].argmax())
+        raise RuntimeError(f"rank {rank} of {size} failed: {of_rank[rank]}")
+    rank = int((records[:, 1] != records[0, 1]).argmax())
+    raise ValueError(f"all ranks must make the same call: rank 0 made {of_rank[0]}, rank {rank} {of_rank[rank]}")
+
+
+def _direct(comm: Any, xp: ModuleType) -> bool:
+    """Whether MPI reads and writes arrays of this library where they are. If not, they go by way of the host."""
+    if xp is np:
+        return True
+    info = comm.Get_info()
+    kinds = str(info.Get("mpi_memory_alloc_kinds") or "")  # MPI 4.1: the kinds of memory that MPI can use
+    info.Free()
+    if "cuda" not in kinds:
+        reason = f'it says that it can use memory of the kinds "{kinds}" only'
+        warnings.warn(f"this MPI is not CUDA-aware: {reason}; arrays are copied to the host and back", stacklevel=3)
+    return "cuda" in kinds
+
+
+def _to_wire(x: Array, direct: bool) -> Array:
+    """The bytes of an array, for MPI: a copy unless x is contiguous and where MPI can read it."""
+    x = x if direct else to_numpy(x)
+    xp = namespace(x)
+    data = xp.ascontiguousarray(x).view(np.uint8)
+    if xp is not np:
+        xp.cuda.get_current_stream().synchronize()  # MPI does not wait for kernels
+    return data
+
+
+def _from_wire(x: Array, xp: ModuleType, dtype: Any) -> Array:
+    """The array that came as bytes, (…, bytes) -> (…, features)."""
+    x = x.view(dtype)
+    return x if namespace(x) is xp else from_numpy(x, xp)
+
+
+# ── Softmax attention ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Softmax over keys that arrive shard by shard: the outputs so far are numerator/total.
+
+    Both are sums of exp(score − top), with top the greatest score so far: when that rises, they shrink.
+    """
+
+    arguments: softmax._Arguments
+    queries: Array  # (…, g, r, n, d), scaled
+    numerator: Array  # (…, g, r, n, e)
+    total: Array  # (…, g, r, n, 1)
+    top: Array  # (…, g, r, n, 1)
+
+    @classmethod
+    def before(cls, xp: ModuleType, checked: softmax._Arguments) -> _Running:
+        """Before the first key."""
+        rows, dtype = checked.q.shape[:-1], checked.dtype
+        queries = checked.q.astype(dtype)  # a copy
+        queries *= checked.scale / (checked.softcap or 1.0)
+        numerator, total = xp.zeros((*rows, checked.v.shape[-1]), dtype), xp.zeros((*rows, 1), dtype)
+        return cls(checked, queries, numerator, total, xp.full((*rows, 1), -math.inf, dtype))
+
+    def add(self, k: Array, v: Array, k_at: Int64, between: Callable[[], object]) -> None:
+        """Adds keys (…, g, m, d) at these positions (m,); tiles of keys that no query of a tile sees are skipped."""
+        xp, q_at = namespace(k), self.arguments.q_at.reshape(-1)
+        low, high = self.arguments.reach or (-math.inf, math.inf)
+        (*lead, r, n, _), m = self.queries.shape, len(k_at)
+        rows, width, limit = (max(1, _ROWS // r), _KEYS, _SCORES) if xp is np else _DEVICE
+        for i in range(0, n, rows):
+            for j in range(0, m, width):
+                at, keys = q_at[i : i + rows], k_at[j : j + width]
+                near, far = int(at.min() - keys.max()), int(at.max() - keys.min())  # all distances lie between these
+                if far < low or near > high:
+                    continue
+                mask = None
+                if near < low or far > high:
+                    places = from_numpy(at, xp), from_numpy(keys, xp)
+                    mask = definition.visible(*places, self.arguments.causal, self.arguments.window)
+                for heads in tiles((*lead, r * len(at) * len(keys)), limit):
+                    full = (*heads, *(slice(None),) * (len(lead) + 1 - len(heads)), slice(i, i + rows))
+                    self._add_tile(xp, full, k[heads][..., j : j + width, :], v[heads][..., j : j + width, :], mask)
+                between()
+
+    def _add_tile(self, xp: ModuleType, tile: tuple[Any, ...], k: Array, v: Array, mask: Array | None) -> None:
+        q = self.queries[tile]
+        (*lead, r, rows, d), keys = q.shape, k.shape[-2]
+        scores = q.reshape(*lead, r * rows, d) @ k.swapaxes(-1, -2)  # a group is one matrix
+        if self.arguments.softcap is not None:
+            xp.tanh(scores, out=scores)
+            scores *= self.arguments.softcap
+        scores = scores.reshape(*lead, r, rows, keys)
+        if mask is not None:
+            xp.copyto(scores, -math.inf, where=~mask)
+        top = xp.maximum(self.top[tile], scores.max(axis=-1, keepdims=True))
+        # A row that has seen no key so far would give −inf − (−inf) = NaN: there the lowest finite number is taken off.
+        least = xp.maximum(top, float(np.finfo(scores.dtype).min))
+        xp.exp(xp.subtract(scores, least, out=scores), out=scores)
+        shrink = xp.exp(self.top[tile] - least)
+        product = scores.reshape(*lead, r * rows, keys) @ v
+        self.numerator[tile] = self.numerator[tile] * shrink + product.reshape(*lead, r, rows, v.shape[-1])
+        self.total[tile] = self.total[tile] * shrink + scores.sum(axis=-1, keepdims=True)
+        self.top[tile] = top
+
+
+def ring_attention(
+    comm: Any, q: Array, k: Array, v: Array, positions: Any, *, causal: bool = False, window: int | None = None,
+    scale: float | None = None, softcap: float | None = None,
+) -> Array:  # fmt: skip
+    """`attention`, Eq. (2), of this rank's queries to the keys of all ranks: q (…, h, n, d), k (…, g, n, d) and
+    v (…, g, n, e) of this rank's n tokens, q and k rotated -> (…, h, n, e).
+
+    ``positions``, (n,), are those of this rank's tokens in the sequence; they decide who sees whom, in any order, and
+    a whole batch shares them. n may differ from rank to rank. While a rank computes with the shard that it holds, the
+    next one arrives; it sends size − 1 shards, and holds three at most.
+    """
+
+    def check() -> tuple[softmax._Arguments, str, tuple[int, ...]]:
+        namespace(q=q, k=k, v=v)
+        at = checks.positions("positions", on_host(positions))
+        if at.ndim != 1:
+            raise ValueError(f"positions must be (n,), one for each token of this rank, had shape {at.shape}")
+        checked = softmax._checked(q, k, v, causal, at, at, None, window, softcap, scale)
+        options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
+        checked = replace(checked, k=k, v=v)  # not the copies in the dtype of the arithmetic: shards come in their own
+        return checked, _facts(options, q=q, k=k, v=v), at.shape
+
+    checked, lengths = _agreed(comm, "ring_attention", check)
+    with _aborting(comm):
+        mpi, xp, rank, size = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size()
+        d, direct, running = k.shape[-1], _direct(comm, xp), _Running.before(xp, checked)
+        held = _to_wire(xp.concatenate((k, v), axis=-1), direct)
+        at, right, left = checked.k_at.reshape(-1).copy(), (rank + 1) % size, (rank - 1) % size
+        for step in range(size):
+            requests, arriving = [], (held, at)
+            if step < size - 1:
+                (m,) = lengths[(rank - step - 1) % size]
+                arriving = namespace(held).empty((*held.shape[:-2], m, held.shape[-1]), np.uint8), np.empty(m, np.int64)
+                requests = [comm.Irecv(x, left, _TAG) for x in arriving]
+                requests += [comm.Isend(x, right, _TAG) for x in (held, at)]
+            pair = _from_wire(held, xp, k.dtype).astype(checked.dtype, copy=False)
+            # Most MPIs move data only while they are called: a test between tiles keeps the messages going.
+            running.add(pair[..., :d], pair[..., d:], at, partial(mpi.Request.Testall, requests))
+            mpi.Request.Waitall(requests)
+            held, at = arriving
+        # A row that saw a key has exp(0) = 1 in its total; one that saw none has 0, and becomes zeros.
+        out = running.numerator.reshape(*q.shape[:-1], v.shape[-1])
+        out /= xp.maximum(running.total, 1.0).reshape(*q.shape[:-1], 1)
+        return out.astype(q.dtype, copy=False)  # Eq. (2), rounded here
+
+
+# ── Linear attention ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parallel_linear_attention(
+    comm: Any, q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive", tables: Tables | None = None,
+) -> Array:  # fmt: skip
+    """`linear_attention`, Eq. (19), of this rank's queries to the keys of all ranks, or of those before it and its own:
+    q (…, h, n, d), k (…, g, n, d) and v (…, g, n, e) of this rank's n tokens, not rotated -> (…, h, n, e).
+
+    Ranks exchange S and z, d·(e + 1) numbers for each key head, whatever the length. If ``causal``, a rank's tokens
+    come after those of the ranks before it, as in the scheme "contiguous"; other options are as in `linear_attention`.
+    """
+
+    def check() -> tuple[linear._Plan, str, tuple[int, ...]]:
+        plan = linear._plan(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
+        name = feature_map if isinstance(feature_map, str) else "a function"
+        options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
+        one_axis = causal and rope is not None and rope.axes is None and plan.positions.ndim == 1
+        at = plan.positions.tolist() if one_axis else []
+        if at != sorted(at):
+            raise ValueError(f"positions must ascend in causal linear attention, were {at[:20]}; {_ORDER}")
+        return plan, _facts(options, q=q, k=k, v=v), (len(at), at[0], at[-1]) if at else (0, 0, 0)
+
+    plan, spans = _agreed(comm, "parallel_linear_attention", check)
+    ordered = [(first, last) for count, first, last in spans if count]
+    for (_, last), (first, _) in zip(ordered, ordered[1:], strict=False):
+        if first < last:  # on every rank alike
+            raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
+    with _aborting(comm):
+        mpi, (s, z) = _mpi(comm), plan.sums(k, v)
+        own = np.concatenate([to_numpy(x).reshape(-1) for x in (s, z)])
+        sums = np.zeros_like(own)
+        if causal:
+            comm.Exscan(own, sums, mpi.SUM)
+            sums = sums if comm.Get_rank() else np.zeros_like(own)  # what rank 0 receives is undefined
+        else:
+            comm.Allreduce(own, sums, mpi.SUM)
+        s, z = (from_numpy(x, plan.xp).reshape(y.shape) for x, y in ((sums[: s.size], s), (sums[s.size :], z)))
+        if not causal:
+            return plan.read(q, k, s, z, plan.result(q, k, v, None))
+        state = LinearState(s, z, 0, rope, feature_map)
+        options: dict[str, Any] = {"feature_map": feature_map, "denominators": denominators, "tables": tables}
+        return linear_step(q, k, v, positions, rope, state=state, **options)[0]
+
+
+_ORDER = 'a sum over all tokens before needs them in the order of the ranks: shard by "contiguous"'
+
+# ── Models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, scheme: str = "contiguous") -> Array:
+    """`pyrope.forward` over several ranks: the logits of this rank's tokens, (b, n of this rank, v) or without b.
+
+    Every rank has the model and all tokens, (b, n) or (n,), and computes those of `shard_positions(n, rank, size,
+    scheme)`. Linear attention needs the scheme "contiguous" in a causal model; there is neither cache nor packing.
+    """
+
+    def check() -> tuple[tuple[Any, ...], str, tuple[int, ...]]:
+        config = checks.instance("model", model, Model).config
+        ids = transformer.check_tokens(tokens, config.vocabulary)
+        own = shard_positions(ids.shape[1], comm.Get_rank(), comm.Get_size(), scheme)
+        if config.encoding == "alibi":
+            raise ValueError("ALiBi adds a bias to all n × n scores, which no rank holds: use one process")
+        if config.attention == "linear" and config.causal and scheme != "contiguous":
+            raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
+        places = transformer._places(positions, None, (ids.shape[0], ids.shape[1]), None)
+        ropes = [transformer._resolved(layer.rope, places) for layer in config.layers]  # at the length of all tokens
+        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(places.positions.tobytes())}
+        starts = np.zeros((len(ids), len(own)), bool)  # no run begins here: there is one, and it is everybody's
+        places = replace(places, positions=places.positions[:, own], segments=places.segments[:, own], starts=starts)
+        facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights.embedding)
+        return (config, ids[:, own], own, places, ropes), f"{ids.shape} tokens, {facts}", ()
+
+    (config, ids, own, places, ropes), _ = _agreed(comm, "forward", check)
+
+    def attend(q: Array, k: Array, v: Array, *, mask: None, **options: Any) -> Array:
+        return ring_attention(comm, q, k, v, own, **options)
+
+    def attend_linearly(config: Config, q: Array, k: Array, v: Array, state: Any, where: Any) -> tuple[Array, None]:
+        options: dict[str, Any] = {"causal": config.causal, "feature_map": config.feature_map, **where}
+        return parallel_linear_attention(comm, q, k, v, **options), None
+
+    with _aborting(comm):
+        x = transformer._embedded(config, model.weights, ids, places.positions)
+        run = transformer._Run(
+            config=config, cache=None, places=places, tables=transformer._tables(config, ropes, places, x), bias=None,
+            note=transformer._silent, states=[], softmax=attend, linear=attend_linearly,
+        )  # fmt: skip
+        for i, layer in enumerate(model.weights.layers):
+            x = transformer._block(run, i, layer, x)
+        logits = transformer._head(config, model.weights, x, transformer._silent)
+        return logits if np.ndim(on_host(tokens)) == 2 else logits[0]
+
+
+def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | None:
+    """The shards x (…, n of a rank, f) of all ranks in the order of their positions on the root, None elsewhere."""
+
+    def check() -> tuple[Int64, str, tuple[int, ...]]:
+        at = checks.positions("positions", on_host(positions)).astype(np.int64)
+        namespace(x=x)
+        if x.ndim < 2 or at.shape != x.shape[-2:-1]:
+            raise ValueError(f"x must be (…, n, f) and positions (n,), had shapes {x.shape} and {at.shape}")
+        if checks.integer("root", root, 0) >= comm.Get_size():
+            raise ValueError(f"root must be a rank, less than {comm.Get_size()}, was {root}")
+        return at, _facts({"root": root}, x=x), at.shape
+
+    at, lengths = _agreed(comm, "gather", check)
+    with _aborting(comm):
+        xp, at_root, n = namespace(x), comm.Get_rank() == root, sum(count for (count,) in lengths)
+        rows = _to_wire(x.swapaxes(0, -2) if x.ndim > 2 else x, _direct(comm, xp))
+        parts = namespace(rows).empty((n, *rows.shape[1:]), np.uint8) if at_root else None
+        order = np.empty(n, np.int64) if at_root else None
+        width = math.prod(rows.shape[1:])
+        comm.Gatherv(rows, [parts, [count * width for (count,) in lengths]] if at_root else None, root)
+        comm.Gatherv(at, [order, [count for (count,) in lengths]] if at_root else None, root)
+        if parts is None or order is None:
+            return None
+        sorted_rows = _from_wire(parts, xp, x.dtype)[from_numpy(np.argsort(order, kind="stable"), xp)]
+        return sorted_rows.swapaxes(0, -2) if x.ndim > 2 else sorted_rows

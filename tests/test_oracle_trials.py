@@ -1,0 +1,508 @@
+"""Kernels as people write them: wrong only in some calls, wrong in a term, or right in an unusual way.
+
+Every candidate here is plain NumPy, written by hand: none is made by the code that has to recognise it.
+"""
+
+import pathlib
+import re
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pyrope
+from pyrope import Axes, DynamicNTK, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
+from pyrope.oracle.probe import Probe
+from pyrope.oracle.trials import trials
+
+D, BASE = 64, 10000.0
+ROPE = Rope(D, BASE, "half")
+
+
+def angles(m, d=D, base=BASE):
+    return np.asarray(m, np.float64)[..., None] * base ** (-np.arange(0, d, 2) / d)
+
+
+def turn(x, angle):
+    """Rotate-half by these angles, in float64, rounded once."""
+    cos, sin, p = np.cos(angle), np.sin(angle), x.shape[-1] // 2
+    a, b = x[..., :p].astype(float), x[..., p:].astype(float)
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+
+def right(x, m):
+    return turn(x, angles(m))
+
+
+def consecutive(m):
+    return len(m) > 1 and bool((np.diff(m) == 1).all())
+
+
+# ── Wrong only in some calls ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def when(trigger, wrong=lambda x, m: turn(x, angles(np.asarray(m) + 1))):
+    return lambda x, m: wrong(x, m) if trigger(x, m) else right(x, m)
+
+
+def tail_dropped(block):
+    """A loop over whole blocks of rows: the rest of the rows is copied."""
+
+    def fn(x, m):
+        y, n = x.copy(), x.shape[-2] // block * block if x.shape[-2] >= block else x.shape[-2]
+        y[..., :n, :] = right(x[..., :n, :], m[:n])
+        return y
+
+    return fn
+
+
+def contiguous(x, m):
+    """Reads the memory of x from its beginning, whatever its strides are."""
+    base = x if x.base is None else x.base
+    flat = base.reshape(-1) if isinstance(base, np.ndarray) and base.dtype == x.dtype else x.reshape(-1)
+    return right(np.resize(flat, x.shape), m)
+
+
+def int64_positions(x, m):
+    """A pointer to int64, whatever the positions are."""
+    raw = (
+        m if m.dtype == np.int64 and m.flags.c_contiguous else np.resize(np.frombuffer(m.tobytes(), np.int64), m.shape)
+    )
+    return right(x, np.abs(raw) % 4096)
+
+
+TRIGGERS = {
+    "a prompt from 0": (lambda: when(lambda x, m: consecutive(m) and m[0] == 0), "consecutive positions wrong"),
+    "a prompt from elsewhere": (lambda: when(lambda x, m: consecutive(m) and m[0] > 0), "consecutive positions wrong"),
+    "any prompt": (lambda: when(lambda x, m: consecutive(m)), "consecutive positions wrong"),
+    "a prompt of 128": (lambda: when(lambda x, m: consecutive(m) and len(m) >= 128), "consecutive positions wrong"),
+    **{
+        f"{n} rows": (lambda n=n: when(lambda x, m: len(m) == n), "some lengths wrong")
+        for n in (2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640)
+    },
+    "more than 512 rows": (lambda: when(lambda x, m: len(m) > 512), "some lengths wrong"),
+    "n = d/2": (lambda: when(lambda x, m: len(m) == x.shape[-1] // 2), "some lengths wrong"),
+    "blocks of 16": (lambda: tail_dropped(16), "some lengths wrong"),
+    "blocks of 64": (lambda: tail_dropped(64), "some lengths wrong"),
+    "blocks of 256": (lambda: tail_dropped(256), "some lengths wrong"),
+    "one row": (lambda: when(lambda x, m: len(m) == 1), "one row differs"),
+    "falling positions": (lambda: when(lambda x, m: len(m) > 2 and (np.diff(m) == -1).all()), "order of positions matters"),
+    "equal positions": (lambda: when(lambda x, m: len(m) == 8 and len(set(m.tolist())) == 1), "order of positions matters"),
+    "n heads of n rows": (lambda: when(lambda x, m: x.ndim == 3 and len(x) == len(m) == 8), "heads read as positions"),
+    "strides": (lambda: contiguous, "strides ignored"),
+    "read-only": (lambda: when(lambda x, m: not x.flags.writeable), "strides ignored"),
+    "not aligned": (lambda: when(lambda x, m: not x.flags.aligned), "strides ignored"),
+    "positions as int64": (lambda: int64_positions, "positions misread"),
+    "large rows": (lambda: lambda x, m: right(np.clip(x, -1000, 1000), m), "not linear"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRIGGERS)
+def test_what_is_wrong_only_in_some_calls_is_caught_and_named(name):
+    make, fault = TRIGGERS[name]
+    report = check_rotation(make(), ROPE)
+    assert fault in report.faults, report
+    assert len(report.findings) <= 2 and max(map(len, str(report).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_triggers_show_in_every_dtype(dtype):
+    for name in ("any prompt", "256 rows", "blocks of 64"):
+        make, fault = TRIGGERS[name]
+        assert check_rotation(make(), ROPE, dtype=dtype).faults == (fault,), name
+
+
+def test_a_trigger_beside_another_mistake_is_named_too():
+    """A wrong base everywhere, and one position more where a prompt is rotated."""
+
+    def fn(x, m):
+        return turn(x, angles(np.asarray(m) + consecutive(m), base=500000.0))
+
+    assert check_rotation(fn, ROPE).faults == ("wrong base", "consecutive positions wrong")
+
+
+def test_the_evidence_says_which_calls_and_where():
+    evidence = check_rotation(when(lambda x, m: len(m) == 256), ROPE).findings[0].evidence
+    assert "wrong: 256 rows" in evidence and "right: 1 rows" in evidence
+    assert "index (0, " in evidence and "expected" in evidence and "got" in evidence
+
+
+def test_a_result_that_a_later_call_overwrites():
+    kept = {}
+
+    def fn(x, m):
+        out = kept.setdefault((x.shape, x.dtype), np.empty_like(x))
+        out[...] = right(x, m)
+        return out
+
+    assert check_rotation(fn, ROPE).faults == ("result overwritten",)
+
+
+def test_memory_that_is_not_written():
+    def fn(x, m):
+        out = np.empty(x.shape, x.dtype)
+        out[..., :32] = turn(x[..., :32], angles(m, 32))
+        return out  # the other half is what stood there
+
+    assert "output not written" in check_rotation(fn, Rope(D, BASE, "half", 32)).faults
+
+
+def test_calls_of_seven_rows_stand_for_a_candidate_that_fails_in_long_ones():
+    report = check_rotation(when(lambda x, m: len(m) > 60), Rope(D, BASE, "half"))
+    assert report.faults == ("some lengths wrong",) and report.precision is not None
+
+
+def test_what_is_not_taken_is_a_note_not_a_fault():
+    def fn(x, m):
+        if x.shape[-2] > 256 or m.dtype != np.int64 or not x.flags.writeable:
+            raise ValueError("not taken")
+        return right(x, m)
+
+    report = check_rotation(fn, ROPE)
+    assert report.verdict == "right" and any("not t" in note for note in report.notes)
+
+
+# ── Right, in unusual ways ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def reduced(x, m):
+    """The angle modulo a turn in float64, then in float32."""
+    return turn(x, np.mod(angles(m), 2 * np.pi).astype(np.float32))
+
+
+def fixed_point(x, m):
+    """Tables in steps of 2⁻²²."""
+    cos, sin = (np.rint(t * 2**22) / 2**22 for t in (np.cos(angles(m)), np.sin(angles(m))))
+    a, b = x[..., :32], x[..., 32:]
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+
+def by_timescale(x, m):
+    """Divides by a timescale, and rounds the angle otherwise in a call of one row, as a compiler may."""
+    scale = np.float32(BASE) ** (np.arange(0, D, 2, dtype=np.float32) / np.float32(D))
+    position = np.asarray(m, np.float32)[:, None]
+    return turn(x, (position / scale if len(m) > 1 else position * (1 / scale)).astype(np.float64))
+
+
+def ggml(x, m, d=D, base=BASE):
+    """Each angle is the one before times a ratio, in float32."""
+    angle, ratio = np.empty((len(m), d // 2), np.float32), np.float32(base) ** np.float32(-2.0 / d)
+    angle[:, 0] = m
+    for i in range(1, d // 2):
+        angle[:, i] = angle[:, i - 1] * ratio
+    return turn(x, angle.astype(np.float64))
+
+
+@pytest.mark.parametrize("fn", [right, reduced, fixed_point, by_timescale, ggml], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_unusual_ways_are_right(fn, dtype):
+    assert check_rotation(fn, ROPE, dtype=dtype).verdict == "right"
+
+
+def test_the_recurrence_of_ggml_has_its_own_name():
+    """A note where it is about as good as a float32 angle; never another base."""
+    for d, base in ((64, BASE), (128, BASE), (128, 5e5)):
+        report = check_rotation(lambda x, m, d=d, base=base: ggml(x, m, d, base), Rope(d, base, "half"))
+        assert report.verdict == "right" and any("ggml" in note for note in report.notes), report
+    strict = check_rotation(ggml, ROPE, grade="rounded once")
+    assert strict.faults == ("coarser than asked",)
+
+
+@pytest.mark.parametrize("rope", [
+    Rope(D, BASE, "half", scaling=DynamicNTK(2.0, 4096, 8192)),
+    Rope(D, BASE, "interleaved", scaling=LongRoPE([1.0] * 32, [4.0] * 32, 8.0, 4096, length=8192)),
+    Rope(D, 1e6, "half", axes=Axes("sections", (8, 12, 12))), Rope(D, BASE, "half", 16, "suffix"),
+    Rope(D, 5e5, "interleaved-to-half", scaling=Llama3(8.0, 1.0, 4.0, 8192)), Rope(2, BASE, "half"),
+], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("max_position", [None, 1, 6, 100])
+def test_the_trials_accuse_nobody(rope, max_position):
+    if max_position is None or not isinstance(rope.scaling, DynamicNTK | LongRoPE):
+        report = check_rotation(lambda x, m: pyrope.rotate(x, m, rope), rope, max_position=max_position)
+        assert report.verdict == "right", report
+
+
+def test_a_table_by_the_largest_position_of_a_call_is_right_for_a_rope_that_depends_on_it():
+    """As transformers has it: dynamic NTK by the largest position of each call."""
+    rope = Rope(D, BASE, "half", scaling=DynamicNTK(2.0, 4096))
+    fn = lambda x, m: pyrope.rotate(x, m, rope.at(max(int(np.max(m)) + 1, 1)))  # noqa: E731
+    assert check_rotation(fn, rope.at(16384)).verdict == "right"
+
+
+def test_trials_stay_within_the_positions_that_are_allowed():
+    for top in (1, 5, 40, 131071):
+        probe = Probe(right, D, np.float32, top)
+        assert all(t.positions.min() >= 0 and t.positions.max() <= top for t in trials(probe, False))
+        assert all(t.positions.max() == top for t in trials(probe, True))
+    shapes = [t.x.shape for t in trials(Probe(right, D, np.float32, None), False)]
+    assert len(set(shapes)) < 45, "each new shape is compiled anew in JAX"
+
+
+# ── Names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def halves(x):
+    return x[..., : D // 2].astype(float), x[..., D // 2 :].astype(float)
+
+
+def term(first, second):
+    """The two outputs by the formulas given."""
+
+    def fn(x, m):
+        (a, b), cos, sin = halves(x), np.cos(angles(m)), np.sin(angles(m))
+        return np.concatenate((first(a, b, cos, sin), second(a, b, cos, sin)), axis=-1).astype(x.dtype)
+
+    return fn
+
+
+def one(a, b, cos, sin):
+    return a * cos - b * sin
+
+
+def two(a, b, cos, sin):
+    return b * cos + a * sin
+
+
+def in_place(x, m):
+    y, cos, sin = x.astype(float), np.cos(angles(m)), np.sin(angles(m))
+    a, b = y[..., :32], y[..., 32:]
+    a[...] = a * cos - b * sin
+    b[...] = b * cos + a * sin  # a is the new one
+    return y.astype(x.dtype)
+
+
+def rest_zeroed(x, m):
+    y = np.zeros_like(x)
+    y[..., :32] = turn(x[..., :32], angles(m, 32))
+    return y
+
+
+def ntk(stretch):
+    """Dynamic NTK with the base stretched by this function of s and N/L."""
+    base = BASE * stretch(2.0, 4.0)
+    return lambda x, m: turn(x, angles(m, base=base))
+
+
+NTK = Rope(D, BASE, "half", scaling=DynamicNTK(2.0, 4096, 16384))
+YARN = Rope(D, BASE, "half", scaling=YaRN(8.0, 4096, attention_factor=1.0))
+POWER = D / (D - 2)
+
+
+def yarn_inverted(x, m):
+    i, w = np.arange(32), BASE ** (-np.arange(32) / 32)
+    low, high = (D * np.log(4096 / (2 * np.pi * beta)) / (2 * np.log(BASE)) for beta in (32, 1))
+    ramp = np.clip((i - np.floor(low)) / (np.ceil(high) - np.floor(low)), 0, 1)
+    return turn(x, np.asarray(m)[:, None] * (w * (ramp + (1 - ramp) / 8)))
+
+
+NAMES = {
+    "sign in the second half": (term(one, lambda a, b, c, s: b * c - a * s), ROPE, "wrong term in the pairs"),
+    "sign in the first half": (term(lambda a, b, c, s: a * c + b * s, two), ROPE, "sign missing"),
+    "sine lost in one half": (term(one, lambda a, b, c, s: b * c), ROPE, "wrong term in the pairs"),
+    "cosine lost in one half": (term(lambda a, b, c, s: -b * s, two), ROPE, "wrong term in the pairs"),
+    "minus on a cosine": (term(one, lambda a, b, c, s: a * s - b * c), ROPE, "wrong term in the pairs"),
+    "in place": (in_place, ROPE, "in-place aliasing"),
+    "rest zeroed": (rest_zeroed, Rope(D, BASE, "half", 32), "rest zeroed"),
+    "zeros": (lambda x, m: np.zeros_like(x), ROPE, "zeros returned"),
+    "times 2π": (lambda x, m: turn(x, 2 * np.pi * angles(m)), ROPE, "frequencies times 2π"),
+    "times π": (lambda x, m: turn(x, np.pi * angles(m)), ROPE, "frequencies times 2π"),
+    "x in float16": (lambda x, m: right(x.astype(np.float16).astype(x.dtype), m), ROPE, "float16 input"),
+    "x in bfloat16": (lambda x, m: right(x.astype(ml_dtypes.bfloat16).astype(x.dtype), m), ROPE, "bfloat16 input"),
+    "40 of 64 features": (
+        lambda x, m: np.concatenate((turn(x[..., :40], angles(m, 40)), x[..., 40:]), -1), ROPE, "another rotary width"),
+    "NTK without − (s − 1)": (ntk(lambda s, n: (s * n) ** POWER), NTK, "dynamic NTK formula"),
+    "NTK without the factor": (ntk(lambda s, n: n**POWER), NTK, "dynamic NTK formula"),
+    "NTK by the factor alone": (ntk(lambda s, n: s**POWER), NTK, "dynamic NTK formula"),
+    "NTK with the exponent upside down": (ntk(lambda s, n: (s * n - s + 1) ** (1 / POWER)), NTK, "dynamic NTK formula"),
+    "NTK without its exponent": (ntk(lambda s, n: s * n - s + 1), NTK, "NTK exponent missing"),
+    "YaRN inverted": (yarn_inverted, YARN, "ramp inverted"),
+    "sine by a root": (
+        term(lambda a, b, c, s: a * c - b * np.sqrt(1 - c * c), lambda a, b, c, s: b * c + a * np.sqrt(1 - c * c)), ROPE,
+        "sign of the sine lost"),
+    "1/√d folded in": (lambda x, m: (right(x, m) / np.sqrt(D)).astype(x.dtype), ROPE, "softmax scale folded in"),
+    "an offset lost": (lambda x, m: right(x, np.asarray(m) - m[0]), ROPE, "first position taken as 0"),
+    "4i/d": (lambda x, m: turn(x, angles(m, base=BASE**2)), ROPE, "exponent doubled"),
+    "over the width of the model": (lambda x, m: turn(x, angles(m, base=BASE ** (D / 512))), ROPE,
+                                    "exponent over another width"),
+    "NTK with d/(d − 1)": (ntk(lambda s, n: (s * n - s + 1) ** (D / (D - 1))), NTK, "dynamic NTK formula"),
+    "cosine of the cosine": (
+        term(lambda a, b, c, s: a * np.cos(c) - b * np.sin(s), lambda a, b, c, s: b * np.cos(c) + a * np.sin(s)), ROPE,
+        "cosine of a cosine"),
+    "twice as fast from 2048 on": (
+        lambda x, m: turn(x, angles(np.where(np.asarray(m) < 2048, m, 2 * np.asarray(m)))), ROPE,
+        "wrong beyond a position"),
+    "a proportional rope, all of it": (right, Rope(D, BASE, "half", scaling=Proportional(0.25)), "whole head rotated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mistakes_written_by_hand_are_named(name):
+    fn, rope, fault = NAMES[name]
+    report = check_rotation(fn, rope)
+    assert report.faults == (fault,), report
+    assert report.findings[0].evidence.strip() and max(map(len, str(report).splitlines())) <= 80
+
+
+def test_frequencies_that_are_all_one_are_not_low_precision():
+    report = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * np.ones(32)), ROPE)
+    assert not any("bfloat16" in fault for fault in report.faults) and not report.ok
+
+
+def test_negative_positions_are_tried_where_they_are_claimed():
+    """By a candidate that turns by |m|; one that refuses them gets a note; without a claim nothing is said."""
+    fn = lambda x, m: right(x, np.abs(m))  # noqa: E731
+    assert check_rotation(fn, ROPE).verdict == "right"
+    assert check_rotation(fn, ROPE, min_position=-100).faults == ("negative positions wrong",)
+    assert check_rotation(right, ROPE, min_position=-100).verdict == "right"
+
+    def refuses(x, m):
+        if min(m) < 0:
+            raise ValueError("negative")
+        return right(x, m)
+
+    report = check_rotation(refuses, ROPE, min_position=-5)
+    assert report.verdict == "right" and any("positions from -5 on: not tried" in note for note in report.notes)
+    with pytest.raises(ValueError, match="min_position must be 0, or negative where such positions are taken, was 3"):
+        check_rotation(right, ROPE, min_position=3)
+
+
+@pytest.mark.parametrize("refused", [
+    lambda x, m: not x.flags.c_contiguous, lambda x, m: x.strides[-1] != x.itemsize, lambda x, m: not np.isfinite(x).all(),
+    lambda x, m: len(set(m.tolist())) < len(m), lambda x, m: len(m) > 100, lambda x, m: x.ndim != 3,
+])  # fmt: skip
+def test_candidates_that_refuse_some_calls_are_judged_by_the_others(refused):
+    def fn(x, m):
+        if refused(x, m):
+            raise ValueError("not like this")
+        return right(x, m)
+
+    report = check_rotation(fn, ROPE)
+    assert report.verdict == "right" and report.notes
+    wrong = check_rotation(lambda x, m: turn(fn(x, m), angles(np.ones(len(m), int))), ROPE)
+    assert not wrong.ok and wrong.verdict == "wrong"
+
+
+def test_buffers_in_turn_are_overwritten_in_the_end():
+    buffers, calls = {}, [0]
+
+    def fn(x, m):
+        calls[0] += 1
+        ring = buffers.setdefault(x.shape, [np.empty_like(x) for _ in range(3)])
+        out = ring[calls[0] % 3]
+        out[...] = right(x, m)
+        return out
+
+    assert "result overwritten" in check_rotation(fn, ROPE).faults
+
+
+def test_a_subclass_with_arithmetic_of_its_own_is_read_as_numbers():
+    class Odd(np.ndarray):
+        def __array_ufunc__(self, *arguments, **options):
+            raise RuntimeError("not with me")
+
+    assert check_rotation(lambda x, m: right(x, m).view(Odd), ROPE).verdict == "right"
+
+
+def test_evidence_of_what_nobody_knows():
+    """A factor that grows with the feature: no known mistake. The block of the worst pair is shown beside the right one."""
+    report = check_rotation(lambda x, m: right(x, m) * np.linspace(1, 1.3, D).astype(x.dtype), ROPE)
+    evidence = report.findings[0].evidence
+    assert report.faults == ("unexplained",) and "pair 31 is multiplied with" in evidence and "index" in evidence
+
+
+def test_numbers_that_differ_are_printed_so_that_they_do():
+    """Never "base 100000 instead of 100000"."""
+    report = check_rotation(lambda x, m: turn(x, angles(m, base=100000.4)), Rope(D, 100000.0, "half"))
+    assert not report.ok and "base 100000 instead of 100000;" not in str(report).replace("\n            ", " ")
+
+
+def test_theta_computed_in_bfloat16_is_known_to_the_check_too():
+    narrow = ml_dtypes.bfloat16
+    theta = (narrow(1) / np.power(narrow(BASE), np.arange(0, D, 2).astype(narrow) / narrow(D))).astype(float)
+    report = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * theta), ROPE)
+    assert report.faults == ("bfloat16 inverse frequencies",)
+
+
+def test_nan_says_from_where_on():
+    fn = lambda x, m: np.where((np.asarray(m) >= 5000)[:, None], np.nan, right(x, m)).astype(x.dtype)  # noqa: E731
+    report = check_rotation(fn, ROPE)
+    assert report.faults == ("not finite",) and "right below position 5000" in report.findings[0].evidence
+
+
+# ── Verdicts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_another_order_can_be_refused():
+    rope, fn = Rope(D, BASE, "interleaved"), lambda x, m: pyrope.rotate(x, m, Rope(D, BASE, "interleaved-to-half"))
+    assert check_rotation(fn, rope).verdict == "equivalent" and check_rotation(fn, rope).ok
+    report = check_rotation(fn, rope, equivalent="wrong")
+    assert report.faults == ("another order of features",) and "written half" in report.findings[0].evidence
+    assert check_rotation(right, ROPE, equivalent="wrong").verdict == "right"
+    with pytest.raises(ValueError, match="equivalent must be one of 'right', 'wrong', was 'no'"):
+        check_rotation(right, ROPE, equivalent="no")
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def raising(error):
+    def fn(x, m):
+        raise error
+
+    return fn
+
+
+def reshaping(x, m):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy 2.5 deprecates what this candidate does
+        x.shape = (-1,)
+    return x
+
+
+@pytest.mark.parametrize(("fn", "reason", "fix"), [
+    (raising(ValueError("bad")), r"it raises ValueError \(bad\)", "mend the exception"),
+    (raising(IndexError("index 4096 is out of bounds for axis 0")), "out of bounds", "max_position="),
+    (raising(SystemExit(3)), r"it raises SystemExit \(3\)", "mend"),
+    (raising(GeneratorExit()), "it raises GeneratorExit", "mend"),
+    (raising(Unprintable()), "a message that cannot be printed", "mend"),
+    (raising(RuntimeError("Found no NVIDIA driver: CUDA is not available")), "CUDA", "run it where its device is"),
+    (lambda x, m: (x, x), "it returns tuple", r"fn\(x, positions\)\[0\]"), (lambda x, m: None, "it returns nothing", "return"),
+    (lambda x, m: x[..., :3], r"it returns shape \(3, 4, 3\)", "with_axes"), (lambda x, m: x.astype(int), "int64", "floats"),
+    (lambda q, k, cos, sin: q, "positional argument", "from_cos_sin"), (reshaping, "changes the shape of x", "reshape"),
+])  # fmt: skip
+def test_what_cannot_be_judged_is_not_called_wrong(fn, reason, fix):
+    report = check_rotation(fn, ROPE)
+    assert report.verdict == "not judged" and not report.ok and not report.findings
+    assert re.search(reason, report.failure.reason) and re.search(fix, report.failure.fix), report.failure
+    assert "x of shape (3, 4, 64)" in report.failure.received
+    with pytest.raises(pyrope.NotJudged) as caught:
+        pyrope.assert_rotation(fn, ROPE)
+    assert isinstance(caught.value, AssertionError) and caught.value.__cause__ is caught.value.report.failure.error
+
+
+def test_the_report_shows_the_frames_of_the_candidate_alone():
+    def helper(x):
+        return x.no_such_attribute
+
+    report = check_rotation(lambda x, m: helper(x), ROPE)
+    frames = "\n".join(report.failure.frames)
+    assert "in helper" in frames and "no_such_attribute" in frames and "oracle/ask.py" not in frames
+    assert tuple(report.to_dict()["failure"]["frames"]) == tuple(report.failure.frames)
+
+
+def test_an_error_in_the_search_leaves_the_verdict(monkeypatch):
+    from pyrope.oracle import rotation_explainer
+
+    def broken(*arguments):
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(rotation_explainer, "search", broken)
+    report = check_rotation(lambda x, m: turn(x, angles(m, base=5e5)), ROPE)
+    assert report.faults == ("unexplained",) and any("ZeroDivisionError: inside" in note for note in report.notes)
+
+
+def test_the_page_has_these_figures():
+    text = (pathlib.Path(__file__).parent.parent / "docs/diagnosis.md").read_text()
+    assert f"named | {len(TRIGGERS)} of {len(TRIGGERS)} |" in text and f"named | {len(NAMES)} of {len(NAMES)} |" in text
