@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # for the annotations; what a model is and what it has learnt
     from .models.architecture import Config, LayerWeights, Weights
 
 Features: TypeAlias = tuple[slice, slice]  # where the first, and where the second feature of every pair stands
-Turn: TypeAlias = Callable[
-    [Array], Array
-]  # R(Θ, m)·x: lambda x: rotate(x, *tables(positions, theta), *pairs(layout, r))
+# A turn is x -> R(Θ, m)·x, for instance lambda x: rotate(x, *tables(positions, theta), *pairs(layout, r)).
+Turn: TypeAlias = Callable[[Array], Array]
 
 # ── The rotation: sections 3.2, 3.4.2 and 3.4.3 ──────────────────────────────────────────────────────────────────────
 

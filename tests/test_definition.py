@@ -61,7 +61,7 @@ def call(xp, dtype, function, *arguments):
     return results[0] if len(results) == 1 else results
 
 
-def worked(xp, dtype, expected, function, *arguments):
+def check_by_hand(xp, dtype, expected, function, *arguments):
     """Holds a result to numbers worked by hand: 16u of the largest allows for the few roundings on the way."""
     result, expected = call(xp, dtype, function, *arguments), np.array(expected, np.float64)
     assert result.shape == expected.shape
@@ -87,17 +87,17 @@ def quarter_turns(x):
 def test_eq_2_attention_is_the_mean_of_the_values_by_the_softmax_of_the_scores(xp, dtype):
     """d = 4: qᵀk/√d = 0 and ln 3, whose exponentials are 1 and 3: weights ¼ and ¾. Of 4 and 8 that makes 1 + 6 = 7."""
     q, k, v = [[[2, 0, 0, 0]]], [[[0, 5, 0, 0], [math.log(3), 7, 0, 0]]], [[[4], [8]]]
-    worked(xp, dtype, [[[7]]], definition.attention, q, k, v, np.ones((1, 2), bool), 1 / math.sqrt(4))
+    check_by_hand(xp, dtype, [[[7]]], definition.attention, q, k, v, np.ones((1, 2), bool), 1 / math.sqrt(4))
 
 
 def test_eq_12_a_pair_is_a_complex_number_times_a_phase(xp, dtype):
     """(1 + 2i)·(0.6 + 0.8i) = (0.6 − 1.6) + (0.8 + 1.2)i = −1 + 2i."""
-    worked(xp, dtype, [[-1, 2]], definition.rotate_complex, [[1, 2]], [[0.6]], [[0.8]], *PAIR)
+    check_by_hand(xp, dtype, [[-1, 2]], definition.rotate_complex, [[1, 2]], [[0.6]], [[0.8]], *PAIR)
 
 
 def test_eq_13_the_matrix_of_one_pair(xp, dtype):
     """(cos, −sin; sin, cos), whose columns are the images of (1, 0) and (0, 1)."""
-    worked(xp, dtype, [[0.6, -0.8], [0.8, 0.6]], definition.rotation_matrix, [0.6], [0.8], *PAIR, 2)
+    check_by_hand(xp, dtype, [[0.6, -0.8], [0.8, 0.6]], definition.rotation_matrix, [0.6], [0.8], *PAIR, 2)
 
 
 def test_eq_14_queries_and_keys_are_projected_then_rotated(xp, dtype):
@@ -106,7 +106,7 @@ def test_eq_14_queries_and_keys_are_projected_then_rotated(xp, dtype):
     config = tiny(scale=math.log(3) / 2, causal=False)
     w = tiny_weights(xp, dtype, config, qkv=[[1, 0], [0, 1], [1, 0], [0, 1], [4, 0], [0, 4]]).layers[0]
     attend = lambda x: definition.self_attention(config, w, x, quarter_turns, True)  # noqa: E731
-    worked(xp, dtype, [[[3, 1], [1, 3]]], attend, [[[1, 0], [0, 1]]])
+    check_by_hand(xp, dtype, [[[3, 1], [1, 3]]], attend, [[[1, 0], [0, 1]]])
 
 
 def test_eq_15_theta_and_a_matrix_of_blocks(xp, dtype):
@@ -116,7 +116,7 @@ def test_eq_15_theta_and_a_matrix_of_blocks(xp, dtype):
     blocks = [[0.6, -0.8, 0, 0, 0, 0], [0.8, 0.6, 0, 0, 0, 0], [0, 0, 0, -1, 0, 0], [0, 0, 1, 0, 0, 0]]
     blocks += [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]]
     layout = definition.pairs("interleaved", 4)
-    worked(xp, dtype, blocks, definition.rotation_matrix, [0.6, 0], [0.8, 1], *layout, 6)
+    check_by_hand(xp, dtype, blocks, definition.rotation_matrix, [0.6, 0], [0.8, 1], *layout, 6)
 
 
 def test_eq_16_a_score_is_that_of_the_distance(xp, dtype):
@@ -126,13 +126,13 @@ def test_eq_16_a_score_is_that_of_the_distance(xp, dtype):
     q = call(xp, dtype, definition.rotate, [[1, 0]] * 3, *tables, *PAIR)
     k = call(xp, dtype, definition.rotate, [[0, 1]] * 3, *tables, *PAIR)
     expected = [[0, -4, -4.8], [4, 0, -4], [4.8, 4, 0]]
-    worked(xp, dtype, expected, definition.attention_scores, q, k, np.ones((3, 3), bool), 5.0)
+    check_by_hand(xp, dtype, expected, definition.attention_scores, q, k, np.ones((3, 3), bool), 5.0)
 
 
 def test_eq_17_the_mean_of_the_values_by_similarity(xp, dtype):
     """Similarities 1 and 3 of the values 4 and 8: (1·4 + 3·8)/(1 + 3) = 7. A query that sees nothing gets 0."""
     arguments = [[[1], [1]]], [[[1], [3]]], [[[4], [8]]], lambda x: x, np.array([[True, True], [False, False]])
-    worked(xp, dtype, [[[7], [0]]], definition.linear_attention, *arguments, lambda x: x)
+    check_by_hand(xp, dtype, [[[7], [0]]], definition.linear_attention, *arguments, lambda x: x)
 
 
 def test_eq_18_similarity_is_the_product_of_features(xp, dtype):
@@ -147,7 +147,7 @@ def test_eq_19_the_numerator_is_rotated_and_the_denominator_is_not(xp, dtype):
     The sum below stays 5 + 3 = 8: of the values 8 and 16 that makes (−40 + 48)/8 = 1. Token 0 sees its own value, 8."""
     q, k, v = [[[1, 2], [1, 2]]], [[[3, 1], [1, 1]]], [[[8], [16]]]
     mask = np.array([[True, False], [True, True]])
-    worked(xp, dtype, [[[8], [1]]], definition.linear_attention, q, k, v, quarter_turns, mask, lambda x: x)
+    check_by_hand(xp, dtype, [[[8], [1]]], definition.linear_attention, q, k, v, quarter_turns, mask, lambda x: x)
 
 
 def test_a_numerator_over_zero_is_infinite_and_zero_over_zero_is_zero():
@@ -166,18 +166,18 @@ def test_a_numerator_over_zero_is_infinite_and_zero_over_zero_is_zero():
 def test_eq_34_the_rotation_feature_by_feature(xp, dtype):
     """(1, 2) by (0.6, 0.8) is (0.6 − 1.6, 1.2 + 0.8) = (−1, 2), (3, 4) by a quarter turn is (−4, 3), 5 stays."""
     layout = definition.pairs("interleaved", 4)
-    worked(xp, dtype, [[-1, 2, -4, 3, 5]], definition.rotate, [[1, 2, 3, 4, 5]], [[0.6, 0]], [[0.8, 1]], *layout)
+    check_by_hand(xp, dtype, [[-1, 2, -4, 3, 5]], definition.rotate, [[1, 2, 3, 4, 5]], [[0.6, 0]], [[0.8, 1]], *layout)
 
 
 def test_eq_35_a_score_is_the_real_part_of_a_sum_of_phases(xp, dtype):
     """h = q·k* = (1 + 2i)(3 + i) = 1 + 7i; one quarter turn makes it −7 + i. By features: (−2, 1)·(3, −1) = −7."""
     turned = call(xp, dtype, definition.rotate, [[1, 2]], [[0]], [[1]], *PAIR)
-    worked(xp, dtype, [[-7]], definition.attention_scores, turned, [[3, -1]], EVERY, 1.0)
+    check_by_hand(xp, dtype, [[-7]], definition.attention_scores, turned, [[3, -1]], EVERY, 1.0)
 
 
 def test_eq_36_the_sums_of_the_first_phases(xp, dtype):
     """Phases 1 and i: S₁ = 1 and S₂ = 1 + i, the mean size (1 + √2)/2. At distance 0, 1 and 2: 3/2."""
-    worked(xp, dtype, [(1 + math.sqrt(2)) / 2, 1.5], definition.decay, [[1, 0], [1, 1]], [[0, 1], [0, 0]])
+    check_by_hand(xp, dtype, [(1 + math.sqrt(2)) / 2, 1.5], definition.decay, [[1, 0], [1, 1]], [[0, 1], [0, 0]])
 
 
 @given(seed=seeds, p=st.integers(1, 8), base=bases, m=st.integers(0, 1000))
@@ -252,8 +252,10 @@ def test_softmax(xp, dtype):
     """Equal scores share alike; ln 3 more is three times as much, at any size; a row of −∞ is zeros, not NaN."""
     scores = [[5, 5, 5, 5], [-math.inf] * 4, [-math.inf, 0, math.log(3), -math.inf]]
     expected = [[1 / 4] * 4, [0] * 4, [0, 1 / 4, 3 / 4, 0]]
-    worked(xp, dtype, expected, definition.softmax, scores)
-    worked(xp, dtype, [[1, 0], [1, 0], [0.5, 0.5]], definition.softmax, [[3e4, -3e4], [-3e4, -6e4], [-1e30, -1e30]])
+    check_by_hand(xp, dtype, expected, definition.softmax, scores)
+    check_by_hand(
+        xp, dtype, [[1, 0], [1, 0], [0.5, 0.5]], definition.softmax, [[3e4, -3e4], [-3e4, -6e4], [-1e30, -1e30]]
+    )
 
 
 def test_scores_are_scaled_then_capped_then_biased_then_hidden(xp, dtype):
@@ -266,7 +268,7 @@ def test_scores_are_scaled_then_capped_then_biased_then_hidden(xp, dtype):
 
 def test_heads_are_repeated_side_by_side(xp, dtype):
     """Of four query heads the first two read key head 0, the other two key head 1."""
-    worked(xp, dtype, [[[1]], [[1]], [[2]], [[2]]], definition.repeat_heads, [[[1]], [[2]]], 4)
+    check_by_hand(xp, dtype, [[[1]], [[1]], [[2]], [[2]]], definition.repeat_heads, [[[1]], [[2]]], 4)
 
 
 def test_feature_maps(xp, dtype):
@@ -275,32 +277,32 @@ def test_feature_maps(xp, dtype):
     expected = {"elu+1": [0.5, 1, 4], "relu": [0, 0, 3], "relu2": [0, 0, 9], "exp": [0.5, 1, e3], "identity": x}
     assert expected.keys() == definition.FEATURE_MAPS.keys()
     for name, y in expected.items():
-        worked(xp, dtype, y, definition.FEATURE_MAPS[name], x)
-    worked(xp, dtype, [1001], definition.FEATURE_MAPS["elu+1"], [1000])
+        check_by_hand(xp, dtype, y, definition.FEATURE_MAPS[name], x)
+    check_by_hand(xp, dtype, [1001], definition.FEATURE_MAPS["elu+1"], [1000])
 
 
 def test_norms(xp, dtype):
     """(1, 7) has the mean 4 and the mean square 25: by RMS (0.2, 1.4), centred (−3, 3)/3. ε = 24 makes 49 of 25."""
     rms, layer = tiny(), tiny(norm="layer")
     one, two = Norm([1, 1], None), Norm([2, 10], [1, -1])
-    worked(xp, dtype, [[0.2, 1.4]], definition.norm, rms, one, [[1, 7]])
-    worked(xp, dtype, [[-1, 1]], definition.norm, layer, one, [[1, 7]])
-    worked(xp, dtype, [[1.4, 13]], definition.norm, rms, two, [[1, 7]])
-    worked(xp, dtype, [[1 / 7, 1]], definition.norm, tiny(eps=24.0), one, [[1, 7]])
-    worked(xp, dtype, [[1, 7]], definition.norm, rms, None, [[1, 7]])
+    check_by_hand(xp, dtype, [[0.2, 1.4]], definition.norm, rms, one, [[1, 7]])
+    check_by_hand(xp, dtype, [[-1, 1]], definition.norm, layer, one, [[1, 7]])
+    check_by_hand(xp, dtype, [[1.4, 13]], definition.norm, rms, two, [[1, 7]])
+    check_by_hand(xp, dtype, [[1 / 7, 1]], definition.norm, tiny(eps=24.0), one, [[1, 7]])
+    check_by_hand(xp, dtype, [[1, 7]], definition.norm, rms, None, [[1, 7]])
 
 
 def test_projections(xp, dtype):
     """W = (1, 2; 3, 4) takes (1, 10) to (21, 43)."""
-    worked(xp, dtype, [[21, 43]], definition.project, Projection([[1, 2], [3, 4]], None), [[1, 10]])
-    worked(xp, dtype, [[26, 42]], definition.project, Projection([[1, 2], [3, 4]], [5, -1]), [[1, 10]])
+    check_by_hand(xp, dtype, [[21, 43]], definition.project, Projection([[1, 2], [3, 4]], None), [[1, 10]])
+    check_by_hand(xp, dtype, [[26, 42]], definition.project, Projection([[1, 2], [3, 4]], [5, -1]), [[1, 10]])
 
 
 def test_activations_where_they_are_known(xp, dtype):
     """silu(ln 3) = ln 3·¾, silu(−ln 3) = −ln 3·¼; Φ(0) = ½, Φ(1) = 0.841345. Far out they are x and 0."""
     at = math.log(3)
-    worked(xp, dtype, [0.75 * at, -0.25 * at, 0], lambda x: definition.ACTIVATIONS["silu"](x), [at, -at, 0])
-    worked(xp, dtype, [2, 0, 0], lambda x: definition.ACTIVATIONS["relu"](x), [2, -2, 0])
+    check_by_hand(xp, dtype, [0.75 * at, -0.25 * at, 0], lambda x: definition.ACTIVATIONS["silu"](x), [at, -at, 0])
+    check_by_hand(xp, dtype, [2, 0, 0], lambda x: definition.ACTIVATIONS["relu"](x), [2, -2, 0])
     for name, digits in (("gelu", 1e-6), ("gelu_tanh", 3e-4)):  # tanh is an approximation of Φ, to 3e-4
         y = call(xp, dtype, lambda x, name=name: definition.ACTIVATIONS[name](x), [0, 1, -1, 20, -20])
         assert abs(y - [0, 0.841345, -0.158655, 20, 0]).max() <= digits
@@ -326,10 +328,12 @@ def test_mlps(xp, dtype):
     """(3, 1): relu(3 − 1) = 2, doubled and negated. Gated: relu(3)·(3·1 + 1·4) = 21, and relu(−3)·… = 0."""
     plain, down = tiny(), [[2], [-1]]
     w = tiny_weights(xp, dtype, plain, up=[[1, -1]], down=down)
-    worked(xp, dtype, [[[4, -2]]], lambda x: definition.mlp(plain, w.layers[0], x), [[[3, 1]]])
+    check_by_hand(xp, dtype, [[[4, -2]]], lambda x: definition.mlp(plain, w.layers[0], x), [[[3, 1]]])
     gated = tiny(gated=True)
     w = tiny_weights(xp, dtype, gated, up=[[1, 0], [1, 4]], down=down)
-    worked(xp, dtype, [[[42, -21], [0, 0]]], lambda x: definition.mlp(gated, w.layers[0], x), [[[3, 1], [-3, 1]]])
+    check_by_hand(
+        xp, dtype, [[[42, -21], [0, 0]]], lambda x: definition.mlp(gated, w.layers[0], x), [[[3, 1], [-3, 1]]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,7 +356,9 @@ def test_blocks(xp, dtype, options, value, mlp_norm, expected):
     config = tiny(**options)
     qkv = [[1, 0], [0, 1]] * 2 + [[value, 0], [0, value]]
     w = tiny_weights(xp, dtype, config, qkv=qkv, out=[[0, 1], [1, 0]], up=[[5, 0]], down=[[1], [1]], mlp_norm=mlp_norm)
-    worked(xp, dtype, [[expected]], lambda x: definition.block(config, w.layers[0], x, quarter_turns, True), [[[7, 1]]])
+    check_by_hand(
+        xp, dtype, [[expected]], lambda x: definition.block(config, w.layers[0], x, quarter_turns, True), [[[7, 1]]]
+    )
 
 
 def test_a_forward_pass(xp, dtype):
