@@ -2,75 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import html
 import pathlib
 import re
-import shlex
 import sys
 from typing import Any
 
 from docutils import nodes
-from docutils.parsers.rst import Directive
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pyrope  # noqa: E402, from this very tree
-from pyrope import cli  # noqa: E402
+
+try:
+    from pyrope.oracle.page import REPOSITORIES
+except ImportError:
+    REPOSITORIES = {}
 
 project = "pyrope"
 version = release = pyrope.__version__
 copyright = "the authors of pyrope, MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_pictures"]
+exclude_patterns = ["_build"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]  # $…$ and ```math, as code hosts show them
+myst_fence_as_directive = {"math"}
+html_math_renderer = "mathml"  # browsers show it themselves: no script, no network
 smartquotes = False  # θ', "half"
 html_theme = "furo"
 html_title = f"pyrope {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_js_files = [("filter.js", {"defer": "defer"})]
 highlight_language = "none"  # a block without a language is a formula, a picture in letters, or a command
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
 default_role = "literal"  # `name` in a docstring is code, as in Markdown
-
-PICTURES = HERE / "_pictures"
-
-
-class Picture(Directive):
-    """A picture with its caption and, as the last lines, the command that draws it: `pyrope plot …`.
-
-    That command draws it. On a code host, where pages are not built, a reader sees the caption and the command.
-    The argument is a name of `pyrope.plots.PLOTS`; a picture without options may leave out its command.
-    """
-
-    optional_arguments = 1
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        caption, start, options = "\n".join(self.content).partition("pyrope plot ")
-        command = start + options if start else "pyrope plot {0} -o {0}.svg".format(*self.arguments)
-        words = shlex.split(command.replace("\\\n", " "))[1:]
-        at = words.index("-o") + 1
-        file = PICTURES / words[at]
-        PICTURES.mkdir(exist_ok=True)
-        with contextlib.redirect_stdout(io.StringIO()):
-            try:
-                code = cli.main([*words[:at], str(file), *words[at + 1 :]])
-            except SystemExit as stopped:  # an unknown option
-                code = stopped.code
-        if code != 0:
-            raise self.error(f"cannot be drawn: {command}")
-        caption = " ".join(caption.split())
-        figure = nodes.figure("", nodes.image(uri=f"_pictures/{file.name}", alt=caption))
-        figure += nodes.caption(caption, caption)
-        figure += nodes.legend("", nodes.literal_block(command, command, language="text"))
-        return [figure]
-
 
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
 
@@ -105,7 +79,78 @@ def without_last_line(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"(^ *```python\n.*?\n)\n( *```$)", r"\1\2", source[0], flags=re.M | re.S)
 
 
+TAG = re.compile(r"\\tag\{(.*?)\}")
+NAMED = re.compile(r"(<mi>(?:cos|sin|ln|arg|Re)</mi>)(?!\s*<mo[^>]*>\()")
+
+
+def mathml(node: nodes.math | nodes.math_block, block: bool) -> str:
+    """A formula as MathML; the number of an equation, \\tag{12}, stands at the right margin."""
+    tag = TAG.search(node.astext())
+    try:
+        formula = tex2mathml(TAG.sub("", node.astext()).strip(), as_block=block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("%s in %s", error, node.astext(), location=node)
+        return html.escape(node.astext())
+    formula = NAMED.sub(r'\1<mspace width="0.17em"/>', formula)  # cos x, not cosx
+    number = f'<span class="number">({html.escape(tag[1])})</span>' if tag else ""
+    return f'<div class="equation">{formula}{number}</div>' if block else formula
+
+
+def visit_inline(writer: Any, node: nodes.math) -> None:
+    writer.body.append(mathml(node, block=False))
+    raise nodes.SkipNode
+
+
+def visit_block(writer: Any, node: nodes.math_block) -> None:
+    writer.body.append(mathml(node, block=True))
+    raise nodes.SkipNode
+
+
+ISSUE = re.compile(r"\b([A-Za-z][\w.-]*)#(\d+)\b")
+
+
+def link_issues(tree: nodes.Element) -> None:
+    """Makes vllm#590 a link, where the repository is known."""
+    for text in list(tree.findall(nodes.Text)):
+        parts, end = [], 0
+        for match in ISSUE.finditer(text):
+            if repository := REPOSITORIES.get(match[1]):
+                address = f"https://github.com/{repository}/issues/{match[2]}"
+                parts += [nodes.Text(text[end : match.start()]), nodes.reference("", match[0], refuri=address)]
+                end = match.end()
+        if parts and not isinstance(text.parent, nodes.reference | nodes.literal):
+            text.parent.replace(text, [*parts, nodes.Text(text[end:])])
+
+
+def card(heads: list[str], row: nodes.row) -> nodes.container:
+    """A row of a wide table as a card: the first cell is its title, the others stand below each other."""
+    title, *cells = row.children
+    fields = nodes.field_list()
+    for head, cell in zip(heads[1:], cells, strict=True):
+        if cell.astext().strip(" —"):
+            name, body = nodes.field_name("", head), nodes.field_body("", *cell.children)
+            fields += nodes.field("", name, body)
+    name = nodes.paragraph("", "", nodes.strong("", title.astext()))
+    return nodes.container("", name, fields, classes=["card"], ids=[nodes.make_id(title.astext())])
+
+
+def cards(app: Any, tree: nodes.document) -> None:
+    """Shows the wide tables of the known mistakes as cards, with a field that filters them."""
+    if not app.env.docname.startswith("diagnosis"):
+        return
+    for table in list(tree.findall(nodes.table)):
+        heads = [entry.astext() for entry in next(iter(table.findall(nodes.thead))).findall(nodes.entry)]
+        if len(heads) < 5:
+            continue
+        shown = [card(heads, row) for row in next(iter(table.findall(nodes.tbody))).findall(nodes.row)]
+        field = nodes.raw("", '<input class="filter" type="search" placeholder="Filter the mistakes below" '
+                          'aria-label="Filter the mistakes below">', format="html")  # fmt: skip
+        table.replace_self([field, nodes.container("", *shown, classes=["cards"])])
+    link_issues(tree)
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", without_last_line)
-    app.add_directive("picture", Picture)
+    app.connect("doctree-read", cards)
     app.connect("autodoc-process-docstring", as_rst)
+    app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))

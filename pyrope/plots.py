@@ -1,14 +1,18 @@
 """Pictures of what RoPE does. Each function of `PLOTS` returns a matplotlib Figure; `draw` writes one to a file.
 
-Lines differ by dash and by lightness, maps go from black to white, so that everything can be read in grey. Figures are
-made without pyplot: no window, no global state. matplotlib is an extra, imported when a picture is drawn.
+The colours are those of Okabe and Ito, which the colour-blind can tell apart. Lines also differ by dash, and negative
+elements of a map are marked, so that everything can be read in grey. Figures are made without pyplot: no window, no
+global state. matplotlib is an extra, imported when a picture is drawn.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks, definition
+from . import checks, definition, encodings
 from .linear import attention_weights, linear_attention
 from .oracle.ask import Candidate, Unreadable
 from .oracle.floats import Float64, to_bfloat16
@@ -31,14 +35,16 @@ from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaR
 
 Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
 SUFFIXES = (".png", ".svg")
+_BLUE, _RED, _GREEN, _ORANGE, _PURPLE, _GREY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#999999"
+_SIGNS = ("#67001f", "#d6604d", "white", "#4393c3", "#053061")  # −most … 0 … most
 _LINES: tuple[dict[str, Any], ...] = (
     {"color": "black", "linestyle": "-"},
-    {"color": "#c0392b", "linestyle": (0, (6, 2))},
-    {"color": "#1f6fb2", "linestyle": (0, (1, 1.3))},
-    {"color": "#2e8b57", "linestyle": (0, (6, 2, 1, 2))},
-    {"color": "#e08e0b", "linestyle": (0, (3, 1.5))},
-    {"color": "#7d3c98", "linestyle": (0, (3, 1, 1, 1, 1, 1))},
-    {"color": "#9aa5a6", "linestyle": "-", "linewidth": 5, "zorder": 0},
+    {"color": _RED, "linestyle": (0, (6, 2))},
+    {"color": _BLUE, "linestyle": (0, (1, 1.3))},
+    {"color": _GREEN, "linestyle": (0, (6, 2, 1, 2))},
+    {"color": _ORANGE, "linestyle": (0, (3, 1.5))},
+    {"color": _PURPLE, "linestyle": (0, (3, 1, 1, 1, 1, 1))},
+    {"color": _GREY, "linestyle": "-", "linewidth": 5, "zorder": 0},
 )
 
 
@@ -61,12 +67,18 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _map(axes: Any, matrix: Float64, most: float, signed: bool = False) -> Any:
-    """Draws a matrix in shades from 0, white, to most, black, or if signed from −most to most; NaN is hatched."""
+    """Draws a matrix: 0 is white, most dark blue, and if signed −most dark red, with a bar in it; NaN is hatched."""
     axes.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
-    low, shades = (-most, "gray") if signed else (0.0, "gray_r")
-    return axes.imshow(matrix, cmap=shades, vmin=low, vmax=most, interpolation="nearest")
+    if signed:  # in grey, blue and red are alike
+        row, column = np.nonzero(matrix < -most / 4)
+        if row.size:
+            size = min(8.0, 110 / len(matrix))
+            axes.plot(column, row, color="white", linestyle="none", marker="_", markersize=size)
+    signs = _matplotlib("colors").LinearSegmentedColormap.from_list("red-white-blue", _SIGNS)
+    low, colours = (-most, signs) if signed else (0.0, "Blues")
+    return axes.imshow(matrix, cmap=colours, vmin=low, vmax=most, interpolation="nearest")
 
 
 def _bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
@@ -103,13 +115,45 @@ def rotation_figure(vector: Sequence[float] = (1.0, 0.0), count: int = 7) -> Fig
     size = math.hypot(*vector)
     for i, (panel, pair) in enumerate(zip(axes, ("the first pair, θ = 1", "the second pair, θ = 0.1"), strict=True)):
         for m, (a, b) in enumerate(turned[:, 2 * i : 2 * i + 2]):
-            shade = str(0.65 * m / count)
-            panel.plot([0, a], [0, b], color=shade, linewidth=1.6, marker="o", markevery=[1], markersize=4)
+            fraction = 0.25 + 0.7 * m / count  # later positions are darker
+            colour = importlib.import_module("matplotlib").colormaps["Blues"](fraction)
+            panel.plot([0, a], [0, b], color=colour, linewidth=1.6, marker="o", markevery=[1], markersize=4)
             panel.text(1.14 * a, 1.14 * b, f"{m}", ha="center", va="center", fontsize="small")
         panel.add_patch(_matplotlib("patches").Circle((0, 0), size, fill=False, linestyle=":", color="0.6"))
         panel.set(xlim=(-1.3 * size, 1.3 * size), ylim=(-1.3 * size, 1.3 * size), aspect="equal")
         _label(panel, f"{pair} rad per position", f"feature {2 * i}", f"feature {2 * i + 1}")
     figure.supxlabel("the number at a point is its position m", fontsize="medium")
+    return figure
+
+
+def shift_figure(distance: int = 5, d: int = 16) -> Figure:
+    """Sinusoidal positions, Eq. (4), and the matrix that turns each into that of a later position."""
+    length = 64
+    table, shift = encodings.sinusoidal(np.arange(length), d), encodings.sinusoidal_shift(distance, d)
+    title = f"Sinusoidal positions: one matrix T takes p(m) to p(m + {distance}), whatever m is (d = {d})"
+    figure, (left, right) = _figure(title, 1, 2, (9.6, 5.2))
+    image = left.imshow(table.T, cmap="cividis", vmin=-1.0, vmax=1.0, interpolation="nearest", aspect="auto")
+    _label(left, "the encoding p(m), Eq. (4)", "position m", "feature")
+    _bar(image, left, "element of p(m)")
+    image = _map(right, shift, 1.0, signed=True)
+    _label(right, f"T({distance}): a rotation in each pair, as in RoPE", "feature in", "feature out")
+    _bar(image, right, "element of T; white is 0, a bar marks the negative ones")
+    return figure
+
+
+def cosines_figure(distances: int = 401) -> Figure:
+    """The smallest picture of decay: three cosines and their sum, which falls at first and comes back."""
+    at, speeds = np.arange(_length(distances)), (1.0, 0.3, 0.05)
+    figure, (axes,) = _figure("Three cosines: their sum S falls at first, and comes back", 1, 1, (9.0, 4.6))
+    waves = np.cos(np.multiply.outer(speeds, at))
+    for style, speed, wave in zip(_LINES[2:], speeds, waves, strict=False):
+        axes.plot(at, wave, label=f"cos {speed:g}Δ" if speed != 1 else "cos Δ", linewidth=1.1, **style)
+    axes.plot(at, waves.sum(axis=0), label="their sum S(Δ)", **_LINES[0])
+    for crest in np.flatnonzero(waves.sum(axis=0) > 2.9):
+        axes.text(crest, 3.1, f"S({crest}) = {waves[:, crest].sum():.2f}", ha="center", fontsize="small")
+    axes.set(xlim=(-20, 1.03 * at[-1]), ylim=(-3.2, 3.6))
+    _label(axes, "the score of a query and a key of ones, with three pairs", "distance Δ (positions)", "score")
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small", handlelength=3.5)
     return figure
 
 
@@ -170,10 +214,10 @@ def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 1
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
     curve = decay(at, rope)
-    left.plot(at, curve, color="black")
+    left.plot(at, curve, color=_BLUE)
     left.set_ylim(bottom=0)
-    _label(left, "Figure 2: (2/d)·Σ|Sⱼ|", "relative distance m − n (positions)", "relative upper bound")
-    right.semilogy(at, curve, color="black", linewidth=2, label="bound")
+    _label(left, "Figure 2: (2/d)·Σ|Sⱼ₊₁|", "relative distance m − n (positions)", "relative upper bound")
+    right.semilogy(at, curve, color=_BLUE, linewidth=2, label="bound")
     alike, *others = _bounded_scores(at, rope, checks.integer("scores", scores, 1))
     for i, score in enumerate(others):
         right.semilogy(
@@ -181,7 +225,7 @@ def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 1
         )
     right.semilogy(at, alike, label="query and key all ones", **_LINES[1])
     right.set_ylim(bottom=1e-3)
-    unit = "|score| / ((d/2)·max|hᵢ₊₁ − hᵢ|)"
+    unit = "|score| / ((d/2)·max|hⱼ₊₁ − hⱼ|)"
     _label(right, "scores stay below the bound, Eq. (37)", "relative distance m − n (positions)", unit)
     figure.legend(loc="outside lower right", ncols=3, fontsize="small", handlelength=3.5)
     return figure
@@ -210,9 +254,9 @@ def scores_figure(rope: Rope | None = None, distances: int = 1024) -> Figure:
     title = "How scores fall with the distance (query and key all ones)"
     figure, axes = _figure(title, rows, columns, size, sharex=True, sharey=True)
     for panel, (name, one) in zip(axes, others, strict=True):
-        panel.plot(at, _score(at, plain), color="0.7", linewidth=2.2, label="not rescaled")
+        panel.plot(at, _score(at, plain), color=_ORANGE, linewidth=2.2, label="not rescaled")
         if one.scaling is not None:
-            panel.plot(at, _score(at, one), color="black", linewidth=0.9, label="rescaled")
+            panel.plot(at, _score(at, one), color=_BLUE, linewidth=0.9, label="rescaled")
         factor = "" if one.attention_factor == 1 else f", a² = {one.attention_factor**2:.3f}"
         _label(panel, f"{name}{factor}", "distance m − n (positions)", "score / qᵀk")
     axes[0].legend(fontsize="small")
@@ -304,7 +348,7 @@ def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0
         _label(panel, title, "key n (position)", "query m (position)")
     query, key = np.nonzero(weights < 0)
     if key.size:
-        middle.plot(key, query, color="#c0392b", linestyle="none", marker="x", markersize=3, label="below 0")
+        middle.plot(key, query, color=_RED, linestyle="none", marker="x", markersize=3, label="below 0")
         middle.legend(loc="upper right", fontsize="small")
     _bar(image, [left, middle], "weight of a key, in equal shares 1/(m + 1); hatched: hidden", extend="max")
     negative = weights.clip(max=0).sum(axis=-1)
@@ -318,11 +362,11 @@ def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0
 
 
 def time_figure(
-    lengths: Sequence[int] = (256, 512, 1024, 2048, 4096), heads: int = 2, head_dim: int = 64, rounds: int = 3
+    lengths: Sequence[int] = (256, 512, 1024, 2048, 4096), heads: int = 2, head_dim: int = 64, rounds: int = 5
 ) -> Figure:
     """Time over length, softmax against linear attention, measured while the picture is drawn."""
     lengths = [_length(n) for n in lengths]
-    seconds = attention_times(lengths, heads, head_dim, rounds)
+    seconds = _times_with_one_thread(lengths, heads, head_dim, rounds)
     title = f"Time of causal attention over its length ({heads} heads × {head_dim}, float32, NumPy)"
     figure, (axes,) = _figure(title, 1, 1, (7.2, 4.8))
     for line, marker, (name, taken) in zip(_LINES, "os", seconds.items(), strict=False):
@@ -331,12 +375,30 @@ def time_figure(
     for (power, name, style), taken in zip(guides, seconds.values(), strict=True):  # from the longest length back
         guide = taken[-1] * 1e3 * (np.array(lengths) / lengths[-1]) ** power
         axes.loglog(lengths, guide, color="0.7", linewidth=1.2, linestyle=style, label=name, zorder=0)
-    caption = f"measured on this machine while this was drawn: shortest of {rounds} or more"
+    caption = f"measured on one machine with one thread: the shortest of {rounds} runs or more"
     _label(axes, caption, "length n (positions)", "time (ms)")
     axes.set_xticks(lengths, labels=[f"{n}" for n in lengths])
     axes.minorticks_off()
     axes.legend(fontsize="small", handlelength=3.5)
     return figure
+
+
+def _times_with_one_thread(lengths: Sequence[int], *sizes: int) -> dict[str, list[float]]:
+    """`attention_times`, in a process of its own: BLAS reads its number of threads once, when NumPy is imported."""
+    checks.integer("rounds", sizes[-1], 1)
+    code = "import json, sys, pyrope.plots as p; print(json.dumps(p.attention_times(*json.loads(sys.argv[1]))))"
+    threads = dict.fromkeys(
+        ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+    )
+    here = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([list(lengths), *sizes])],
+        env={**os.environ, **threads, "PYTHONPATH": here},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    taken: dict[str, list[float]] = json.loads(done.stdout)
+    return taken
 
 
 def attention_times(lengths: Sequence[int], heads: int, head_dim: int, rounds: int) -> dict[str, list[float]]:
@@ -386,13 +448,18 @@ def operator_figure(
     for panel, name, matrix in zip(axes, names, (expected, actual), strict=False):
         image = _map(panel, matrix, most, signed=True)
         _label(panel, name, "feature in, j", "feature out, i")
-    _bar(image, axes[:2], "element (i, j) of R; grey is 0, hatched is not finite", extend="both")
+    _bar(
+        image,
+        axes[:2],
+        "element (i, j) of R; white is 0, a bar marks the negative ones, hatched is not finite",
+        extend="both",
+    )
     off = actual - expected
     largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))
     image = _map(axes[2], off, largest or 1.0, signed=True)  # on a scale of its own: most differences are small
     size = f"at most {largest:.2g}" if np.isfinite(off).all() else "not finite"
     _label(axes[2], f"candidate − expected: {size}", "feature in, j", "feature out, i")
-    _bar(image, axes[2], "difference of the elements; grey is 0")
+    _bar(image, axes[2], "difference of the elements; white is 0")
     return figure
 
 
@@ -405,6 +472,8 @@ def operator_of(fn: Candidate, rope: Rope, at: Any, dtype: Any = np.float32) -> 
 
 
 PLOTS: dict[str, Callable[..., Figure]] = {
+    "shift": shift_figure,
+    "cosines": cosines_figure,
     "rotation": rotation_figure,
     "wavelengths": wavelengths_figure,
     "decay": decay_figure,
@@ -428,6 +497,40 @@ def check_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
+def description(figure: Figure) -> str:
+    """What a figure shows, as JSON: its words, and of each line and map the style and a summary of the numbers.
+
+    `draw` writes it into SVG files. A file is up to date if its description is that of the figure drawn anew; the
+    strokes themselves differ between versions of matplotlib.
+    """
+    to_hex = _matplotlib("colors").to_hex
+    panels = []
+    for axes in figure.axes:
+        texts = [axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), *(text.get_text() for text in axes.texts)]
+        lines = [
+            [str(line.get_label()).replace("_child", "_"), to_hex(line.get_color()), line.get_linestyle(),
+             line.get_marker(), _summary(line.get_xdata()), _summary(line.get_ydata())]
+            for line in axes.lines
+        ]  # fmt: skip
+        maps = [[image.get_cmap().name, *image.get_clim(), _summary(image.get_array())] for image in axes.images]
+        panels.append({"texts": texts, "lines": lines, "maps": maps})
+    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return json.dumps({"title": figure.get_suptitle(), "legends": legends, "panels": panels}, ensure_ascii=False)
+
+
+def _summary(values: Any) -> list[float]:
+    """The number of values, of finite ones, their least, greatest and mean, and a sum that their order changes."""
+    numbers = np.ma.filled(np.ma.asarray(values, np.float64), np.nan).ravel()
+    finite = np.nan_to_num(numbers)
+    least, most = (float(f(finite, initial=0)) for f in (np.min, np.max))
+    ordered = float(finite @ np.cos(np.arange(finite.size)))
+    return [
+        finite.size,
+        int(np.isfinite(numbers).sum()),
+        *(float(f"{x:.6g}") for x in (least, most, finite.mean(), ordered)),
+    ]
+
+
 def draw(name: str, path: str | os.PathLike[str], **options: Any) -> None:
     """Draws the picture of this name, one of `PLOTS`, into an SVG or PNG file; options are those of its function.
 
@@ -440,4 +543,5 @@ def draw(name: str, path: str | os.PathLike[str], **options: Any) -> None:
     figure = make(**options)
     # Without a date and random ids, the same picture is the same file.
     with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "pyrope"}):
-        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+        about = {"Date": None, "Description": description(figure)} if file.suffix.lower() == ".svg" else None
+        figure.savefig(file, dpi=150, metadata=about)

@@ -1,17 +1,20 @@
 """The README and the pages say what is true of the code: names, equations, files, commands, examples."""
 
+import argparse
 import doctest
 import importlib
 import inspect
+import json
 import operator
 import pathlib
 import re
 import shlex
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import test_design
-from matplotlib.figure import Figure
 
 import pyrope
 from pyrope import cli, definition, plots, theta
@@ -217,29 +220,52 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(path):
         assert len(cells) == 1, table.splitlines()[0]
 
 
-def pictures(path: pathlib.Path) -> list[tuple[str, str]]:
-    """Name and command of each picture of a page; one without options may go without its command."""
-    blocks = re.findall(r"^```{picture} ?([\w-]*)\n(.*?)^```$", path.read_text(), re.M | re.S)
-    return [(name, "".join(body.replace("\\\n", " ").partition("pyrope plot ")[1:])) for name, body in blocks]
+PICTURE = re.compile(r"^!\[[^\]]+\]\(pictures/([\w-]+\.svg)\)\n\n\*[^*]+\*\nDrawn by `(pyrope plot [^`]+)`\.$", re.M)
 
 
-def test_every_picture_of_the_pages_can_be_drawn():
-    drawn, files = set(), []
-    for path in (ROOT / "docs").glob("*.md"):
-        for name, command in pictures(path):
-            assert command, f"{path.name}: a reader of the bare page sees no command"
-            options = cli._parser().parse_args(shlex.split(command or f"pyrope plot {name} -o {name}.svg")[1:])
-            drawn.add(options.name)
-            files.append(options.output)
-            if options.head_dim is not None:
-                assert isinstance(plots.PLOTS[options.name](cli._rope(options)), Figure)
-    assert drawn == set(plots.PLOTS) and len(files) == len(set(files)) and all(file.endswith(".svg") for file in files)
+def pictures(path: pathlib.Path) -> list[tuple[str, argparse.Namespace, str]]:
+    """The file, the options and the command of each picture of a page."""
+    drawn = [(file, command.replace("\n", " ")) for file, command in PICTURE.findall(path.read_text())]
+    return [(file, cli._parser().parse_args(shlex.split(command)[1:]), command) for file, command in drawn]
+
+
+DRAWN = [picture for path in sorted(ROOT.glob("docs/*.md")) for picture in pictures(path)]
+
+
+def test_every_picture_has_its_command_and_every_kind_is_shown():
+    files = [file for file, *_ in DRAWN]
+    assert files == [options.output for _, options, _ in DRAWN]
+    assert sorted(files) == sorted(path.name for path in (ROOT / "docs/pictures").iterdir())
+    assert {options.name for _, options, _ in DRAWN} == set(plots.PLOTS)
+    shown = {file for path in PAGES for file in re.findall(r"\(\S*pictures/(\S+?)\)", path.read_text())}
+    assert shown == set(files)
+    assert len(set(re.findall(r"\(docs/pictures/(\S+?)\)", (ROOT / "README.md").read_text()))) in (2, 3)
+
+
+def numbers_and_words(value: Any) -> tuple[list[float], list[str]]:
+    """The leaves of a description in JSON, in order."""
+    if isinstance(value, dict | list):
+        parts = [numbers_and_words(part) for part in (value.values() if isinstance(value, dict) else value)]
+        return sum((numbers for numbers, _ in parts), []), sum((words for _, words in parts), [])
+    return ([], [value]) if isinstance(value, str) else ([value], [])
+
+
+@pytest.mark.parametrize("file, options, command", DRAWN, ids=[file for file, *_ in DRAWN])
+def test_every_picture_is_up_to_date(file, options, command, monkeypatch):
+    """What a file shows is what is drawn today: its words and colours, and its numbers but for their last digits."""
+    stored = ElementTree.parse(ROOT / "docs/pictures" / file).find(".//{http://purl.org/dc/elements/1.1/}description")
+    monkeypatch.setattr(plots, "_times_with_one_thread", lambda n, *_: {"softmax, Eq. (2)": n, "linear, Eq. (19)": n})
+    rope = {} if options.head_dim is None else {"rope": cli._rope(options)}
+    old, new = (json.loads(text) for text in (stored.text, plots.description(plots.PLOTS[options.name](**rope))))
+    (old_numbers, old_words), (new_numbers, new_words) = numbers_and_words(old), numbers_and_words(new)
+    stale = f"cd docs/pictures && {command}"
+    assert old_words == new_words, stale
+    if options.name != "time":  # its numbers are those of the machine that drew it
+        np.testing.assert_allclose(old_numbers, new_numbers, rtol=1e-4, atol=1e-9, err_msg=stale)
 
 
 def test_every_rescaling_has_its_picture():
     shown = {
-        re.search(r"--scaling \"(\w+)", command)[1]
-        for _, command in pictures(ROOT / "docs/scalings.md")
-        if "--sc" in command
+        type(cli._rope(options).scaling) for _, options, _ in pictures(ROOT / "docs/scalings.md") if options.scaling
     }
-    assert shown == {kind.__name__ for kind in theta.SCALINGS.values()}
+    assert shown == set(theta.SCALINGS.values())

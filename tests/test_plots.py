@@ -12,6 +12,8 @@ from pyrope import Axes, Linear, Rope, YaRN, plots
 
 ROPE = Rope(8, 10000.0, "half")
 TINY = {
+    "shift": {},
+    "cosines": {},
     "rotation": {"count": 3},
     "wavelengths": {},
     "decay": {"distances": 8, "scores": 2},
@@ -169,7 +171,52 @@ def test_time_is_measured_for_each_length():
     taken = plots.attention_times((4, 8, 16), 1, 4, 1)
     assert len(taken) == 2 and all(len(times) == 3 and min(times) > 0 for times in taken.values())
     (axes,) = _panels(plots.time_figure(**TINY["time"]))
-    assert "measured on this machine while this was drawn" in axes.get_title()
+    assert "with one thread: the shortest of 1 runs or more" in axes.get_title()
+
+
+def test_time_is_measured_with_one_thread(monkeypatch):
+    calls = []
+
+    def run(command, **options):
+        calls.append(options["env"])
+        return subprocess.CompletedProcess(command, 0, b'{"softmax, Eq. (2)": [1.0], "linear, Eq. (19)": [1.0]}')
+
+    monkeypatch.setattr(plots.subprocess, "run", run)
+    assert plots._times_with_one_thread([4], 1, 4, 1) == {"softmax, Eq. (2)": [1.0], "linear, Eq. (19)": [1.0]}
+    assert all(calls[0][name] == "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+
+
+def test_shift_is_the_matrix_that_moves_sinusoids():
+    encoding, matrix = (np.asarray(axes.images[0].get_array()) for axes in _panels(plots.shift_figure(5)))
+    np.testing.assert_allclose(matrix @ encoding[:, :-5], encoding[:, 5:], atol=1e-12)
+
+
+def test_cosines_are_a_score_of_three_pairs():
+    (panel,) = _panels(plots.cosines_figure())
+    total = _lines(panel)["their sum S(Δ)"]
+    np.testing.assert_allclose(total[[0, 2, 20, 50, 377]], [3, 1.4042, 1.9086, -0.5959, 3], atol=6e-5)
+    assert [text.get_text() for text in panel.texts][-1] == "S(377) = 3.00"
+
+
+def test_zero_is_white_and_signs_can_be_read_in_grey():
+    panel = _panels(plots.operator_figure())[0]
+    image = panel.images[0]
+    assert image.get_cmap()(image.norm(0.0)) == pytest.approx((1, 1, 1, 1), abs=0.01)
+    red, _, blue, _ = image.get_cmap()(image.norm(-1.0))
+    assert red > blue
+    (marks,) = panel.lines
+    marked = set(zip(marks.get_ydata(), marks.get_xdata(), strict=True))
+    assert marked == set(zip(*np.nonzero(image.get_array() < -0.25), strict=True)) and marked
+
+
+def test_a_description_changes_with_what_is_shown(tmp_path):
+    plots.draw("decay", tmp_path / "a.svg", **TINY["decay"])
+    figure = plots.decay_figure(**TINY["decay"])
+    text = plots.description(figure)
+    assert "relative upper bound" in text and "relative upper bound" in (tmp_path / "a.svg").read_text()
+    line = figure.axes[0].lines[0]
+    line.set_ydata(line.get_ydata()[::-1])
+    assert plots.description(figure) != text
 
 
 def test_operator_is_what_the_candidate_does():
@@ -208,7 +255,7 @@ def test_operator_of_a_candidate_that_returns_nan():
         ("decay", {"scores": 0}, "scores must be"),
         ("precision", {"octaves": 0}, "octaves must be"),
         ("time", {"lengths": (4,), "rounds": 0}, "rounds must be"),
-        ("deacy", {}, "name must be one of 'rotation'"),
+        ("deacy", {}, "name must be one of 'shift'"),
     ],
 )
 def test_misuse_is_refused_in_words(tmp_path, name, options, said):

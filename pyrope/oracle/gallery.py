@@ -84,10 +84,15 @@ def concatenating(x: Any, positions: Any) -> Any:
     return np.concatenate((first * cos - second * sin, first * sin + second * cos), axis=-1).astype(x.dtype)
 
 
-def stacked_cache() -> Candidate:
-    """A cache of (cos, sin) rows, indexed by position ids: vLLM's and GPT-J's."""
+def _cos_sin_cache() -> Any:
+    """A row of (cos, sin) for each position: (131072, d)."""
     angles = _angles(np.arange(131072), _D, 10000.0)
-    cache = np.concatenate((np.cos(angles), np.sin(angles)), axis=-1)
+    return np.concatenate((np.cos(angles), np.sin(angles)), axis=-1)
+
+
+def stacked_cache() -> Candidate:
+    """A cache of (cos, sin) rows, indexed by position ids, for features split in halves: vLLM's for GPT-NeoX."""
+    cache = _cos_sin_cache()
 
     def fn(x: Any, positions: Any) -> Any:
         cos, sin = np.split(cache[positions], 2, axis=-1)
@@ -97,9 +102,28 @@ def stacked_cache() -> Candidate:
     return fn
 
 
+def interleaved_cache() -> Candidate:
+    """The same cache for adjacent features, each entry repeated, as Hugging Face does it for GPT-J."""
+    cache = _cos_sin_cache()
+
+    def fn(x: Any, positions: Any) -> Any:
+        cos, sin = (np.repeat(part, 2, axis=-1) for part in np.split(cache[positions], 2, axis=-1))
+        return (x * cos + _rotate_adjacent(x) * sin).astype(x.dtype)
+
+    return fn
+
+
+def whole_head_stacked(x: Any, positions: Any) -> Any:
+    """GLM's form over the whole head: adjacent pairs as an axis of their own, the turned ones stacked again."""
+    return _stacked(x, positions, x.shape[-1])
+
+
 def glm_stacked(x: Any, positions: Any) -> Any:
     """GLM: the first half of the features in adjacent pairs, stacked; the rest passes."""
-    r = x.shape[-1] // 2
+    return _stacked(x, positions, x.shape[-1] // 2)
+
+
+def _stacked(x: Any, positions: Any, r: int) -> Any:
     angles = _angles(positions, r, 10000.0)
     pairs = x[..., :r].reshape(*x.shape[:-1], r // 2, 2)
     cos, sin = np.cos(angles), np.sin(angles)
@@ -195,6 +219,8 @@ def exhibits() -> list[Exhibit]:
         Exhibit("concatenating form", concatenating, Rope(_D, 10000.0, "interleaved-to-half")),
         Exhibit("concatenating, interleaved", concatenating, adjacent, "equivalent"),
         Exhibit("indexed cache of (cos, sin)", stacked_cache(), half),
+        Exhibit("indexed cache, interleaved", interleaved_cache(), adjacent),
+        Exhibit("GLM, stacked, whole head", whole_head_stacked, adjacent),
         Exhibit("GLM, stacked, half the head", glm_stacked, Rope(_D, 10000.0, "interleaved", _D // 2)),
         Exhibit("rotate-half, growing cache", growing_cache(), half),
         Exhibit("Llama 3.1, rescaled", llama3_scaled, llama3),
