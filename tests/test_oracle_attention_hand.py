@@ -175,7 +175,7 @@ def online(block=8, rescaled=("total", "out"), blocks=lambda m, block: -(-m // b
     """Keys by blocks, with a running maximum."""
 
     def fn(q, k, v):
-        dtype, h, n, m = q.dtype, q.shape[1], q.shape[2], k.shape[2]
+        dtype, h, m = q.dtype, q.shape[1], k.shape[2]
         q, k, v = (x.astype(np.float64) for x in (q, repeated(k, h), repeated(v, h)))
         top, total, out = np.full(q.shape[:3], -np.inf)[..., None], np.zeros(q.shape[:3])[..., None], np.zeros(q.shape)
         s = causal(scaled(q, k))
