@@ -36,21 +36,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Which tests concern a file beside test_<its name>.py or test_oracle_<its name>.py; of the oracle, all that judge.
-_ATTENTION = "oracle_attention_hand oracle_attention_bounds oracle_attention oracle_attention_trials"
-_ROTATION = "oracle_bounds oracle_tolerance oracle_trials oracle_probe oracle_identification oracle_faults"
+# Which tests concern a file beside test_<its name>.py or test_oracle_<its name>.py: enough of them, and quick ones.
+_ATTENTION = "oracle_attention_hand oracle_attention_bounds"
+_ROTATION = "oracle_trials oracle_probe oracle_identification oracle_gallery oracle_tolerance"
 CONCERN = {
-    "theta": "conventions", "phase": "theta rotation", "rotation": "encodings", "layers": "transformer",
-    "models/transformer": "generation architecture", "models/conventions": "checkpoints", "models/files": "folders gguf",
-    "oracle/tolerance": f"oracle_bounds {_ATTENTION} oracle_vectors", "oracle/measure": _ROTATION, "oracle/rules": _ROTATION,
-    "oracle/attention_steps": f"{_ATTENTION} oracle_linear", "oracle/attention_faults": f"{_ATTENTION} oracle_linear",
-    "oracle/attention_checks": _ATTENTION, "oracle/linear_checks": f"{_ATTENTION} oracle_linear", "oracle/recipes": _ROTATION,
-    "oracle/attention_evidence": f"{_ATTENTION} oracle_linear", "oracle/examination": f"{_ATTENTION} oracle_linear",
-    "oracle/questions": f"{_ATTENTION} oracle_linear", "oracle/truth": f"{_ATTENTION} oracle_linear oracle_independence",
+    "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
+    "models/conventions": "checkpoints", "models/files": "folders gguf", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
     "oracle/vector_cases": "oracle_vectors oracle_bounds", "oracle/vectors": "oracle_bounds", "oracle/trials": "oracle_probe",
-    "oracle/checking": f"{_ROTATION} cli", "oracle/explain": f"{_ROTATION} oracle_attention_hand", "oracle/report": _ROTATION,
-    "oracle/sample": _ROTATION, "oracle/rotation_faults": _ROTATION, "oracle/rotation_evidence": _ROTATION,
-    "oracle/rotation_explainer": _ROTATION, "oracle/ask": f"oracle_attention {_ROTATION}", "oracle/floats": "oracle_vectors",
+    "oracle/floats": "oracle_vectors",
+    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "attention_faults", "attention_checks", "linear_checks",
+       "attention_evidence", "examination", "questions", "truth")},
+    **{f"oracle/{name}": _ROTATION for name in ("checking", "measure", "rules", "recipes", "report", "sample", "ask",
+       "rotation_faults", "rotation_evidence", "rotation_explainer")}, "oracle/explain": f"{_ROTATION} {_ATTENTION}",
 }  # fmt: skip
 SWAPS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],
