@@ -69,6 +69,8 @@ def test_table_of_a_config(capsys, tmp_path):
         ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Nonlinear(factor=4)"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Yarn(factor=4)"], "did you mean YaRN?"),
+        ([*PLAIN, "--scaling", "Linear"], "with named arguments; was 'Linear'\n"),
+        ([*PLAIN, "--scaling", "linear"], "was 'linear' (did you mean Linear?)\n"),
         (["generate", "--model", "smolm2", "hi"], "there is no model 'smolm2' (did you mean smollm2?)"),
         ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
         ([*PLAIN, "--scaling", "Linear(fctor=4)"], "--scaling: Linear needs factor; was 'Linear(fctor=4)'"),
@@ -139,6 +141,26 @@ def test_the_command_and_the_module_are_one():
     setup = configparser.ConfigParser()
     setup.read(pathlib.Path(__file__).parent.parent / "setup.cfg")
     assert setup["options.entry_points"]["console_scripts"].strip() == "pyrope = pyrope.__main__:main"
+
+
+def by_shell(*words):
+    """The command as a person calls it: its words come from sys.argv."""
+    run = subprocess.run([sys.executable, "-m", "pyrope", *words], capture_output=True, text=True, timeout=300)
+    return run.returncode, run.stdout, run.stderr
+
+
+def test_the_words_of_a_shell_are_read_from_the_first_on(tmp_path):
+    code, output, errors = by_shell("check")
+    assert (code, errors) == (0, "") and "implementations" in output
+    code, output, errors = by_shell()
+    assert (code, output) == (2, "") and "check" in errors and "generate" in errors
+    code, output, errors = by_shell("table", "--head-dm", "8")
+    assert (code, output) == (2, "") and "did you mean --head-dim?" in errors
+    (tmp_path / "mine.py").write_text("def turn(x, positions):\n    return x\n")
+    code, output, errors = by_shell(
+        "check", f"{tmp_path / 'mine.py'}:turn", *ROPE
+    )  # hands its words to another process
+    assert (code, errors) == (1, "") and "not rotated" in output
 
 
 def test_help_in_a_terminal_that_knows_only_ascii():

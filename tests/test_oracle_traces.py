@@ -233,6 +233,44 @@ def test_weights_stored_for_another_layout_are_equivalent():
     assert report.verdict == "equivalent" and "layers.0.q, layers.0.k, layers.0.q_rotated" in report.notes[0]
 
 
+@pytest.mark.parametrize("width, start", [(D, 0), (8, 0), (8, D - 8)])
+def test_an_order_of_features_is_named_in_both_directions(width, start):
+    """Neighbours to halves, of all features or of the first or last ones, and back."""
+    x, order = GOOD["layers.0.q"], np.arange(D)
+    order[start : start + width] = start + np.array([*range(0, width, 2), *range(1, width, 2)])
+    part = "" if width == D else f", {width} of {D} features"
+    for first, second, words in (
+        (x, x[..., order], f"the first is interleaved, the second in halves{part}"),
+        (x[..., order], x, f"the first is in halves, the second interleaved{part}"),
+    ):
+        report = diff_traces({"layers.0.q": first}, {"layers.0.q": second})
+        assert report.faults == ("permuted features",) and report.findings[0].evidence.endswith(words)
+
+
+def test_one_row_and_one_side_without_a_rotation_are_no_rotation():
+    """Nothing can be said of turns where there is one row, or where one side keeps no lengths."""
+    q, turned = GOOD["layers.0.q"], GOOD["layers.0.q_rotated"]
+    for before, one, other in ((q[:, :, :1], turned[:, :, 3:4], turned[:, :, 5:6]), (q, turned, np.tanh(turned))):
+        report = diff_traces({"q": before, "q_rotated": one}, {"q": before, "q_rotated": other})
+        assert report.faults == ("other numbers",)
+
+
+def test_few_clear_frequencies_are_named_by_their_ends():
+    """Of four pairs with a base of 10⁹, two turn by more than noise in a float16 trace: no series is fitted."""
+    x = np.random.default_rng(0).standard_normal((1, 1, 6, 8))
+    at = np.arange(6)
+    one, other = (
+        {"q": x.astype(np.float16), "q_rotated": pyrope.rotate(x, at, Rope(8, base, "half")).astype(np.float16)}
+        for base in (1e9, 1e11)
+    )
+    (finding,) = diff_traces(one, other).findings
+    assert (
+        finding.fault == "frequencies"
+        and "base" not in finding.evidence
+        and "frequencies from 1 to" in finding.evidence
+    )
+
+
 def test_one_wrong_row_among_many_is_seen():
     def change(x):
         x = x.copy()

@@ -470,6 +470,40 @@ def test_another_order_of_features_is_equivalent(directory):
     assert report.verdict == "equivalent" and 'in the order of "interleaved-to-half"' in report.notes[0]
 
 
+def test_positions_that_a_program_keeps_in_int32_are_named(directory):
+    """As a C program does it: the position is an int, whose largest value is followed by the least."""
+    x, at = ROTATIONS[HALF32].inputs["x"], np.array(POSITIONS).astype(np.int32).astype(np.float64)
+    assert at.min() == -(2.0**31)
+    angle = at[:, None] * 10000.0 ** (-np.arange(16) / 16)
+    a, b = x[..., :16], x[..., 16:]
+    y = np.concatenate((a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)), -1)
+    report = verify_one(directory, HALF32, y.astype(np.float32))
+    assert report.faults == ("positions in int32",) and report.findings[0].since == 2**31
+
+
+def test_only_the_cases_that_are_asked_for_are_judged(directory):
+    output = {HALF32: computed(ROTATIONS[HALF32])}
+    assert [report.subject for report in verify_vectors(directory, output, only=HALF32)] == [HALF32]
+    with pytest.raises(ValueError, match=r"no case has a name like 'rotaton-\*'"):
+        verify_vectors(directory, output, only="rotaton-*")
+
+
+def test_a_mean_square_that_is_too_large_is_located_at_its_worst(directory):
+    """Every number within its own bound, nine tenths of it, and all of them together beyond that of the mean square."""
+    case = next(case for case in cases() if case.name == "attention-causal-float64")
+    truth = TRUTH["attention"](case)
+    signs = np.where(np.arange(truth.out.size).reshape(truth.out.shape) % 3, 1, -1)
+    output = truth.out + 0.9 * signs * truth.loosest
+    report = verify_one(directory, case.name, output)
+    assert report.verdict == "wrong" and f"1 of {truth.out.size} numbers are off" in report.findings[0].evidence
+
+
+def test_a_rotation_without_a_rope_leaves_what_it_is_given():
+    case = replace(ROTATIONS[HALF32], rope=None)
+    truth, x = TRUTH["rotation"](case), case.inputs["x"]
+    assert (truth.out == x).all() and (truth.size == np.abs(x)).all() and truth.error == 0 and not truth.loosest.any()
+
+
 def test_what_is_none_of_these_is_unexplained_and_located(directory):
     output = computed(ROTATIONS[HALF32])
     output[1, 9, 5] += 0.5

@@ -23,7 +23,7 @@ from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Ro
 from . import tolerance, truth
 from .attention_checks import SOFTMAX
 from .attention_evidence import Exam
-from .floats import BITS, U32
+from .floats import BITS
 from .linear_checks import LINEAR_KIND
 from .questions import Question
 from .tolerance import OWN, Allowed
@@ -172,8 +172,6 @@ def _rotation(case: Case) -> Truth:
     measures, turning = tolerance.pair_errors(x, positions, rope), slice(rope.start, rope.start + rope.width)
     bounds, size = {}, np.abs(x)
     size[..., turning] = measures.length
-    far = np.abs(np.atleast_2d(positions)).max(axis=0)[:, None] > 2**24  # these positions float32 does not hold
-    measures = measures._replace(relative=measures.relative + U32 * far)
     for grade in tolerance.grades(kind):
         worst = np.zeros(x.shape)  # what does not turn is not touched
         allowed = tolerance.bound(grade, measures, out[..., turning], kind, rope.attention_factor)
