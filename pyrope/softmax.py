@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
 from .tiles import tile_of, tiles
 
 _ROWS = 256  # queries in a tile on the host, over all heads that share a key head
@@ -81,7 +81,7 @@ def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Arr
     >>> attention_by_definition(q, k, v)  # equal scores: the mean of the values
     array([[[2.]]])
     """
-    xp = namespace(q=q, k=k, v=v, mask=options.get("mask"))
+    xp = namespace(q=q, k=k, v=v, **given(mask=options.get("mask")))
     arguments = _by_definition(xp, q, k, v, options)
     if not k.shape[-2]:  # a row without keys has no greatest score
         return xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
@@ -95,7 +95,7 @@ def attention_scores(q: Array, k: Array, **options: Any) -> Array:
     array([[[  2., -inf],
             [  2.,   2.]]])
     """
-    arguments = _by_definition(namespace(q=q, k=k, mask=options.get("mask")), q, k, k, options)
+    arguments = _by_definition(namespace(q=q, k=k, **given(mask=options.get("mask"))), q, k, k, options)
     arguments["k"] = definition.repeat_heads(arguments.pop("v"), q.shape[-3])  # k was given as the values, too
     return definition.attention_scores(**arguments)
 
@@ -165,7 +165,7 @@ def attention(
     ``scale`` defaults to 1/√d; ``softcap`` c makes scores c·tanh(score/c), before any mask.
     ``block``: queries (and keys that can be skipped) at a time; it decides memory and speed, not the result.
     """
-    xp = namespace(q=q, k=k, v=v, mask=mask)
+    xp = namespace(q=q, k=k, v=v, **given(mask=mask))
     checked = _checked(q, k, v, causal, q_positions, k_positions, mask, window, softcap, scale)
     width = _ROWS if block is None else min(checks.integer("block", block, 1), max(k.shape[-2], 1))
     *lead, r, n, _ = checked.q.shape
@@ -302,8 +302,10 @@ def _checked(
     # A token that comes after all keys, as in decoding, sees them all.
     last = q_positions is None and k_positions is None and n == 1 and window >= m
     reach = (lowest, window - 1) if (causal or window < _FAR) and not last else None
-    scale = 1 / math.sqrt(d) if scale is None else checks.real("scale", scale, 0, open=True)
-    softcap = None if softcap is None else checks.real("softcap", softcap, 0, open=True)
+    scale = 1 / math.sqrt(d) if scale is None else checks.in_range("scale", scale, dtype)
+    if softcap is not None:
+        softcap = checks.in_range("softcap", softcap, dtype)
+        checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
     mask = None if mask is None else _checked_mask(mask, (*batch, h, n, m), g)
     q, k, v = q.reshape(*batch, g, h // g, n, d), _operand(k, dtype), _operand(v, dtype)
     return _Arguments(q, k, v, mask, q_at, k_at, causal, window, reach, scale, softcap, dtype)
