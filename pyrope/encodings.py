@@ -167,7 +167,7 @@ def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
         x = int(edge.to_integral_value(decimal.ROUND_HALF_EVEN))
         if abs(edge - x) > Decimal("1e-30"):
             return math.ceil(edge)
-        return x + (x**root * exact**power < max_distance**power * exact**root)
+        return x if x**root * exact**power >= max_distance**power * exact**root else x + 1
 
     with decimal.localcontext(DECIMAL):
         step = (Decimal(max_distance) / exact).ln() / w

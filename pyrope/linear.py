@@ -323,8 +323,8 @@ def linear_attention(
     plan = _plan(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
     out = plan.result(q, k, v, out)
     if form == "quadratic":
-        weights, *divisor = _similarities(plan, q, k, causal)
+        weights, total, terms = _similarities(plan, q, k, causal)
         values = _repeated(v.astype(plan.dtype, copy=False), q)
-        out[...] = plan.divide(weights @ values, *divisor, q.shape[:-1])  # Eq. (17)
+        out[...] = plan.divide(weights @ values, total, terms, q.shape[:-1])  # Eq. (17)
         return out
     return plan.read(q, k, *plan.sums(k, v), out, chunk)  # Eq. (18): the same sums for every query

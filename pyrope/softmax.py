@@ -58,20 +58,32 @@ def probabilities(scores: Array, axis: int = -1) -> Array:
     return definition.softmax(scores.swapaxes(axis, -1)).swapaxes(axis, -1)
 
 
-def _exponentials(xp: ModuleType, scores: Array, small: bool) -> Array:
-    """Scores become exp(score − greatest of the row), in place; returns their sums, or 1 for a sum of nothing.
+def _exponentials(xp: ModuleType, scores: Array, small: bool) -> tuple[Array, bool]:
+    """Scores become exp(score − greatest of the row), in place; returns their sums, or 1 for a sum of nothing, and
+    whether every row has a finite score.
 
     If all scores are known to be small, nothing is taken off, which saves two passes.
     """
     if small:
         total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
-        return total + (total == 0)
+        return total + (total == 0), True
     # exp(score) overflows float32 from 89 on; less the greatest score of the row, it is at most 1. In a row of −inf
     # alone that would be exp(−inf + inf) = NaN: there the lowest finite number is taken off, and all are exp(−inf) = 0.
-    top = xp.maximum(scores.max(axis=-1, keepdims=True), float(np.finfo(scores.dtype).min))
+    greatest = scores.max(axis=-1, keepdims=True)
+    top = xp.maximum(greatest, float(np.finfo(scores.dtype).min))
     xp.exp(xp.subtract(scores, top, out=scores), out=scores)
     # Then 0/0 is NaN again. Any other sum has exp(0) = 1 in it, so that one not less than 1 changes just these rows.
-    return xp.maximum(scores.sum(axis=-1, keepdims=True), 1.0)
+    return xp.maximum(scores.sum(axis=-1, keepdims=True), 1.0), bool(xp.isfinite(greatest).all())
+
+
+def _check_overflow(q: Array, k: Array, factor: float, dtype: np.dtype[Any]) -> None:
+    """Finite queries and keys must have scores in the range of the dtype: −inf would pass for a hidden key."""
+    if not q.size or not k.size:
+        return
+    largest, most = [float(abs(x).max()) for x in (q, k)], float(np.finfo(dtype).max)
+    if all(map(math.isfinite, largest)) and math.prod(largest) * q.shape[-1] * factor > most:
+        sizes = f"queries reach {largest[0]:.3g}, keys {largest[1]:.3g}, and scale is {factor:.3g}"
+        raise ValueError(f"scores must not exceed {dtype}, {most:.3g}: {sizes}; make them smaller, or use float64")
 
 
 def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Array:
@@ -112,6 +124,7 @@ def _by_definition(xp: ModuleType, q: Array, k: Array, v: Array, options: dict[s
     elif given is not None:
         bias = _bias(xp, given, checked.dtype)
     q, k, v = (x.astype(checked.dtype, copy=False) for x in (q, k, v))
+    _check_overflow(q, k, checked.scale, checked.dtype)
     return {"q": q, "k": k, "v": v, "mask": mask, "scale": checked.scale, "softcap": checked.softcap, "bias": bias}
 
 
@@ -218,6 +231,7 @@ def _view(xp: ModuleType, reach: tuple[int, int] | None, q_at: Array, k_at: Arra
     return view
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what overflows is found afterwards; NaN stays NaN
 def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _View, spare: Array, out: Array) -> None:
     """Eq. (2) for the queries at an index (…, g, r, n) and the keys that any of them sees, into out."""
     q, k, v = tile_of(checked.q, index), tile_of(checked.k, index[:-2]), tile_of(checked.v, index[:-2])
@@ -243,14 +257,30 @@ def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _
     if checked.longest is not None:  # |q·k| ≤ |q||k|; NaN is not small
         longest = float(np.einsum("...d,...d->...", queries, queries).max()), float(checked.longest[index[:-2]].max())
         small = math.sqrt(longest[0]) * math.sqrt(longest[1]) * (checked.softcap or 1.0) <= _SAFE
-    total = _exponentials(xp, scores, small)
-    (keys, column), *others = view.runs
-    product = scores[..., column] @ v[..., keys, :]
-    for keys, column in others:
-        product += scores[..., column] @ v[..., keys, :]
-    # Dividing the weights would cost a division for each score; dividing the sum costs one for each output.
+    total, finite = _exponentials(xp, scores, small)
+    if not finite:
+        _check_overflow(q, k, checked.scale / (checked.softcap or 1.0), checked.dtype)
+    out[index] = _mean(xp, scores, total, v, view.runs).reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
+
+
+def _mean(xp: ModuleType, weights: Array, total: Array, v: Array, runs: list[tuple[slice, slice]]) -> Array:
+    """weights·v/total over the keys of the runs; weights may be overwritten."""
+
+    def summed() -> Array:
+        (keys, column), *others = runs
+        product = weights[..., column] @ v[..., keys, :]
+        for keys, column in others:
+            product += weights[..., column] @ v[..., keys, :]
+        return product
+
+    # Dividing the weights would cost a division for each score; dividing the sum costs one for each output. But a sum
+    # of large values may overflow where their mean does not: then the weights are divided after all.
+    product = summed()
     product /= total
-    out[index] = product.reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
+    if not bool(xp.isfinite(product).all()):
+        weights /= total
+        product = summed()
+    return product
 
 
 def _tiles(reach: tuple[int, int], q_at: Array, k_at: Array, width: int) -> tuple[Array, Array]:

@@ -36,7 +36,7 @@ def chat_prompt(question: str, system: str | None = None) -> str:
 
 @contextlib.contextmanager
 def _package_errors(what: str) -> Iterator[None]:
-    """Turns what the package tokenizers raises into a ValueError: a bare Exception, or, where it panics, no Exception."""
+    """Turns what the package tokenizers raises into a ValueError: a bare Exception, or a panic, which is none."""
     try:
         yield
     except BaseException as error:
