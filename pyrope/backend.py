@@ -29,18 +29,18 @@ def _library(array: object) -> str:
 
 
 def namespace(*arrays: Array, **named: Array) -> ModuleType:
-    """The module, ``numpy`` or ``cupy``, that all these arrays belong to; ``None`` is ignored.
+    """The module, ``numpy`` or ``cupy``, that all these arrays belong to; ``None`` is ignored, unless it has a name.
 
     >>> namespace(np.zeros(3), None).__name__
     'numpy'
 
-    Arrays given by keyword are called by that name in the error about mixed libraries.
+    Arrays given by keyword are called by that name in errors, and must be there: `given` leaves optional ones out.
     """
-    kinds = [type(array) for array in (*arrays, *named.values()) if array is not None]
+    kinds = [type(array) for array in arrays if array is not None] + list(map(type, named.values()))
     if kinds and all(kind is np.ndarray for kind in kinds):  # the usual case, and the fastest
         return np
-    given = {f"argument {i}": array for i, array in enumerate(arrays, 1)} | named
-    libraries = {name: _library(array) for name, array in given.items() if array is not None}
+    unnamed = {f"argument {i}": array for i, array in enumerate(arrays, 1) if array is not None}
+    libraries = {name: _library(array) for name, array in (unnamed | named).items()}
     if not libraries:
         raise TypeError("namespace needs at least one array, but none was given")
     for name, library in libraries.items():
@@ -51,6 +51,15 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
         mixture = ", ".join(f"{name} is a {library} array" for name, library in libraries.items())
         raise TypeError(f"arrays of different libraries: {mixture}; move one side with to_numpy or from_numpy")
     return np if library == "numpy" else importlib.import_module("cupy")
+
+
+def given(**arrays: Array | None) -> dict[str, Array]:
+    """The arrays that are not None, by their names.
+
+    >>> given(mask=None, out=1)
+    {'out': 1}
+    """
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def get(name: str) -> ModuleType:

@@ -22,6 +22,18 @@ def instance(name: str, value: Any, kind: type[_Kind]) -> _Kind:
     return value
 
 
+# Sizes that come from a file or from a caller and that nothing else bounds, such as the features of a head, whose Θ is
+# computed number by number: no model comes near, and beyond it there would be a long wait, or no memory.
+MAX_SIZE = 2**16
+
+
+def size(name: str, value: Any, least: int = 1) -> int:
+    """An integer of [least, MAX_SIZE]."""
+    if (number := integer(name, value, least)) > MAX_SIZE:
+        raise ValueError(f"{name} must be at most {MAX_SIZE}, was {number}")
+    return number
+
+
 def integer(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, was {value!r}")
@@ -42,6 +54,16 @@ def real(name: str, value: Any, low: float, high: float = math.inf, *, open: boo
         most = "" if high == math.inf else f" and at most {high:g}"
         rule = f"{'greater than' if open else 'at least'} {low:g}{most}"
         raise ValueError(f"{name} must be finite and {rule}, was {value!r}")
+    return number
+
+
+def in_range(name: str, value: Any, dtype: np.dtype[Any]) -> float:
+    """A positive number that is normal in this dtype; bfloat16 has the range of float32."""
+    number = real(name, value, 0, open=True)
+    limits = np.finfo(dtype if dtype.name in ("float16", "float64") else np.float32)
+    if not float(limits.tiny) <= number <= float(limits.max):  # in float32 1e39 is inf, and 1e-46 is 0
+        within = f"{float(limits.tiny):.2g} … {float(limits.max):.2g}, the range of {dtype.name}"
+        raise ValueError(f"{name} must lie within {within}, was {number:g}")
     return number
 
 

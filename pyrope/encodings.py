@@ -6,7 +6,9 @@ belongs to the table's backend. Positions are integers, (n,); distances are thos
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import decimal
+import math
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from . import checks
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .theta import DECIMAL
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -43,7 +46,7 @@ def _rows(table: Array, rows: Int64, name: str) -> Array:
 
 
 def _angles(m: Int64, d: int, base: float) -> Float64:
-    if checks.integer("d", d, 2) % 2:
+    if checks.size("d", d, 2) % 2:
         raise ValueError(f"d must be even, was {d}: sines and cosines come in pairs")
     return np.asarray(m[..., None] * checks.real("base", base, 1, open=True) ** (-2 * np.arange(d // 2) / d))
 
@@ -65,10 +68,10 @@ def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
     >>> bool(np.allclose(sinusoidal_shift(5, 8) @ sinusoidal([3], 8)[0], sinusoidal([8], 8)[0]))
     True
     """
-    distances, matrix = _integers("distance", distance), np.zeros((d, d))
+    distances = _integers("distance", distance)
     if distances.ndim:
         raise ValueError(f"distance must be one integer, had shape {distances.shape}")
-    angles = _angles(distances, d, base)
+    angles, matrix = _angles(distances, d, base), np.zeros((d, d))
     for t, angle in enumerate(angles):
         pair = slice(2 * t, 2 * t + 2)
         matrix[pair, pair] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
@@ -137,13 +140,14 @@ def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance:
     distance = _integers("distances", distances)
     ahead = np.zeros_like(distance)
     if not checks.flag("causal", causal):
-        if checks.integer("buckets", buckets, 4) % 2:
+        if (buckets := checks.size("buckets", buckets, 4)) % 2:
             raise ValueError(f"buckets must be even where there are two directions, was {buckets}")
         buckets //= 2
         ahead = np.where(distance > 0, buckets, 0)
         distance = -abs(distance)
-    exact = checks.integer("buckets", buckets, 2) // 2
-    checks.integer("max_distance", max_distance, exact + 1)
+    exact = (buckets := checks.size("buckets", buckets, 2)) // 2
+    if (max_distance := checks.integer("max_distance", max_distance, exact + 1)) > checks.MAX_POSITION:
+        raise ValueError(f"max_distance must be at most 2^31, as distances are, was {max_distance}")
     starts = _t5_starts(exact, buckets - exact, max_distance)
     size = np.maximum(-distance, 0)
     large = exact + np.searchsorted(np.array(starts, np.int64), size, side="right")
@@ -154,13 +158,20 @@ def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance:
 def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
     """The least distances of the buckets exact + 1 … exact + w − 1."""
 
-    # Where the logarithm is an integer its rounding decides: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99….
-    # Here x^w·e^j ≥ max^j·e^w, with e = exact, is what bucket e + j needs, in integers.
+    # Bucket e + j begins at the least integer x ≥ e·(max/e)^(j/w), with e = exact. Where that is an integer itself, the
+    # rounding of a logarithm would decide: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99…. So what is an integer
+    # to 30 of its 60 digits is compared as x^w·e^j ≥ max^j·e^w, in integers.
     def start(j: int) -> int:
-        wide = range(exact, max_distance + 1)
-        return wide[bisect_left(wide, max_distance**j * exact**w, key=lambda x: x**w * exact**j)]
+        power, root = j // math.gcd(j, w), w // math.gcd(j, w)
+        edge = exact * (step * j).exp()
+        x = int(edge.to_integral_value(decimal.ROUND_HALF_EVEN))
+        if abs(edge - x) > Decimal("1e-30"):
+            return math.ceil(edge)
+        return x if x**root * exact**power >= max_distance**power * exact**root else x + 1
 
-    return tuple(start(j) for j in range(1, w))
+    with decimal.localcontext(DECIMAL):
+        step = (Decimal(max_distance) / exact).ln() / w
+        return tuple(start(j) for j in range(1, w))
 
 
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:
@@ -183,7 +194,8 @@ def alibi_slopes(h: int) -> Float64:
     Where h is not a power of two, the rule of the authors' code (ofirpress/attention_with_linear_biases): the slopes
     of the power of two below, then every other one of the power of two above, from its first.
     """
-    below = 1 << checks.integer("h", h, 1).bit_length() - 1
+    h = checks.size("h", h)
+    below = 1 << h.bit_length() - 1
     exponents = [-8 * i / below for i in range(1, below + 1)] + [-4 * i / below for i in range(1, 2 * (h - below), 2)]
     return np.exp2(exponents)
 

@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, namespace, on_host, result_array, to_numpy
+from .backend import Array, compute_dtype, given, namespace, on_host, result_array, to_numpy
+from .phase import check_positions
 from .rotation import Tables, check_tables, rotate, rotate_complex, rotation_tables
 from .theta import Rope, check_rope
 
@@ -129,27 +130,38 @@ class _Plan:
         for tokens, [(phi_q, turned_q)] in self.chunks(chunk, q):
             numerator = _grouped(turned_q, k) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)
             denominator = _grouped(phi_q, k) @ z[..., None, :, None]
-            out[..., tokens, :] = self.divide(numerator, denominator, phi_q.shape[:-1], tokens.start)
+            terms = _grouped(phi_q, k), z[..., None, None, :]
+            out[..., tokens, :] = self.divide(numerator, denominator, terms, phi_q.shape[:-1], tokens.start)
         return out
 
     def result(self, q: Array, k: Array, v: Array, out: Array | None) -> Array:
         """Where the outputs (…, h, n, e) go."""
-        namespace(q=q, out=out)
+        namespace(q=q, **given(out=out))
         if out is not None and any(self.xp.may_share_memory(out, x) for x in (q, k, v)):
             raise ValueError("out must not share memory with q, k or v, which are read until the end")
         return result_array(self.xp, (*q.shape[:-1], v.shape[-1]), q.dtype, out)
 
-    def divide(self, numerator: Array, denominator: Array, shape: tuple[int, ...], start: int = 0) -> Array:
-        """numerator (…, e) over denominator (…), both grouped, in place -> (*shape, e); 0/0 is 0; shape (…, h, n)."""
+    def divide(
+        self, numerator: Array, denominator: Array, terms: tuple[Array, Array], shape: tuple[int, ...], start: int = 0
+    ) -> Array:
+        """numerator (…, e) over denominator (…), both grouped, in place -> (*shape, e); 0/0 is 0; shape (…, h, n).
+
+        A denominator is Σ over d of the product of the two terms, (…, d).
+        """
         numerator, denominator = numerator.reshape(*shape, numerator.shape[-1]), denominator.reshape(shape)
-        good = (denominator > 0 if self.denominators == "positive" else denominator != 0) & (abs(denominator) < np.inf)
+        # φ(q)ᵀφ(k) of small features, as of inputs around −52 in float32, is subnormal: a number of few bits, whose
+        # quotients are off by a tenth or more. From tiny/ε on, every product that matters in the sum is a normal one.
+        size, least = abs(denominator), float(np.finfo(self.dtype).tiny / np.finfo(self.dtype).eps)
+        good = ((denominator if self.denominators == "positive" else size) >= least) & (size < np.inf)
         if not bool(good.all()):
-            empty = (denominator == 0) & (numerator == 0).all(axis=-1)
+            # Of smaller features it is 0, which must not pass for that of a row that sees nothing.
+            empty = ~((terms[0] != 0) & (terms[1] != 0)).any(axis=-1).reshape(shape) & (numerator == 0).all(axis=-1)
             bad = np.argwhere(to_numpy(~(good | empty))).tolist()
             if bad:
                 where, value = (*bad[0][:-1], start + bad[0][-1]), float(denominator[tuple(bad[0])])
                 count = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
-                raise ValueError(f"denominators must be finite and {self.denominators}, {count}; see feature_map")
+                rule = f"denominators must be finite and {self.denominators}, {count}"
+                raise ValueError(f"{rule}; see feature_map: in {self.dtype} they must not be smaller than {least:.2g}")
             denominator = denominator + empty
         numerator /= denominator[..., None]
         return numerator
@@ -176,10 +188,11 @@ def _plan(
     if (positions is None) != (rope is None):
         raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
     if rope is not None:
-        positions = checks.positions("positions", on_host(positions))
-        if {x.shape[-2:-1] for x in arrays.values()} != {positions.shape[-1:]}:
-            raise ValueError(f"positions must be (…, n), one for each token, had shape {positions.shape}: {shapes}")
         rope = check_rope(rope).pure
+        positions = check_positions(on_host(positions), rope)
+        one = "…, n" if rope.axes is None else f"{rope.axes.count}, …, n"
+        if {x.shape[-2:-1] for x in arrays.values()} != {positions.shape[rope.axes is not None :][-1:]}:
+            raise ValueError(f"positions must be ({one}), one for each token, had shape {positions.shape}: {shapes}")
     dtype = dtypes.pop()
     if tables is not None:
         if rope is None:
@@ -246,7 +259,8 @@ def linear_step(
         sums = product("sums", lower[:c, :c], phi_k)
         sums += z[..., None, :]
         denominator = xp.einsum("...nd,...nd->...n", _grouped(phi_q, k), sums[..., None, :, :])  # Eq. (19), not rotated
-        out[..., tokens, :] = plan.divide(numerator, denominator, phi_q.shape[:-1], tokens.start)
+        terms = _grouped(phi_q, k), sums[..., None, :, :]
+        out[..., tokens, :] = plan.divide(numerator, denominator, terms, phi_q.shape[:-1], tokens.start)
         s += product("state", turned_k, values)
         z = sums[..., -1, :].copy()
     return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
@@ -267,15 +281,18 @@ def attention_weights(
     return weights.astype(q.dtype), weights.sum(axis=-1).astype(q.dtype)
 
 
-def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array, Array]:
-    """By the definition: rotated, as they weigh the values, (…, h, n, m), and summed without rotation, (…, h, n, 1)."""
+def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array, Array, tuple[Array, Array]]:
+    """By the definition: rotated, as they weigh the values, (…, h, n, m), and summed without rotation, (…, h, n, 1);
+    and the two terms of these sums, as `_Plan.divide` takes them."""
     phi_q, phi_k = plan.features(q)[0], _repeated(plan.features(k)[0], q)
     mask = definition.visible(plan.xp.arange(q.shape[-2]), plan.xp.arange(k.shape[-2]), causal)
 
     def turn(phi: Array) -> Array:
         return phi if plan.rope is None else rotate_complex(phi, plan.positions, plan.rope)
 
-    return definition.similarities(phi_q, phi_k, turn, mask)
+    size = abs(phi_k)
+    sums = size.cumsum(axis=-2) if causal else size.sum(axis=-2, keepdims=True)
+    return *definition.similarities(phi_q, phi_k, turn, mask), (phi_q, sums)
 
 
 def linear_attention(
@@ -291,12 +308,14 @@ def linear_attention(
 
     ``feature_map`` is "elu+1", "relu", "relu2", "exp", "identity" or a function on arrays (…, n, d) that treats every
     token by itself, since it is called with some of them at a time. ``causal`` is by the order of the tokens.
-    Denominators that are not positive and finite raise; ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a
-    row without keys, or whose keys all map to 0, as padding of −inf does but for identity, attends to nothing. Values
+    Denominators that are not positive and finite raise, and so do those below tiny/ε, whose last digits are lost;
+    ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a row without keys, or whose keys all map to 0 in the
+    dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values
     must be finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
     positions, are ``rotation_tables(rope.pure, positions, like=q)``.
     """
-    form = checks.choice("form", FORMS[checks.flag("causal", causal)][0] if form is None else form, FORMS[causal])
+    forms = FORMS[checks.flag("causal", causal)]
+    form = checks.choice("form", forms[0] if form is None else form, forms)
     chunk = checks.integer("chunk", chunk, 1) if form != "recurrent" else 1
     if form in ("chunked", "recurrent"):
         options: dict[str, Any] = {"feature_map": feature_map, "chunk": chunk, "denominators": denominators, "out": out}
@@ -304,8 +323,8 @@ def linear_attention(
     plan = _plan(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
     out = plan.result(q, k, v, out)
     if form == "quadratic":
-        weights, total = _similarities(plan, q, k, causal)
+        weights, total, terms = _similarities(plan, q, k, causal)
         values = _repeated(v.astype(plan.dtype, copy=False), q)
-        out[...] = plan.divide(weights @ values, total, q.shape[:-1])  # Eq. (17)
+        out[...] = plan.divide(weights @ values, total, terms, q.shape[:-1])  # Eq. (17)
         return out
     return plan.read(q, k, *plan.sums(k, v), out, chunk)  # Eq. (18): the same sums for every query

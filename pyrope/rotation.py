@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host, result_array
+from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host, result_array
 from .definition import Features
 from .phase import check_positions, cos_sin
 from .theta import LAYOUTS, Rope, check_rope
@@ -112,7 +112,7 @@ def unrotate(y: Array, positions: Any, rope: Rope, *, tables: Tables | None = No
 
 
 def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None, inverse: bool) -> Array:
-    xp = namespace(x=x, out=out)
+    xp = namespace(x=x, **given(out=out))
     dtype = compute_dtype("x", x)
     if tables is None:
         tables = rotation_tables(rope, positions, like=x)

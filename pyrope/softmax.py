@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
 from .tiles import tile_of, tiles
 
 _ROWS = 256  # queries in a tile on the host, over all heads that share a key head
@@ -58,20 +58,32 @@ def probabilities(scores: Array, axis: int = -1) -> Array:
     return definition.softmax(scores.swapaxes(axis, -1)).swapaxes(axis, -1)
 
 
-def _exponentials(xp: ModuleType, scores: Array, small: bool) -> Array:
-    """Scores become exp(score − greatest of the row), in place; returns their sums, or 1 for a sum of nothing.
+def _exponentials(xp: ModuleType, scores: Array, small: bool) -> tuple[Array, bool]:
+    """Scores become exp(score − greatest of the row), in place; returns their sums, or 1 for a sum of nothing, and
+    whether every row has a finite score.
 
     If all scores are known to be small, nothing is taken off, which saves two passes.
     """
     if small:
         total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
-        return total + (total == 0)
+        return total + (total == 0), True
     # exp(score) overflows float32 from 89 on; less the greatest score of the row, it is at most 1. In a row of −inf
     # alone that would be exp(−inf + inf) = NaN: there the lowest finite number is taken off, and all are exp(−inf) = 0.
-    top = xp.maximum(scores.max(axis=-1, keepdims=True), float(np.finfo(scores.dtype).min))
+    greatest = scores.max(axis=-1, keepdims=True)
+    top = xp.maximum(greatest, float(np.finfo(scores.dtype).min))
     xp.exp(xp.subtract(scores, top, out=scores), out=scores)
     # Then 0/0 is NaN again. Any other sum has exp(0) = 1 in it, so that one not less than 1 changes just these rows.
-    return xp.maximum(scores.sum(axis=-1, keepdims=True), 1.0)
+    return xp.maximum(scores.sum(axis=-1, keepdims=True), 1.0), bool(xp.isfinite(greatest).all())
+
+
+def _check_overflow(q: Array, k: Array, factor: float, dtype: np.dtype[Any]) -> None:
+    """Finite queries and keys must have scores in the range of the dtype: −inf would pass for a hidden key."""
+    if not q.size or not k.size:
+        return
+    largest, most = [float(abs(x).max()) for x in (q, k)], float(np.finfo(dtype).max)
+    if all(map(math.isfinite, largest)) and math.prod(largest) * q.shape[-1] * factor > most:
+        sizes = f"queries reach {largest[0]:.3g}, keys {largest[1]:.3g}, and scale is {factor:.3g}"
+        raise ValueError(f"scores must not exceed {dtype}, {most:.3g}: {sizes}; make them smaller, or use float64")
 
 
 def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Array:
@@ -81,7 +93,7 @@ def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Arr
     >>> attention_by_definition(q, k, v)  # equal scores: the mean of the values
     array([[[2.]]])
     """
-    xp = namespace(q=q, k=k, v=v, mask=options.get("mask"))
+    xp = namespace(q=q, k=k, v=v, **given(mask=options.get("mask")))
     arguments = _by_definition(xp, q, k, v, options)
     if not k.shape[-2]:  # a row without keys has no greatest score
         return xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
@@ -95,7 +107,7 @@ def attention_scores(q: Array, k: Array, **options: Any) -> Array:
     array([[[  2., -inf],
             [  2.,   2.]]])
     """
-    arguments = _by_definition(namespace(q=q, k=k, mask=options.get("mask")), q, k, k, options)
+    arguments = _by_definition(namespace(q=q, k=k, **given(mask=options.get("mask"))), q, k, k, options)
     arguments["k"] = definition.repeat_heads(arguments.pop("v"), q.shape[-3])  # k was given as the values, too
     return definition.attention_scores(**arguments)
 
@@ -112,6 +124,7 @@ def _by_definition(xp: ModuleType, q: Array, k: Array, v: Array, options: dict[s
     elif given is not None:
         bias = _bias(xp, given, checked.dtype)
     q, k, v = (x.astype(checked.dtype, copy=False) for x in (q, k, v))
+    _check_overflow(q, k, checked.scale, checked.dtype)
     return {"q": q, "k": k, "v": v, "mask": mask, "scale": checked.scale, "softcap": checked.softcap, "bias": bias}
 
 
@@ -165,7 +178,7 @@ def attention(
     ``scale`` defaults to 1/√d; ``softcap`` c makes scores c·tanh(score/c), before any mask.
     ``block``: queries (and keys that can be skipped) at a time; it decides memory and speed, not the result.
     """
-    xp = namespace(q=q, k=k, v=v, mask=mask)
+    xp = namespace(q=q, k=k, v=v, **given(mask=mask))
     checked = _checked(q, k, v, causal, q_positions, k_positions, mask, window, softcap, scale)
     width = _ROWS if block is None else min(checks.integer("block", block, 1), max(k.shape[-2], 1))
     *lead, r, n, _ = checked.q.shape
@@ -218,6 +231,7 @@ def _view(xp: ModuleType, reach: tuple[int, int] | None, q_at: Array, k_at: Arra
     return view
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what overflows is found afterwards; NaN stays NaN
 def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _View, spare: Array, out: Array) -> None:
     """Eq. (2) for the queries at an index (…, g, r, n) and the keys that any of them sees, into out."""
     q, k, v = tile_of(checked.q, index), tile_of(checked.k, index[:-2]), tile_of(checked.v, index[:-2])
@@ -243,14 +257,30 @@ def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _
     if checked.longest is not None:  # |q·k| ≤ |q||k|; NaN is not small
         longest = float(np.einsum("...d,...d->...", queries, queries).max()), float(checked.longest[index[:-2]].max())
         small = math.sqrt(longest[0]) * math.sqrt(longest[1]) * (checked.softcap or 1.0) <= _SAFE
-    total = _exponentials(xp, scores, small)
-    (keys, column), *others = view.runs
-    product = scores[..., column] @ v[..., keys, :]
-    for keys, column in others:
-        product += scores[..., column] @ v[..., keys, :]
-    # Dividing the weights would cost a division for each score; dividing the sum costs one for each output.
+    total, finite = _exponentials(xp, scores, small)
+    if not finite:
+        _check_overflow(q, k, checked.scale / (checked.softcap or 1.0), checked.dtype)
+    out[index] = _mean(xp, scores, total, v, view.runs).reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
+
+
+def _mean(xp: ModuleType, weights: Array, total: Array, v: Array, runs: list[tuple[slice, slice]]) -> Array:
+    """weights·v/total over the keys of the runs; weights may be overwritten."""
+
+    def summed() -> Array:
+        (keys, column), *others = runs
+        product = weights[..., column] @ v[..., keys, :]
+        for keys, column in others:
+            product += weights[..., column] @ v[..., keys, :]
+        return product
+
+    # Dividing the weights would cost a division for each score; dividing the sum costs one for each output. But a sum
+    # of large values may overflow where their mean does not: then the weights are divided after all.
+    product = summed()
     product /= total
-    out[index] = product.reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
+    if not bool(xp.isfinite(product).all()):
+        weights /= total
+        product = summed()
+    return product
 
 
 def _tiles(reach: tuple[int, int], q_at: Array, k_at: Array, width: int) -> tuple[Array, Array]:
@@ -302,8 +332,10 @@ def _checked(
     # A token that comes after all keys, as in decoding, sees them all.
     last = q_positions is None and k_positions is None and n == 1 and window >= m
     reach = (lowest, window - 1) if (causal or window < _FAR) and not last else None
-    scale = 1 / math.sqrt(d) if scale is None else checks.real("scale", scale, 0, open=True)
-    softcap = None if softcap is None else checks.real("softcap", softcap, 0, open=True)
+    scale = 1 / math.sqrt(d) if scale is None else checks.in_range("scale", scale, dtype)
+    if softcap is not None:
+        softcap = checks.in_range("softcap", softcap, dtype)
+        checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
     mask = None if mask is None else _checked_mask(mask, (*batch, h, n, m), g)
     q, k, v = q.reshape(*batch, g, h // g, n, d), _operand(k, dtype), _operand(v, dtype)
     return _Arguments(q, k, v, mask, q_at, k_at, causal, window, reach, scale, softcap, dtype)

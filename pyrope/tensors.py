@@ -12,6 +12,7 @@ import json
 import math
 import os
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
     with open(path, "rb") as file:
         try:
             stored_shape, fortran, stored = _npy_header(file)
-        except (ValueError, EOFError, TypeError) as error:
+        except Exception as error:  # NumPy lets Python parse the header: tokenize.TokenError, SyntaxError, KeyError …
             raise ValueError(f"{what}: {os.fspath(path)} is not a valid .npy file: {error}") from error
         if stored_shape != shape or stored != wanted:
             bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
@@ -104,7 +105,9 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
     if version not in readers:
         raise ValueError(f"its version must be 1.0 or 2.0, was {version}")
-    return readers[version](file)
+    with warnings.catch_warnings():  # those of Python's parser, and of headers that Python 2 has written
+        warnings.simplefilter("ignore")
+        return readers[version](file)
 
 
 def save_safetensors(
@@ -140,6 +143,8 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, NumPyArray], dict[str, s
 
     Nothing in the file is trusted: every number in it is checked before it is used.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a FIFO would wait forever
+        raise ValueError(f"{os.fspath(path)} must be a file, and is something else")
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -174,6 +179,15 @@ def json_object(text: bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be a JSON object, was a {type(value).__name__}")
     return value
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; larger files than any config, and keys that occur twice, are refused."""
+    if not path.is_file():  # opening a FIFO would wait forever
+        raise ValueError(f"{path} must be a file, and is something else")
+    if (size := path.stat().st_size) > LONGEST_JSON:
+        raise ValueError(f"{path} must have at most {LONGEST_JSON} bytes, had {size}")
+    return json_object(path.read_bytes(), "the file")
 
 
 def without_duplicates(pairs: list[tuple[str, _Value]]) -> dict[str, _Value]:

@@ -280,9 +280,9 @@ class Rope:
     direction: int = 1
 
     def __post_init__(self) -> None:
-        _set(self, "head_dim", checks.integer("head_dim", self.head_dim, 1))
+        _set(self, "head_dim", checks.size("head_dim", self.head_dim))
         if self.rotary_dim is not None:  # all features are always written as None, so that equal ropes compare equal
-            width = checks.integer("rotary_dim", self.rotary_dim, 1)
+            width = checks.size("rotary_dim", self.rotary_dim)
             _set(self, "rotary_dim", None if width == self.head_dim else width)
         for name, size in (("head_dim", self.head_dim), ("rotary_dim", self.width)):
             if size % 2:

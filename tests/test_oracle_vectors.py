@@ -16,7 +16,7 @@ from strategies import DTYPES
 
 import pyrope
 from pyrope import Rope
-from pyrope.oracle import vectors
+from pyrope.oracle import manifest as manifests, vectors
 from pyrope.oracle.adapters import from_command
 from pyrope.oracle.attention_faults import ATTENTION, LINEAR
 from pyrope.oracle.floats import BITS
@@ -143,7 +143,7 @@ def test_the_manifest_tells_all(directory):
         for limits in entry["tolerances"].values():
             assert len(limits) == entry["tensors"]["y"]["shape"][-2] and min(limits) >= 0
         case = next(case for case in cases() if case.name == entry["name"])
-        assert vectors._rope_from_json(entry["rope"]) == case.rope
+        assert manifests._rope_from_json(entry["rope"]) == case.rope
 
 
 def test_the_tolerances_are_those_of_the_judgement(directory):
@@ -592,6 +592,18 @@ def damage(path, change):
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
+def outside(manifest):
+    """A case whose name leads out of the directory."""
+    manifest["cases"][0].update(name="../../outside/evil")
+
+
+def rewrite_npy(path, name, change):
+    """Another array, with the right digest."""
+    file = path / f"npy/{name}.npy"
+    save_npy(file, change(np.load(file)))
+    damage(path, lambda m: m["files"].update({f"npy/{name}.npy": hashlib.sha256(file.read_bytes()).hexdigest()}))
+
+
 DAMAGE = [
     (lambda p: (p / "manifest.json").unlink(), "there is no manifest.json"),
     (lambda p: (p / "manifest.json").write_text("{"), "is no JSON"),
@@ -604,7 +616,25 @@ DAMAGE = [
     (lambda p: damage(p, lambda m: m["files"].update({"npy/../../outside": "0"})), "npy/../../outside is missing"),
     (lambda p: damage(p, lambda m: m.pop("cases")), "must list its cases"),
     (lambda p: damage(p, lambda m: m["cases"][0].pop("tensors")), "incomplete: KeyError"),
-    (lambda p: damage(p, lambda m: m["cases"][0].update(name="../x")), "there is no file"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(name="../x")), "npy/../x.q.npy must be listed among its files"),
+    (lambda p: damage(p, outside), "npy/../../outside/evil.q.npy must be listed among its files"),
+    (lambda p: damage(p, lambda m: m["files"].pop("npy/linear-18-exp.q.npy")), "exp.q.npy must be listed among its files"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(options={"causal": 1})), "causal must be True or False, was 1"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(options={"casual": True})), "incomplete: KeyError"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(options=[])), "incomplete: AttributeError"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(options={"causal": True})), "must fit each other"),
+    (lambda p: damage(p, lambda m: m["cases"][0]["options"].update(causal=False)), "y must be the true result"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(tensors=[])), "incomplete: TypeError"),
+    (lambda p: damage(p, lambda m: m["cases"][0]["tensors"].pop("v")), "incomplete: KeyError"),
+    (lambda p: damage(p, lambda m: m["cases"][0]["tensors"]["v"].update(dtype="object")), "v.npy must be float64, was 'object'"),
+    (lambda p: damage(p, lambda m: m["cases"][0]["tensors"]["v"].update(shape=[2**70])), "must be float64 of shape"),
+    (lambda p: damage(p, lambda m: m["cases"][0].update(rope=[])), "incomplete: AttributeError"),
+    (lambda p: ((p / "manifest.json").unlink(), os.mkfifo(p / "manifest.json")), "must be a file, and is something else"),
+    (lambda p: damage(p, lambda m: m.update(words="x" * 2**24)), "must have at most 16777216 bytes"),
+    (lambda p: rewrite_npy(p, "linear-18-exp.q", lambda x: x * np.float32("nan")), "its inputs must be finite"),
+    (lambda p: rewrite_npy(p, "linear-18-exp.y", lambda x: x + 1e-12), "y must be the true result"),
+    (lambda p: rewrite_npy(p, "linear-18-exp.q_positions", lambda x: x + 1), "must fit each other"),
+    (lambda p: rewrite_npy(p, "linear-18-exp.k_positions", lambda x: x * 2**40), "must fit each other"),
     (lambda p: damage(p, lambda m: m["cases"][0].update(rope={"head_dim": 3})), "incomplete: KeyError"),
     (lambda p: damage(p, lambda m: m["cases"][0].update(kind="cube")), "kind must be one of"),
     (lambda p: damage(p, lambda m: m["cases"].append(3)), "incomplete: TypeError"),
@@ -619,6 +649,19 @@ def test_damaged_vectors_are_refused(tmp_path, change, message):
     change(tmp_path / "a")
     with pytest.raises(ValueError, match=message):
         verify_vectors(tmp_path / "a", {})
+
+
+def test_outputs_of_any_size_raise_no_warning(directory):
+    """pytest makes an error of every warning: these numbers overflow when they are squared or divided."""
+    for value in (1e300, -1e300, np.inf, -np.inf, np.nan, 5e-324):
+        outputs = {
+            name: np.full(case.inputs["x"].shape, value, case.dtype)
+            for name, case in ROTATIONS.items()
+            if case.dtype == "float64"
+        }
+        assert outputs and {r.verdict for r in verify_vectors(directory, outputs, only="rotation-*float64")} == {
+            "wrong"
+        }
 
 
 def test_numpy_alone_is_enough(tmp_path):

@@ -72,8 +72,8 @@ class Config:
     head_dense: bool = False  # before the head a projection, the activation and a norm, as BERT has it
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check_option(field.name, getattr(self, field.name))
+        for field in dataclasses.fields(self):  # as Python numbers: sizes in int8 would wrap around when multiplied
+            object.__setattr__(self, field.name, check_option(field.name, getattr(self, field.name)))
         if self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads, {self.heads}, was {self.key_heads}")
         if self.one_norm and self.block != "parallel":
@@ -122,19 +122,20 @@ _WORDS = {
 }  # fmt: skip
 
 
-def check_option(name: str, value: Any) -> None:
-    """Checks one field of a `Config` by itself; how fields go together is checked when the Config is made."""
+def check_option(name: str, value: Any) -> Any:
+    """One field of a `Config`, checked by itself; how fields go together is checked when the Config is made."""
     kind = Config.__annotations__[name]
     if kind == "int":
-        checks.integer(name, value, 1)
-    elif kind == "str":
-        checks.choice(name, value, _WORDS[name])
-    elif kind == "bool":
-        checks.flag(name, value)
-    elif kind == "float":
-        checks.real(name, value, 0)
-    elif kind == "float | None" and value is not None:
-        checks.real(name, value, 0, open=True)
+        return checks.integer(name, value, 1)
+    if kind == "str":
+        return checks.choice(name, value, _WORDS[name])
+    if kind == "bool":
+        return checks.flag(name, value)
+    if kind == "float":
+        return checks.real(name, value, 0)
+    if kind == "float | None" and value is not None:
+        return checks.real(name, value, 0, open=True)
+    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -262,9 +262,7 @@ def _check_keys(config: Mapping[str, Any], family: Family, ignore: Collection[st
 def _layers(config: Mapping[str, Any], family: Family) -> tuple[Layer, ...]:
     """Rope and window of every layer."""
     key = next((key for key in ("num_hidden_layers", "n_layer") if config.get(key) is not None), "num_hidden_layers")
-    count = checks.integer(key, _value(config, key), 1)
-    if count > 10000:
-        raise ValueError(f"{key} must be at most 10000, was {count}")
+    count = checks.size(key, _value(config, key))
     types = config.get("layer_types")
     if types is None:
         types = [_layer_type(config, family, i) for i in range(count)]

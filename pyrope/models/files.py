@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..tensors import LONGEST_JSON, json_object
+from ..tensors import json_file
 
 
 class Tensor(NamedTuple):
@@ -50,10 +50,8 @@ def check_file(path: pathlib.Path) -> None:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """The object in a JSON file; larger files than any config, and keys that occur twice, are refused."""
     check_file(path)
-    if (size := path.stat().st_size) > LONGEST_JSON:
-        raise ValueError(f"{path} must have at most {LONGEST_JSON} bytes, had {size}")
     with errors_prefixed_with(path):
-        return json_object(path.read_bytes(), "the file")
+        return json_file(path)
 
 
 def abridged(names: Iterable[str]) -> str:

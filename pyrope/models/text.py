@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -33,6 +34,17 @@ def chat_prompt(question: str, system: str | None = None) -> str:
     return "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns) + "<|im_start|>assistant\n"
 
 
+@contextlib.contextmanager
+def _package_errors(what: str) -> Iterator[None]:
+    """Turns what the package tokenizers raises into a ValueError: a bare Exception, or a panic, which is none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{what}: {error}") from error
+
+
 class Tokenizer:
     """Text to token ids and back; made by `load_tokenizer`."""
 
@@ -40,7 +52,8 @@ class Tokenizer:
         self._inner = inner  # tokenizers.Tokenizer
         self._first = tuple(first)  # ids that every text begins with, if inner does not add them itself
         self._missing = frozenset(missing)  # bytes that no token has, and that inner would drop silently
-        self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        with _package_errors("the tokenizer has no valid vocabulary"):
+            self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.stop: frozenset[int] = frozenset(stop)  # ids that end a text
         # Names that become one token wherever they stand in a text: those who write must not use them by accident.
         added = inner.get_added_tokens_decoder().values()
@@ -62,13 +75,16 @@ class Tokenizer:
         if self._missing and (lost := self._missing.intersection(stored)):
             listed = ", ".join(f"{byte:#04x}" for byte in sorted(lost))
             raise ValueError(f"the vocabulary has no token for the bytes {listed} of the text: leave them out")
-        ids = self._inner.encode(text, add_special_tokens=checks.flag("begin", begin)).ids
+        checks.flag("begin", begin)
+        with _package_errors("the tokenizer cannot encode the text"):
+            ids = self._inner.encode(text, add_special_tokens=begin).ids
         return [*self._first, *ids] if begin else list(ids)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of these ids, � where bytes make no character; ``special`` keeps the names of special tokens."""
-        checked = [self._check(one) for one in ids]
-        return str(self._inner.decode(checked, skip_special_tokens=not checks.flag("special", special)))
+        checked, skip = [self._check(one) for one in ids], not checks.flag("special", special)
+        with _package_errors("the tokenizer cannot decode the ids"):
+            return str(self._inner.decode(checked, skip_special_tokens=skip))
 
     def stream(self, ids: Iterable[int], *, special: bool = False) -> Iterator[str]:
         """The text of `decode` in parts, as the ids come; each part ends with a complete character."""
@@ -109,10 +125,8 @@ def _from_folder(folder: pathlib.Path) -> Tokenizer:
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist, or is not a file: tokenizers of other forms are not read")
     package = _package()
-    try:
+    with _package_errors(str(file)):
         inner = package.Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises nothing more precise
-        raise ValueError(f"{file}: {error}") from error
     inner.no_truncation()  # what the file may have been saved with, and no text should be cut by
     inner.no_padding()
     with errors_prefixed_with(folder):
@@ -199,7 +213,8 @@ def _byte_pairs(tokens: list[Any], merges: list[Any], cuts: str) -> Any:
         raise ValueError(f"tokenizer.ggml.merges must be pairs of tokens that make a token, one was {pair!r}")
     package = _package()
     # Llama 3 keeps a word that is itself a token, whether merging pairs would lead to it or not.
-    inner = package.Tokenizer(package.models.BPE(vocabulary, pairs, ignore_merges=cuts == "llama-bpe"))
+    with _package_errors("tokenizer.ggml.merges"):
+        inner = package.Tokenizer(package.models.BPE(vocabulary, pairs, ignore_merges=cuts == "llama-bpe"))
     before = [package.pre_tokenizers.Split(package.Regex(cut), "isolated") for cut in _CUTS[cuts]]
     to_bytes = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.pre_tokenizer = package.pre_tokenizers.Sequence([*before, to_bytes])
@@ -214,5 +229,7 @@ def _add_special(inner: Any, tokens: list[str], kinds: list[Any]) -> None:
         raise ValueError(f"tokenizer.ggml.token_type must have one number for each token, had {len(kinds)}")
     added = _package().AddedToken
     typed = list(zip(tokens, kinds, strict=True))
-    inner.add_special_tokens([added(word, special=True, normalized=False) for word, kind in typed if kind == _CONTROL])
-    inner.add_tokens([added(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])
+    special = [added(word, special=True, normalized=False) for word, kind in typed if kind == _CONTROL]
+    with _package_errors("tokenizer.ggml.token_type"):
+        inner.add_special_tokens(special)
+        inner.add_tokens([added(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])

@@ -52,7 +52,7 @@ def check_linear_attention(
     for candidates with short tables; ``grade``, of `GRADES`, asks for better rounding than the least that is accepted.
     """
     asked = GRADES.index(checks.choice("grade", grade, GRADES))
-    d, dtype = rope.head_dim if head_dim is None else head_dim, float_dtype(dtype)
+    d, dtype = checks.instance("rope", rope, Rope).head_dim if head_dim is None else head_dim, float_dtype(dtype)
     spec = make_spec(heads, heads if key_heads is None else key_heads, d, causal, rope, dtype=dtype)
     spec = replace(spec, feature_map=checks.choice("feature_map", feature_map, MAPS))
     if feature_map.startswith("relu") and d < 16:

@@ -41,7 +41,7 @@ def rounded(value: float, tolerance: float) -> float:
     """The number of the fewest digits within a relative tolerance."""
     for digits in range(1, 9):
         short = float(f"{value:.{digits - 1}e}")
-        if abs(short / value - 1) <= tolerance:
+        if abs(short - value) <= tolerance * abs(value):  # not a quotient: the value may be 0
             return short
     return value
 

@@ -71,15 +71,21 @@ def _distance(a: NumPyArray, b: NumPyArray) -> float:
     """The largest difference of two rows, relative to the row or, for small rows, to the mean one."""
     if not a.size:
         return 0.0
-    with np.errstate(invalid="ignore"):
-        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+    off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
     if not np.isfinite(off).all():
         return math.inf
-    error, rows = (np.sqrt(np.square(np.atleast_1d(x)).mean(axis=-1)) for x in (off, np.where(np.isfinite(a), a, 0.0)))
+    error, rows = _root_mean_square(off), _root_mean_square(np.where(np.isfinite(a), a, 0.0))
     if not error.any():
         return 0.0
-    size = np.maximum(rows, math.sqrt(float(np.square(rows).mean())))
+    size = np.maximum(rows, _root_mean_square(rows.reshape(-1)))
     return float((error / np.maximum(size, np.finfo(np.float64).tiny)).max())
+
+
+def _root_mean_square(x: NumPyArray) -> NumPyArray:
+    """Of each row, (…, n) -> (…)."""
+    # Squares of float64 beyond 1e±154 overflow, or are 0: then all rows would be as far apart as inf/inf, or as 0/0.
+    most = np.abs(x).max()
+    return np.asarray(most * np.sqrt(np.square(np.atleast_1d(x) / (most or 1.0)).mean(axis=-1)))
 
 
 def _scale(a: NumPyArray, b: NumPyArray, limit: float) -> Difference | None:
@@ -324,8 +330,9 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
     ('wrong', ('scale',))
     """
     tolerance = None if tolerance is None else checks.real("tolerance", tolerance, 0)
-    first, second = (x if isinstance(x, Mapping) else read_trace(x) for x in (a, b))
-    walk = list(_walk(first, second, tolerance))
+    first, second = (_checked(x) if isinstance(x, Mapping) else read_trace(x) for x in (a, b))
+    with np.errstate(all="ignore"):  # whatever the numbers are
+        walk = list(_walk(first, second, tolerance))
     if not walk:
         raise ValueError(f"the traces have no name in common: {', '.join([*first][:3])}; {', '.join([*second][:3])}")
     differing = [step for step in walk if step.difference is not None]
@@ -340,6 +347,15 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
         note = f"features are in another order at {', '.join(step.name for step in differing[:4])}; what follows agrees"
         return Report("trace", expected, "equivalent", (), None, rows, (note, *notes))
     return Report("trace", expected, "wrong", (_finding(differing, first, second),), None, rows, notes)
+
+
+def _checked(trace: Trace) -> Trace:
+    """The trace, if it is made of real numbers, as those in files are."""
+    for name, array in trace.items():
+        kind = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
+        if not isinstance(name, str) or not (kind in UNIT or (hasattr(array, "dtype") and array.dtype.kind in "biuf")):
+            raise TypeError(f"a trace must be NumPy arrays of real numbers by name, {name!r} was {kind}")
+    return trace
 
 
 def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Step]:

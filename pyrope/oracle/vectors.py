@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,25 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from .. import checks
 from ..phase import cos_sin
-from ..tensors import NumPyArray, PathLike, as_bits, json_object, load_npy, load_safetensors, save_npy, save_safetensors
-from ..theta import SCALINGS, Axes, Rope, frequencies
+from ..tensors import NumPyArray, PathLike, load_npy, load_safetensors, save_npy, save_safetensors
+from ..theta import SCALINGS, Rope, frequencies
 from . import tolerance
 from .attention_evidence import AttentionEvidence
 from .examination import explained
 from .explain import Change, Fault, Hypothesis, findings
 from .floats import BITS
+from .manifest import FORMAT, VERSION, npy_path, read_case, read_json, read_manifest, widened
 from .recipes import recipe_of
 from .report import ErrorRow, Failure, Finding, Report
 from .rotation_evidence import RotationEvidence
 from .rotation_faults import FAULTS, Measurements
 from .rules import COMMON_BASES, rounded
 from .sample import Sample
-from .vector_cases import SUITES, TRUTH, Case, Truth, cases, exam_of
-
-FORMAT, VERSION = "pyrope-vectors", 1
-
+from .vector_cases import TRUTH, Case, Truth, cases, exam_of
 
 # Files
 
@@ -52,13 +48,6 @@ def _stored(array: NumPyArray, dtype: str) -> NumPyArray:
     return array.astype(dtype)
 
 
-def _widened(array: NumPyArray, dtype: str) -> NumPyArray:
-    """As it is computed with: float64, or int64 positions."""
-    if dtype == "bfloat16":
-        array = (as_bits(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return array if array.dtype == np.int64 else array.astype(np.float64)
-
-
 def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
     if rope is None:
         return None
@@ -70,17 +59,6 @@ def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
         "axis_of_pair": None if rope.axes is None else [axis for axis, _ in rope.axes.assign(rope.pairs)],
         "attention_factor": rope.attention_factor,
     }
-
-
-def _rope_from_json(value: Any) -> Rope | None:
-    if value is None:
-        return None
-    derived = ("theta", "axis_of_pair", "attention_factor")
-    fields = {name: field for name, field in value.items() if name not in derived}
-    scaling, axes = fields.pop("scaling"), fields.pop("axes")
-    if scaling is not None:
-        scaling = SCALINGS[scaling["type"]](**{name: field for name, field in scaling.items() if name != "type"})
-    return Rope(**fields, scaling=scaling, axes=None if axes is None else Axes(**axes))
 
 
 def _rounded_up(x: float) -> float:
@@ -106,7 +84,7 @@ def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray
                 "dtype": dtype,
                 "shape": list(array.shape),
                 "key": f"{case.name}.{name}",
-                "npy": _npy(case.name, name),
+                "npy": npy_path(case.name, name),
             }
             for name, (dtype, array) in tensors.items()
         },
@@ -114,10 +92,6 @@ def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray
         "tolerances": {grade: list(map(_rounded_up, row.max(axis=-1).tolist())) for grade, row in rows.items()},
         **({"mean_square": squares} if squares else {}),
     }
-
-
-def _npy(case: str, name: str) -> str:
-    return f"npy/{case}.{name}.npy"
 
 
 def write_vectors(directory: PathLike, suite: str = "all") -> dict[str, Any]:
@@ -152,7 +126,7 @@ def _write(draft: Path, listed: list[Case]) -> dict[str, Any]:
             tensors |= {"cos": ("float64", cos), "sin": ("float64", sin)}
         tensors["y"] = ("float64", truth.out)
         for name, (_, array) in tensors.items():
-            save_npy(draft / _npy(case.name, name), array)
+            save_npy(draft / npy_path(case.name, name), array)
             files.setdefault(case.kind, {})[f"{case.name}.{name}"] = array
         entries.append(_entry(case, truth, tensors))
     bfloat16 = {
@@ -180,7 +154,7 @@ def _check_replaceable(target: Path) -> None:
     if not target.is_dir():
         raise ValueError(f"{target} must be a directory, or nothing yet")
     there = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
-    own = {"manifest.json", *_read_json(target)["files"]} if "manifest.json" in there else set()
+    own = {"manifest.json", *read_json(target)["files"]} if "manifest.json" in there else set()
     if foreign := sorted(there - own):
         raise ValueError(
             f"{target} holds something else than test vectors, such as {foreign[0]}: name an empty or a new directory"
@@ -202,58 +176,6 @@ def _replace(draft: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _read_json(directory: Path) -> dict[str, Any]:
-    """The manifest, as far as it says what it is."""
-    path = directory / "manifest.json"
-    try:
-        manifest = json_object(path.read_bytes(), "the file")
-    except FileNotFoundError as error:
-        raise ValueError(f"{directory} holds no test vectors: there is no manifest.json") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f'{path} is no manifest of test vectors: it must have "format": "{FORMAT}"')
-    if manifest.get("version") != VERSION:
-        raise ValueError(f"{path} has version {manifest.get('version')!r}, this pyrope reads {VERSION}: write it anew")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(re.fullmatch(r"[\w+-][\w./+-]*", name) for name in files):
-        raise ValueError(f"{path} must list its files")
-    if not isinstance(manifest.get("cases"), list):
-        raise ValueError(f"{path} must list its cases")
-    return manifest
-
-
-def read_manifest(directory: PathLike) -> dict[str, Any]:
-    """The manifest of test vectors, if all its files are there and unchanged."""
-    manifest = _read_json(Path(directory))
-    for name, digest in manifest["files"].items():
-        path = Path(directory, name)
-        if ".." in path.parts or not path.is_file():
-            raise ValueError(f"{name} is missing in {os.fspath(directory)}: write the vectors anew")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise ValueError(f"{name} in {os.fspath(directory)} is not what was written: write the vectors anew")
-    return manifest
-
-
-def _read_case(directory: Path, entry: Any) -> tuple[Case, NumPyArray]:
-    """A case of the manifest and its true result."""
-
-    def read(key: str, tensor: Any) -> NumPyArray:
-        dtype = np.dtype("uint16" if tensor["dtype"] == "bfloat16" else tensor["dtype"])
-        path = directory / _npy(entry["name"], key)
-        return _widened(load_npy(path, f"{entry['name']}.{key}", tuple(tensor["shape"]), dtype), tensor["dtype"])
-
-    try:
-        arrays = {key: read(key, tensor) for key, tensor in entry["tensors"].items()}
-        inputs = {key: array for key, array in arrays.items() if key not in ("y", "cos", "sin")}
-        kind = checks.choice("kind", entry["kind"], SUITES)
-        dtype = checks.choice("dtype", entry["dtype"], tuple(BITS))
-        case = Case(entry["name"], kind, dtype, _rope_from_json(entry["rope"]), entry["options"], inputs)
-        return case, arrays["y"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a case of the manifest is incomplete: {error!r} in {str(entry)[:200]}") from error
-
-
 # Judgement
 
 
@@ -265,13 +187,14 @@ def verify_vectors(
     ``outputs`` are a directory with a file ``<case>.npy`` each, a .safetensors file with a tensor for each case, or a
     dict. An output has the shape of y and the dtype of the case, bfloat16 in .npy as uint16 bits.
     """
-    directory, results = Path(directory), _Outputs(outputs)
-    read = [_read_case(directory, entry) for entry in read_manifest(directory)["cases"]]
-    unknown = sorted(results.names - {case.name for case, _ in read})
+    directory, results, manifest = Path(directory), _Outputs(outputs), read_manifest(directory)
+    read = [read_case(directory, manifest, entry) for entry in manifest["cases"]]
+    unknown = sorted(results.names - {case.name for case, _ in read}, key=str)
     read = [(case, y) for case, y in read if fnmatch.fnmatchcase(case.name, only)]
     if not read:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
-    return [_judged(case, y, results, unknown) for case, y in read]
+    with np.errstate(all="ignore"):  # whatever the outputs are
+        return [_judged(case, y, results, unknown) for case, y in read]
 
 
 class _Outputs:
@@ -291,13 +214,13 @@ class _Outputs:
         """float64; whatever is wrong with the file or the array is a ValueError."""
         if self.arrays is None:
             dtype = np.dtype("uint16" if case.dtype == "bfloat16" else case.dtype)
-            return _widened(load_npy(self.directory / f"{case.name}.npy", case.name, shape, dtype), case.dtype)
+            return widened(load_npy(self.directory / f"{case.name}.npy", case.name, shape, dtype), case.dtype)
         array = self.arrays[case.name]
         good = {case.dtype, "uint16"} if case.dtype == "bfloat16" else {case.dtype}
         if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.name not in good:
             was = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise ValueError(f"{case.name} must be {case.dtype} of shape {shape}, was {was}")
-        return _widened(array, case.dtype)
+        return widened(array, case.dtype)
 
 
 def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]) -> Report:
@@ -313,8 +236,7 @@ def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]
         fix = f"write {case.dtype}, in .npy little-endian{', as uint16 bits' if case.dtype == 'bfloat16' else ''}"
         return _not_judged(case, expected, str(error), f"{fix}, of y's shape")
     truth = TRUTH[case.kind](case)._replace(out=y)
-    with np.errstate(invalid="ignore"):
-        off = np.abs(out - y)
+    off = np.abs(out - y)
     off = np.where(np.isnan(off), np.inf, off)
     errors = _error_rows(case, off, truth)
     for grade, allowed in truth.bounds.items():
