@@ -27,6 +27,7 @@ from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 from .models.transformer import forward
 from .oracle import adapters, checking, gallery, identification, isolation, page, traces, vectors
 from .oracle.ask import Unreadable, announced
+from .oracle.drawings import Markup
 from .oracle.report import Failure, Report, by_faults
 from .phase import cos_sin
 from .tensors import dtype_named
@@ -492,7 +493,7 @@ def _check_page(options: argparse.Namespace) -> None:
         page.check_file(options.html)
 
 
-def _write_page(html: str | None, title: str, sections: Callable[[], Sequence[page.Markup]]) -> None:
+def _write_page(html: str | None, title: str, sections: Callable[[], Sequence[Markup]]) -> None:
     if html is not None:
         page.write_page(html, f"pyrope: {title}", *sections())
         print(f"report written to {html}", file=sys.stderr)
@@ -519,7 +520,8 @@ def _exit_code(reports: Sequence[Report]) -> int:
 def _gallery(options: argparse.Namespace) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
     plain = vars(_parser().parse_args(["check"]))  # an empty $TARGET in a script must not pass for a check
-    if given := [name for name, value in vars(options).items() if name not in ("json", "html") and value != plain[name]]:
+    own = {name: value for name, value in vars(options).items() if name not in ("json", "html")}
+    if given := [name for name, value in own.items() if value != plain[name]]:
         raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
     rows = []
     if not options.json:

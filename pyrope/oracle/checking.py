@@ -16,8 +16,8 @@ import numpy as np
 from .. import checks
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
 from .ask import Candidate, Unreadable
+from .drawings import Readings, Side
 from .floats import UNIT, Float64, Int64
-from .drawings import Readings
 from .probe import HARMLESS, Probe
 from .readings import rotation_readings
 from .recipes import recipe_of
@@ -135,17 +135,18 @@ class _Check:
             findings.append(_finding("another order of features", notes.pop(len(probe.notes))))
         verdict = "wrong" if findings else verdict
         notes += self._undecided(grade)
-        readings = self._readings(result, grade)
-        return Report("rotation", repr(rope), verdict, tuple(findings), grade, self._rows(), tuple(notes), None, readings)
+        rows, readings = self._rows(), self._readings(result, grade)
+        return Report("rotation", repr(rope), verdict, tuple(findings), grade, rows, tuple(notes), readings=readings)
 
     def _readings(self, result: Graded, grade: str | None) -> Readings | None:
         """What the page of the report shows: nothing, if the candidate cannot be read once more."""
         order = grades(self.probe.dtype)
         accepted = result.grade is not None and order.index(result.grade) <= order.index(self.worst)
         beyond = None if accepted else result.ratios[self.worst]
+        precision = Side("precision", f"{self.worst}, or better", grade or "worse", accepted)
         measured = getattr(self.explainer, "measured", None)
         try:
-            return rotation_readings(self.probe, self.rope, self.explainer.sample, measured, beyond, grade)
+            return rotation_readings(self.probe, self.rope, self.explainer.sample, measured, beyond, precision)
         except Exception:  # the verdict does not depend on this
             return None
 

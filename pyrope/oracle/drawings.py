@@ -73,6 +73,7 @@ class Side(NamedTuple):
 class Readings:
     """What was read of a candidate, for the page of a report. Reports are compared and written as JSON without it."""
 
+    reference: str = "expected"  # what it is held to: "expected", or "identified"
     sides: tuple[Side, ...] = ()
     operators: Operators | None = None
     frequencies: Frequencies | None = None
@@ -158,7 +159,7 @@ def _grown(cells: Flags) -> Flags:
     if len(cells) < 24:
         return cells
     n, padded = len(cells), np.pad(cells, 1)
-    return np.logical_or.reduce([padded[i : i + n, j : j + n] for i in range(3) for j in range(3)])
+    return np.asarray(np.logical_or.reduce([padded[i : i + n, j : j + n] for i in range(3) for j in range(3)]))
 
 
 def _outline(cells: Flags) -> str:
@@ -283,14 +284,15 @@ def frequencies_drawing(frequencies: Frequencies) -> Markup:
 
 
 def deviations_drawing(frequencies: Frequencies) -> Markup | None:
-    """By how much each measured frequency is off, relative to the expected one; None if they cannot be held together."""
+    """How far each measured frequency is off, relative to the expected one; None if these are not as many."""
     off = deviations(frequencies)
     if off is None or frequencies.allowed is None:
         return None
     y, grid = _vertical([off, frequencies.allowed])
     x, axis = _pairs(len(off))
     line = _line([(x(i), _height(y, value)) for i, value in enumerate(frequencies.allowed)], "grade0", _DASHES[1])
-    marks = [_mark(x(i), _height(y, v), bool(w)) for i, (v, w) in enumerate(zip(off, differing(frequencies), strict=True))]
+    wrong = differing(frequencies)
+    marks = [_mark(x(i), _height(y, value), bool(wrong[i])) for i, value in enumerate(off)]
     label = "how far each measured frequency is off, by pair"
     return _svg(label, f"0 0 {_WIDTH} {_HEIGHT}", *grid, *axis, line, *marks)
 

@@ -105,8 +105,7 @@ def findings(
         return []
     best = matches[0]
     return [
-        fault.finding(evidence_of(best, k), since, _instead(best, matches, k))
-        for k, fault in enumerate(best.faults)
+        fault.finding(evidence_of(best, k), since, _instead(best, matches, k)) for k, fault in enumerate(best.faults)
     ]
 
 

@@ -159,7 +159,7 @@ def _readings(probe: Probe, rope: Rope | None, measured: Measured) -> Readings |
         operators = operator_readings(probe, rope, min(3, probe.max_position), differing=False)
     except Unreadable:
         return None
-    return Readings(operators=operators, frequencies=frequency_readings(rope, measured))
+    return Readings("identified", operators=operators, frequencies=frequency_readings(rope, measured))
 
 
 def _multiple(operator: Float64, factor: float, unit: float) -> bool:

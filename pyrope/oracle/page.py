@@ -68,16 +68,20 @@ _STYLE = """
   font-size: 11pt; padding: 0; }
   .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; } }
 .pyrope * { box-sizing: border-box; }
-.pyrope h1, .pyrope h2, .pyrope h3 { line-height: 1.25; margin: 0; color: inherit; }
-.pyrope h2 { font-size: 1.15rem; margin: 1.75rem 0 .6rem; padding-bottom: .25rem; border-bottom: 1px solid var(--rule); }
-.pyrope h3 { font-size: 1.05rem; }
+.pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 0; color: inherit; }
+.pyrope h4 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
+.pyrope h2 { font-size: 1.15rem; margin: 1.75rem 0 .6rem; padding-bottom: .25rem;
+  border-bottom: 1px solid var(--rule); }
+.pyrope h3 { font-size: 1.05rem; } .pyrope h3.verdict { margin: .75rem 0; }
 .pyrope p { margin: .5rem 0; }
 .pyrope a { color: var(--link); }
-.pyrope code, .pyrope pre { font: .875em/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  background: none; color: inherit; padding: 0; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.pyrope code, .pyrope pre { font: .875em/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas,
+  "DejaVu Sans Mono", monospace; background: none; color: inherit;
+  padding: 0; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .pyrope pre { background: var(--card); padding: .75rem; border-radius: 6px; margin: .5rem 0; }
 .pyrope .verdict { display: flex; gap: .75rem; align-items: baseline; padding: .9rem 1rem; border-radius: 8px;
   border-left: 6px solid; font-size: 1.3rem; font-weight: 650; }
+.pyrope h3.verdict { font-size: 1.05rem; padding: .6rem .8rem; }
 .pyrope .verdict .name { letter-spacing: .04em; margin-right: .4em; }
 .pyrope .verdict .symbol { font-size: 1.5rem; line-height: 1; }
 .pyrope .right { color: var(--right); } .pyrope .verdict.right { background: var(--right-paper); }
@@ -112,7 +116,8 @@ _STYLE = """
 .pyrope svg.matrix { border: 1px solid var(--rule); background: #ffffff; shape-rendering: crispEdges; }
 .pyrope svg.swatch { display: inline-block; width: 28px; height: 10px; vertical-align: baseline; }
 .pyrope svg text { fill: var(--quiet); font-size: 10.5px; font-family: inherit; }
-.pyrope svg .grid { stroke: var(--rule); stroke-width: .6; } .pyrope svg .axis { stroke: var(--quiet); stroke-width: .8; }
+.pyrope svg .grid { stroke: var(--rule); stroke-width: .6; }
+.pyrope svg .axis { stroke: var(--quiet); stroke-width: .8; }
 .pyrope svg .line { stroke-width: 1.5; stroke: var(--quiet); } .pyrope svg .expected { stroke: var(--blue); }
 .pyrope svg .grade0 { stroke: var(--teal); } .pyrope svg .grade1 { stroke: var(--blue); }
 .pyrope svg .grade2 { stroke: var(--violet); } .pyrope svg .grade3 { stroke: var(--quiet); }
@@ -219,6 +224,7 @@ def _table(head: Mapping[str, str | None], rows: Iterable[Markup]) -> Markup:
 
 def report_section(report: Report, level: str = "h1") -> Markup:
     """All that a report says, and what was read of its candidate."""
+    sub = "h2" if level == "h1" else "h4"
     about, _, why = report.headline.partition(f": {report.verdict.upper()}")
     parts = [_verdict(report.verdict, f"{about}{why}", level), _expected(report.expected)]
     if report.failure is not None:
@@ -228,12 +234,12 @@ def report_section(report: Report, level: str = "h1") -> Markup:
         parts.append(element("pre", "\n".join(failure.frames)) if failure.frames else Markup(""))
     if report.findings:
         title = "What is wrong" if len(report.findings) == 1 else f"What is wrong: {len(report.findings)} findings"
-        parts += [element("h2", title), *map(_finding, report.findings)]
-    parts += _readings(report.readings, report.verdict)
+        parts += [element(sub, title), *map(_finding, report.findings)]
+    parts += _readings(report.readings, report.verdict, sub)
     if report.errors:
-        parts += [element("h2", "Errors in numbers"), _errors_table(report.errors)]
+        parts += [element(sub, "Errors in numbers"), _errors_table(report.errors)]
     if report.notes:
-        parts += [element("h2", "Notes"), element("ul", *(element("li", note) for note in report.notes))]
+        parts += [element(sub, "Notes"), element("ul", *(element("li", note) for note in report.notes))]
     return element("section", *parts)
 
 
@@ -274,7 +280,7 @@ def _errors_table(errors: Sequence[ErrorRow]) -> Markup:
 # ── What was read ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _readings(readings: Readings | None, verdict: str) -> list[Markup]:
+def _readings(readings: Readings | None, verdict: str, heading: str) -> list[Markup]:
     if readings is None:
         return []
     parts, charts, titles = list[Markup](), list[Markup](), list[str]()
@@ -286,26 +292,26 @@ def _readings(readings: Readings | None, verdict: str) -> list[Markup]:
             for measured in [side.measured if side.same else f"≠ {side.measured}"]
         ]  # fmt: skip
         table = element("div", _table(dict.fromkeys(("", "expected", "measured")), rows), class_="sides")
-        parts += [element("h2", "Expected and measured"), table]
+        parts += [element(heading, "Expected and measured"), table]
     if readings.operators is not None:
-        parts += [element("h2", f"R(m) at position {readings.operators.position}")]
-        parts += [_operators(readings.operators, verdict)]
+        parts += [element(heading, f"R(m) at position {readings.operators.position}")]
+        parts += [_operators(readings.operators, readings.reference, verdict)]
     if readings.errors is not None:
         charts.append(_errors(readings.errors))
         titles.append(f"errors by {readings.errors.place}")
     if readings.frequencies is not None and len(readings.frequencies.measured):
-        charts += _frequencies(readings.frequencies)
+        charts += _frequencies(readings.frequencies, readings.reference)
         titles.append("frequencies by pair")
     if charts:
         title = ", ".join(titles)
-        parts += [element("h2", title[:1].upper() + title[1:]), element("div", *charts, class_="charts")]
+        parts += [element(heading, title[:1].upper() + title[1:]), element("div", *charts, class_="charts")]
     return parts
 
 
-def _operators(operators: Operators, verdict: str) -> Markup:
+def _operators(operators: Operators, reference: str, verdict: str) -> Markup:
     matrices = {"candidate": operators.measured}
     if operators.expected is not None:
-        matrices = {"expected": operators.expected, **matrices}
+        matrices = {reference: operators.expected, **matrices}
     finite = [abs(float(x)) for matrix in matrices.values() for x in (matrix.min(), matrix.max()) if math.isfinite(x)]
     most = min(max([1.0, *finite]), 4.0)
     drawn = [
@@ -338,15 +344,15 @@ def _errors(errors: Errors) -> Markup:
     return element("figure", drawings.errors_drawing(errors), key, element("figcaption", caption))
 
 
-def _frequencies(frequencies: Frequencies) -> list[Markup]:
+def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
     marks = [(drawings.dot_swatch(False), "measured")]
     if drawings.differing(frequencies).any():
-        marks.append((drawings.dot_swatch(True), "measured, not as expected"))
-    key = _key(marks if frequencies.expected is None else [(drawings.line_swatch(), "expected"), *marks])
+        marks.append((drawings.dot_swatch(True), f"measured, not as {reference}"))
+    key = _key(marks if frequencies.expected is None else [(drawings.line_swatch(), reference), *marks])
     caption = element("figcaption", "The frequency θ of each pair, in radians per position.")
     figures = [element("figure", drawings.frequencies_drawing(frequencies), key, caption)]
     if (off := drawings.deviations_drawing(frequencies)) is not None:
-        words = "How far each frequency is off, relative to the expected one. Dashed: what rounding, and measuring, allow."
+        words = f"How far each frequency is off the {reference} one, relative to it. Dashed: what rounding explains."
         figures.append(element("figure", off, element("figcaption", words)))
     return figures
 
@@ -363,7 +369,7 @@ def identification_section(result: Identification) -> Markup:
     head = element("h1", element("span", "✓" if named else "?", class_="symbol", aria_hidden="true"),
                    element("span", words), class_=f"verdict {'right' if named else 'not-judged'}")  # fmt: skip
     rope = [element("p", element("code", repr(result.rope)))] if named else []
-    return element("section", head, rows, *rope, *_readings(result.readings, "right"))
+    return element("section", head, rows, *rope, *_readings(result.readings, "right", "h2"))
 
 
 def verification_section(reports: Sequence[Report], groups: Mapping[tuple[str, ...], list[Report]]) -> Markup:
@@ -373,11 +379,11 @@ def verification_section(reports: Sequence[Report], groups: Mapping[tuple[str, .
     for faults, members in groups.items():
         parts.append(element("h2", f"{', '.join(faults)}: {_cases(len(members))}"))
         parts.append(report_section(members[0], "h3"))
-        parts += [_folded(report) for report in members[1:]]
+        if others := members[1:]:
+            parts.append(_fold(f"the same in {_cases(len(others))} more", map(_folded, others)))
     for name in ("not judged", "equivalent", "right"):
         if members := [report for report in reports if report.verdict == name]:
-            parts.append(element("h2", f"{name}: {_cases(len(members))}"))
-            parts += map(_folded, members)
+            parts.append(_fold(f"{SYMBOLS[name]} {name}: {_cases(len(members))}", map(_folded, members)))
     return element("section", *parts)
 
 
@@ -392,10 +398,14 @@ def _cases(count: int) -> str:
     return f"{count} case{'' if count == 1 else 's'}"
 
 
+def _fold(title: str, parts: Iterable[Markup]) -> Markup:
+    """What opens by a click."""
+    return element("details", element("summary", title), *parts)
+
+
 def _folded(report: Report, title: str | None = None) -> Markup:
-    """A report that opens by a click."""
     symbol = element("span", f"{SYMBOLS[report.verdict]} ", class_=_class(report.verdict))
-    return element("details", element("summary", symbol, title or report.subject), report_section(report, "h3"))
+    return _fold(joined([symbol, title or report.subject]), [report_section(report, "h3")])
 
 
 def gallery_section(rows: Sequence[Row]) -> Markup:

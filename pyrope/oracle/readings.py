@@ -24,7 +24,7 @@ _CLEAR = 0.5  # R(m) is shown at the first position where an error has this part
 
 
 def rotation_readings(
-    probe: Probe, rope: Rope, sample: Sample, measured: Measured | None, beyond: Float64 | None, grade: str | None
+    probe: Probe, rope: Rope, sample: Sample, measured: Measured | None, beyond: Float64 | None, precision: Side
 ) -> Readings:
     """Of a candidate that was judged by this sample. ``beyond`` is the error of each output over what is accepted of
     it, None if all are accepted; ``measured`` is what was measured already."""
@@ -33,8 +33,7 @@ def rotation_readings(
     errors = _rotation_errors(sample, rope, probe, beyond)
     m = 3 if beyond is None else int(errors.at[np.argmax(errors.worst >= _CLEAR * errors.worst.max())])
     operators = operator_readings(probe, rope, min(m, probe.max_position), differing=beyond is not None)
-    sides = _sides(rope, measured, shown, grade, beyond is None)
-    return Readings(sides, operators, shown, errors)
+    return Readings("expected", (*_sides(rope, measured, shown), precision), operators, shown, errors)
 
 
 def _measured(probe: Probe) -> Measured:
@@ -64,8 +63,8 @@ def operator_readings(probe: Probe, rope: Rope | None, m: int, differing: bool =
 
 def _of_pairs(wrong: Flags, expected: Float64) -> Flags:
     """The wrong elements, and all elements of the pairs that they belong to."""
-    rows = wrong.any(axis=1)
-    return np.asarray(wrong | ((expected != 0) & rows[:, None]))
+    rows = wrong.any(axis=1, keepdims=True)
+    return np.asarray(wrong | ((expected != 0) & rows))
 
 
 def frequency_readings(rope: Rope | None, measured: Measured) -> Frequencies:
@@ -80,7 +79,7 @@ def frequency_readings(rope: Rope | None, measured: Measured) -> Frequencies:
     return Frequencies(measured.theta, expected[turning], allowed)
 
 
-def _sides(rope: Rope, measured: Measured, shown: Frequencies, grade: str | None, accepted: bool) -> tuple[Side, ...]:
+def _sides(rope: Rope, measured: Measured, shown: Frequencies) -> list[Side]:
     """Each property of a rotation, expected and measured."""
     d, expected = rope.head_dim, frequencies(rope)
     width = 2 * int(np.count_nonzero(expected))
@@ -91,19 +90,16 @@ def _sides(rope: Rope, measured: Measured, shown: Frequencies, grade: str | None
     ]
     if turning:
         same = _same(shown)
-        span = [f"{theta[0]:.4g} … {theta[-1]:.4g}" for theta in (expected[expected > 0], measured.theta)]
+        spans = (f"{theta[0]:.4g} … {theta[-1]:.4g}" for theta in (expected[expected > 0], measured.theta))
         rule = f"base {rope.base:g}" + ("" if rope.scaling is None else f", {type(rope.scaling).__name__}")
         sides += [
             _side("direction", f"{rope.direction:+d}", f"{measured.direction:+d}"),
-            Side("frequencies", *span, same),
+            Side("frequencies", next(spans), next(spans), same),
             Side("rule", rule, rule if same else _rule(measured, d), same),
             _side("position offset", "0", f"{measured.offset:g}"),
         ]
     factor = abs(measured.factor / rope.attention_factor - 1) < 1e-3
-    sides.append(Side("factor", f"{rope.attention_factor:.6g}", f"{measured.factor:.6g}", factor))
-    if grade is not None:
-        sides.append(Side("precision", "accepted" if accepted else "a better one", grade, accepted))
-    return tuple(sides)
+    return [*sides, Side("factor", f"{rope.attention_factor:.6g}", f"{measured.factor:.6g}", factor)]
 
 
 def _side(name: str, expected: str, measured: str) -> Side:
@@ -150,7 +146,7 @@ def _rotation_errors(sample: Sample, rope: Rope, probe: Probe, beyond: Float64 |
     truth = rotated(dense.x, dense.positions, rope)
     allowed = bounds(dense, truth, rope, probe.dtype, False, grades(probe.dtype))
     off = _lost(np.abs(dense.y - truth))
-    wrong = np.zeros(off.shape, bool) if beyond is None else (beyond > 1).any(axis=0)[None]
+    wrong = np.zeros(off.shape, bool) if beyond is None else (beyond > 1).any(axis=0, keepdims=True)
     return errors_by_place("position", dense.at, off, allowed, wrong)
 
 

@@ -26,8 +26,8 @@ from ..tensors import NumPyArray, PathLike, as_bits, json_object, load_npy, load
 from ..theta import SCALINGS, Axes, Rope, frequencies
 from . import tolerance
 from .attention_evidence import AttentionEvidence
-from .examination import explained
 from .drawings import Readings
+from .examination import explained
 from .explain import Change, Fault, Hypothesis, findings
 from .floats import BITS
 from .readings import errors_by_place
@@ -363,8 +363,11 @@ def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
 
 
 def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ...]:
-    by_range = ((name, _ulps(case, off, truth)[..., rows, :], off[..., rows, :]) for name, rows in _ranges(case))
-    return tuple(ErrorRow(name, float(ulps.max()), float(np.median(ulps)), float(o.max())) for name, ulps, o in by_range)
+    errors, every = [], _ulps(case, off, truth)
+    for name, rows in _ranges(case):
+        ulps = every[..., rows, :]
+        errors.append(ErrorRow(name, float(ulps.max()), float(np.median(ulps)), float(off[..., rows, :].max())))
+    return tuple(errors)
 
 
 def _readings(case: Case, off: NumPyArray, truth: Truth, wrong: bool) -> Readings:

@@ -13,12 +13,11 @@ import tempfile
 import time
 from typing import Any
 
-PROGRAM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 INSTALL = "apt-get update && apt-get install -y chromium"
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
-).split()
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+         "--hide-scrollbars", "--remote-debugging-pipe")  # fmt: skip
 _LIMIT = 60.0  # seconds for an answer, against hangs
 
 
@@ -82,7 +81,8 @@ class Chromium:
         """The result of a command."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
-        os.write(self.write, json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0")
+        message |= {"sessionId": self.session} if self.session else {}
+        os.write(self.write, json.dumps(message).encode() + b"\0")
         while (answer := self._receive()).get("id") != self.number:
             pass
         if "error" in answer:
