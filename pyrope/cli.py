@@ -25,9 +25,10 @@ from .models.generation import check_sampling, generate
 from .models.gguf import find_smollm2
 from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 from .models.transformer import forward
-from .oracle import adapters, checking, gallery, identification, isolation, traces, vectors
+from .oracle import adapters, checking, gallery, identification, isolation, page, traces, vectors
 from .oracle.ask import Unreadable, announced
-from .oracle.report import Failure, Report
+from .oracle.drawings import Markup
+from .oracle.report import Failure, Report, by_faults
 from .phase import cos_sin
 from .tensors import dtype_named
 from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
@@ -46,6 +47,7 @@ examples:
   pyrope check rope.py:rotate --framework torch --config config.json
   pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json
   pyrope check rope.py:rotate --config config.json --plot operator.png
+  pyrope check rope.py:rotate --config config.json --html report.html
 
 a target is module:function or file.py:function, called as fn(x, positions) on
 arrays (…, n, d); exit 0: right, or equivalent; 1: wrong; 2: misuse; 3: not
@@ -73,6 +75,7 @@ examples:
   pyrope vectors vectors/                         # write them all
   pyrope vectors vectors/ --suite rotation
   pyrope vectors --verify vectors/ outputs/       # judge what you computed
+  pyrope vectors --verify vectors/ outputs/ --html report.html
 
 exit 0: all right, or equivalent; 1: some are wrong; 2: misuse; 3: some are not
 judged, because they are missing or cannot be read, and no other is wrong
@@ -90,6 +93,8 @@ examples:
   pyrope generate --model model.gguf --temperature 0.8 --seed 1 "…"
   echo "Tell me about rotations." | pyrope generate --model smollm2 -
 """
+_COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
+_VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(_COLOURS).upper()})$", re.M)
 _ROPE_OPTIONS = ("config", "layer_type", "head_dim", "rotary_dim", "base", "layout", "scaling", "length")
 
 
@@ -155,6 +160,11 @@ def _add_rope_options(parser: Any) -> None:
     parser.add_argument("--length", type=int, metavar="N", help="for scalings that depend on the length")
 
 
+def _add_output_options(parser: Any, what: str = "the report") -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help=f"also write {what} as a page, with pictures, for a browser")
+
+
 def _add_candidate_options(parser: Any, optional: bool) -> None:
     parser.add_argument("target", nargs="?", help="module:function" + (", or nothing: the gallery" if optional else ""))
     parser.add_argument(
@@ -172,7 +182,7 @@ def _add_candidate_options(parser: Any, optional: bool) -> None:
     dtypes = ("float64", "float32", "float16", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, default="float32", help="dtype of x (default: float32)")
     parser.add_argument("--max-position", type=int, metavar="M", help="the largest position to try (default: 131071)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_output_options(parser)
 
 
 def _add_check(commands: Any) -> None:
@@ -220,7 +230,7 @@ def _add_vectors(commands: Any) -> None:
     vectors.add_argument("--suite", choices=("all", "rotation", "attention", "linear"), default="all")
     vectors.add_argument("--verify", action="store_true", help="judge the outputs of another implementation")
     vectors.add_argument("--only", default="*", metavar="GLOB", help='with --verify: cases such as "rotation-half-*"')
-    vectors.add_argument("--json", action="store_true", help="print JSON")
+    _add_output_options(vectors, "what --verify says")
 
 
 def _add_trace(commands: Any) -> None:
@@ -253,7 +263,7 @@ def _add_diff(commands: Any) -> None:
     diff.add_argument("first")
     diff.add_argument("second")
     diff.add_argument("--tolerance", type=float, metavar="X", help="relative; replaces the one derived from the dtypes")
-    diff.add_argument("--json", action="store_true", help="print JSON")
+    _add_output_options(diff)
 
 
 def _add_generate(commands: Any) -> None:
@@ -399,7 +409,7 @@ def _judge(options: argparse.Namespace, expected: str, judge: Callable[[Any], in
         command, *words = _Parser.typed
         ended = isolation.run_apart("pyrope.cli:main", [command, "--in-process", *words], timeout)
         if isinstance(ended, isolation.Finished):
-            print(ended.output, end="")
+            print(_coloured(ended.output), end="")
             return ended.code
         return _print_failure(options, expected, ended)
     _progress("probing …")
@@ -415,10 +425,11 @@ def _judge(options: argparse.Namespace, expected: str, judge: Callable[[Any], in
 
 def _print_failure(options: argparse.Namespace, expected: str, failure: Failure) -> int:
     _progress("")
-    return _print_reports([Report("rotation", expected, "not judged", failure=failure)], options.json)
+    return _print_reports([Report("rotation", expected, "not judged", failure=failure)], options.json, options.html)
 
 
 def _check(options: argparse.Namespace) -> int:
+    _check_page(options)
     if options.target is None and options.exec is None:
         return _gallery(options)
     rope = _rope(options)
@@ -435,7 +446,7 @@ def _check(options: argparse.Namespace) -> int:
         _progress("")
         if options.plot is not None:
             _draw_operator(options, report, {"candidate": fn, "rope": rope, "dtype": chosen["dtype"]})
-        return _print_reports([report], options.json)
+        return _print_reports([report], options.json, options.html)
 
     return _judge(options, repr(rope), judge)
 
@@ -466,13 +477,38 @@ def _plot(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_reports(reports: Sequence[Report], as_json: bool) -> int:
+def _print_reports(reports: Sequence[Report], as_json: bool, html: str | None = None) -> int:
     if as_json:
         values = [report.to_dict() for report in reports]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1))
     else:
-        print("\n\n".join(map(str, reports)))
+        print(_coloured("\n\n".join(map(str, reports))))
+    _write_page(html, reports[0].headline, lambda: [page.report_section(report) for report in reports])
     return _exit_code(reports)
+
+
+def _check_page(options: argparse.Namespace) -> None:
+    """Refuses a page that cannot be written, before the long part."""
+    if options.html is not None:
+        page.check_file(options.html)
+
+
+def _write_page(html: str | None, title: str, sections: Callable[[], Sequence[Markup]]) -> None:
+    if html is not None:
+        page.write_page(html, f"pyrope: {title}", *sections())
+        print(f"report written to {html}", file=sys.stderr)
+
+
+def _coloured(text: str) -> str:
+    """Reports, with their verdicts in colour where there are colours."""
+    return _VERDICT.sub(lambda match: match[1] + _painted(match[2]), text)
+
+
+def _painted(verdict: str) -> str:
+    """A verdict, in colour on a terminal that has it, unless NO_COLOR is set."""
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return verdict
+    return f"\033[1;{_COLOURS[verdict.lower()]}m{verdict}\033[0m"
 
 
 def _exit_code(reports: Sequence[Report]) -> int:
@@ -484,11 +520,12 @@ def _exit_code(reports: Sequence[Report]) -> int:
 def _gallery(options: argparse.Namespace) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
     plain = vars(_parser().parse_args(["check"]))  # an empty $TARGET in a script must not pass for a check
-    if given := [name for name, value in vars(options).items() if name != "json" and value != plain[name]]:
+    own = {name: value for name, value in vars(options).items() if name not in ("json", "html")}
+    if given := [name for name, value in own.items() if value != plain[name]]:
         raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
     rows = []
     if not options.json:
-        print(f"{'implementation':<28}{'verdict':<11}{'ulps':<7}identified, or what is wrong")
+        print(f"{'implementation':<28}{'verdict':<11}{'error':<8}identified, or what is wrong")
     for row in gallery.run_gallery():
         rows.append(row)
         if not options.json:
@@ -502,27 +539,27 @@ def _gallery(options: argparse.Namespace) -> int:
         print(json.dumps([head | row.report.to_dict() for head, row in zip(heads, rows, strict=True)]))
     else:
         print(f"{len(rows)} implementations, {len(rows) - len(wrong)} judged as they should be\n\n{_LEGEND}")
+    _write_page(options.html, "gallery", lambda: [page.gallery_section(rows)])
     return 1 if wrong else 0
 
 
 _LEGEND = """\
-ulps        worst error up to position 131071; a float32 angle, which most
-            libraries have, is off by about 6e+04 there, and right
+error       the worst up to position 131071, absolute; a float32 angle, which
+            most libraries have, is off by about 0.01 there, and right
 equivalent  other vectors than expected, the same scores
 half 10000  layout and base, read from the outputs; see pyrope check --help"""
 
 
 def _gallery_line(row: gallery.Row) -> str:
-    """Name, verdict, worst error in ulps, and the faults or what was identified: at most 80 columns."""
-    report, rope = row.report, row.identified
-    remark = ", ".join(report.faults)
-    if not remark and rope is not None:
-        remark = f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
-    worst = max((error.worst for error in report.errors), default=0.0)
-    return f"{row.name:<28}{report.verdict:<11}{worst:<7.0e}{'' if row.as_expected else 'UNEXPECTED: '}{remark}"[:80]
+    """Name, verdict, worst error, and the faults or what was identified: at most 80 columns."""
+    worst = max((error.absolute or 0.0 for error in row.report.errors), default=0.0)
+    verdict = row.report.verdict
+    rest = f"{'':<{11 - len(verdict)}}{worst:<8.1g}{row.remark}"
+    return f"{row.name:<28}{_painted(verdict)}{rest}"[: 80 + len(_painted(verdict)) - len(verdict)]
 
 
 def _identify(options: argparse.Namespace) -> int:
+    _check_page(options)
     expected, dtype = f"any rotation of {options.head_dim} features", dtype_named(options.dtype)
 
     def judge(fn: Any) -> int:
@@ -535,6 +572,7 @@ def _identify(options: argparse.Namespace) -> int:
             return _print_failure(options, expected, error.__cause__.failure())
         _progress("")
         print(json.dumps(result.to_dict(), indent=1) if options.json else result)
+        _write_page(options.html, "identified", lambda: [page.identification_section(result)])
         return 0
 
     return _judge(options, expected, judge)
@@ -544,27 +582,37 @@ def _vectors(options: argparse.Namespace) -> int:
     if options.verify:
         if options.outputs is None:
             raise ValueError("--verify needs two paths: the vectors, and the outputs")
+        _check_page(options)
         _progress("judging …")
         reports = vectors.verify_vectors(options.directory, options.outputs, only=options.only)
         _progress("")
         if options.json:
-            return _print_reports(reports, True)
-        missing = [report.subject for report in reports if report.failure and "no output" in report.failure.reason]
-        parts = [str(report) for report in reports if not report.ok and report.subject not in missing]
-        if missing:
-            parts.append(f"missing outputs, {len(missing)}: {missing[0]}.npy, …; --only judges some of the cases")
-        verdicts = [report.verdict for report in reports]
-        numbers = [f"{sum(report.ok for report in reports)} right"]
-        numbers += [f"{verdicts.count(name)} {name}" for name in ("wrong", "not judged") if name in verdicts]
-        print("\n\n".join([*parts, f"{len(reports)} cases, {', '.join(numbers)}"]))
+            _print_reports(reports, True)
+        else:
+            print(_coloured("\n\n".join([*_grouped(reports), page.summary(reports)])))
+        _write_page(options.html, "vectors", lambda: [page.verification_section(reports, by_faults(reports))])
         return _exit_code(reports)
-    if options.outputs is not None:
-        raise ValueError("a second path needs --verify")
+    if options.outputs is not None or options.html is not None:
+        raise ValueError("a second path needs --verify" if options.html is None else "--html needs --verify")
     _progress("writing …")
     manifest = vectors.write_vectors(options.directory, options.suite)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {options.directory}")
     return 0
+
+
+def _grouped(reports: Sequence[Report]) -> Iterator[str]:
+    """One report for each finding, with the names of the other cases that have it; then what could not be judged."""
+    missing = [report for report in reports if report.failure and "no output" in report.failure.reason]
+    broken = [report for report in reports if report.failure and report not in missing]
+    for first, *others in (*by_faults(reports).values(), *([broken] if broken else [])):
+        names = ", ".join([report.subject for report in others[:8]] + ["…"] * (len(others) > 8))
+        same = f"{first.verdict} likewise, {len(others)}: {names}"
+        same = textwrap.fill(same, 79, subsequent_indent="  ", break_on_hyphens=False)
+        yield f"{first}\n\n{same}" if others else str(first)
+    if missing:
+        name = missing[0].subject
+        yield f"missing outputs, {len(missing)}: {name}.npy, …; --only judges some of the cases"
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -588,8 +636,9 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    _check_page(options)
     first, second = traces.read_trace(options.first), traces.read_trace(options.second)
-    return _print_reports([traces.diff_traces(first, second, tolerance=options.tolerance)], options.json)
+    return _print_reports([traces.diff_traces(first, second, tolerance=options.tolerance)], options.json, options.html)
 
 
 def _generate(options: argparse.Namespace) -> int:

@@ -306,8 +306,9 @@ class AttentionEvidence:
         rows = []
         for question, (out, _), answer in zip(self.exam.questions, self.exam.right, self.answers, strict=True):
             if out.shape == answer.shape:
-                off = np.abs(np.where(np.isfinite(answer), answer, np.inf) - out) / self.eps
-                rows.append(ErrorRow(question.name, float(off.max(initial=0)), float(np.median(off))))
+                off = np.abs(np.where(np.isfinite(answer), answer, np.inf) - out)
+                worst, typical = float(off.max(initial=0)), float(np.median(off))
+                rows.append(ErrorRow(question.name, worst / self.eps, typical / self.eps, worst))
         return tuple(rows)
 
     def described(self) -> str:

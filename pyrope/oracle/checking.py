@@ -16,8 +16,10 @@ import numpy as np
 from .. import checks
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
 from .ask import Candidate, Unreadable
+from .drawings import Readings, Side
 from .floats import UNIT, Float64, Int64
 from .probe import HARMLESS, Probe
+from .readings import rotation_readings
 from .recipes import recipe_of
 from .report import ErrorRow, Finding, Report
 from .rotation_explainer import EXPLICABLE, SPOILING, RotationExplainer
@@ -73,7 +75,7 @@ def assert_rotation(fn: Candidate, rope: Rope, **options: Any) -> None:
 
 
 def _finding(name: str, evidence: str) -> Finding:
-    return Finding(name, evidence, FAULTS[name].cause, FAULTS[name].fix)
+    return FAULTS[name].finding(evidence)
 
 
 @dataclass
@@ -133,7 +135,20 @@ class _Check:
             findings.append(_finding("another order of features", notes.pop(len(probe.notes))))
         verdict = "wrong" if findings else verdict
         notes += self._undecided(grade)
-        return Report("rotation", repr(rope), verdict, tuple(findings), grade, self._rows(), tuple(notes))
+        rows, readings = self._rows(), self._readings(result, grade)
+        return Report("rotation", repr(rope), verdict, tuple(findings), grade, rows, tuple(notes), readings=readings)
+
+    def _readings(self, result: Graded, grade: str | None) -> Readings | None:
+        """What the page of the report shows: nothing, if the candidate cannot be read once more."""
+        order = grades(self.probe.dtype)
+        accepted = result.grade is not None and order.index(result.grade) <= order.index(self.worst)
+        beyond = None if accepted else result.ratios[self.worst]
+        precision = Side("precision", f"{self.worst}, or better", grade or "worse", accepted)
+        measured = getattr(self.explainer, "measured", None)
+        try:
+            return rotation_readings(self.probe, self.rope, self.explainer.sample, measured, beyond, precision)
+        except Exception:  # the verdict does not depend on this
+            return None
 
     def _behaviour(self) -> list[Finding]:
         return [_finding(name, evidence) for name, evidence in self.probe.behaviour.items()]
@@ -195,11 +210,11 @@ class _Check:
         ]
 
     def _coarse(self, grade: str, ratio: Float64) -> Finding:
-        fault, sample = FAULTS["coarser than asked"], self.explainer.sample
+        sample = self.explainer.sample
         position = int(sample.at[np.unravel_index(int(ratio.argmax()), ratio.shape)[1]])
         exceeded = f"whose bound is exceeded {ratio.max():.3g} times at position {position}"
         evidence = f"{grade}; asked for: {self.worst}, {exceeded}"
-        return Finding(fault.name, evidence, fault.cause, fault.fix, self.explainer.since)
+        return FAULTS["coarser than asked"].finding(evidence, self.explainer.since)
 
     # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
 
@@ -240,8 +255,8 @@ class _Check:
         truth, y = self.explainer.truth[:2], sample.y[:2]
         length = np.hypot(truth[..., recipe.writes[:, 0]], truth[..., recipe.writes[:, 1]])
         ulp = 2 * UNIT[self.probe.dtype.name] * 2.0 ** np.floor(np.log2(np.maximum(length, 1e-30)))
-        error = np.abs(y - truth)[..., recipe.writes].max(-1) / ulp
-        return tuple(_decades(error, sample.at))
+        off = np.abs(y - truth)[..., recipe.writes].max(-1)
+        return tuple(_decades(off, ulp, sample.at))
 
     def _undecided(self, grade: str | None) -> list[str]:
         """What these outputs could not decide."""
@@ -258,11 +273,11 @@ class _Check:
         return notes
 
 
-def _decades(error: Float64, positions: Int64) -> Iterator[ErrorRow]:
+def _decades(off: Float64, ulp: Float64, positions: Int64) -> Iterator[ErrorRow]:
     for k in range(-1, 10):
         low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(positions.max())))
         inside = (positions >= low) & (positions <= high)
         if inside.any():
-            part = error[:, inside]
+            ulps = (off / ulp)[:, inside]
             where = "position 0" if k < 0 else f"positions {low} to {high}"
-            yield ErrorRow(where, float(np.max(part)), float(np.median(part)))
+            yield ErrorRow(where, float(np.max(ulps)), float(np.median(ulps)), float(np.max(off[:, inside])))

@@ -23,6 +23,7 @@ from .attention_trials import Trial, caches, decoding, overwritten, run_trials
 from .explain import Change, Fault, Hypothesis, Suspect, findings, search
 from .floats import NARROW, UNIT
 from .questions import Question, Questions
+from .readings import attention_readings
 from .report import Finding, Report
 from .tolerance import ANGLE32
 from .truth import Spec
@@ -89,7 +90,16 @@ def examine(
         if reached is None and not wrong:
             wrong.append(_unexplained(f"{len(evidence.failed)} of {len(answers)} questions have wrong answers"))
     precision, verdict = None if reached is None else exam.grades[reached], "wrong" if wrong else "right"
-    return Report(exam.kind.subject, exam.expected, verdict, tuple(wrong), precision, evidence.errors(), tuple(notes))
+    return Report(
+        exam.kind.subject,
+        exam.expected,
+        verdict,
+        tuple(wrong),
+        precision,
+        evidence.errors(),
+        tuple(notes),
+        readings=attention_readings(evidence),
+    )
 
 
 class Trials(NamedTuple):
@@ -259,7 +269,7 @@ def _state(evidence: AttentionEvidence, fn: Candidate, incremental: Begin) -> Be
 
 
 def _behaviour(name: str, evidence: str, since: int | None = None) -> Finding:
-    return Finding(name, evidence, BEHAVIOUR[name].cause, BEHAVIOUR[name].fix, since)
+    return BEHAVIOUR[name].finding(evidence, since)
 
 
 def _nothing_finite(evidence: AttentionEvidence) -> list[Finding]:
@@ -318,7 +328,7 @@ def _low_precision(evidence: AttentionEvidence) -> list[Finding]:
 
 def _noise(fault: Fault, evidence: AttentionEvidence, more: str) -> Finding:
     since = evidence.since(evidence.failed[0])
-    return Finding(fault.name, f"{evidence.described()}{more}.", fault.cause, fault.fix, since)
+    return fault.finding(f"{evidence.described()}{more}.", since)
 
 
 def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
@@ -326,7 +336,7 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
     exam, described = evidence.exam, evidence.described()
     if elsewhere := _elsewhere(evidence):
         name, how = elsewhere
-        return [Finding(name, f"{described}; {how}.", exam.kind.faults[name].cause, exam.kind.faults[name].fix)]
+        return [exam.kind.faults[name].finding(f"{described}; {how}.")]
     (_, h, _, _), (_, g, _, _) = exam.questions[0].q.shape, exam.questions[0].k.shape
     every, own = slice(None), slice(0, h - h // g)
     trials: list[tuple[str, Any, Any, str]] = [
@@ -337,7 +347,7 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
         last = (every, every, slice(-1, None)), (every, every, slice(0, -1))
         trials.append(("not causal", *last, "the last key changes outputs before it"))
     influences = [
-        Finding(name, f"{described}; {how}.", exam.kind.faults[name].cause, exam.kind.faults[name].fix)
+        exam.kind.faults[name].finding(f"{described}; {how}.")
         for name, keys, outputs, how in trials
         if _moves(fn, evidence, keys, outputs)
     ]

@@ -44,6 +44,10 @@ class Fault:
     generic: bool = False  # fits so much that a mistake without a free number is named before it
     right_in: tuple[str, ...] = ()  # dtypes of x in which it is no mistake
 
+    def finding(self, evidence: str, since: int | None = None, alternatives: tuple[str, ...] = ()) -> Finding:
+        """This mistake, as what a report says."""
+        return Finding(self.name, evidence, self.cause, self.fix, since, alternatives, self.happened)
+
 
 Suspect: TypeAlias = tuple[Fault, Change]
 
@@ -101,8 +105,7 @@ def findings(
         return []
     best = matches[0]
     return [
-        Finding(fault.name, evidence_of(best, k), fault.cause, fault.fix, since, _instead(best, matches, k))
-        for k, fault in enumerate(best.faults)
+        fault.finding(evidence_of(best, k), since, _instead(best, matches, k)) for k, fault in enumerate(best.faults)
     ]
 
 

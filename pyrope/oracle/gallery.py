@@ -40,6 +40,14 @@ class Row(NamedTuple):
     identified: Rope | None  # what `identify` reads from it; with several axes, when all have the same position
     as_expected: bool
 
+    @property
+    def remark(self) -> str:
+        """The faults, or layout, base and rescaling as they were identified."""
+        rope, words = self.identified, ", ".join(self.report.faults)
+        if not words and rope is not None:
+            words = f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
+        return words if self.as_expected else f"UNEXPECTED: {words}"
+
 
 def _angles(positions: Any, d: int, base: float) -> Any:
     """m·θ in float32, (n, d/2), as nearly everybody computes it."""

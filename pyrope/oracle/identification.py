@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..theta import Rope, check_rope
+from . import page
 from .ask import Candidate, Unreadable
+from .drawings import Readings
 from .floats import Float64
 from .measure import Measured, measure
 from .probe import Probe, probe_positions
+from .readings import frequency_readings, operator_readings
 from .recipes import as_is
 from .report import finite
 from .rules import Explanation, layout_of, low_precision, rules
@@ -42,9 +45,11 @@ class Identification:
     behaviour: tuple[str, ...]  # what it does beside rotating
     notes: tuple[str, ...] = ()
     multiple: bool = False  # whether every position returns attention_factor·x
+    readings: Readings | None = field(default=None, repr=False, compare=False)  # what its page draws
 
-    def __str__(self) -> str:
-        theta, width = self.frequencies, 12
+    def rows(self) -> list[tuple[str, str]]:
+        """What was read, by name, in words."""
+        theta = self.frequencies
         turning = f"{self.rotary_dim} of {self.head_dim} features, {self.placement}, {self.layout}"
         still = "nothing: every position returns x times a number" if self.multiple else "no two features as a pair"
         rows = [("turns", turning if theta else still)]
@@ -58,14 +63,22 @@ class Identification:
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)]
         rows += [("also", words) for words in self.behaviour] + [("note", words) for words in self.notes]
-        lines = [f"rotation of {self.head_dim} features, {self.dtype}"]
-        for name, words in rows:
+        return [(name, page.abbreviated(words)) for name, words in rows]
+
+    def __str__(self) -> str:
+        lines, width = [f"rotation of {self.head_dim} features, {self.dtype}"], 12
+        for name, words in self.rows():
             lines += textwrap.wrap(words, 79, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2))
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """The page of `page.identification_section`, for notebooks."""
+        return page.fragment(page.identification_section(self))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON, which has no NaN and no infinity: these become None."""
-        plain = finite(asdict(replace(self, rope=None)))
+        plain = finite(asdict(replace(self, rope=None, readings=None)))
+        del plain["readings"]
         return {**plain, "rope": None if self.rope is None else repr(self.rope)}
 
 
@@ -136,7 +149,17 @@ def identify(
         behaviour=tuple(f"{name}: {evidence}" for name, evidence in probe.behaviour.items()),
         notes=tuple(notes),
         multiple=_multiple(operator, measured.factor, probe.unit),
+        readings=_readings(probe, rope, measured),
     )
+
+
+def _readings(probe: Probe, rope: Rope | None, measured: Measured) -> Readings | None:
+    """R(m) and the frequencies beside those of the rope that explains them, if one does."""
+    try:
+        operators = operator_readings(probe, rope, min(3, probe.max_position), differing=False)
+    except Unreadable:
+        return None
+    return Readings("identified", operators=operators, frequencies=frequency_readings(rope, measured))
 
 
 def _multiple(operator: Float64, factor: float, unit: float) -> bool:

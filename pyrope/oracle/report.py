@@ -1,4 +1,4 @@
-"""The result of a check: `Report`, as a value, as text and as JSON, and the errors that carry one.
+"""The result of a check: `Report`, as a value, as text, as JSON and as a page, and the errors that carry one.
 
 A report is not a bool: ``if check(…)`` would pass for every result. Use ``report.ok``, or the ``assert_…`` function.
 """
@@ -9,10 +9,13 @@ import math
 import os
 import textwrap
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
+
+from . import page
+from .drawings import Readings
 
 VERDICTS = ("right", "equivalent", "wrong", "not judged")
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
@@ -29,6 +32,7 @@ class Finding:
     fix: str
     since: int | None = None  # the first position where it shows at usual tolerances
     alternatives: tuple[str, ...] = ()  # names of faults that look the same here
+    happened: str = "—"  # in which projects it happened
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class ErrorRow:
     where: str
     worst: float
     typical: float  # the median
+    absolute: float | None = None  # the worst one as a number, where all are of one kind
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Report:
     errors: tuple[ErrorRow, ...] = ()
     notes: tuple[str, ...] = ()  # what the other side must do alike, and what could not be decided
     failure: Failure | None = None  # of a candidate that could not be judged
+    readings: Readings | None = field(default=None, repr=False, compare=False)  # what its page draws
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -101,6 +107,14 @@ class Report:
         """The names of its findings."""
         return tuple(finding.fault for finding in self.findings)
 
+    @property
+    def headline(self) -> str:
+        """The verdict in one line, with the first fault, or the reason why there is none."""
+        reason = self.failure.reason.partition("\n")[0] if self.failure is not None else ""
+        more = f" and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
+        why = f"{self.findings[0].fault}{more}" if self.findings else reason
+        return f"{self.subject}: {self.verdict.upper()}" + (f": {why}" if why else "")
+
     def __bool__(self) -> NoReturn:
         raise TypeError("a Report is neither true nor false: use report.ok, or the assert_… function")
 
@@ -119,9 +133,7 @@ class Report:
             parts = (("reason", self.failure.reason), ("received", self.failure.received), ("fix", self.failure.fix))
             lines += [line for name, words in parts if words for line in _field(name, words)]
             lines += ["", *(f"  {line}" for line in self.failure.frames)] if self.failure.frames else []
-        if self.errors:
-            lines += ["", f"  {'error, in ulps':<36}{'worst':>12}{'typical':>12}"]
-            lines += [f"  {row.where:<36}{row.worst:>12.3g}{row.typical:>12.3g}" for row in self.errors]
+        lines += ["", *_table(self.errors)] if self.errors else []
         for note in self.notes:
             lines += ["", *textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")]
         return "\n".join(lines)
@@ -129,10 +141,24 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with None for NaN and infinity, which JSON does not have."""
         failure = None if self.failure is None else replace(self.failure, error=None)
-        plain = {"ok": self.ok, **finite(asdict(replace(self, failure=failure)))}
+        plain = {"ok": self.ok, **finite(asdict(replace(self, failure=failure, readings=None)))}
+        del plain["readings"]
         if failure is not None:
             del plain["failure"]["error"]
         return plain
+
+    def _repr_html_(self) -> str:
+        """The page of `page.report_section`, for notebooks."""
+        return page.fragment(page.report_section(self))
+
+
+def by_faults(reports: Iterable[Report]) -> dict[tuple[str, ...], list[Report]]:
+    """Wrong reports with the same faults together, the most frequent first."""
+    groups: dict[tuple[str, ...], list[Report]] = {}
+    for report in reports:
+        if report.findings:
+            groups.setdefault(report.faults, []).append(report)
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
 def finite(value: Any) -> Any:
@@ -144,17 +170,33 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _table(errors: Iterable[ErrorRow]) -> Iterator[str]:
+    """The errors, in ulps and, where they have one, as numbers."""
+    rows = list(errors)
+    if any(row.absolute is None for row in rows):
+        yield f"  {'error, in ulps':<36}{'worst':>12}{'typical':>12}"
+        yield from (f"  {row.where:<36}{row.worst:>12.3g}{row.typical:>12.3g}" for row in rows)
+        return
+    yield f"  {'error':<34}{'worst':>12}{'in ulps':>12}{'typical, ulps':>16}"
+    yield from (f"  {row.where:<34}{row.absolute:>12.2g}{row.worst:>12.3g}{row.typical:>16.3g}" for row in rows)
+
+
 def _field(name: str, text: str) -> list[str]:
     wrapper = textwrap.TextWrapper(_WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
     wrapper.break_on_hyphens = False  # options and the names of files stay in one line
-    return wrapper.wrap(text)
+    return wrapper.wrap(page.abbreviated(text))
+
+
+def _message(report: Report) -> str:
+    """The report, begun with its headline, which is all that a test runner shows in its summary."""
+    return "\n".join([report.headline, *str(report).splitlines()[1:]])
 
 
 class Mismatch(AssertionError):
     """What the ``assert_…`` functions raise about a wrong candidate; its message is the report."""
 
     def __init__(self, report: Report) -> None:
-        super().__init__(f"\n{report}")
+        super().__init__(_message(report))
         self.report = report
 
 
@@ -162,5 +204,5 @@ class NotJudged(AssertionError):
     """What the ``assert_…`` functions raise about a candidate that raised, or returned nothing that can be judged."""
 
     def __init__(self, report: Report) -> None:
-        super().__init__(f"\n{report}")
+        super().__init__(_message(report))
         self.report = report

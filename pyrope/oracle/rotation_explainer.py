@@ -240,7 +240,7 @@ class RotationExplainer:
             f"{int(pairs.sum())} of {len(pairs)} pairs, from pair {int(np.argmax(pairs))} on, are off by up to "
             f"{ratio.max():.3g} times what a float32 angle allows"
         )
-        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, other)
+        return fault.finding(evidence, self.since, other)
 
     def _drifts(self) -> bool:
         """Whether errors of the frequencies change little from pair to pair, as those of a running product do."""
@@ -267,7 +267,7 @@ class RotationExplainer:
 
     def _finding(self, fault: Fault, change: Change, alternatives: tuple[str, ...] = ()) -> Finding:
         evidence = self._prediction(change.note, replace(recipe_of(self.rope), **change.fields))
-        return Finding(fault.name, evidence, fault.cause, fault.fix, self.since, alternatives)
+        return fault.finding(evidence, self.since, alternatives)
 
     def unexplained(self) -> Finding:
         """What can be said of errors that no known mistake predicts."""
@@ -275,8 +275,7 @@ class RotationExplainer:
         if measured := getattr(self, "measured", None):
             parts += self._oddities(measured)
         if self._switches():
-            fault = FAULTS["wrong beyond a position"]
-            return Finding(fault.name, "; ".join(parts), fault.cause, fault.fix, self.since)
+            return FAULTS["wrong beyond a position"].finding("; ".join(parts), self.since)
         cause, fix = "not among the known mistakes", "compare the numbers above with yours; see also identify()"
         return Finding("unexplained", "; ".join(parts), cause, fix, self.since)
 

@@ -80,14 +80,22 @@ def compared(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool =
 def _ratios(
     sample: Sample, truth: Float64, rope: Rope, dtype: np.dtype[Any], logarithm: bool, among: Sequence[str]
 ) -> dict[str, Float64]:
-    """Features that do not turn may be rounded once, to float32 where that is the grade."""
-    measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
-    turning, error = slice(rope.start, rope.start + rope.width), np.abs(sample.y - truth)
+    error = np.abs(sample.y - truth)
     error[np.isnan(error)] = np.inf
-    ratios = {}
+    with np.errstate(all="ignore"):
+        allowed = bounds(sample, truth, rope, dtype, logarithm, among)
+        return {grade: np.where(error == 0, 0.0, error / most) for grade, most in allowed.items()}
+
+
+def bounds(
+    sample: Sample, truth: Float64, rope: Rope, dtype: np.dtype[Any], logarithm: bool, among: Sequence[str]
+) -> dict[str, Float64]:
+    """How far off each output of a sample may be, by grade. Features that do not turn may be rounded once, to float32
+    where that is the grade."""
+    measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
+    turning, by_grade = slice(rope.start, rope.start + rope.width), {}
     for grade in among:
         allowed = np.abs(sample.x) * (max(UNIT[dtype.name], U32) if grade == ANGLE32 else UNIT[dtype.name])
         allowed[..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
-        with np.errstate(all="ignore"):
-            ratios[grade] = np.where(error == 0, 0.0, error / allowed)
-    return ratios
+        by_grade[grade] = allowed
+    return by_grade

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from .. import checks
 from ..backend import on_host
 from .explain import Fault
-from .report import Failure, Finding, Report
+from .report import Failure, Report
 
 Sharding: TypeAlias = Callable[[int, int, int], Any]
 EVEN = ((32, 1), (48, 2), (48, 3), (64, 4))  # n and size, with n a multiple of 8·size but for a single rank
@@ -129,7 +129,7 @@ def check_sharding(fn: Sharding) -> Report:
             failure = Failure(f"{type(error).__name__}: {error}", f"n={n}, rank={len(shards)}, size={size}", fix, error)
             return Report("sharding", expected, "not judged", failure=failure)
         if (fault := _fault(n, shards)) is not None:  # the first: a remainder would only hide what is wrong without one
-            finding = Finding(fault.name, _evidence(n, shards), fault.cause, fault.fix)
+            finding = fault.finding(_evidence(n, shards))
             return Report("sharding", expected, "wrong", (finding,), notes=tuple(notes))
         if (n, size) == EVEN[-1]:
             work = [sum(m + 1 for m in shard) for shard in shards]

@@ -24,10 +24,12 @@ from ..tensors import NumPyArray, PathLike, load_npy, load_safetensors, save_npy
 from ..theta import SCALINGS, Rope, frequencies
 from . import tolerance
 from .attention_evidence import AttentionEvidence
+from .drawings import Readings
 from .examination import explained
 from .explain import Change, Fault, Hypothesis, findings
 from .floats import BITS
 from .manifest import FORMAT, VERSION, npy_path, read_case, read_json, read_manifest, widened
+from .readings import errors_by_place
 from .recipes import recipe_of
 from .report import ErrorRow, Failure, Finding, Report
 from .rotation_evidence import RotationEvidence
@@ -241,11 +243,12 @@ def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]
     errors = _error_rows(case, off, truth)
     for grade, allowed in truth.bounds.items():
         if allowed.ratio(off) <= 1:
-            return Report(case.name, expected, "right", (), grade or None, errors, _limits(case, grade))
+            readings = _readings(case, off, truth, False)
+            return Report(case.name, expected, "right", (), grade or None, errors, _limits(case, grade), None, readings)
     why = _why(case, out, off, truth)
     if isinstance(why, str):
         return Report(case.name, expected, "equivalent", notes=(why,))
-    return Report(case.name, expected, "wrong", tuple(why), None, errors)
+    return Report(case.name, expected, "wrong", tuple(why), None, errors, readings=_readings(case, off, truth, True))
 
 
 def _not_judged(case: Case, expected: str, reason: str, fix: str) -> Report:
@@ -282,8 +285,21 @@ def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
 
 
 def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ...]:
-    by_range = ((name, _ulps(case, off, truth)[..., rows, :]) for name, rows in _ranges(case))
-    return tuple(ErrorRow(name, float(ulps.max()), float(np.median(ulps))) for name, ulps in by_range)
+    errors, every = [], _ulps(case, off, truth)
+    for name, rows in _ranges(case):
+        ulps = every[..., rows, :]
+        errors.append(ErrorRow(name, float(ulps.max()), float(np.median(ulps)), float(off[..., rows, :].max())))
+    return tuple(errors)
+
+
+def _readings(case: Case, off: NumPyArray, truth: Truth, wrong: bool) -> Readings:
+    """The errors by position, or by token."""
+    at = np.arange(off.shape[-2])
+    if case.kind == "rotation":
+        at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
+    allowed = {grade or "allowed": bound.worst for grade, bound in truth.bounds.items()}
+    place = "position" if case.kind == "rotation" else "token"
+    return Readings(errors=errors_by_place(place, at, off, allowed, (off > truth.loosest) & wrong))
 
 
 _INT32 = Fault(
@@ -307,8 +323,7 @@ def _why(case: Case, out: NumPyArray, off: NumPyArray, truth: Truth) -> list[Fin
     if named:
         return named if isinstance(named, str) or since is None else [replace(f, since=since) for f in named]
     if not np.isfinite(out).all():
-        fault = FAULTS["not finite"]
-        return [Finding(fault.name, description, fault.cause, fault.fix, since)]
+        return [FAULTS["not finite"].finding(description, since)]
     fix = "compare step by step, cos and sin first"
     return [Finding("unexplained", description, "none of the known mistakes gives these numbers", fix, since)]
 

@@ -1,0 +1,168 @@
+"""What the page of a report shows beside its words: R(m), frequencies and errors, read once the verdict is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..theta import Rope, frequencies
+from .drawings import Errors, Flags, Frequencies, Operators, Readings, Side
+from .floats import Float64, Int64
+from .measure import Measured, measure
+from .probe import Probe
+from .rules import layout_of, rules
+from .sample import Sample, bounds
+from .tolerance import angle_bound, grades
+from .truth import rotated
+
+if TYPE_CHECKING:
+    from .attention_evidence import AttentionEvidence
+
+_CLEAR = 0.5  # R(m) is shown at the first position where an error has this part of the largest one
+
+
+def rotation_readings(
+    probe: Probe, rope: Rope, sample: Sample, measured: Measured | None, beyond: Float64 | None, precision: Side
+) -> Readings:
+    """Of a candidate that was judged by this sample. ``beyond`` is the error of each output over what is accepted of
+    it, None if all are accepted; ``measured`` is what was measured already."""
+    measured = measured or _measured(probe)
+    shown = frequency_readings(rope, measured)
+    errors = _rotation_errors(sample, rope, probe, beyond)
+    m = 3 if beyond is None else int(errors.at[np.argmax(errors.worst >= _CLEAR * errors.worst.max())])
+    operators = operator_readings(probe, rope, min(m, probe.max_position), differing=beyond is not None)
+    return Readings("expected", (*_sides(rope, measured, shown), precision), operators, shown, errors)
+
+
+def _measured(probe: Probe) -> Measured:
+    """What R(m) shows at positions that double: fewer than are needed to explain a mistake."""
+    top = probe.max_position
+    positions = np.array(sorted({0, *(2**k for k in range(top.bit_length())), top}), np.int64)
+    return measure(probe.operator(positions), positions, probe.unit, probe.step)
+
+
+def operator_readings(probe: Probe, rope: Rope | None, m: int, differing: bool = True) -> Operators:
+    """R(m) of a candidate beside that of a rope; with several axes at m, m + 1, …, to tell the axes apart."""
+    at = np.array([m]) if probe.axes is None else m + np.arange(probe.axes)[:, None]
+    measured = probe.operator(at)[0]
+    where = str(m) if probe.axes is None else f"({', '.join(str(m + k) for k in range(probe.axes))})"
+    if rope is None:
+        return Operators(where, measured, None, np.zeros(measured.shape, bool))
+    units = np.eye(rope.head_dim)[:, None]
+    expected = rotated(units, at, rope)[:, 0].T
+    cells = np.zeros(measured.shape, bool)
+    if differing:
+        sample = Sample(units, measured.T[:, None], at)
+        worst = grades(probe.dtype)[-1]
+        allowed = bounds(sample, expected.T[:, None], rope, probe.dtype, True, (worst,))[worst][:, 0].T
+        cells = _of_pairs(~(np.abs(measured - expected) <= allowed), expected)
+    return Operators(where, measured, expected, cells)
+
+
+def _of_pairs(wrong: Flags, expected: Float64) -> Flags:
+    """The wrong elements, and all elements of the pairs that they belong to."""
+    rows = wrong.any(axis=1, keepdims=True)
+    return np.asarray(wrong | ((expected != 0) & rows))
+
+
+def frequency_readings(rope: Rope | None, measured: Measured) -> Frequencies:
+    """The measured frequencies beside those of a rope, as far as its pairs turn."""
+    if rope is None:
+        return Frequencies(measured.theta, None, None)
+    expected = frequencies(rope)
+    turning = expected > 0
+    allowed = angle_bound(rope, logarithm=True)[turning]
+    if len(measured.theta) == len(allowed):
+        allowed = allowed + 4 * measured.uncertainty / expected[turning]
+    return Frequencies(measured.theta, expected[turning], allowed)
+
+
+def _sides(rope: Rope, measured: Measured, shown: Frequencies) -> list[Side]:
+    """Each property of a rotation, expected and measured."""
+    d, expected = rope.head_dim, frequencies(rope)
+    width = 2 * int(np.count_nonzero(expected))
+    layout, turning, placement, _ = layout_of(measured.pairs, d)
+    sides = [
+        _side("pairs", rope.layout, layout if layout != "none" else _odd(measured)),
+        _side("features that turn", _width(width, d, rope.placement), _width(turning, d, placement)),
+    ]
+    if turning:
+        same = _same(shown)
+        spans = (f"{theta[0]:.4g} … {theta[-1]:.4g}" for theta in (expected[expected > 0], measured.theta))
+        rule = f"base {rope.base:g}" + ("" if rope.scaling is None else f", {type(rope.scaling).__name__}")
+        sides += [
+            _side("direction", f"{rope.direction:+d}", f"{measured.direction:+d}"),
+            Side("frequencies", next(spans), next(spans), same),
+            Side("rule", rule, rule if same else _rule(measured, d), same),
+            _side("position offset", "0", f"{measured.offset:g}"),
+        ]
+    factor = abs(measured.factor / rope.attention_factor - 1) < 1e-3
+    return [*sides, Side("factor", f"{rope.attention_factor:.6g}", f"{measured.factor:.6g}", factor)]
+
+
+def _side(name: str, expected: str, measured: str) -> Side:
+    return Side(name, expected, measured, expected == measured)
+
+
+def _width(width: int, head_dim: int, placement: str) -> str:
+    return f"{width} of {head_dim}" if width in (0, head_dim) else f"{width} of {head_dim}, {placement}"
+
+
+def _odd(measured: Measured) -> str:
+    pairs = [f"({a}, {b})" for a, b in measured.pairs.reads[:3].tolist()]
+    return f"{', '.join(pairs)}, …: no known layout" if pairs else "no two features as a pair"
+
+
+def _same(shown: Frequencies) -> bool:
+    if shown.expected is None or shown.allowed is None or len(shown.measured) != len(shown.expected):
+        return False
+    return bool((np.abs(shown.measured / shown.expected - 1) <= shown.allowed).all())
+
+
+def _rule(measured: Measured, head_dim: int) -> str:
+    matches = rules(measured, head_dim)
+    return matches[0].words if matches else "no published rule"
+
+
+# ── Errors by position, or by row ────────────────────────────────────────────────────────────────────────────────────
+
+
+def errors_by_place(place: str, at: Int64, off: Any, allowed: Mapping[str, Any], beyond: Any) -> Errors:
+    """The largest of all errors (…, n, d) at each of n places, and of what each grade allows there."""
+
+    def largest(x: Any) -> Any:
+        return np.moveaxis(np.broadcast_to(x, off.shape), -2, 0).reshape(len(at), -1).max(axis=1)
+
+    order = np.argsort(at, kind="stable")
+    lines = {grade: largest(most)[order] for grade, most in allowed.items()}
+    return Errors(place, at[order], largest(off)[order], largest(beyond)[order], lines)
+
+
+def _rotation_errors(sample: Sample, rope: Rope, probe: Probe, beyond: Float64 | None) -> Errors:
+    """Of the dense vectors: the combs have errors of their own."""
+    dense = sample._replace(x=sample.x[:2], y=sample.y[:2])
+    truth = rotated(dense.x, dense.positions, rope)
+    allowed = bounds(dense, truth, rope, probe.dtype, False, grades(probe.dtype))
+    off = _lost(np.abs(dense.y - truth))
+    wrong = np.zeros(off.shape, bool) if beyond is None else (beyond > 1).any(axis=0, keepdims=True)
+    return errors_by_place("position", dense.at, off, allowed, wrong)
+
+
+def attention_readings(evidence: AttentionEvidence) -> Readings | None:
+    """The errors of the first question that is answered wrongly, or of the first one, by row."""
+    exam, i = evidence.exam, evidence.failed[0] if evidence.failed else 0
+    question, (out, parts), answer = exam.questions[i], exam.right[i], evidence.answers[i]
+    if answer.shape != out.shape:
+        return None
+    allowed = {grade: exam.allowed(grade, question, parts).worst for grade in exam.grades}
+    with np.errstate(invalid="ignore"):
+        off = _lost(np.where(np.isnan(out) & np.isnan(answer), 0.0, np.abs(answer - out)))
+    beyond = off > allowed[exam.grades[-1]]
+    place = f'token of the question "{question.name}"'
+    return Readings(errors=errors_by_place(place, np.arange(out.shape[-2]), off, allowed, beyond))
+
+
+def _lost(off: Any) -> Any:
+    return np.where(np.isnan(off), np.inf, off)
