@@ -368,13 +368,13 @@ def from_attention_command(command: str | Sequence[str], *, positions: bool = Fa
     nothing else is asked for.
     """
     words, example = _words(command), "./my_attention {q} {k} {v}" + " {positions}" * positions + " {o}"
+    options = [name for name in ("mask", "segments") if _placed(name, words)]
+    names = ("q", "k", "v", *["positions"] * positions, *options)
+    run = _program(words, names, "o", timeout, example)
     if not positions and _placed("positions", words):
         raise ValueError(
             "the command must not have {positions}, which only attention with RoPE inside gets: give its rope"
         )
-    options = [name for name in ("mask", "segments") if _placed(name, words)]
-    names = ("q", "k", "v", *["positions"] * positions, *options)
-    run = _program(words, names, "o", timeout, example)
 
     def candidate(*arrays: NumPyArray, **given: NumPyArray) -> NumPyArray:
         (b, _, n, _), m = arrays[0].shape, arrays[1].shape[-2]
