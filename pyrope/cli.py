@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import io
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,19 @@ from .models.generation import check_sampling, generate
 from .models.gguf import find_smollm2
 from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 from .models.transformer import forward
-from .oracle import adapters, checking, gallery, identification, isolation, page, traces, vectors
+from .oracle import (
+    adapters,
+    ask,
+    attention_checks,
+    checking,
+    gallery,
+    identification,
+    isolation,
+    linear_checks,
+    page,
+    traces,
+    vectors,
+)
 from .oracle.ask import Unreadable, announced
 from .oracle.drawings import Markup
 from .oracle.report import Failure, Report, by_faults
@@ -48,10 +61,17 @@ examples:
   pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json
   pyrope check rope.py:rotate --config config.json --plot operator.png
   pyrope check rope.py:rotate --config config.json --html report.html
+  pyrope check attention.py:flash --attention softmax --heads 32 --key-heads 8
+  pyrope check fused.py:attend --attention softmax --config config.json
+  pyrope check linear.py:attend --attention linear --config config.json
+  pyrope check --attention softmax \\
+      --exec "mpiexec -n 4 python mine.py {q} {k} {v} {o}"
 
 a target is module:function or file.py:function, called as fn(x, positions) on
-arrays (…, n, d); exit 0: right, or equivalent; 1: wrong; 2: misuse; 3: not
-judged, because the target raised, crashed or returned nothing readable
+arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
+with RoPE inside, on arrays (b, h, n, d); exit 0: right, or equivalent;
+1: wrong; 2: misuse; 3: not judged, because the target raised, crashed or
+returned nothing readable
 """
 _IDENTIFY_EXAMPLES = """\
 examples:
@@ -95,6 +115,7 @@ examples:
 """
 _COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 _VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(_COLOURS).upper()})$", re.M)
+_ATTENTION_OPTIONS = ("heads", "key_heads", "causal", "window", "softcap", "scale", "cache", "feature_map")
 _ROPE_OPTIONS = ("config", "layer_type", "head_dim", "rotary_dim", "base", "layout", "scaling", "length")
 
 
@@ -167,9 +188,9 @@ def _add_output_options(parser: Any, what: str = "the report") -> None:
 
 def _add_candidate_options(parser: Any, optional: bool) -> None:
     parser.add_argument("target", nargs="?", help="module:function" + (", or nothing: the gallery" if optional else ""))
-    parser.add_argument(
-        "--exec", metavar="CMD", help="a program that reads {x} and {positions} and writes {y}, all .npy"
-    )
+    program = "a program that reads {x} and {positions} and writes {y}, all .npy"
+    program += ", or with --attention reads {q}, {k} and {v} and writes {o}" if optional else ""
+    parser.add_argument("--exec", metavar="CMD", help=program)
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="for each call (default: 60 s)")
     own = "call the target in this process, for a debugger: no time limit, and its crash is a crash of pyrope"
     parser.add_argument("--in-process", action="store_true", help=own)
@@ -191,8 +212,8 @@ def _add_check(commands: Any) -> None:
         "check",
         _check,
         help="is this RoPE right, how far off is it, and what went wrong?",
-        description="Compares a rotation, as a black box, with the truth. Without a target, it judges the embedded "
-        "gallery of well-known implementations, good and broken.",
+        description="Compares a rotation, or with --attention a whole attention, as a black box, with the truth. "
+        "Without a target, it judges the embedded gallery of well-known implementations, good and broken.",
         epilog=_CHECK_EXAMPLES,
     )
     _add_candidate_options(check, optional=True)
@@ -201,6 +222,24 @@ def _add_check(commands: Any) -> None:
     check.add_argument("--min-position", type=int, default=0, metavar="M", help="the least, if negative ones are taken")
     check.add_argument("--strict", action="store_true", help="equivalent is wrong: other vectors, the same scores")
     check.add_argument("--grade", metavar="WORDS", help='the precision to require, such as "rounded once"')
+    _add_attention_options(check)
+
+
+def _add_attention_options(check: Any) -> None:
+    inside = "RoPE is inside if --config, or --head-dim, --base and --layout, are given; linear attention needs it."
+    attention = check.add_argument_group("attention", textwrap.fill(inside, 77))
+    attention.add_argument("--attention", choices=("softmax", "linear"), help="check attention, Eq. (2) or Eq. (19)")
+    attention.add_argument("--heads", type=int, metavar="N", help="query heads (default: 4)")
+    attention.add_argument("--key-heads", type=int, metavar="N", help="if fewer than query heads")
+    attention.add_argument(
+        "--not-causal", dest="causal", action="store_const", const=False, help="every token sees every other one"
+    )
+    attention.add_argument("--window", type=int, metavar="N", help="tokens that are seen, with the token itself")
+    attention.add_argument("--softcap", type=float, metavar="C", help="scores become C·tanh(score/C)")
+    attention.add_argument("--scale", type=float, metavar="X", help="of the scores (default: 1/√d)")
+    own = "demand fewer queries than keys, or do not try them (default: try)"
+    attention.add_argument("--cache", action=argparse.BooleanOptionalAction, help=own)
+    attention.add_argument("--feature-map", choices=linear_checks.MAPS, help="of linear attention (default: elu+1)")
 
 
 def _add_identify(commands: Any) -> None:
@@ -383,7 +422,10 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _candidate(options: argparse.Namespace) -> Any:
-    """The black box that the options name, as fn(x, positions) on NumPy arrays."""
+    """The black box that the options name, on NumPy arrays: fn(x, positions), or fn(q, k, v) of attention."""
+    if options.exec is not None and (kind := _attention(options)) is not None:
+        rotates = kind == "linear" or _has_rope(options)
+        return adapters.from_attention_command(options.exec, positions=rotates, timeout=options.timeout)
     if options.exec is not None:
         return adapters.from_command(options.exec, timeout=options.timeout)
     with announced("while it is imported"):
@@ -420,18 +462,40 @@ def _judge(options: argparse.Namespace, expected: str, judge: Callable[[Any], in
         raised = error.__cause__ if isinstance(error, adapters.ImportFailed) else error
         fix = "mend the import, or run pyrope in the environment of the target"
         return _print_failure(options, expected, Failure(str(error), "", fix, raised))
-    return judge(fn)
+    if options.exec is None:
+        return judge(fn)
+    calls = itertools.count(1)
+    ask.listeners.append(lambda call: _progress(f"probing, call {next(calls)} …") if call else None)
+    try:
+        return judge(fn)
+    finally:
+        ask.listeners.pop()
 
 
 def _print_failure(options: argparse.Namespace, expected: str, failure: Failure) -> int:
     _progress("")
-    return _print_reports([Report("rotation", expected, "not judged", failure=failure)], options.json, options.html)
+    subject = {None: "rotation", "softmax": "attention", "linear": "linear attention"}[_attention(options)]
+    return _print_reports([Report(subject, expected, "not judged", failure=failure)], options.json, options.html)
+
+
+def _attention(options: argparse.Namespace) -> str | None:
+    """Which attention is to be checked; None: a rotation."""
+    return getattr(options, "attention", None)
+
+
+def _has_rope(options: argparse.Namespace) -> bool:
+    """Whether options say which rope there is: the size of a head alone does not."""
+    return any(getattr(options, name) is not None for name in _ROPE_OPTIONS if name != "head_dim")
 
 
 def _check(options: argparse.Namespace) -> int:
     _check_page(options)
     if options.target is None and options.exec is None:
         return _gallery(options)
+    if options.attention is not None:
+        return _check_attention(options)
+    if given := [name for name in _given(options) if name in _ATTENTION_OPTIONS]:
+        raise ValueError(f"{_flag(given[0])} needs --attention softmax or --attention linear")
     rope = _rope(options)
     if rope.axes is not None and options.call != "positions":
         raise ValueError(f"--call {options.call} is for one axis, but this rope has {rope.axes.count}: leave it out")
@@ -449,6 +513,31 @@ def _check(options: argparse.Namespace) -> int:
         return _print_reports([report], options.json, options.html)
 
     return _judge(options, repr(rope), judge)
+
+
+def _check_attention(options: argparse.Namespace) -> int:
+    softmax = options.attention == "softmax"
+    function: Callable[..., Report] = (
+        attention_checks.check_attention if softmax else linear_checks.check_linear_attention
+    )
+    given, known = _given(options), inspect.signature(function).parameters
+    if others := [name for name in given if name in ("call", "axes", "plot", "strict", "min_position")]:
+        raise ValueError(f"{_flag(others[0])} is for rotations: leave it out with --attention")
+    names = (*_ATTENTION_OPTIONS, "head_dim", "max_position", "grade")
+    chosen = {name: getattr(options, name) for name in given if name in names}
+    if others := [name for name in chosen if name not in known]:
+        raise ValueError(f"{_flag(others[0])} is not for {options.attention} attention: leave it out")
+    rope = _rope(options) if _has_rope(options) or not softmax else None
+    chosen |= {"rope": rope, "dtype": dtype_named(options.dtype)} | ({"head_dim": rope.head_dim} if rope else {})
+
+    def judge(fn: Any) -> int:
+        with contextlib.redirect_stdout(sys.stderr):
+            report = function(fn, **chosen)
+        _progress("")
+        return _print_reports([report], options.json, options.html)
+
+    inside = "" if rope is None else f" with {rope!r} inside"
+    return _judge(options, f"{options.attention} attention{inside}", judge)
 
 
 def _draw_operator(options: argparse.Namespace, report: Report, what: dict[str, Any]) -> None:
@@ -517,12 +606,23 @@ def _exit_code(reports: Sequence[Report]) -> int:
     return 1 if "wrong" in verdicts else 3 if "not judged" in verdicts else 0
 
 
+def _given(options: argparse.Namespace) -> list[str]:
+    """The options of `check` that are not as they are by default."""
+    plain = vars(_parser().parse_args(["check"]))
+    return [name for name, value in vars(options).items() if value != plain[name]]
+
+
+def _flag(name: str) -> str:
+    """How an option is written on the command line."""
+    return "--not-causal" if name == "causal" else f"--{name.replace('_', '-')}"
+
+
 def _gallery(options: argparse.Namespace) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
-    plain = vars(_parser().parse_args(["check"]))  # an empty $TARGET in a script must not pass for a check
-    own = {name: value for name, value in vars(options).items() if name not in ("json", "html")}
-    if given := [name for name, value in own.items() if value != plain[name]]:
-        raise ValueError(f"--{given[0].replace('_', '-')} needs a target: without one, the gallery is run")
+    if given := [
+        name for name in _given(options) if name not in ("json", "html")
+    ]:  # an empty $TARGET must not pass for a check
+        raise ValueError(f"{_flag(given[0])} needs a target: without one, the gallery is run")
     rows = []
     if not options.json:
         print(f"{'implementation':<28}{'verdict':<11}{'error':<8}identified, or what is wrong")

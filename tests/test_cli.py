@@ -381,6 +381,126 @@ def test_check_of_a_program(capfd, tmp_path):
     assert output.startswith("rotation: NOT JUDGED") and "ZeroDivisionError" in output and "other-languages" in output
 
 
+ATTENTION = """
+import os
+import numpy as np
+import pyrope
+
+ROPE = pyrope.Rope(32, 10000.0, "half")
+
+
+def right(q, k, v, mask=None):
+    return pyrope.attention(q, k, v, causal=True, mask=mask)
+
+
+def unscaled(q, k, v):
+    return pyrope.attention(q, k, v, causal=True, scale=1.0)
+
+
+def windowed(q, k, v):
+    return pyrope.attention(q, k, v, causal=False, window=5, softcap=20.0, scale=0.3)
+
+
+def fused(q, k, v, positions):
+    q, k = (pyrope.rotate(x, positions[:, None], ROPE) for x in (q, k))
+    return pyrope.attention(q, k, v, causal=True)
+
+
+def linear(q, k, v, positions):
+    return pyrope.linear_attention(q, k, v, positions, ROPE, causal=True)
+
+
+def exp(q, k, v, positions):
+    return pyrope.linear_attention(q, k, v, positions, ROPE, causal=True, feature_map="exp")
+
+
+def crashes(q, k, v):
+    os._exit(7)
+"""
+# By loops over nothing but NumPy, so that it starts quickly: masked, packed and rotated, as its paths say.
+ATTENTION_PROGRAM = """
+import sys
+import numpy as np
+
+paths = dict(word.split("=") for word in sys.argv[1:])
+q, k, v = (np.load(paths[name]).astype(np.float64) for name in "qkv")
+if "positions" in paths:
+    angle = np.load(paths["positions"])[:, None, :, None] * 10000.0 ** -(np.arange(16) / 16)
+    turn = np.cos(angle) + 1j * np.sin(angle)
+    q, k = (np.concatenate((z.real, z.imag), -1) for x in (q, k) for z in [(x[..., :16] + 1j * x[..., 16:]) * turn])
+n, m = q.shape[2], k.shape[2]
+seen = np.tri(n, m, m - n, dtype=bool)[None, None]
+if "mask" in paths:
+    seen = seen & np.load(paths["mask"])
+if "segments" in paths:
+    segments = np.load(paths["segments"])
+    seen = seen & (segments[:, None, m - n:, None] == segments[:, None, None, :])
+scores = np.where(seen, q @ np.repeat(k, q.shape[1] // k.shape[1], 1).swapaxes(-1, -2) / q.shape[3] ** SCALE, -np.inf)
+weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e300))
+o = weights @ np.repeat(v, q.shape[1] // v.shape[1], 1) / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+np.save(paths["o"], o.astype(np.load(paths["q"]).dtype))
+"""
+SMALL = ["--heads", "2", "--key-heads", "1"]
+
+
+@pytest.fixture
+def attentions(tmp_path):
+    (tmp_path / "attentions.py").write_text(ATTENTION)
+    return str(tmp_path / "attentions.py")
+
+
+@pytest.mark.parametrize(
+    "name, options, code, says",
+    [
+        ("right", ["softmax", "--head-dim", "16"], 0, "softmax attention of 4 heads over 4, d = 16, causal"),
+        ("right", ["softmax", *SMALL, "--no-cache"], 0, "2 heads over 1, d = 64, causal, scale 0.125"),
+        ("right", ["softmax", *SMALL, "--not-causal"], 1, "causal by mistake"),
+        ("unscaled", ["softmax", "--dtype", "bfloat16"], 1, "scale missing"),
+        ("windowed", ["softmax", *SMALL, "--not-causal", "--window", "5", "--softcap", "20", "--scale", "0.3"], 0, "window 5"),
+        ("windowed", ["softmax", *SMALL, "--not-causal", "--window", "6", "--softcap", "20", "--scale", "0.3"], 1, "one too narrow"),
+        ("fused", ["softmax", *SMALL, *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
+        ("linear", ["linear", *SMALL, *ROPE, "--max-position", "600"], 0, "linear attention, Eq. (19), of 2 heads over 1"),
+        ("exp", ["linear", *SMALL, *ROPE], 1, "another feature map"),
+        ("exp", ["linear", *SMALL, *ROPE, "--feature-map", "exp"], 0, "exp"),
+        ("crashes", ["softmax"], 3, "attention: NOT JUDGED"),
+    ],
+)  # fmt: skip
+def test_check_of_attention(capfd, attentions, name, options, code, says):
+    assert main(["check", f"{attentions}:{name}", "--attention", *options]) == code
+    output = capfd.readouterr().out
+    assert says in " ".join(output.split()) and max(map(len, output.splitlines())) <= 80, output
+
+
+def test_check_of_attention_as_json_and_what_it_hands_over(capfd, attentions):
+    assert main(["check", f"{attentions}:right", "--attention", "softmax", *SMALL, "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["subject"] == "attention" and report["verdict"] == "right"
+    assert "not tried, since the candidate has no such argument: segments" in report["notes"]
+    assert main(["check", f"{attentions}:right", "--attention", "softmax", *SMALL, "--grade", "rounded once"]) == 0
+    assert main(["check", f"{attentions}:crashes", "--attention", "softmax", "--json"]) == 3
+    report = json.loads(capfd.readouterr().out.partition("\n{")[2].join("{ "))
+    assert "status 7" in report["failure"]["reason"]
+
+
+@pytest.mark.parametrize(
+    "names, options, scale, code, says",
+    [
+        ("q k v positions mask segments o", [*SMALL, *ROPE, "--dtype", "float16"], 0.5, 0, "packed"),
+        ("q k v o", [*SMALL, "--head-dim", "16"], 0.25, 1, "another scale"),
+        ("q k v o", ["--head-dim", "16", *SMALL], "no such name", 3, "SyntaxError"),
+    ],
+)
+def test_check_of_a_program_that_computes_attention(capfd, tmp_path, names, options, scale, code, says):
+    (tmp_path / "attend.py").write_text(ATTENTION_PROGRAM.replace("SCALE", str(scale)))
+    words = " ".join(f"{name}={{{name}}}" for name in names.split())
+    command = f"'{sys.executable}' '{tmp_path / 'attend.py'}' {words}"
+    assert main(["check", "--attention", "softmax", "--exec", command, *options]) == code
+    output = capfd.readouterr().out
+    assert says in output and output.startswith(f"attention: { ({0: 'RIGHT', 1: 'WRONG', 3: 'NOT JUDGED'}[code]) }"), (
+        output
+    )
+
+
 def test_identify(capfd, candidates):
     assert main(["identify", f"{candidates}:right", "--head-dim", "32"]) == 0
     output = capfd.readouterr().out
@@ -443,6 +563,27 @@ def test_trace_and_diff(capsys, folder):
         (["check", "json:dumps", "--exec", "x", *ROPE], "give a target or --exec, not both"),
         (["check", "--exec", "./x {x}", *ROPE], "{positions}"),
         (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),
+        (["check", "--attention", "softmax"], "--attention needs a target: without one, the gallery is run"),
+        (["check", "json:dumps", *ROPE, "--heads", "8"], "--heads needs --attention softmax or --attention linear"),
+        (["check", "json:dumps", *ROPE, "--not-causal"], "--not-causal needs --attention"),
+        (["check", "json:dumps", "--attention", "linear"], "give --config, or --head-dim, --base, --layout"),
+        (["check", "json:dumps", "--attention", "softmax", "--base", "5"], "give --config, or --head-dim, --layout"),
+        (["check", "json:dumps", "--attention", "linear", "--window", "5"], "--window is not for linear attention"),
+        (["check", "json:dumps", "--attention", "softmax", "--feature-map", "exp"], "is not for softmax attention"),
+        (["check", "json:dumps", "--attention", "softmax", "--axes", "bnhd"], "--axes is for rotations: leave it out"),
+        (["check", "json:dumps", "--attention", "softmax", "--strict"], "--strict is for rotations"),
+        (["check", "json:dumps", "--attention", "softmax", "--heads", "0"], "heads must be at least 1, was 0"),
+        (["check", "json:dumps", "--attention", "softmax", "--max-position", "9"], "max_position must be at least 512"),
+        (["check", "--attention", "softmax", "--exec", "true {x} {positions} {y}"], "must say where {q} goes, as in"),
+        (
+            ["check", "--attention", "softmax", "--exec", "true {q} {k} {v} {positions} {o}"],
+            "must not have {positions}",
+        ),
+        (
+            ["check", "--attention", "linear", "--exec", "true {q} {k} {v} {o}", *ROPE],
+            "must say where {positions} goes",
+        ),
+        (["check", "--exec", "true {q} {k} {v} {o}", *ROPE], "must say where {x} goes"),
         (["check", "json:dumps", *ROPE, "--grade", "perfect"], "grade must be one of"),
         (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"),
         (["vectors", "--verify", "only-one"], "--verify needs two paths"),

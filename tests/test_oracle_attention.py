@@ -88,7 +88,9 @@ def test_small_factors_are_told_from_noise(name, factor):
 @pytest.mark.parametrize("name", ATTENTION)
 def test_every_variant_of_a_mistake_is_named(name):
     spec = spec_of(SHAPES["grouped"], "float32", **options(name))
-    for variant in range(1, len(ATTENTION[name].changes(spec))):
+    changes = ATTENTION[name].changes(spec)
+    step = max(1, len(changes) // 8) if "shards" in changes[0].fields else 1  # of many, some: see below
+    for variant in range(1, len(changes), step):
         assert broken(name, SHAPES["grouped"], "float32", variant).faults == (name,)
 
 
@@ -487,20 +489,58 @@ def test_a_cache_that_restarts_is_named_though_the_full_pass_is_right():
     assert check_attention(fn, rope=ROPE, head_dim=D, incremental=stepping(fn)).ok
 
 
-@pytest.mark.parametrize("shards", [2, 4])
-@pytest.mark.parametrize("local", [False, True])
-def test_positions_of_the_first_chunk_repeated_by_hand(shards, local):
-    """Context parallel: every device rotates its part of a row as if it were the first."""
+def shards_of(split, n, ranks):
+    """The tokens of each rank, by NumPy's own ways to cut an array."""
+    chunks = np.array_split(np.arange(n), 2 * ranks if split == "zigzag" else ranks)
+    if split == "zigzag":
+        return [np.concatenate((chunks[rank], chunks[-1 - rank])) for rank in range(ranks)]
+    if split == "rounded up":
+        return [np.arange(n)[start : start + math.ceil(n / ranks)] for start in range(0, n, math.ceil(n / ranks))]
+    return [np.arange(n)[rank::ranks] for rank in range(ranks)] if split == "striped" else chunks
+
+
+@pytest.mark.parametrize(
+    "split, ranks", [("rounded up", 4), ("chunks", 2), ("chunks", 3), ("chunks", 8), ("striped", 4), ("zigzag", 3)]
+)
+def test_positions_local_to_the_rank_by_hand(split, ranks):
+    """Context parallel: every rank rotates its part of a row, or masks it, as if it were the first."""
+
+    def fn(q, k, v, positions=None, *, rotates=True, masks=False, counts=False):
+        at, seen_at = None if positions is None else positions.copy(), np.arange(q.shape[2])
+        for own in shards_of(split, q.shape[2], ranks):
+            if at is not None and rotates:
+                at[:, own] = np.arange(own.size) if counts else positions[:, : own.size]
+            if masks:
+                seen_at[own] = np.arange(own.size)
+        if at is not None:
+            q, k = pyrope.rotate(q, at[:, None], ROPE), pyrope.rotate(k, at[:, None], ROPE)
+        return pyrope.attention(q, k, v, causal=True, q_positions=seen_at, k_positions=seen_at)
+
+    for how in ({}, {"counts": True}, {"counts": True, "masks": True}, {"rotates": False, "masks": True}):
+        report = check_attention(functools.partial(fn, **how), rope=ROPE, head_dim=D)
+        assert report.faults == ("positions local to the rank",) and not report.findings[0].alternatives, (how, report)
+        if split in ("rounded up", "chunks") and "masks" not in how:
+            assert report.findings[0].since == 24 // ranks
+    report = check_attention(functools.partial(fn, masks=True), head_dim=D, cache=False)
+    assert report.faults == ("positions local to the rank",)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_positions_of_the_first_chunk_repeated_by_hand(ranks):
+    """Context parallel: a rank with a chunk from the front and one from the back rotates both as if from the front."""
 
     def fn(q, k, v, positions):
-        size = math.ceil(q.shape[2] / shards)
-        first = np.broadcast_to(np.arange(size), (len(q), size)) if local else positions[:, :size]
-        parts = [first[:, : min(size, q.shape[2] - start)] for start in range(0, q.shape[2], size)]
-        return by_pyrope(pyrope.attention, rope=ROPE)(q, k, v, np.concatenate(parts, axis=1))
+        if q.shape[2] % (2 * ranks):
+            raise ValueError("the length must be a multiple of twice the ranks")
+        at = positions.copy()
+        for own in shards_of("zigzag", q.shape[2], ranks):
+            at[:, own] = np.tile(positions[:, own[: own.size // 2]], 2)
+        return by_pyrope(pyrope.attention, rope=ROPE)(q, k, v, at)
 
     report = check_attention(fn, rope=ROPE, head_dim=D)
     assert report.faults == ("positions of the first chunk repeated",) and not report.findings[0].alternatives
-    assert report.findings[0].since == 24 // shards
+    assert report.findings[0].since == 12
+    assert any("not taken by the candidate" in note for note in report.notes)
 
 
 # What shows without numbers

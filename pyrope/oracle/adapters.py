@@ -15,6 +15,7 @@ are put around each other: the array library inside, the shape of the API outsid
     from_offset(with_axes(from_mlx(rope), "bhnd"))                                # mlx.nn.RoPE: (x, offset)
     from_sequential(with_axes(from_jax(rope), "nd"))                              # equinox: x (n, d), from 0
     from_command("./my_rope {x} {positions} {y}")                                 # a program in any language
+    from_attention_command("mpiexec -n 4 python mine.py {q} {k} {v} {o}")         # one that computes attention
 
 If a function changes its input, x changes too, where x is writeable: an adapter hides no fault. Results are copies on
 the host, in the dtype that the function returned, bit by bit.
@@ -23,8 +24,10 @@ the host, in the dtype that the function returned, bit by bit.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
+import inspect
 import itertools
 import math
 import os
@@ -35,7 +38,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -66,14 +69,16 @@ def _crossing(fn: Function, kind: type, there: Callable[[NumPyArray], Any], back
         actual = "nothing" if result is None else type(result).__name__
         raise Unreadable(f"returns {actual} instead of {kind.__module__}.{kind.__name__}", last_call(), "type")
 
-    def candidate(*arguments: Any) -> Any:
+    def candidate(*arguments: Any, **options: NumPyArray) -> Any:
         moved = [there(x) if isinstance(x, np.ndarray) else x for x in arguments]
-        result = returned(hand_over(fn, *moved))
+        called = functools.partial(fn, **{name: there(x) for name, x in options.items()}) if options else fn
+        result = returned(hand_over(called, *moved))
         for x, after in zip(arguments, moved, strict=True):
             if isinstance(x, np.ndarray):
                 _write_back(x, back(after))
         return result
 
+    candidate.__wrapped__ = fn  # type: ignore[attr-defined]  # whose signature says whether it takes a mask
     return candidate
 
 
@@ -349,28 +354,73 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
     and dtype of x.
     After ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
-    words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+    words = _words(command)
+    run = _program(words, ("x", "positions"), "y", timeout, "./my_rope {x} {positions} {y}")
+    return lambda x, positions: run({"x": x, "positions": np.asarray(positions, np.int64)})
+
+
+def from_attention_command(command: str | Sequence[str], *, positions: bool = False, timeout: float = 60.0) -> Function:
+    """A program that computes attention, as fn(q, k, v): ``"mpiexec -n 4 python mine.py {q} {k} {v} {o}"``.
+
+    Files and time limit are those of `from_command`; o must have the shape and dtype of q. With ``positions``, for
+    attention that rotates inside, it is fn(q, k, v, positions), and the command has {positions}, int64 (b, n). If the
+    command has {mask}, bool (b, 1, n, m), or {segments}, int64 (b, m), each call gets one: True, or 0, everywhere if
+    nothing else is asked for.
+    """
+    words, example = _words(command), "./my_attention {q} {k} {v}" + " {positions}" * positions + " {o}"
+    options = [name for name in ("mask", "segments") if _placed(name, words)]
+    names = ("q", "k", "v", *["positions"] * positions, *options)
+    run = _program(words, names, "o", timeout, example)
+    if not positions and _placed("positions", words):
+        raise ValueError(
+            "the command must not have {positions}, which only attention with RoPE inside gets: give its rope"
+        )
+
+    def candidate(*arrays: NumPyArray, **given: NumPyArray) -> NumPyArray:
+        (b, _, n, _), m = arrays[0].shape, arrays[1].shape[-2]
+        plain = {"mask": np.ones((b, 1, n, m), bool), "segments": np.zeros((b, m), np.int64)}
+        every = plain | dict(zip(names, arrays, strict=False)) | given
+        return run({name: every[name] for name in names})
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    candidate.__signature__ = signature  # type: ignore[attr-defined]
+    return candidate
+
+
+def _words(command: str | Sequence[str]) -> list[str]:
+    return shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+
+
+def _placed(name: str, words: Sequence[str]) -> bool:
+    return any(f"{{{name}}}" in word for word in words)
+
+
+def _program(
+    words: Sequence[str], names: Sequence[str], result: str, timeout: float, example: str
+) -> Callable[[Mapping[str, NumPyArray]], NumPyArray]:
+    """A program as a function of arrays by name; what it writes must have the shape and dtype of the first of them."""
     timeout = checks.real("timeout", timeout, 0, open=True)
-    for name in ("{x}", "{positions}", "{y}"):
-        if not any(name in word for word in words):
-            raise ValueError(f'the command must say where {name} goes, as in "./my_rope {{x}} {{positions}} {{y}}"')
+    for name in (*names, result):
+        if not _placed(name, words):
+            raise ValueError(f'the command must say where {{{name}}} goes, as in "{example}"')
     if shutil.which(words[0]) is None:
         raise ValueError(f"there is no program {words[0]!r} that can be run")
+    placeholder = re.compile(rf"\{{({'|'.join((*names, result))})\}}")
 
-    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+    def run(given: Mapping[str, NumPyArray]) -> NumPyArray:
         with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
-            paths = {name: Path(directory, f"{name}.npy") for name in ("x", "positions", "y")}
-            save_npy(paths["x"], x)
-            save_npy(paths["positions"], np.asarray(positions, np.int64))
-            names = re.compile(r"\{(x|positions|y)\}")
-            log = Path(directory, "log")
-            _run([names.sub(lambda match: str(paths[match[1]]), word) for word in words], timeout, log)
+            paths = {name: Path(directory, f"{name}.npy") for name in (*names, result)}
+            for name, array in given.items():
+                save_npy(paths[name], array)
+            log, like = Path(directory, "log"), given[names[0]]
+            _run([placeholder.sub(lambda match: str(paths[match[1]]), word) for word in words], timeout, log)
             try:
-                return load_npy(paths["y"], "what the program wrote as {y}", x.shape, x.dtype)
+                return load_npy(paths[result], f"what the program wrote as {{{result}}}", like.shape, like.dtype)
             except ValueError as error:
                 raise CommandFailed(f"{error}{_tail(log)}") from error
 
-    return candidate
+    return run
 
 
 def _run(words: list[str], timeout: float, log: Path) -> None:

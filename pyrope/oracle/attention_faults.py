@@ -5,15 +5,17 @@ A mistake that a rotation by itself can have, too, has the name, the cause and t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ..theta import LENGTH_DEPENDENT, Rope
-from .attention_steps import MAPS, LinearSteps, Steps, candidate, incremental
+from .attention_steps import MAPS, REPEATED, SPLITS, LinearSteps, Steps, candidate, incremental
 from .explain import Change, Fault
 from .rotation_faults import FAULTS
+from .sharding import LOCAL
 from .truth import Spec
 
 
@@ -183,10 +185,23 @@ _ONLINE: tuple[Fields, ...] = tuple(
     {"online": (kept, block)} for block in (8, 16, 32, 64, 1, 2, 4, 5, 7, 10) for kept in ("output", "total", "both")
 )
 USUAL_CHUNKS = (64, 16, 32, 128, 192, 256)
-# Each chunk has the positions of the first, or counts from 0: where positions count up by one, scores do not tell.
-_SHARDS: tuple[Fields, ...] = tuple(
-    {"chunks": count, **counted} for count in (2, 4, 8) for counted in ({}, {"positions": "counted"})
-)
+
+
+def _split(splits: Sequence[str], *ways: Fields) -> Ways:
+    """A row is split among ranks, which rotate or mask by positions of their own, in these ways."""
+
+    def shards(spec: Spec, measured: Measurements | None) -> Iterable[Fields]:
+        possible = {"rotate": spec.rope is not None, "mask": spec.causal or spec.window is not None}
+        for ranks, split, way in itertools.product((2, 4, 3, 8), splits, ways):
+            if all(possible[part] for part in way["local"]):
+                yield {"shards": (split, ranks), **way}
+
+    return shards
+
+
+# A rank takes the first of the positions that are given, or counts from 0, and may mask by what it counts.
+_ROTATED: tuple[Fields, ...] = ({"local": ("rotate",)}, {"local": ("rotate",), "positions": "counted"})
+_MASKED: tuple[Fields, ...] = ({"local": ("rotate", "mask"), "positions": "counted"}, {"local": ("mask",)})
 _BASES = _measured(lambda rope: {"rope": rope}, _other_bases)
 
 # ── The catalogues ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +222,7 @@ def _catalogue(
     }
 
 
-ATTENTION = _catalogue(Steps(), FAULTS, (
+ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
     ("scale missing", "scores", "weights much too sharp", "scores are not divided by √d",
      "multiply q·k by 1/√d before the softmax", _scales(lambda s: 1.0)),
     ("scale applied twice", "scores", "weights too flat", "1/d, or 1/√d both on q and on the scores",
@@ -360,8 +375,10 @@ ATTENTION = _catalogue(Steps(), FAULTS, (
     ("wrong base", "rotation", "wrong scores, the more the further apart", _BASES),
     ("scaling ignored", "rotation", "wrong scores at long distances", _ropes(_without_scaling)),
     ("positions ignored", "rotation", "right for 0 … n−1 only", _if(_rope, {"positions": "counted"})),
-    ("positions of the first chunk repeated", "rotation", "right in the first chunk, as if later ones began anew",
-     _if(_rope, *_SHARDS)),
+    ("positions of the first chunk repeated", "rotation", "right in the first half, wrong in the second",
+     _split((REPEATED,), *_ROTATED, *_MASKED)),
+    ("positions local to the rank", "rotation", "right in the part of the first rank, as if the others began anew",
+     _split(SPLITS, *_ROTATED, *_MASKED)),
     ("positions modulo a length", "rotation", "right up to a length, then from the start again", _tables("modulo")),
     ("table clamped at its end", "rotation", "right up to a length, then all at one place", _tables("clamped")),
 ))  # fmt: skip
@@ -427,8 +444,10 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
     ("scaling ignored", "rotation", "wrong outputs at long distances", _ropes(_without_scaling)),
     ("queries one position off", "rotation", "outputs of distance m − n ± 1", _if(_rope, {"lag": 1}, {"lag": -1})),
     ("positions ignored", "rotation", "right where positions count up by one", _if(_rope, {"positions": "counted"})),
-    ("positions of the first chunk repeated", "rotation", "right in the first chunk, as if later ones began anew",
-     _if(_rope, *_SHARDS)),
+    ("positions of the first chunk repeated", "rotation", "right in the first half, wrong in the second",
+     _split((REPEATED,), *_ROTATED)),
+    ("positions local to the rank", "rotation", "right in the part of the first rank, as if the others began anew",
+     _split(SPLITS, *_ROTATED)),
     ("not causal", "mask", "a token sees those after it", _if(_causal, {"causal": False})),
     ("causal by mistake", "mask", "a token does not see those after it", _if(_two_sided, {"causal": True})),
     ("does not see itself", "mask", "the first row is empty", _if(_causal, {"ahead": -1})),

@@ -34,7 +34,8 @@ class Steps:
     positions: str = "given"  # or "counted": 0 … n−1, whatever is given
     table: tuple[str, int] = ("long", 0)  # or "modulo" a length, or "clamped" to it
     length: str = "fixed"  # or "of the call": a rope that depends on the length takes it from the largest position
-    chunks: int = 1  # of a row, each with the positions of the first
+    shards: tuple[str, int] = ("even", 1)  # how a row is split among so many ranks, one of SPLITS …
+    local: tuple[str, ...] = ()  # … which use positions of their own where they "rotate", "mask", or both
     lag: int = 0  # added to the positions of queries
     causal: bool | None = None  # instead of the right one
     ahead: int = 0  # how many tokens of the future a query sees
@@ -130,9 +131,38 @@ def _places(steps: Steps | LinearSteps, at: Array, n: int, turns: Any = 1) -> di
     m, (end, length) = at.shape[-1], steps.table
     if steps.positions == "counted":
         at = np.broadcast_to(np.arange(m), at.shape)
-    at = at[:, np.arange(m) % -(-m // steps.chunks)]
+    at = at[:, own_places(m, *steps.shards)] if "rotate" in steps.local else at
     at = at % length if end == "modulo" else np.minimum(at, length - 1) if end == "clamped" else at
     return {"q": at[:, m - n :] + steps.lag, "k": at * turns, "v": at}
+
+
+# Where the shards of m tokens begin and end: m·i/p, as long as they can be, and two ways to give away a remainder.
+_CUTS: dict[str, Callable[[int, int], list[int]]] = {
+    "even": lambda m, p: [m * i // p for i in range(p + 1)],
+    "rounded up": lambda m, p: [min(-(-m // p) * i, m) for i in range(p + 1)],
+    "first longer": lambda m, p: [m // p * i + min(i, m % p) for i in range(p + 1)],
+    "last longer": lambda m, p: [*(m // p * i for i in range(p)), m],
+}
+# "striped" deals tokens out one by one; in a "zigzag" a rank has one of 2p chunks from the front and one from the back.
+SPLITS = (*_CUTS, "striped", "zigzag, even", "zigzag, first longer")
+REPEATED = "first chunk, even"
+
+
+def own_places(m: int, split: str, ranks: int) -> Array:
+    """The place of each of m tokens within its rank's part, (m,): what a rank takes for a position if it counts its own
+    tokens; of REPEATED, the positions of a rank's first chunk of a zigzag, for both of its chunks."""
+    if split == "striped":
+        return np.arange(m) // ranks
+    kind, _, cut = split.rpartition(", ")
+    cuts = np.array(_CUTS[cut](m, 2 * ranks if kind else ranks))
+    within = np.arange(m) - np.repeat(cuts[:-1], np.diff(cuts))
+    if not kind:
+        return within
+    chunk = np.repeat(np.arange(2 * ranks), np.diff(cuts))
+    front = np.minimum(chunk, 2 * ranks - 1 - chunk)  # a rank's first chunk
+    if split == REPEATED:
+        return np.minimum(cuts[front] + within, m - 1)
+    return within + np.where(chunk < ranks, 0, np.diff(cuts)[front])
 
 
 def _turned(steps: Steps | LinearSteps, name: str, x: Array, at: Array, rope: Rope | None) -> Array:
@@ -157,6 +187,9 @@ def _spread(x: Array, h: int, groups: str) -> Array:
 def _seen(spec: Spec, steps: Steps, n: int, m: int, mask: Any, segments: Any) -> Array:
     """Which key each query sees, (n, m), or (b, 1, n, m)."""
     q_at, k_at = np.arange(n) + (m - n if steps.corner == "bottom right" else 0), np.arange(m)
+    if "mask" in steps.local:
+        places = own_places(m, *steps.shards)
+        q_at, k_at = places[q_at], places
     causal = spec.causal if steps.causal is None else steps.causal
     seen = definition.visible(q_at + steps.ahead, k_at, causal)
     if spec.window is not None and steps.window == "kept":
@@ -249,10 +282,11 @@ class LinearSteps:
     rotated: str = "qk"
     times: int = 1
     rope: Rope | None = None  # instead of the right one
-    positions: str = "given"  # as in Steps, and the next four
+    positions: str = "given"  # as in Steps, and the next five
     table: tuple[str, int] = ("long", 0)
     length: str = "fixed"
-    chunks: int = 1
+    shards: tuple[str, int] = ("even", 1)
+    local: tuple[str, ...] = ()
     lag: int = 0
     added: float = 0.0  # to the denominator
     dropped: tuple[str, int] = ("", 1)  # as in Steps
