@@ -124,7 +124,7 @@ def test_a_trigger_beside_another_mistake_is_named_too():
 
 def test_the_evidence_says_which_calls_and_where():
     evidence = check_rotation(when(lambda x, m: len(m) == 256), ROPE).findings[0].evidence
-    assert "wrong: 256 rows" in evidence and "right: 1 rows" in evidence
+    assert "wrong: 256 rows" in evidence and "right: 1 row," in evidence
     assert "index (0, " in evidence and "expected" in evidence and "got" in evidence
 
 
@@ -232,10 +232,11 @@ def test_a_table_by_the_largest_position_of_a_call_is_right_for_a_rope_that_depe
 def test_trials_stay_within_the_positions_that_are_allowed():
     for top in (1, 5, 40, 131071):
         probe = Probe(right, D, np.float32, top)
-        assert all(t.positions.min() >= 0 and t.positions.max() <= top for t in trials(probe, False))
+        some = [t.positions for t in trials(probe, False) if t.positions.size]
+        assert all(at.min() >= 0 and at.max() <= top for at in some)
         assert all(t.positions.max() == top for t in trials(probe, True))
-    shapes = [t.x.shape for t in trials(Probe(right, D, np.float32, None), False)]
-    assert len(set(shapes)) < 45, "each new shape is compiled anew in JAX"
+    shapes = [t.x.shape for t in trials(Probe(right, D, np.float32, None), False, compiled=True)]
+    assert len(set(shapes)) < 16, "each new shape is compiled anew in JAX"
 
 
 # ── Names ────────────────────────────────────────────────────────────────────────────────────────────────────────────

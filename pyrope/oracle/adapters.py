@@ -47,7 +47,7 @@ import numpy as np
 from .. import checks
 from ..backend import from_numpy, get, to_numpy
 from ..tensors import NumPyArray, dtype_named, load_npy, save_npy
-from .ask import Unreadable, hand_over, last_call
+from .ask import Unreadable, compiling, hand_over, last_call
 
 Function: TypeAlias = Callable[..., Any]
 Candidate: TypeAlias = Callable[[NumPyArray, NumPyArray], NumPyArray]
@@ -126,7 +126,7 @@ def from_jax(fn: Function) -> Function:
             x = x.astype(np.int32)
         return jax.numpy.array(x)
 
-    return _crossing(fn, jax.Array, there, np.array)  # type: ignore[no-any-return]
+    return _crossing(compiling(fn), jax.Array, there, np.array)  # type: ignore[no-any-return]
 
 
 def from_mlx(fn: Function) -> Function:

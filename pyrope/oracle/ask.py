@@ -21,6 +21,7 @@ Candidate: TypeAlias = Callable[..., Any]
 Behaviour: TypeAlias = dict[str, str]
 _question: ContextVar[str] = ContextVar("_question", default="")  # what `ask` handed over, while it does so
 _last_call: ContextVar[str] = ContextVar("_last_call", default="")  # what the user's function received
+_compiles: ContextVar[bool] = ContextVar("_compiles", default=False)  # whether a call compiled for its shapes
 listeners: list[Callable[[str], None]] = []  # called with the description of each call, and with "" when it has ended
 
 
@@ -97,6 +98,21 @@ def hand_over(fn: Candidate, *arguments: Any) -> Any:
     return fn(*arguments)
 
 
+def compiling(fn: Candidate) -> Candidate:
+    """fn, for adapters of libraries that compile anew for every shape."""
+
+    def call(*arguments: Any) -> Any:
+        _compiles.set(True)
+        return fn(*arguments)
+
+    return call
+
+
+def compiles() -> bool:
+    """Whether the candidate that was called last compiles for every shape, so that each new one takes long."""
+    return _compiles.get()
+
+
 def last_call() -> str:
     """What the user's function received in the last call."""
     return _last_call.get()
@@ -119,6 +135,7 @@ def ask(
     """
     given = {**arguments, **options}
     before = {name: array.copy() for name, array in given.items()}
+    _compiles.set(False)
     try:
         with announced(received), np.errstate(all="ignore"):
             out = fn(*arguments.values(), **options)
@@ -158,4 +175,6 @@ def _changed(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> int:
 
 def position_range(positions: Any) -> str:
     """Positions (…, n) in a few words."""
+    if not positions.size:
+        return "no positions"
     return f"{positions.shape[-1]} positions from {positions.min()} to {positions.max()}"

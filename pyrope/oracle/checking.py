@@ -24,9 +24,9 @@ from .recipes import recipe_of
 from .report import ErrorRow, Finding, Report
 from .rotation_explainer import EXPLICABLE, SPOILING, RotationExplainer
 from .rotation_faults import FAULTS
-from .sample import Graded, Sample, compared, graded, take_sample
+from .sample import Graded, Sample, expected_of, graded, take_sample
 from .tolerance import ANGLE32, BOTH, LOW_ANGLE, LOW_TABLES, ONCE, bound, decides_up_to, grades, pair_errors
-from .trials import LENGTHS, run_trials
+from .trials import LENGTHS, Expectation, run_trials
 from .truth import rotated
 
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
@@ -114,7 +114,7 @@ class _Check:
         self.explainer = RotationExplainer(probe, rope, sample, self.worst)
         result = self._with_recurrence(result)
         if result.grade is not None:
-            self.explainer.expected = partial(self._compared, result.logarithm)
+            self.explainer.expected = Expectation(partial(self._expected, result.logarithm))
         grade, findings = result.grade, list(self._behaviour())
         if grade is None:
             findings += self._explained(result.ratios[grades(probe.dtype)[-1]], notes)
@@ -153,10 +153,13 @@ class _Check:
     def _behaviour(self) -> list[Finding]:
         return [_finding(name, evidence) for name, evidence in self.probe.behaviour.items()]
 
-    def _compared(self, logarithm: bool, x: Float64, y: Float64, positions: Int64) -> tuple[Float64, Float64]:
-        """The truth of a call, and the error of each output over what is accepted."""
-        sample = Sample(x, y if self.order is None else y @ self.order, positions)
-        return compared(sample, self.rope, self.probe.dtype, logarithm)
+    def _expected(self, logarithm: bool, x: Float64, positions: Int64) -> tuple[Float64, Float64]:
+        """What a call must return, in the candidate's own order of features, and how far off each output may be."""
+        worst = grades(self.probe.dtype)[-1]
+        truth, allowed = expected_of(x, positions, self.rope, self.probe.dtype, logarithm, (worst,))
+        if self.order is None:
+            return truth, allowed[worst]
+        return truth @ self.order.T, allowed[worst] @ np.abs(self.order).T
 
     def _with_recurrence(self, result: Graded) -> Graded:
         """ggml's recurrence is the most used RoPE of all: a little worse than a float32 angle, it is taken for one."""

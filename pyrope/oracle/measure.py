@@ -41,7 +41,7 @@ class Measured(NamedTuple):
 
 def find_pairs(operator: Float64) -> Pairs:
     """The pairs of an operator (n, d, d): columns that reach the same two rows."""
-    support = np.nan_to_num(np.abs(operator)).max(axis=0) > 1e-9
+    support = np.maximum(np.fmax.reduce(operator), -np.fmin.reduce(operator)) > 1e-9  # NaN is not looked at
     rows = [tuple(np.flatnonzero(column).tolist()) for column in support.T]
     reads, writes, odd = [], [], 0
     for a, reached in enumerate(rows):

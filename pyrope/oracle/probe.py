@@ -119,9 +119,13 @@ class Probe:
 
     def operator(self, positions: Int64) -> Float64:
         """R(m) at these positions, (n, d, d): unit vector j at every position returns column j."""
-        units = np.repeat(np.eye(self.head_dim, dtype=self.dtype)[:, None], positions.shape[-1], axis=1)
         at = positions if positions.ndim == 2 else self.everywhere(positions)
-        return self.read(units, at).transpose(1, 2, 0)
+        units, n = np.eye(self.head_dim, dtype=self.dtype), positions.shape[-1]
+        columns, step = np.empty((self.head_dim, n, self.head_dim)), max(1, _CALL_LIMIT // (n * self.head_dim))
+        for start in range(0, self.head_dim, step):
+            some = slice(start, start + step)
+            columns[some] = self.read(np.repeat(units[some, None], n, axis=1), at)
+        return columns.transpose(1, 2, 0)
 
     def _differ(self, a: Float64, b: Float64, at: Any = 0, *, scale: float = 4.0, least: float = 2.0**-24) -> str:
         """How two results differ, in words; empty if only by the last bits that another order of operations changes.

@@ -13,7 +13,7 @@ from .floats import Float64, Int64
 from .measure import Measured, measure
 from .probe import Probe
 from .rules import layout_of, rules
-from .sample import Sample, bounds
+from .sample import Sample, expected_of
 from .tolerance import angle_bound, grades
 from .truth import rotated
 
@@ -54,9 +54,8 @@ def operator_readings(probe: Probe, rope: Rope | None, m: int, differing: bool =
     expected = rotated(units, at, rope)[:, 0].T
     cells = np.zeros(measured.shape, bool)
     if differing:
-        sample = Sample(units, measured.T[:, None], at)
         worst = grades(probe.dtype)[-1]
-        allowed = bounds(sample, expected.T[:, None], rope, probe.dtype, True, (worst,))[worst][:, 0].T
+        allowed = expected_of(units, at, rope, probe.dtype, True, (worst,))[1][worst][:, 0].T
         cells = _of_pairs(~(np.abs(measured - expected) <= allowed), expected)
     return Operators(where, measured, expected, cells)
 
@@ -143,8 +142,7 @@ def errors_by_place(place: str, at: Int64, off: Any, allowed: Mapping[str, Any],
 def _rotation_errors(sample: Sample, rope: Rope, probe: Probe, beyond: Float64 | None) -> Errors:
     """Of the dense vectors: the combs have errors of their own."""
     dense = sample._replace(x=sample.x[:2], y=sample.y[:2])
-    truth = rotated(dense.x, dense.positions, rope)
-    allowed = bounds(dense, truth, rope, probe.dtype, False, grades(probe.dtype))
+    truth, allowed = expected_of(dense.x, dense.positions, rope, probe.dtype)
     off = _lost(np.abs(dense.y - truth))
     wrong = np.zeros(off.shape, bool) if beyond is None else (beyond > 1).any(axis=0, keepdims=True)
     return errors_by_place("position", dense.at, off, allowed, wrong)

@@ -74,13 +74,10 @@ class RotationEvidence:
         predicted = recipe.predict(self.sample.x, self.sample.positions)
         return "not finite" not in self.behaviour or not np.isfinite(predicted).all()
 
-    def compared(self, recipe: Recipe, x: Any, y: Float64, positions: Int64) -> tuple[Float64, Float64]:
-        """What a recipe predicts for another call, and the error of every output over what is left to it."""
-        predicted, every = recipe.predict(x, positions), np.arange(x.shape[-2])
-        with np.errstate(all="ignore"):
-            ratio = np.abs(predicted - y) / self._allowed(recipe, x, positions, every)
-        same = (predicted == y) | (~np.isfinite(predicted) & ~np.isfinite(y))
-        return predicted, np.where(same, 0.0, np.nan_to_num(ratio, nan=np.inf))
+    def expected(self, recipe: Recipe, x: Any, positions: Int64) -> tuple[Float64, Float64]:
+        """What a recipe predicts for another call, and the error that is left to every output."""
+        every = np.arange(x.shape[-2])
+        return recipe.predict(x, positions), self._allowed(recipe, x, positions, every)
 
     def _allowed(self, recipe: Recipe, x: Float64, positions: Int64, rows: Int64) -> Float64:
         """Error left to a float32 pipeline with this recipe, (h, n, d); x holds the given rows of a call."""

@@ -18,12 +18,12 @@ from .explain import Change, Fault, Hypothesis, Suspect, findings, search
 from .floats import U32, Float64, Int64
 from .measure import Measured, measure, phases
 from .probe import Probe, along_axes, probe_positions
-from .recipes import Block, Recipe, frequency_order, recipe_of
+from .recipes import Block, Recipe, as_is, frequency_order, recipe_of
 from .report import Finding
 from .rotation_evidence import RotationEvidence
 from .rotation_faults import FAULTS, Measurements
 from .rules import Explanation, low_precision, possible_bases, rounded, rules, slowed
-from .sample import Sample, compared, error_ratios
+from .sample import Sample, error_ratios
 from .tolerance import bound, grades, pair_errors, theta_bound
 from .trials import Expectation, first_wrong
 from .truth import rotated
@@ -72,7 +72,8 @@ class RotationExplainer:
             return [self._to_the_last_digit(subtle, evidence, known)]
         if matches := search(evidence, known, self._rules):
             recipe = evidence.recipe(matches[0])
-            self.expected = None if recipe.rounds else partial(evidence.compared, recipe)
+            if not recipe.rounds:
+                self.expected = Expectation(partial(evidence.expected, recipe), recipe.place is not as_is)
             return findings(matches, partial(self._words, evidence), self.since)
         return [] if behaviour & EXPLICABLE else [self.unexplained()]
 
@@ -94,12 +95,13 @@ class RotationExplainer:
     def _measurements(self) -> Measurements:
         """The numbers that faults leave open, measured."""
         positions = probe_positions(self.probe.max_position)
-        self.measured = measured = measure(self.probe.operator(positions), positions, self.probe.unit, self.probe.step)
+        operator = self.probe.operator(positions)
+        self.measured = measured = measure(operator, positions, self.probe.unit, self.probe.step)
         if len(measured.theta) == self.rope.pairs:  # one pair for each frequency, in the order of Θ
             first = np.unique(frequency_order(self.rope), return_index=True)[1]
             measured = measured._replace(theta=measured.theta[first], uncertainty=measured.uncertainty[first])
         theta, p = measured.theta, len(measured.theta)
-        block = self._block(positions)
+        block = self._block(operator, positions)
         if not p:
             return Measurements(block=block)
         period = self.rope.pairs if isinstance(self.rope.scaling, Proportional) else p
@@ -125,10 +127,10 @@ class RotationExplainer:
         theta, expected = self.measured.theta, frequencies(self.rope)
         return len(theta) == len(expected) and bool((np.abs(theta - expected) <= 2.0**-5 * np.abs(expected)).all())
 
-    def _block(self, positions: Int64) -> Block | None:
+    def _block(self, operator: Float64, positions: Int64) -> Block | None:
         """What the features of every pair are multiplied with, if that is ±cos, ±sin or 0 in all pairs alike."""
         right, at = recipe_of(self.rope), self.probe.everywhere(positions)
-        operator, (cos, sin) = self.probe.operator(positions), cos_sin(replace(self.rope, direction=1), at)
+        cos, sin = cos_sin(replace(self.rope, direction=1), at)
         terms = {"cos": cos, "-cos": -cos, "sin": sin, "-sin": -sin, "0": np.zeros_like(cos)}
         allowed = 8 * (self.probe.unit + U32) + 2 * theta_bound(self.rope).max() * np.abs(positions)[:, None]
 
@@ -290,10 +292,12 @@ class RotationExplainer:
 
     def where(self) -> str:
         """The first wrong output, how many are wrong, and from which position on."""
-        ratio = compared(self.sample, self.rope, self.probe.dtype)[1] if self._ratio is None else self._ratio
+        ratio = self._ratio
+        if ratio is None:
+            ratio = error_ratios(self.sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
         if not (ratio > 1).any():
             return "no output is beyond what the worst grade allows"
-        where = first_wrong(self.truth, self.sample.y, ratio, self.sample.positions)
+        where = first_wrong(self.truth, self.sample.y, ratio > 1, self.sample.positions)
         features = (ratio > 1).any(axis=(0, 1))
         where += f", in {int(features.sum())} of {features.size} features"
         if self._switches():

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import definition
+from ..phase import cos_sin
 from ..theta import Rope
 from .ask import Unreadable
 from .floats import U32, UNIT, Float64, Int64
 from .probe import Probe, along_axes, probe_positions
 from .recipes import recipe_of
 from .tolerance import ANGLE32, bound, grades, pair_errors
-from .truth import rotated
 
 
 class Sample(NamedTuple):
@@ -68,34 +69,23 @@ def graded(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> Graded:
 
 def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> dict[str, Float64]:
     """Error over bound for every output, by grade."""
-    return _ratios(sample, rotated(sample.x, sample.positions, rope), rope, dtype, logarithm, grades(dtype))
-
-
-def compared(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> tuple[Float64, Float64]:
-    """The truth of a sample, and the error of every output over the bound of the worst grade."""
-    truth, worst = rotated(sample.x, sample.positions, rope), grades(dtype)[-1]
-    return truth, _ratios(sample, truth, rope, dtype, logarithm, (worst,))[worst]
-
-
-def _ratios(
-    sample: Sample, truth: Float64, rope: Rope, dtype: np.dtype[Any], logarithm: bool, among: Sequence[str]
-) -> dict[str, Float64]:
+    truth, allowed = expected_of(sample.x, sample.positions, rope, dtype, logarithm)
     error = np.abs(sample.y - truth)
     error[np.isnan(error)] = np.inf
     with np.errstate(all="ignore"):
-        allowed = bounds(sample, truth, rope, dtype, logarithm, among)
         return {grade: np.where(error == 0, 0.0, error / most) for grade, most in allowed.items()}
 
 
-def bounds(
-    sample: Sample, truth: Float64, rope: Rope, dtype: np.dtype[Any], logarithm: bool, among: Sequence[str]
-) -> dict[str, Float64]:
-    """How far off each output of a sample may be, by grade. Features that do not turn may be rounded once, to float32
-    where that is the grade."""
-    measures = pair_errors(sample.x, sample.positions, rope, logarithm=logarithm)
-    turning, by_grade = slice(rope.start, rope.start + rope.width), {}
-    for grade in among:
-        allowed = np.abs(sample.x) * (max(UNIT[dtype.name], U32) if grade == ANGLE32 else UNIT[dtype.name])
-        allowed[..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
-        by_grade[grade] = allowed
-    return by_grade
+def expected_of(
+    x: Float64, positions: Int64, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False,
+    among: Sequence[str] | None = None,
+) -> tuple[Float64, dict[str, Float64]]:  # fmt: skip
+    """The truth of a call, and how far off each output may be, by grade. Features that do not turn may be rounded once,
+    to float32 where that is the grade."""
+    tables, turning = cos_sin(rope, positions), slice(rope.start, rope.start + rope.width)
+    truth = definition.rotate(x, *tables, *definition.pairs(rope.layout, rope.width, rope.start))
+    measures, allowed = pair_errors(x, positions, rope, logarithm=logarithm, tables=tables), {}
+    for grade in grades(dtype) if among is None else among:
+        allowed[grade] = np.abs(x) * (max(UNIT[dtype.name], U32) if grade == ANGLE32 else UNIT[dtype.name])
+        allowed[grade][..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)
+    return truth, allowed

@@ -173,10 +173,10 @@ class PairErrors(NamedTuple):
     length: Float64  # a·|z|: the length of the pair
 
 
-def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False) -> PairErrors:
-    """The measures of `PairErrors`, written in the order of the rope's layout."""
+def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False, tables: Any = None) -> PairErrors:
+    """The measures of `PairErrors`, written in the order of the rope's layout; ``tables`` spare their computation."""
     first, second = (np.asarray(x, np.float64)[..., part] for part in pairs(rope.layout, rope.width, rope.start)[0])
-    cos, sin = cos_sin(rope, positions)
+    cos, sin = cos_sin(rope, positions) if tables is None else tables
     m = np.asarray(positions, np.float64)
     if rope.axes is None:
         m = np.broadcast_to(m[..., None], cos.shape)

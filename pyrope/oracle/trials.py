@@ -3,30 +3,62 @@
 Each trial is one call whose result must be right like any other; it carries the name of the mistake that it shows if it
 is not. `run_trials` compares the results with what is expected, which is the truth or, for a candidate whose mistake is
 known, the prediction of that mistake.
+
+Many lengths are cheap, since most trials are rows of one long `Pool`, whose results are computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .ask import Behaviour, Unreadable
+from .ask import Behaviour, Unreadable, compiles
 from .floats import Float64, Int64
 from .probe import Probe
 
-# x, y, positions -> what y should be, and the error of each output over what is allowed
-Expectation: TypeAlias = Callable[[Any, Float64, Int64], tuple[Float64, Float64]]
+# x (float64), positions -> what the candidate must return, and how far off each output may be
+Expected: TypeAlias = Callable[[Any, Int64], tuple[Float64, Float64]]
 _POWERS = (16, 32, 64, 128, 256, 512)  # rows at which kernels change their way, each tried with its neighbours
-_LENGTHS = {*range(1, 10), 12, 24, 48, 96, 192, 384, 640, 1024, 4097}
+_USUAL = {*range(1, 10), 12, 24, 48, 96, 192, 384, 640, 1024, 4097, *(n + k for n in _POWERS for k in (-1, 0, 1))}
+_EVERY, _LONGEST = 131, 4097  # all lengths below the first are tried
+_LARGER = (
+    *range(136, 257, 8), *range(288, 513, 32), *range(576, 1025, 64), *range(200, 1001, 100), 1023, 1025, 1280, 1500, 1536,
+    2000, 2047, 2048, 2049, 2560, 3000, 4000, 4096,
+)  # fmt: skip
+_LARGEST = 2**20  # elements of x in the calls of these lengths
+_COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # where each new shape is compiled first
+_ELSEWHERE = 500  # where consecutive positions begin that do not begin at 0
 _FEW = 8  # rows of a trial of memory or values
 _CLEARLY = 4  # times what is allowed: another path is far off, what is nearly not right everywhere is not
+_PATIENCE = 10.0  # seconds after which no more than the usual lengths are tried: a NumPy candidate takes one
+_BLOCK = 256  # rows of a pool that are computed at a time
+_LAST = 513  # rows of the longest calls that end at the largest position
 LENGTHS, CONSECUTIVE, POSITIONS = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
 MEMORY, VALUES, STEPS = "strides ignored", "not linear", "one row differs"
 HEADS, BATCHES = "heads read as positions", "heads differ"
 MISREAD, NEGATIVE = "positions misread", "negative positions wrong"
+BY_ROW = "positions of a batch misread"
 _FAULTS = (LENGTHS, CONSECUTIVE, POSITIONS, STEPS, HEADS, BATCHES, MEMORY, MISREAD, VALUES, NEGATIVE)
+
+
+class Pool(NamedTuple):
+    """Many rows; trials are calls of some of them, with a second head that is −2 times the first where they are few."""
+
+    x: Any  # (N, d)
+    positions: Int64  # (N,), or (axes, N)
+
+    def trial(self, fault: str, name: str, start: int, stop: int) -> Trial:
+        """The call of these rows."""
+        heads = _HEADS[: 2 if stop - start <= 64 else 1].astype(self.x.dtype)
+        return Trial(fault, name, heads * self.x[start:stop], self.positions[..., start:stop].copy(), self, start)
+
+
+_HEADS = np.array([1.0, -2.0])[:, None, None]
 
 
 class Trial(NamedTuple):
@@ -36,32 +68,82 @@ class Trial(NamedTuple):
     name: str  # what is particular about the call
     x: Any  # (…, n, d)
     positions: Int64  # (n,), or (axes, n)
+    pool: Pool | None = None  # which it is a part of, and where that part begins
+    start: int = 0
+    needed: bool = True  # even where calls are slow
 
 
-def trials(probe: Probe, by_call: bool, least: int = 0) -> Iterator[Trial]:
-    """All trials for this candidate, with positions from ``least`` on. If its table depends on the largest position of
-    a call, only calls that hold the largest position of all can be judged."""
-    for trial in (*_lengths(probe), *_orders(probe), *_axes(probe), *_memory(probe), *_values(probe)):
-        if not by_call or trial.positions.max() == probe.max_position:
+def trials(probe: Probe, by_call: bool, least: int = 0, compiled: bool = False) -> Iterator[Trial]:
+    """All trials for this candidate, with positions from ``least`` on; those that may be left out come last, and are
+    left out where each new shape is compiled. If its table depends on the largest position of a call, only calls that
+    hold the largest position of all can be judged."""
+    usual = sorted({probe.head_dim // 2, probe.head_dim, probe.head_dim + 1} | _USUAL)
+    pools = _pools(probe, by_call)
+    for trial in (
+        *_lengths(probe, _COMPILED if compiled else usual, pools),
+        *_orders(probe), *_axes(probe), *_memory(probe), *_values(probe),
+        *([] if compiled else _more_lengths(probe, set(usual), pools)),
+    ):  # fmt: skip
+        if not by_call or trial.positions.max(initial=-1) == probe.max_position:
             yield trial
     if least < 0 and not by_call:
         some = np.array([-1, 0, least, -(-least // 2), -min(7, -least), 1])
         yield Trial(NEGATIVE, f"positions from {least} on", probe.random(2, len(some), seed=25), probe.everywhere(some))
 
 
-def _lengths(probe: Probe) -> Iterator[Trial]:
-    """Every length with scattered and with consecutive positions, from 0 or from elsewhere."""
-    d, top = probe.head_dim, probe.max_position
-    lengths = {d // 2, d, d + 1} | _LENGTHS | {n + step for n in _POWERS for step in (-1, 0, 1)}
-    for n in sorted(lengths):
+class Pools(NamedTuple):
+    """The rows that trials of lengths are made of."""
+
+    scattered: Pool  # the first n have positions below 8n, in no order, none of them next to another
+    counted: Pool  # 0, 1, 2, …
+    ending: Pool  # …, the largest position
+
+
+def _pools(probe: Probe, by_call: bool) -> Pools:
+    """Where a table depends on the largest position of a call, that is the first of those in no order."""
+    top, rng = probe.max_position, np.random.default_rng(2104)
+    n, last = min(_LONGEST, top + 1), min(_LAST, top + 1)
+    at = 4 * np.arange(n) + rng.integers(0, 3, n) if 4 * n <= top else rng.permutation(n)
+    for power in range(1, n.bit_length()):
+        rng.shuffle(at[2**power : 2 ** (power + 1)])
+    if by_call:
+        at = np.insert(at[at != top], 0, top)[:n]
+    counted = np.arange(min(_LONGEST + _ELSEWHERE, top + 1))
+    return Pools(
+        Pool(probe.random(n, seed=1), probe.apart(at)),
+        Pool(probe.random(len(counted), seed=2), probe.everywhere(counted)),
+        Pool(probe.random(last, seed=3), probe.everywhere(top + 1 - last + np.arange(last))),
+    )
+
+
+def _rows(n: int) -> str:
+    return f"{n} row{'s' if n != 1 else ''}"
+
+
+def _lengths(probe: Probe, lengths: Iterable[int], pools: Pools) -> Iterator[Trial]:
+    """Each length with scattered and with consecutive positions, from 0 and from elsewhere."""
+    top, last, counted = probe.max_position, len(pools.ending.x), len(pools.counted.x)
+    for n in lengths:
         if n > top + 1:
             break
-        x = probe.random(2 if n <= 64 else 1, n, seed=n)
-        scattered = np.random.default_rng(n).permutation(min(top + 1, 4 * n + 8))[:n]
-        yield Trial(LENGTHS, f"{n} rows", x, probe.apart(scattered))
-        yield Trial(CONSECUTIVE, f"positions 0 to {n - 1}", x, probe.everywhere(np.arange(n)))
-        start = min(1000 + n, top + 1 - n) if n % 2 else top + 1 - n
-        yield Trial(CONSECUTIVE, f"positions {start} to {start + n - 1}", x, probe.everywhere(start + np.arange(n)))
+        yield pools.scattered.trial(LENGTHS, _rows(n), 0, n)
+        yield pools.counted.trial(CONSECUTIVE, f"positions 0 to {n - 1}", 0, n)
+        if n % 2:
+            start = min(_ELSEWHERE, counted - n)
+            yield pools.counted.trial(CONSECUTIVE, f"positions {start} to {start + n - 1}", start, start + n)
+        elif n <= last:
+            yield pools.ending.trial(CONSECUTIVE, f"positions {top + 1 - n} to {top}", last - n, last)
+
+
+def _more_lengths(probe: Probe, usual: set[int], pools: Pools) -> Iterator[Trial]:
+    """Every length up to 130, and many beyond, with scattered and, up to there, with consecutive positions: a path of
+    its own may begin or be taken at any of them."""
+    for n in sorted({*range(_EVERY), *_LARGER} - usual):
+        if n > probe.max_position + 1 or n * probe.head_dim > _LARGEST:
+            break
+        yield pools.scattered.trial(LENGTHS, _rows(n), 0, n)._replace(needed=False)
+        if 0 < n < _EVERY:
+            yield pools.counted.trial(CONSECUTIVE, f"positions 0 to {n - 1}", 0, n)._replace(needed=False)
 
 
 def _orders(probe: Probe) -> Iterator[Trial]:
@@ -71,6 +153,7 @@ def _orders(probe: Probe) -> Iterator[Trial]:
     named = {
         "descending positions": counted[::-1], "positions 2 apart": 2 * counted, "positions 3 apart": 3 * counted,
         "one position for all rows": np.full(n, 5), "position 0 for all rows": np.zeros(n, np.int64),
+        "two positions exchanged": np.where(np.abs(2 * counted - n + 1) == 1, n - 1 - counted, counted),
         "each position twice": counted // 2, "positions that start again": counted % max(n // 2, 1),
         "positions 0, 0, 0, 1, 2, …": np.maximum(counted - 2, 0), "positions from 1 on": counted + 1,
     }  # fmt: skip
@@ -158,26 +241,79 @@ class Outcome(NamedTuple):
     wrong: str  # the first wrong output, in words; empty where all are right
 
 
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """What is expected of any call."""
+
+    expected: Expected
+    by_row: bool = False  # whether the result of a row depends on where in the call it stands
+    _pools: dict[int, tuple[Float64, Float64]] = field(default_factory=dict)
+
+    def of(self, trial: Trial) -> tuple[Float64, Float64]:
+        """What a trial must return, and how far off each output may be."""
+        if trial.pool is None or self.by_row:
+            return self.expected(trial.x.astype(np.float64), trial.positions)
+        out, allowed = self._pool(trial.pool)
+        rows = slice(trial.start, trial.start + trial.x.shape[-2])
+        if len(trial.x) == 1:
+            return out[None, rows], allowed[None, rows]
+        return _HEADS * out[rows], np.abs(_HEADS) * allowed[rows]
+
+    def _pool(self, pool: Pool) -> tuple[Float64, Float64]:
+        if id(pool.x) not in self._pools:
+            out, allowed = np.empty(pool.x.shape), np.empty(pool.x.shape)
+            for start in range(0, len(out), _BLOCK):
+                rows = slice(start, start + _BLOCK)
+                result = self.expected(pool.x[None, rows].astype(np.float64), pool.positions[..., rows])
+                out[rows], allowed[rows] = (part[0] for part in result)
+            self._pools[id(pool.x)] = out, allowed
+        return self._pools[id(pool.x)]
+
+
 def run_trials(probe: Probe, expected: Expectation, by_call: bool, least: int = 0) -> tuple[Behaviour, list[str]]:
-    """What the candidate does wrong in some calls, by the name of the mistake, and what it did not take, in words."""
-    outcomes, refused = list[Outcome](), dict[str, str]()
-    for trial in trials(probe, by_call, least):
+    """What the candidate does wrong in some calls, by the name of the mistake, and what was not tried, in words."""
+    begin, compiled, outcomes, refused = time.monotonic(), compiles(), list[Outcome](), dict[str, list[str]]()
+    notes = []
+    if compiled:
+        notes.append(f"each new shape is compiled: of the lengths only {', '.join(map(str, _COMPILED))} were tried")
+    for trial in trials(probe, by_call, least, compiled):
+        if not trial.needed and time.monotonic() - begin > _PATIENCE:
+            notes.append(f"its calls are slow: other lengths, from {trial.name} on, were not tried")
+            break
         try:
-            y = probe.hand_over(trial.x, trial.positions)
+            outcomes.append(Outcome(trial, _compared(probe, expected, trial)))
         except Unreadable as error:
-            refused.setdefault(trial.fault, f"{trial.name}: not tried, since {error}")
-            continue
-        truth, ratio = expected(trial.x.astype(np.float64), y, trial.positions)
-        outcomes.append(
-            Outcome(trial, first_wrong(truth, y, ratio, trial.positions) if (ratio > _CLEARLY).any() else "")
-        )
-    return _named(outcomes), list(refused.values())
+            refused.setdefault(trial.fault, [f"not tried, since {error}"]).append(trial.name)
+    named, note = _by_batch_row(probe, expected, by_call)
+    notes += [f"{_listed(names)}: {reason}" for reason, *names in refused.values()] + note
+    return {**_named(outcomes), **named}, notes
 
 
-def first_wrong(truth: Float64, y: Float64, ratio: Float64, positions: Int64) -> str:
+def _compared(probe: Probe, expected: Expectation, trial: Trial) -> str:
+    """The first wrong output of a trial, in words; a result of another shape is wrong, where others are taken."""
+    try:
+        y = probe.hand_over(trial.x, trial.positions)
+    except Unreadable as error:
+        if error.kind == "shape" and trial.fault == LENGTHS:
+            return str(error)
+        raise
+    return _wrong(*expected.of(trial), y, trial.positions)
+
+
+def _wrong(out: Float64, allowed: Float64, y: Float64, positions: Int64) -> str:
+    with np.errstate(all="ignore"):
+        off = np.abs(y - out)
+        bad = ~(off <= allowed)
+        if not bad.any():
+            return ""
+        bad &= np.isfinite(y) | np.isfinite(out)
+        clearly = bad & ~(off <= _CLEARLY * allowed)
+    return first_wrong(out, y, bad, positions) if clearly.any() else ""
+
+
+def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     """The first wrong output by its row, with its index, the number expected and the number that came."""
     at = positions if positions.ndim == 1 else positions.max(axis=0)
-    bad = ratio > 1
     rows = np.flatnonzero(bad.any(axis=(*range(bad.ndim - 2), bad.ndim - 1)))
     row = int(rows[np.argmin(np.abs(at[rows]))])
     head = tuple(int(i) for i in np.argwhere(bad[..., row, :])[0])
@@ -188,11 +324,41 @@ def first_wrong(truth: Float64, y: Float64, ratio: Float64, positions: Int64) ->
     )
 
 
+def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[Behaviour, list[str]]:
+    """Whether each row of a batch is turned by its own positions, where these may be (b, n) or (b, 1, n). The sizes are
+    different primes, so that nothing fits by chance."""
+    b, h, n = [k for k in (3, 2, 5, 7, 11) if k not in (probe.head_dim, probe.head_dim // 2)][:3]
+    if probe.max_position < 4 * b * n:
+        return {}, []
+    at = 3 * np.random.default_rng(n).permutation(b * n).reshape(b, n)
+    at[:, 0] = probe.max_position if by_call else at[:, 0]
+    x, positions = probe.random(b, h, n, seed=29), probe.apart(at)
+    each = [positions[..., i, :] for i in range(b)]
+    wrong = ""
+    for shape, given in ((f"({b}, {n})", positions), (f"({b}, 1, {n})", positions[..., None, :])):
+        try:
+            y = probe.hand_over(x, given.copy())
+        except Unreadable:
+            continue
+        for i in range(b):
+            words = _wrong(*expected.expected(x[i].astype(np.float64), each[i]), y[i], each[i])
+            if words:
+                first = not any(_wrong(*expected.expected(x[j].astype(np.float64), each[0]), y[j], each[0]) for j in range(b))
+                how = "all rows are turned by the positions of row 0" if first else f"in row {i}, {words}"
+                wrong = wrong or f"positions of shape {shape} for x of shape {x.shape}: {how}"
+                break
+        else:
+            return {}, []
+    if wrong:
+        return {BY_ROW: wrong}, []
+    return {}, ["positions of their own for the rows of a batch, (b, n) or (b, 1, n), are not taken"]
+
+
 def _named(outcomes: list[Outcome]) -> Behaviour:
     """The mistakes that show, and in which calls. Nothing else is to blame where the same number of rows goes wrong
     with any positions, or where every number of rows does."""
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
-    right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong] for fault in _FAULTS}
+    right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong and o.trial.x.size] for fault in _FAULTS}
     lengths = {o.trial.x.shape[-2] for o in wrong[LENGTHS]}
     for fault in wrong.keys() - {LENGTHS}:
         wrong[fault] = [o for o in wrong[fault] if o.trial.x.shape[-2] not in lengths]
@@ -201,8 +367,28 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
 
 
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
-    names = [o.trial.name for o in wrong]
-    listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    others = f"; right: {', '.join(o.trial.name for o in right[:6])}" if right else ""
-    return f"wrong: {listed}{others}; {wrong[0].trial.name}: {wrong[0].wrong}"
+    others = f"; right: {_listed([o.trial.name for o in right])}" if right else ""
+    if wrong[0].trial.fault == LENGTHS:
+        others += lengths_in_words(*({o.trial.x.shape[-2] for o in some} for some in (wrong, right)))
+    return f"wrong: {_listed([o.trial.name for o in wrong])}{others}; {wrong[0].trial.name}: {wrong[0].wrong}"
+
+
+def lengths_in_words(wrong: set[int], right: set[int]) -> str:
+    """Which lengths are wrong, if a rule says it; the sets are those that were tried."""
+    if not right or len(wrong) < 3:
+        return ""
+    if max(right) < min(wrong):
+        return f"; so all are right up to {max(right)}, and wrong from {min(wrong)} on"
+    if max(wrong) < min(right):
+        return f"; so all are wrong up to {max(wrong)}, and right from {min(right)} on"
+    for k in (math.gcd(*wrong), math.gcd(*(n for n in right if n > min(wrong)))):
+        if k > 1 and not any(n % k == 0 for n in right):
+            return f"; so the multiples of {k} are wrong"
+        if k > 1 and not any(n % k == 0 for n in wrong):
+            return f"; so above {min(wrong) - 1} only multiples of {k} are right"
+    return ""
