@@ -24,25 +24,30 @@ settings.register_profile("search", max_examples=1000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 
 
-def _gpu() -> str:
-    """Why CuPy cannot be used here, or nothing."""
+def _device() -> tuple[str, str]:
+    """The device that CuPy computes on, and why there is none."""
     try:
-        pyrope.get("cupy")
+        cupy = pyrope.get("cupy")
     except (ImportError, RuntimeError) as error:
-        return str(error)
-    return ""
+        return "", str(error)
+    return f"CuPy {cupy.__version__} on {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}", ""
 
 
-NO_GPU = _gpu()
+DEVICE, NO_DEVICE = _device()
+ON_CPU = DEVICE.endswith("CPU (cpucuda)")  # tests/cpucuda: CuPy itself, on a CPU
+if ON_CPU:
+    cupy_contract.real.cuda.set_allocator(None)  # no pool, so that every new array is new memory, which is poisoned
 BACKENDS = [
     pytest.param("numpy"),
     pytest.param("double", marks=pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)),
-    pytest.param("cupy", marks=pytest.mark.skipif(bool(NO_GPU), reason="not run on a GPU: no device answers")),
+    pytest.param("cupy", marks=pytest.mark.skipif(not DEVICE, reason="not run on a GPU: no device answers")),
 ]
 
 
 def pytest_report_header() -> str:
-    return f"GPU: NOT TESTED, a device double stands in: {NO_GPU}" if NO_GPU else "GPU: the suite runs on real CuPy too"
+    if ON_CPU:
+        return f"GPU: NOT TESTED; the tests with cupy in their names run {DEVICE}, with poisoned memory"
+    return f"GPU: the suite runs on {DEVICE} too" if DEVICE else f"GPU: NOT TESTED, a device double stands in: {NO_DEVICE}"
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

