@@ -269,15 +269,18 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            wrong[fault] = [o for o in wrong[fault] if o.trial.question.q.shape[-2] not in lengths]
+            size = (lambda q: q.k.shape[-2]) if fault == DECODING else (lambda q: q.q.shape[-2])
+            wrong[fault] = [o for o in wrong[fault] if size(o.trial.question) not in lengths]
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
 
 
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
     names = [o.trial.question.name for o in wrong]
     others = f"; right: {listed_names([o.trial.question.name for o in right])}" if right else ""
-    if wrong[0].trial.fault == LENGTHS:
-        others += lengths_in_words(*({o.trial.question.q.shape[-2] for o in some} for some in (wrong, right)))
+    if wrong[0].trial.fault in (LENGTHS, DECODING):
+        some = ([o.trial.question for o in outcomes] for outcomes in (wrong, right))
+        one = wrong[0].trial.fault == DECODING  # of one query by its keys
+        others += lengths_in_words(*({q.k.shape[-2] for q in qs if not one or q.q.shape[-2] == 1} for qs in some))
     return f"wrong: {listed_names(names)}{others}; {names[0]}: {wrong[0].wrong}"
 
 
