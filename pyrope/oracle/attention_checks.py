@@ -28,7 +28,7 @@ from .ask import Behaviour, Candidate, Unreadable, ask
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import ATTENTION, Measurements, other_ropes
 from .attention_steps import Steps
-from .attention_trials import caches, decoding, lengths, memory, values
+from .attention_trials import caches, decoding, lengths, memory, more_lengths, values
 from .examination import Begin, Trials, examine, make_spec
 from .floats import float_dtype
 from .questions import LENGTH, Question, Questions
@@ -67,7 +67,7 @@ def check_attention(
     questions, notes = _questions(draw, _accepted(fn), fewer, incremental, demanded=bool(cache))
     expected = f"softmax attention of {_described(spec)}, {dtype.name}"
     exam = Exam(SOFTMAX, expected, spec, dtype.name, questions, tuple(notes), prefill=causal and cache is None)
-    others = (*[caches] * (incremental is not None), memory, values, *[decoding] * fewer)
+    others = (*[caches] * (incremental is not None), memory, values, *[decoding] * fewer, more_lengths)
     grouped = grouped_exam(exam, dtype, max_position) if key_heads is None else None
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 

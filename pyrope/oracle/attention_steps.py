@@ -26,7 +26,7 @@ class Steps:
     scale: float = 1.0  # times the right one
     groups: str = "repeated"  # or "tiled", or "first": all read key head 0
     batch: str = "own"  # or "first": all rows read the keys of row 0
-    exchanged: bool = False  # keys as values, values as keys
+    exchanged: str = ""  # or "kv", keys as values and values as keys; "qk", where there are as many queries as keys
     rotated: str = "qk"  # each as often as it stands here
     rope: Rope | None = None  # instead of the right one
     times: int = 1  # how often q and k are rotated
@@ -92,7 +92,7 @@ def attend(
     (_, h, n, _), m = q.shape, k.shape[-2]
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
-    if steps.exchanged:
+    if steps.exchanged == "kv":
         k, v = v, k
     if spec.rope is not None:
         rope, places = _rope_of(steps, spec.rope, positions), _places(steps, positions, n, turns)
@@ -102,6 +102,8 @@ def attend(
             for name, x in (("q", q), ("k", k), ("v", v))
         )
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
+    if steps.exchanged == "qk" and n == m:
+        q, k = k, q
     with np.errstate(all="ignore"):
         scores = _scores(spec, steps, q, k, _seen(spec, steps, n, m, mask, segments))
         weights = _softmax(spec, steps, scores)
@@ -277,7 +279,7 @@ class LinearSteps:
 
     feature_map: str | None = None  # instead of the right one
     scaled: tuple[float, float] = (1.0, 1.0)  # q and k, before the map
-    exchanged: bool = False  # as in Steps
+    exchanged: str = ""  # as in Steps
     order: str = "map first"  # or "rotation first", "no rotation"
     rotated: str = "qk"
     times: int = 1
@@ -323,7 +325,8 @@ def attend_linearly(
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
-    q, k, v = (q, v, k) if steps.exchanged else (q, k, v)
+    q, k, v = (q, v, k) if steps.exchanged == "kv" else (q, k, v)
+    q, k = (k, q) if steps.exchanged == "qk" and n == k.shape[-2] else (q, k)
     q, k = (x if scale == 1 else x * scale for x, scale in zip((q, k), steps.scaled, strict=True))
     rope = None if spec.rope is None or steps.order == "no rotation" else _rope_of(steps, spec.rope, positions)
     rope = rope.pure if rope is not None and not steps.factor else rope

@@ -17,7 +17,8 @@ from ..backend import Array
 from .ask import Behaviour, Unreadable
 from .attention_evidence import Exam, first_wrong
 from .floats import U32, U64
-from .questions import Question, Questions
+from .questions import TOKENS, Question, Questions
+from .trials import PATIENCE, cpu_seconds, lengths_in_words, listed_names
 
 Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in float64
 LENGTHS, CONSECUTIVE = "some lengths wrong", "consecutive positions wrong"
@@ -26,6 +27,10 @@ CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", 
 VALUES, LEAK = "some values wrong", "rows leak into each other"
 _FAULTS = (LENGTHS, CONSECUTIVE, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
+_EVERY = 131  # all lengths below are tried
+_LARGER = (*range(144, 257, 16), 200, 300, 320, 384, 400, 1000, 1024)
+_LONGER = (1500, 2048, TOKENS)  # keys of one query
+_COMPILED = (2, 17, 64, 129, 512)  # where each new shape is compiled first
 _FEW, _LONG = 9, 4096
 _CALLS = {
     "one token each": (1,) * 40, "chunks of 16": (16,) * 5, "a prompt of 64, then one each": (64, 1, 1, 1, 1),
@@ -40,6 +45,7 @@ class Trial(NamedTuple):
     question: Question
     judged: tuple[tuple[int, int], ...]  # the queries that are judged: before which one, and how many
     spoilt: int | None = None  # a token whose own output may be anything
+    needed: bool = True  # even where calls are slow
 
 
 def _some(n: int, causal: bool) -> tuple[tuple[int, int], ...]:
@@ -53,16 +59,15 @@ def _some(n: int, causal: bool) -> tuple[tuple[int, int], ...]:
 def lengths(draw: Questions) -> Iterator[Trial]:
     """Every length, with positions that are apart and with consecutive ones, from 0 or from elsewhere."""
     spec, top = draw.spec, draw.max_position
-    usual = {n + step for n in _POWERS for step in (-1, 0, 1)}
-    for n in sorted(usual | {_FEW, spec.head_dim, spec.heads, 600}):
+    usual = {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, 600}
+    for n in _COMPILED if draw.few_shapes else sorted(usual):
         if n > min(top, 1024):
             break
-        question, judged = draw.random(f"{n} token{'s' if n > 1 else ''}", n, batch=1), _some(n, spec.causal)
+        question, judged = _first(draw.tokens, n, n, _tokens(n)), _some(n, spec.causal)
         if spec.rope is None:
             yield Trial(LENGTHS, question, judged)
             continue
-        apart = np.sort(np.random.default_rng(n).choice(min(top, 2 * n + 8), n, replace=False))[None]
-        yield Trial(LENGTHS, replace(question, positions=apart), judged)
+        yield Trial(LENGTHS, replace(question, positions=_apart(n, top)), judged)
         if n % 2 and n not in (1, _FEW, spec.head_dim, 65):
             continue
         start = 0 if n % 4 else min(1000 + n, top - n)
@@ -70,12 +75,51 @@ def lengths(draw: Questions) -> Iterator[Trial]:
         yield Trial(CONSECUTIVE, replace(question, name=name, positions=start + np.arange(n)[None]), judged)
 
 
+def more_lengths(draw: Questions) -> Iterator[Trial]:
+    """Every length up to 130, and many beyond, of which the last queries are judged, and of some one in the middle."""
+    spec, top = draw.spec, draw.max_position
+    if draw.few_shapes:
+        return
+    lengths = [n for n in sorted({*range(_EVERY), *_LARGER}) if n <= top]
+    for n in lengths:
+        judged = ((n // 2 + 1, 1), (n, 3)) if spec.causal and n % 8 == 0 else ((n, 3),)
+        question = _first(draw.tokens, n, n, _tokens(n))
+        if spec.rope is not None:
+            question = replace(question, positions=_apart(n, top))
+        yield Trial(LENGTHS, question, judged if n else (), needed=False)
+
+
+def _first(tokens: Question, queries: int, keys: int, name: str) -> Question:
+    """The first of many tokens: to draw them anew would take longer than to ask."""
+    q, k, v = (np.ascontiguousarray(x[:, :, :n]) for x, n in ((tokens.q, queries), (tokens.k, keys), (tokens.v, keys)))
+    return replace(tokens, name=name, q=q, k=k, v=v, positions=None)
+
+
+def _tokens(n: int) -> str:
+    return f"{n} token{'s' if n != 1 else ''}"
+
+
+def _apart(n: int, top: int) -> Array:
+    """Positions (1, n) that rise, not by one."""
+    return np.sort(np.random.default_rng(n).choice(min(top, 2 * n + 8), n, replace=False))[None]
+
+
 def decoding(draw: Questions) -> Iterator[Trial]:
-    """One query, some, and the chunk of a prompt, over many keys."""
-    for queries, keys in ((1, 128), (1, 129), (1, 300), (3, 300), (17, 300), (64, 192), (1, 1000), (4, 1000)):
-        name = f"{queries} quer{'y' if queries == 1 else 'ies'} over {keys} keys"
-        question = draw.random(name, keys, queries=queries, batch=2)
+    """One query, some, and the chunk of a prompt, over many keys; and one query over every number of keys."""
+    some = ((1, 128), (1, 129), (1, 300), (3, 300), (17, 300), (64, 192), (1, 1000), (4, 1000))
+    for queries, keys in some[2:5] if draw.few_shapes else some:
+        question = _first(draw.tokens, queries, keys, _over(queries, keys))
+        if keys <= 300:
+            question = draw.random(question.name, keys, queries=queries, batch=2)
         yield Trial(DECODING, question, ((queries, 24),))
+    if draw.few_shapes:
+        return
+    for keys in sorted({*range(2, _EVERY), *_LARGER, *_LONGER}):
+        yield Trial(DECODING, _first(draw.tokens, 1, keys, _over(1, keys)), ((1, 1),), needed=False)
+
+
+def _over(queries: int, keys: int) -> str:
+    return f"{queries} quer{'y' if queries == 1 else 'ies'} over {keys} keys"
 
 
 def caches(draw: Questions) -> Iterator[Trial]:
@@ -174,16 +218,21 @@ class Outcome(NamedTuple):
 
 
 def run_trials(exam: Exam, asks: Asks, listed: Iterator[Trial]) -> tuple[Behaviour, list[str]]:
-    """What the candidate does wrong in some calls, by the name of the mistake, and what it did not take, in words."""
-    outcomes, refused = list[Outcome](), dict[str, list[str]]()
+    """What the candidate does wrong in some calls, by the name of the mistake, and what was not tried, in words."""
+    outcomes, refused, late, begin = list[Outcome](), dict[str, list[str]](), list[str](), cpu_seconds()
     for trial in listed:
-        try:
-            answer = asks(trial.question)
-        except Unreadable as error:
-            refused.setdefault(error.reason, []).append(trial.question.name)
+        if not trial.needed and cpu_seconds() - begin > PATIENCE:
+            late.append(trial.question.name)
             continue
-        outcomes.append(Outcome(trial, _compared(exam, trial, answer)))
-    notes = [f"not taken by the candidate: {_listed(names)}; {reason}" for reason, names in refused.items()]
+        try:
+            outcomes.append(Outcome(trial, _compared(exam, trial, asks(trial.question))))
+        except Unreadable as error:
+            if trial.fault == LENGTHS and error.kind == "shape":
+                outcomes.append(Outcome(trial, error.reason))
+            elif trial.question.q.size:  # nothing at all may be refused
+                refused.setdefault(error.reason, []).append(trial.question.name)
+    notes = [f"not taken by the candidate: {listed_names(names)}; {reason}" for reason, names in refused.items()]
+    notes += [f"its calls are slow: not tried were {listed_names(late)}"] if late else []
     return _named(outcomes), notes
 
 
@@ -214,28 +263,25 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
     call, and nothing at all is said where every number of tokens does: up to three tokens show little."""
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
     right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong] for fault in _FAULTS}
+    right[LENGTHS] = [o for o in right[LENGTHS] if o.trial.question.q.size]
     lengths = {o.trial.question.k.shape[-2] for o in wrong[LENGTHS]}
     if lengths and not any(o.trial.question.k.shape[-2] > 3 for o in right[LENGTHS]):
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            wrong[fault] = [o for o in wrong[fault] if o.trial.question.q.shape[-2] not in lengths]
+            size = (lambda q: q.k.shape[-2]) if fault == DECODING else (lambda q: q.q.shape[-2])
+            wrong[fault] = [o for o in wrong[fault] if size(o.trial.question) not in lengths]
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
     names = [o.trial.question.name for o in wrong]
-    others = f"; right: {_listed([o.trial.question.name for o in right])}" if right else ""
-    longest, shortest = (
-        f(o.trial.question.q.shape[-2] for o in some) for f, some in ((max, right or wrong), (min, wrong))
-    )
-    if wrong[0].trial.fault == LENGTHS and longest < shortest:
-        others += f"; so up to {longest} tokens all are right, from {shortest} on all are wrong"
-    return f"wrong: {_listed(names)}{others}; {names[0]}: {wrong[0].wrong}"
+    others = f"; right: {listed_names([o.trial.question.name for o in right])}" if right else ""
+    if wrong[0].trial.fault in (LENGTHS, DECODING):
+        some = ([o.trial.question for o in outcomes] for outcomes in (wrong, right))
+        one = wrong[0].trial.fault == DECODING  # of one query by its keys
+        others += lengths_in_words(*({q.k.shape[-2] for q in qs if not one or q.q.shape[-2] == 1} for qs in some))
+    return f"wrong: {listed_names(names)}{others}; {names[0]}: {wrong[0].wrong}"
 
 
 def overwritten(call: Callable[[Question], Any], draw: Questions) -> str:

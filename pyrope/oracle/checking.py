@@ -130,7 +130,7 @@ class _Check:
             notes.append("each angle is the one before times a ratio, as in ggml: about as good as a float32 angle")
         elif result.logarithm:
             notes.append("the frequencies are worse than by a float32 power, and as good as by a float32 logarithm")
-        findings = [self._with_place(finding) for finding in findings] + self._in_some_calls(notes)
+        findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
         if verdict == "equivalent" and self.strict:
             findings.append(_finding("another order of features", notes.pop(len(probe.notes))))
         verdict = "wrong" if findings else verdict
@@ -198,19 +198,17 @@ class _Check:
         probe.behaviour.setdefault(LENGTHS, f"right in calls of 7 rows, wrong in one of {n}")
         return sample
 
-    def _in_some_calls(self, notes: list[str]) -> list[Finding]:
-        """What goes wrong in calls of a special kind, if it is known what is right in all others."""
+    def _with_some_calls(self, findings: list[Finding], notes: list[str]) -> list[Finding]:
+        """The findings, with what goes wrong in calls of a special kind, if it is known what is right in all others."""
         if self.explainer.expected is None or self.probe.behaviour.keys() - {LENGTHS, *HARMLESS}:
-            return []
+            return findings
         named = set(self.probe.behaviour)
         wrong, refused = run_trials(self.probe, self.explainer.expected, self.by_call, self.least)
         self.probe.look_again()
         notes += refused
-        return [
-            _finding(name, evidence)
-            for name, evidence in ({**self.probe.behaviour, **wrong}).items()
-            if name not in named
-        ]
+        new = {**{name: words for name, words in self.probe.behaviour.items() if name not in named}, **wrong}
+        kept = [finding for finding in findings if finding.fault not in new]
+        return kept + [_finding(name, evidence) for name, evidence in new.items()]
 
     def _coarse(self, grade: str, ratio: Float64) -> Finding:
         sample = self.explainer.sample

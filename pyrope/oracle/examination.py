@@ -16,7 +16,7 @@ import numpy as np
 from .. import checks
 from ..backend import Array
 from ..theta import Rope, check_rope
-from .ask import Behaviour, Candidate, Unreadable, ask
+from .ask import Behaviour, Candidate, Unreadable, ask, compiles
 from .attention_evidence import AttentionEvidence, Exam, call_by_call
 from .attention_faults import BEHAVIOUR, Measurements
 from .attention_trials import Trial, caches, decoding, overwritten, run_trials
@@ -168,6 +168,9 @@ def _with_trials(
 
     unexplained = any(finding.fault == "unexplained" for finding in wrong)
     listed: tuple[Callable[[Questions], Iterator[Trial]], ...] = (trials.lengths, *trials.others)
+    draw.few_shapes = compiles()
+    if draw.few_shapes:
+        notes.append("each new shape is compiled: few lengths were tried")
     if unexplained:
         listed = (caches if all(exam.questions[i].calls for i in evidence.failed) else trials.lengths,)
     named, refused = run_trials(exam, asks, (trial for some in listed for trial in some(draw)))

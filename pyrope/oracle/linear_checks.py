@@ -22,7 +22,7 @@ from .attention_checks import grouped_exam, measured_ropes
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import LINEAR, USUAL_CHUNKS, Measurements, other_ropes
 from .attention_steps import LinearSteps
-from .attention_trials import caches, lengths, long, memory, values
+from .attention_trials import caches, lengths, long, memory, more_lengths, values
 from .examination import Begin, Trials, examine, make_spec
 from .floats import U32, float_dtype
 from .questions import Question, Questions
@@ -61,7 +61,7 @@ def check_linear_attention(
     expected += f"{'causal' if causal else 'not causal'}, {rope!r}, {dtype.name}"
     draw = Questions(spec, dtype, max_position)
     exam = Exam(LINEAR_KIND, expected, spec, dtype.name, _questions(draw, incremental))
-    others = (*[caches] * (incremental is not None), memory, values, long)
+    others = (*[caches] * (incremental is not None), memory, values, long, more_lengths)
     grouped = grouped_exam(exam, dtype, max_position) if key_heads is None else None
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 

@@ -140,7 +140,14 @@ class Probe:
         bad = (off > 8 * unit * largest) | (np.isfinite(a) != np.isfinite(b))
         if not bad.any():
             return ""
-        return f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off, initial=0):.3g}"
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        places = zip(("head", "row", "feature")[-len(index) :], index, strict=False)
+        where = f"first at {', '.join(f'{name} {i}' for name, i in places)}: {b[index]:.6g} and {a[index]:.6g}"
+        words = f"{int(bad.sum())} of {bad.size} outputs differ, by up to {np.nanmax(off, initial=0):.3g}; {where}"
+        heads = np.flatnonzero(bad.any(axis=(1, 2))) if bad.ndim == 3 else np.empty(0)
+        if 0 < len(heads) < len(bad):
+            words += f"; heads that differ: {', '.join(map(str, heads[:8]))}{', …' if len(heads) > 8 else ''}"
+        return words
 
     def behave(self) -> None:
         """Tries what a rotation must do beside rotating, and notes in `behaviour` what the candidate does wrong."""

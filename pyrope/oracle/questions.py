@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from ..theta import frequencies
 from .floats import UNIT
 from .truth import Spec
 
+TOKENS = 2049  # of the longest calls with all heads
 LENGTH = 24  # tokens of most questions
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
 MANY = "many small weights"  # the question of which a low-precision sum loses some
@@ -63,6 +65,7 @@ class Questions:
     def __init__(self, spec: Spec, dtype: np.dtype[Any], max_position: int) -> None:
         self.spec, self.dtype, self.rng = spec, dtype, np.random.default_rng(2104)
         self.max_position = checks.integer("max_position", max_position, 512)
+        self.few_shapes = False  # whether each new shape is compiled first, so that trials have few of them
 
     def _draw(self, b: int, heads: int, n: int, signs: bool = False) -> Array:
         x = self.rng.standard_normal((b, heads, n, self.spec.head_dim))
@@ -82,11 +85,16 @@ class Questions:
 
     def random(self, name: str, n: int, *, queries: int | None = None, batch: int = 3, far: bool = False) -> Question:
         """Random numbers, values ±1, at consecutive positions or far apart."""
-        q = self._draw(batch, self.spec.heads, min(n, queries or n))
+        q = self._draw(batch, self.spec.heads, n if queries is None else min(n, queries))
         k, v = self._draw(batch, self.spec.key_heads, n), self._draw(batch, self.spec.key_heads, n, signs=True)
         if self.spec.feature_map.startswith("relu"):  # or many would have no feature in common, and nothing to sum
             q, k = q + self.dtype.type(1), k + self.dtype.type(1)
         return Question(name, q, k, v, positions=self._positions(batch, n, far))
+
+    @functools.cached_property
+    def tokens(self) -> Question:
+        """As many tokens as the longest calls have, of which others are the first ones."""
+        return self.random("", TOKENS, batch=1)
 
     def at_zero(self) -> Question:
         """Float32 numbers at position 0, where angles have no error: what is off there comes from elsewhere."""

@@ -79,13 +79,16 @@ class RotationExplainer:
 
     def _to_the_last_digit(self, subtle: Finding, evidence: RotationEvidence, known: list[Suspect]) -> Finding:
         """Where only the last digits are wrong, a mistake is named only if it predicts them."""
-        if recursive := self.recursive():  # which look like a base that is no round number
-            return recursive
         fits: list[tuple[float, int, Fault, Change]] = []
         for fault, change in known:
             recipe = replace(recipe_of(self.rope), **change.fields)
             if fault.name != subtle.fault and self._to_the_last(recipe) and evidence.explains(recipe):
                 fits.append((evidence.distance(recipe), len(fits), fault, change))
+        if recursive := self.recursive():  # which look like a base that is no round number
+            products = FAULTS["recursive frequencies"].changes(self.rope, Measurements())
+            nearest = min(evidence.distance(replace(recipe_of(self.rope), **change.fields)) for change in products)
+            if not fits or nearest <= 4 * min(fits)[0]:
+                return recursive
         if fits:
             _, _, fault, change = min(fits)
             drifts = {fault.name, subtle.fault} == {"wrong base", "recursive frequencies"}

@@ -382,11 +382,9 @@ def _long_original(rope: Rope, measured: Measurements | None) -> Iterable[Change
 def _llama3_swapped(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, Llama3):
         w = _powers(rope)
-        yield from _theta(
-            "a step where the ramp should be",
-            np.where(2 * np.pi / w > s.original_length / s.high, w / s.factor, w),
-            rope,
-        )
+        for turns in (s.high, s.low):  # whichever comes first: what is slowed down, or what is kept
+            step = np.where(s.original_length * w / (2 * np.pi) < turns, w / s.factor, w)
+            yield from _theta(f"a step at {turns:g} turns where the ramp should be", step, rope)
         yield from _theta("the ramp runs backwards", _llama3(w, s, s.high, s.low), rope)
 
 

@@ -144,7 +144,7 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
             ramp = np.clip(kept if line is None else np.polyval(line, along), 0, 1)
             usual = _usual(name, replace(rope, base=base), s, measured, fits)
             if usual or (fits(w * (ramp + (1 - ramp) / s)) and (line is None or line[0] > 0)):
-                blends.append(_blend(name, base, s, line, usual))
+                blends.append(_blend(name, base, s, line, usual, int((kept > 0.5).sum())))
         if blends:
             yield from blends
             return
@@ -158,9 +158,11 @@ def slowed(ratio: Float64, measured: Measured, among: int | None = None) -> floa
     return rounded(1 / float(ratio[best]), max(1e-5, float(off[best])))
 
 
-def _blend(name: str, base: float, s: float, line: Any, usual: Sequence[Rope]) -> Explanation:
+def _blend(name: str, base: float, s: float, line: Any, usual: Sequence[Rope], kept: int) -> Explanation:
     words = f"{name}, base {base:g}, factor {s:g}"
-    if line is not None:
+    if line is None:
+        words += f", without a ramp: pairs up to {kept - 1} are kept, those after it slowed down"
+    else:
         sign, where = (-1, "pair") if name == "yarn" else (1, "frequency")
         one, zero = sign * (1 - line[1]) / line[0], -sign * line[1] / line[0]
         words += f", ramp from {where} {one:.4g} to {zero:.4g} (its lengths and limits show in nothing else)"

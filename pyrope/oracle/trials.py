@@ -10,7 +10,7 @@ Many lengths are cheap, since most trials are rows of one long `Pool`, whose res
 from __future__ import annotations
 
 import math
-import time
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -35,7 +35,7 @@ _COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # where each new shape is compiled fir
 _ELSEWHERE = 500  # where consecutive positions begin that do not begin at 0
 _FEW = 8  # rows of a trial of memory or values
 _CLEARLY = 4  # times what is allowed: another path is far off, what is nearly not right everywhere is not
-_PATIENCE = 10.0  # seconds after which no more than the usual lengths are tried: a NumPy candidate takes one
+PATIENCE = 10.0  # CPU seconds after which no more than what is needed is tried: a NumPy candidate takes one
 _BLOCK = 256  # rows of a pool that are computed at a time
 _LAST = 513  # rows of the longest calls that end at the largest position
 LENGTHS, CONSECUTIVE, POSITIONS = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
@@ -270,22 +270,28 @@ class Expectation:
         return self._pools[id(pool.x)]
 
 
+def cpu_seconds() -> float:
+    """What this process and its children, as far as they have ended, have used: it does not depend on other load."""
+    return sum(os.times()[:4])
+
+
 def run_trials(probe: Probe, expected: Expectation, by_call: bool, least: int = 0) -> tuple[Behaviour, list[str]]:
     """What the candidate does wrong in some calls, by the name of the mistake, and what was not tried, in words."""
-    begin, compiled, outcomes, refused = time.monotonic(), compiles(), list[Outcome](), dict[str, list[str]]()
+    begin, compiled, outcomes, refused = cpu_seconds(), compiles(), list[Outcome](), dict[str, list[str]]()
     notes = []
     if compiled:
         notes.append(f"each new shape is compiled: of the lengths only {', '.join(map(str, _COMPILED))} were tried")
     for trial in trials(probe, by_call, least, compiled):
-        if not trial.needed and time.monotonic() - begin > _PATIENCE:
+        if not trial.needed and cpu_seconds() - begin > PATIENCE:
             notes.append(f"its calls are slow: other lengths, from {trial.name} on, were not tried")
             break
         try:
             outcomes.append(Outcome(trial, _compared(probe, expected, trial)))
         except Unreadable as error:
-            refused.setdefault(trial.fault, [f"not tried, since {error}"]).append(trial.name)
+            if trial.x.size:  # nothing at all may be refused
+                refused.setdefault(trial.fault, [f"not tried, since {error}"]).append(trial.name)
     named, note = _by_batch_row(probe, expected, by_call)
-    notes += [f"{_listed(names)}: {reason}" for reason, *names in refused.values()] + note
+    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()] + note
     return {**_named(outcomes), **named}, notes
 
 
@@ -332,26 +338,28 @@ def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[B
         return {}, []
     at = 3 * np.random.default_rng(n).permutation(b * n).reshape(b, n)
     at[:, 0] = probe.max_position if by_call else at[:, 0]
-    x, positions = probe.random(b, h, n, seed=29), probe.apart(at)
-    each = [positions[..., i, :] for i in range(b)]
-    wrong = ""
+    x, positions, taken = probe.random(b, h, n, seed=29), probe.apart(at), False
+
+    def first_wrong_row(y: Float64, own: bool) -> str:
+        """The first row that is not turned by its own positions, or by those of row 0."""
+        for i in range(b):
+            turned_by = positions[..., i if own else 0, :]
+            if words := _wrong(*expected.expected(x[i].astype(np.float64), turned_by), y[i], turned_by):
+                return f"row {i}: {words}"
+        return ""
+
     for shape, given in ((f"({b}, {n})", positions), (f"({b}, 1, {n})", positions[..., None, :])):
         try:
             y = probe.hand_over(x, given.copy())
         except Unreadable:
             continue
-        for i in range(b):
-            words = _wrong(*expected.expected(x[i].astype(np.float64), each[i]), y[i], each[i])
-            if words:
-                first = not any(_wrong(*expected.expected(x[j].astype(np.float64), each[0]), y[j], each[0]) for j in range(b))
-                how = "all rows are turned by the positions of row 0" if first else f"in row {i}, {words}"
-                wrong = wrong or f"positions of shape {shape} for x of shape {x.shape}: {how}"
-                break
-        else:
-            return {}, []
-    if wrong:
-        return {BY_ROW: wrong}, []
-    return {}, ["positions of their own for the rows of a batch, (b, n) or (b, 1, n), are not taken"]
+        taken = True
+        if words := first_wrong_row(y, own=True):
+            first = not first_wrong_row(y, own=False)
+            how = "all rows are turned by the positions of row 0; " if first else ""
+            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}, []
+    note = "positions (b, n) or (b, 1, n), other ones for each row of a batch, are not taken"
+    return {}, [] if taken else [note]
 
 
 def _named(outcomes: list[Outcome]) -> Behaviour:
@@ -367,15 +375,16 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
 
 
-def _listed(names: list[str]) -> str:
+def listed_names(names: list[str]) -> str:
+    """The first six, and how many more there are."""
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
-    others = f"; right: {_listed([o.trial.name for o in right])}" if right else ""
+    others = f"; right: {listed_names([o.trial.name for o in right])}" if right else ""
     if wrong[0].trial.fault == LENGTHS:
         others += lengths_in_words(*({o.trial.x.shape[-2] for o in some} for some in (wrong, right)))
-    return f"wrong: {_listed([o.trial.name for o in wrong])}{others}; {wrong[0].trial.name}: {wrong[0].wrong}"
+    return f"wrong: {listed_names([o.trial.name for o in wrong])}{others}; {wrong[0].trial.name}: {wrong[0].wrong}"
 
 
 def lengths_in_words(wrong: set[int], right: set[int]) -> str:
