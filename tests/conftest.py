@@ -47,7 +47,9 @@ BACKENDS = [
 def pytest_report_header() -> str:
     if ON_CPU:
         return f"GPU: NOT TESTED; the tests with cupy in their names run {DEVICE}, with poisoned memory"
-    return f"GPU: the suite runs on {DEVICE} too" if DEVICE else f"GPU: NOT TESTED, a device double stands in: {NO_DEVICE}"
+    return (
+        f"GPU: the suite runs on {DEVICE} too" if DEVICE else f"GPU: NOT TESTED, a device double stands in: {NO_DEVICE}"
+    )
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .floats import UNIT
-from .report import Failure
+from .report import Failure, shortened
 
 Candidate: TypeAlias = Callable[..., Any]
 Behaviour: TypeAlias = dict[str, str]
@@ -57,7 +57,7 @@ _FIXES = {
         ("shape", _AXES),
         ("", "mend the exception, whose last frames are below, or wrap the function so that it takes these arrays"),
     ),
-    "reshaped": (("", "work on a view, x.reshape(…), and leave the shape of the argument alone"),),
+    "reshaped": (("", "work on a view, x.reshape(…) or x.view(…), and leave the shape and dtype of x alone"),),
     "type": (("", "return the result alone, an array like x: lambda x, positions: fn(x, positions)[0] for a tuple"),),
     "shape": (("", _AXES),),
     "dtype": (("", "return floats, of the dtype of the input"),),
@@ -144,11 +144,13 @@ def ask(
     except BaseException as error:
         lines = _words(error).splitlines() or ["no message"]
         words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"  # a program says most at its end
-        raise Unreadable(f"raises {type(error).__name__} ({words})", last_call(), "raised") from error
+        raise Unreadable(f"raises {type(error).__name__} ({shortened(words)})", last_call(), "raised") from error
     received = last_call()
     for name, array in given.items():
         if array.shape != before[name].shape:
             raise Unreadable(f"changes the shape of {name} to {array.shape}", received, "reshaped")
+        if array.dtype != before[name].dtype:
+            raise Unreadable(f"changes the dtype of {name} to {array.dtype}", received, "reshaped")
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         what = "nothing" if out is None else f"{type(out).__name__}, which is no NumPy array,"
         raise Unreadable(f"returns {what}", received, "type")

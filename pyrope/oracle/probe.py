@@ -297,7 +297,7 @@ class Probe:
         return self._differ(result.reshape(y.shape), y, at)
 
     def _poison(self) -> None:
-        """NaN and infinity in one row of one head must not reach any other row."""
+        """NaN and infinity in one row of one head must stay in it, and must not reach any other row."""
         at, x = np.array([0, 1, 1, self.max_position]), self.random(2, 4, seed=2)
         if not np.isfinite(self.call(x, at)).all():
             self.behaviour["not finite"] = "finite x, positions 0, 1 and the largest: NaN or infinity comes out"
@@ -306,6 +306,8 @@ class Probe:
             bad = x.copy()
             bad[0, 1] = poison
             y = self.call(bad, at)
+            if np.isfinite(y[0, 1]).all():
+                self.behaviour.setdefault("not linear", f"a row of {poison} comes out as finite numbers")
             y[0, 1] = 0
             if not np.isfinite(y).all():
                 spread = int((~np.isfinite(y)).any(-1).sum())
@@ -345,7 +347,7 @@ class Probe:
     def _owns_its_result(self) -> None:
         """A result must stay what it is when the function is called again, and must hold nothing but what it wrote."""
         at, x = self.apart(np.array([0, 1, min(5, self.max_position), self.max_position])), self.random(2, 4, seed=7)
-        received = f"for x of shape {x.shape}"
+        received = f"for x of shape {x.shape}, dtype {x.dtype}, and {position_range(at)}"
         first = ask(self.fn, {"x": x, "positions": at}, {}, received, self.behaviour)
         before = first.copy()
         self._kept = (before, before) if np.may_share_memory(first, x) else (first, before)
@@ -355,7 +357,10 @@ class Probe:
         for _ in range(4):
             freed = [np.full(x.shape, sentinel) for _ in range(8)]
             del freed
-            if left := int((self.call(x, at) == float(sentinel)).sum()):
+            again = self.call(x, at)
+            if left := int((again == float(sentinel)).sum()):
                 evidence = f"{left} of {x.size} outputs are what stood in memory before"
                 self.behaviour = {"output not written": evidence}
                 return
+            if difference := self._differ(again, before.astype(np.float64)):
+                self.behaviour.setdefault("state between calls", f"the same call, some calls later: {difference}")

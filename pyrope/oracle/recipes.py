@@ -20,6 +20,7 @@ from .floats import Float64, Int64
 
 Rounding = Callable[[Any], Any]
 _ALL = slice(None)
+_cos, _sin = np.cos, np.sin  # as they are now: a candidate may put others in their place
 
 
 def as_is(x: Any) -> Any:
@@ -30,11 +31,11 @@ def fast_cos_sin(angle: Any) -> tuple[Any, Any]:
     """As a GPU's fast sine does it: the angle in turns, in float32, its whole part taken off."""
     turns = np.asarray(angle, np.float32) * np.float32(0.5 / np.pi)
     rest = (turns - np.rint(turns)) * np.float32(2 * np.pi)
-    return np.cos(rest), np.sin(rest)
+    return _cos(rest), _sin(rest)
 
 
 def plain_cos_sin(angle: Any) -> tuple[Any, Any]:
-    return np.cos(angle), np.sin(angle)
+    return _cos(angle), _sin(angle)
 
 
 Block: TypeAlias = tuple[tuple[str, str], tuple[str, str]]

@@ -20,6 +20,7 @@ from .drawings import Readings
 VERDICTS = ("right", "equivalent", "wrong", "not judged")
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _WIDTH = 79
+_LINES, _LINE = 40, 400  # of what a candidate raised
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,14 @@ class Failure:
     def __post_init__(self) -> None:
         if self.error is not None:
             raised = "".join(traceback.format_exception_only(self.error)).rstrip().splitlines()
+            raised = raised if len(raised) <= _LINES else [*raised[: _LINES // 2], "…", *raised[-_LINES // 2 :]]
             frames = own_frames(traceback.extract_tb(self.error.__traceback__))
-            object.__setattr__(self, "frames", (*frames, *raised))
+            object.__setattr__(self, "frames", (*frames, *map(shortened, raised)))
+
+
+def shortened(line: str) -> str:
+    """A line of a message; the middle of one that nobody would read to its end is left out."""
+    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} … {line[-_LINE // 2 :]}"
 
 
 def own_frames(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:

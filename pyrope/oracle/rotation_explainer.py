@@ -282,7 +282,8 @@ class RotationExplainer:
         if self._switches():
             return FAULTS["wrong beyond a position"].finding("; ".join(parts), self.since)
         cause, fix = "not among the known mistakes", "compare the numbers above with yours; see also identify()"
-        return Finding("unexplained", "; ".join(parts), cause, fix, self.since)
+        mixed = self._ratio is not None and self._scattered(self._ratio) is not None  # then there is no "from there on"
+        return Finding("unexplained", "; ".join(parts), cause, fix, None if mixed else self.since)
 
     def _switches(self) -> bool:
         """Whether nearly all is wrong from the first wrong position on, and far off at once: errors that grow slowly,
@@ -292,6 +293,12 @@ class RotationExplainer:
         rows = self._ratio.max(axis=(0, 2))[np.argsort(self.sample.at)]
         beyond = rows[np.sort(self.sample.at) >= self._length]
         return bool((beyond > 1).mean() > 0.9 and beyond[:3].min() > 64)
+
+    def _scattered(self, ratio: Float64) -> tuple[Any, Any] | None:
+        """The wrong rows, and the right ones beyond the first of them, where the positions are mixed."""
+        wrong = np.asarray((ratio > 1).any(axis=(0, 2)))
+        right = ~wrong & (self.sample.at > self.sample.at[wrong].min(initial=self.probe.max_position))
+        return (wrong, right) if right.sum() > 3 else None
 
     def where(self) -> str:
         """The first wrong output, how many are wrong, and from which position on."""
@@ -305,6 +312,10 @@ class RotationExplainer:
         where += f", in {int(features.sum())} of {features.size} features"
         if self._switches():
             where = f"right below position {self._length}, wrong from there on; {where}"
+        elif self._scattered(ratio):
+            bad, good = (np.unique(self.sample.at[rows]) for rows in self._scattered(ratio))
+            listed = (", ".join(map(str, some[:6])) + (", …" if len(some) > 6 else "") for some in (bad, good))
+            where = "wrong at positions {}, right at {}; ".format(*listed) + where
         lost = ~np.isfinite(self.sample.y).all(axis=(0, 2))
         if lost.any():
             where += f"; NaN or infinity from position {self._length or int(self.sample.at[lost].min())} on"
@@ -318,6 +329,7 @@ class RotationExplainer:
             words.append(f"{turning} features turn, {expected} expected")
         if measured.pairs.odd:
             words.append(f"{measured.pairs.odd} features belong to no pair")
+        words += self._partners(measured) + self._rest()
         if len(measured.theta) == self.rope.pairs and frequencies(self.rope).all():
             off = measured.theta / frequencies(self.rope) - 1
             if np.abs(off).max() > 1e-5:
@@ -331,19 +343,44 @@ class RotationExplainer:
         words += ["the frequencies are those of " + ", or of ".join(r.words for r in self.rules)] if self.rules else []
         return [*words, self._worst_block()]
 
+    def _partners(self, measured: Measured) -> list[str]:
+        """Which features make a pair, where that is not as expected."""
+        right = {tuple(sorted(map(int, pair))) for pair in recipe_of(self.rope).reads}
+        got = sorted(tuple(sorted(map(int, pair))) for pair in measured.pairs.reads)
+        if not got or right >= set(got):
+            return []
+        shown, meant = (", ".join(f"{a} and {b}" for a, b in some[:3]) for some in (got, sorted(right)))
+        return [f"the pairs are {shown}, …, expected {meant}, …"]
+
+    def _rest(self) -> list[str]:
+        """What becomes of features that should stay as they are."""
+        still = np.setdiff1d(np.arange(self.rope.head_dim), recipe_of(self.rope).writes)
+        x, y = self.sample.x[:2][..., still], self.sample.y[:2][..., still]
+        if not still.size or self._ratio is None or not (self._ratio[:2][..., still] > 1).any():
+            return []
+        factor = float((x * y).sum() / (x * x).sum())
+        if np.abs(y - factor * x).max() <= 1e-2 * np.abs(y).max():
+            return [f"features {still[0]} to {still[-1]}, which should stay, are multiplied with {factor:.6g}"]
+        return [f"features {still[0]} to {still[-1]} should stay, and do not"]
+
     def _worst_block(self) -> str:
-        """The 2 × 2 block of the pair that is furthest off, beside the expected one, at the first wrong position."""
+        """The 2 × 2 block of the pair that is furthest off, beside the expected one: at the first wrong position or, if
+        a few digits do not show it there, where the error is the largest."""
+        off = np.nan_to_num(np.abs(self.sample.y - self.truth), nan=np.inf).max(axis=(0, 2))
         wrong = np.asarray(self._ratio is not None and (self._ratio > 1).any(axis=(0, 2)))
         positions = self.sample.at[wrong & (self.sample.at > 0)]
-        m = int(positions.min()) if positions.size else min(3, self.probe.max_position)
-        at = self.probe.everywhere(np.array([m]))
-        got = self.probe.operator(at)[0]
-        units = np.eye(self.rope.head_dim)[:, None]
-        right = rotated(units, at, self.rope)[:, 0].T
-        recipe = recipe_of(self.rope)
-        blocks = [(x[recipe.writes[:, :, None], recipe.reads[:, None, :]]) for x in (got, right)]  # (p, 2, 2)
-        i = int(np.nan_to_num(np.abs(blocks[0] - blocks[1]), nan=np.inf).max(axis=(1, 2)).argmax())
-        measured, expected = (np.array2string(b[i], precision=4, suppress_small=True).replace("\n", "") for b in blocks)
+        first, worst = int(positions.min(initial=self.probe.max_position)), int(self.sample.at[off.argmax()])
+        recipe, units = recipe_of(self.rope), np.eye(self.rope.head_dim)[:, None]
+        for m, digits in ((first, 4), (worst, 4), (worst, 8), (worst, 12)):
+            at = self.probe.everywhere(np.array([m]))
+            operators = self.probe.operator(at)[0], rotated(units, at, self.rope)[:, 0].T
+            blocks = [x[recipe.writes[:, :, None], recipe.reads[:, None, :]] for x in operators]  # (p, 2, 2)
+            i = int(np.nan_to_num(np.abs(blocks[0] - blocks[1]), nan=np.inf).max(axis=(1, 2)).argmax())
+            measured, expected = (
+                np.array2string(block[i], precision=digits, suppress_small=True).replace("\n", "") for block in blocks
+            )
+            if measured != expected:
+                break
         return f"at position {m}, pair {i} is multiplied with {measured}, expected {expected}"
 
     @cached_property

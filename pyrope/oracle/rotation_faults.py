@@ -1087,8 +1087,9 @@ _add_behaviour("last row not rotated", "the last row comes back as it was", "a l
 _add_behaviour("heads read as positions", "equal heads come out different, along the positions nothing changes",
      "(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which", "—",
      _heads_as_positions)  # fmt: skip
-_add_behaviour("heads differ", "equal heads come out different", "heads that share no table, or an axis mistaken",
-     "use the same table for all heads", "—", _only(lambda h, n: (slice(0, 2), _ALL)))  # fmt: skip
+_add_behaviour("heads differ", "equal heads come out different, or some numbers of heads, batches or axes are wrong",
+     "heads that share no table, an axis mistaken, or a path for certain shapes",
+     "use one table and one path for all heads", "—", _only(lambda h, n: (slice(0, 2), _ALL)))  # fmt: skip
 _add_behaviour("rows differ", "equal rows at equal positions come out different, or their order matters",
      "a row's place in the call is used beside its position", "let the position alone decide", "—",
      _only(lambda h, n: (_ALL, slice(0, max(n - 2, 1)))))  # fmt: skip
@@ -1129,12 +1130,14 @@ _add_behaviour("depends on the length", "a row changes with the largest position
 _add_behaviour("mutates its input", "x is changed after the call", "in-place arithmetic", "write to another array",
      "kernels", _after(_mutate))  # fmt: skip
 _add_behaviour("strides ignored", "a view of x is rotated otherwise than its copy",
-     "memory read as if it were contiguous", "use the strides, or copy first", "kernels", _strides)  # fmt: skip
+     "memory read as if it were contiguous, or a path for some views", "use the strides, or copy first", "kernels",
+     _strides)  # fmt: skip
 _add_behaviour("wrong dtype out", "the result has another dtype than x", "tables wider than x promote the product",
      "cast the result to the dtype of x", "kernels", _after(_other_dtype))  # fmt: skip
 _add_behaviour("not finite", "NaN or infinity from finite x", "a division by the position, or an overflow",
      "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
-_add_behaviour("not linear", "f(4x) is not 4·f(x)", "x is normalised or clipped on the way", "rotation alone",
+_add_behaviour("not linear", "f(4x) is not 4·f(x), or NaN comes out as a number",
+     "x is normalised, clipped or cleaned of NaN on the way", "rotation alone",
      "kernels with a fused norm", _normalised)  # fmt: skip
 FAULTS["negative positions wrong"] = Fault(
     "negative positions wrong", "positions below 0, which min_position= allows, are rotated otherwise than expected",

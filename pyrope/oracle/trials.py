@@ -27,9 +27,10 @@ _POWERS = (16, 32, 64, 128, 256, 512)  # rows at which kernels change their way,
 _USUAL = {*range(1, 10), 12, 24, 48, 96, 192, 384, 640, 1024, 4097, *(n + k for n in _POWERS for k in (-1, 0, 1))}
 _EVERY, _LONGEST = 131, 4097  # all lengths below the first are tried
 _LARGER = (
-    *range(136, 257, 8), *range(288, 513, 32), *range(576, 1025, 64), *range(200, 1001, 100), 1023, 1025, 1280, 1500, 1536,
-    2000, 2047, 2048, 2049, 2560, 3000, 4000, 4096,
+    *range(136, 257, 8), *range(288, 513, 32), *range(576, 1025, 64), *range(200, 1001, 100),
+    1023, 1025, 1280, 1500, 1536, 2000, 2047, 2048, 2049, 2560, 3000, 4000, 4096,
 )  # fmt: skip
+_NUMBERS_OF_HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)
 _LARGEST = 2**20  # elements of x in the calls of these lengths
 _COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # where each new shape is compiled first
 _ELSEWHERE = 500  # where consecutive positions begin that do not begin at 0
@@ -81,7 +82,7 @@ def trials(probe: Probe, by_call: bool, least: int = 0, compiled: bool = False) 
     pools = _pools(probe, by_call)
     for trial in (
         *_lengths(probe, _COMPILED if compiled else usual, pools),
-        *_orders(probe), *_axes(probe), *_memory(probe), *_values(probe),
+        *_orders(probe), *_axes(probe, (1, 32) if compiled else _NUMBERS_OF_HEADS), *_memory(probe), *_values(probe),
         *([] if compiled else _more_lengths(probe, set(usual), pools)),
     ):  # fmt: skip
         if not by_call or trial.positions.max(initial=-1) == probe.max_position:
@@ -172,15 +173,21 @@ def _orders(probe: Probe) -> Iterator[Trial]:
     yield Trial(HEADS, f"{n} heads of {n} rows", heads, probe.apart(_scattered(n)))
 
 
-def _axes(probe: Probe) -> Iterator[Trial]:
-    """Batches of heads, as a model has them, and a head alone."""
+def _axes(probe: Probe, heads: Iterable[int]) -> Iterator[Trial]:
+    """Batches of heads, as a model has them, and a head alone. Every number of heads has fewer rows elsewhere, and long
+    calls have two heads too, so that it can be told what a wrong call has in common with others."""
     n = min(_FEW, probe.max_position + 1)
-    counted, scattered = np.arange(n), _scattered(n)
+    few, counted, scattered = _scattered(min(5, n)), np.arange(n), _scattered(n)
     last = np.array([min(7, probe.max_position)])
+    long = _scattered(min(96, probe.max_position + 1))
     for fault, shape, at in (
+        *((BATCHES, (h, len(few)), few) for h in heads),
+        (BATCHES, (2, len(long)), long),
         (BATCHES, (1, 5, n), scattered),
         (BATCHES, (3, 2, 1), last),
+        (BATCHES, (4, 3, n), scattered),
         (CONSECUTIVE, (2, 16, n), counted),
+        (BATCHES, (2, 1, 32, len(few)), few),
     ):
         yield Trial(fault, f"x of shape {(*shape, probe.head_dim)}", probe.random(*shape, seed=26), probe.apart(at))
     by_row = np.ascontiguousarray(probe.random(2, n, 4, seed=27)).swapaxes(1, 2)
@@ -225,13 +232,19 @@ def _memory(probe: Probe) -> Iterator[Trial]:
 
 
 def _values(probe: Probe) -> Iterator[Trial]:
-    """Rows of zeros, and rows much larger or smaller than the others."""
+    """Rows of zeros, rows and calls much larger or smaller than others, and whole numbers."""
     n = min(_FEW, probe.max_position + 1)
-    at, power = probe.apart(_scattered(n)), 5 if probe.dtype.name == "float16" else 60
-    for name, scale in (("a row of zeros", 0.0), ("a large row", 2.0**power), ("a small row", 2.0**-power)):
+    at, powers = probe.apart(_scattered(n)), (5, 8) if probe.dtype.name == "float16" else (60, 100)
+    for name, power in (("large", powers[0]), ("small", -powers[0])):
         x = probe.random(2, n, seed=24)
-        x[0, 0] *= probe.dtype.type(scale)
-        yield Trial(VALUES, name, x, at)
+        x[0, 0] *= probe.dtype.type(2.0**power)
+        yield Trial(VALUES, f"a {name} row", x, at)
+    x = probe.random(2, n, seed=24)
+    for name, power in (("large", powers[1]), ("small", -powers[0]), ("very small", -powers[1])):
+        yield Trial(VALUES, f"{name} x, times 2^{power}", x * probe.dtype.type(2.0**power), at)
+    yield Trial(VALUES, "x of ones and minus ones", np.copysign(np.ones_like(x), x), at)
+    x[0, 0] = 0
+    yield Trial(VALUES, "a row of zeros", x, at)
 
 
 class Outcome(NamedTuple):
@@ -363,16 +376,44 @@ def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[B
 
 
 def _named(outcomes: list[Outcome]) -> Behaviour:
-    """The mistakes that show, and in which calls. Nothing else is to blame where the same number of rows goes wrong
-    with any positions, or where every number of rows does."""
+    """The mistakes that show, and in which calls. Nothing else is to blame where all wrong calls have something in
+    common that no right one has, where the same number of rows goes wrong with any positions, or where every number of
+    rows does."""
+    if common := _in_common(outcomes):
+        evidence = (
+            f"{_evidence([o for o in outcomes if o.wrong], [])}; so all calls with {common} are wrong, and no others"
+        )
+        return {MEMORY if common == _READ_ONLY else BATCHES: evidence}
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
-    right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong and o.trial.x.size] for fault in _FAULTS}
+    right = {
+        fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong and o.trial.x.size] for fault in _FAULTS
+    }
     lengths = {o.trial.x.shape[-2] for o in wrong[LENGTHS]}
     for fault in wrong.keys() - {LENGTHS}:
         wrong[fault] = [o for o in wrong[fault] if o.trial.x.shape[-2] not in lengths]
     if lengths and not right[LENGTHS]:
         wrong = {LENGTHS: wrong[LENGTHS]}
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
+
+
+_READ_ONLY = "a read-only x"
+
+
+def _properties(x: Any) -> Iterator[str]:
+    """What a path of its own may be taken for, beside the number of rows."""
+    yield f"x of {x.ndim} axes"
+    if x.ndim > 2:
+        yield f"{x.shape[-3]} head{'s' if x.shape[-3] > 1 else ''}"
+    if x.ndim > 3 and x.shape[-4] > 1:
+        yield "a batch of more than one"
+    if not x.flags.writeable:
+        yield _READ_ONLY
+
+
+def _in_common(outcomes: list[Outcome]) -> str:
+    """What all wrong calls have in common and no right one has; empty if there is no such thing."""
+    wrong, right = ([set(_properties(o.trial.x)) for o in outcomes if bool(o.wrong) is bad] for bad in (True, False))
+    return min(set.intersection(*wrong) - set.union(*right), default="") if wrong and right else ""
 
 
 def listed_names(names: list[str]) -> str:

@@ -92,7 +92,15 @@ def build_cupy(directory: pathlib.Path) -> None:
     (work / "requirements.txt").write_text(f"cupy=={VERSION} --hash=sha256:{SHA256}\n")
     download = ("download", "--no-deps", "--no-binary", "cupy", "--no-build-isolation", "--require-hashes", "-d", work)
     environment = {"PYTHONPATH": str(work / "tools"), "CUPY_INSTALL_USE_STUB": "1"}
-    run(f"fetching the sdist of CuPy {VERSION}", *pip, *download, "-r", work / "requirements.txt", log=log, **environment)
+    run(
+        f"fetching the sdist of CuPy {VERSION}",
+        *pip,
+        *download,
+        "-r",
+        work / "requirements.txt",
+        log=log,
+        **environment,
+    )
     with tarfile.open(work / f"cupy-{VERSION}.tar.gz") as archive:
         archive.extractall(work, filter="data")
     sdist = work / f"cupy-{VERSION}"
@@ -121,7 +129,9 @@ def build_library(cupy: pathlib.Path, directory: pathlib.Path) -> None:
     shutil.copy(HERE / "cpucuda_start.py", directory)
     (directory / "missing.inc").write_text(missing(cupy / "stub", source.read_text()))
     choices = ("-DCPUCUDA_LIBRARY", f'-DCPUCUDA_CXX="{COMPILER}"', f'-DCPUCUDA_KERNELS="{KERNELS}"')
-    options = f"-std=gnu++17 -O3 {INSTRUCTIONS} -w -shared -fPIC -I{cupy} -I{directory} -Wl,-soname,libcuda.so.1 -ldl".split()
+    options = (
+        f"-std=gnu++17 -O3 {INSTRUCTIONS} -w -shared -fPIC -I{cupy} -I{directory} -Wl,-soname,libcuda.so.1 -ldl".split()
+    )
     run("compiling", COMPILER, source, "-o", directory / "libcuda.so.1", *choices, *options, log=log)
     prelude = directory / "include/prelude.h"
     run("compiling prelude.h", COMPILER, *KERNELS.split(), "-x", "c++-header", prelude, "-o", f"{prelude}.gch", log=log)

@@ -85,7 +85,9 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and not error.code:
             return
-        advice = f"this build is written for CuPy {WRITTEN_FOR}; for another version, mend {pathlib.Path(__file__).name}"
+        advice = (
+            f"this build is written for CuPy {WRITTEN_FOR}; for another version, mend {pathlib.Path(__file__).name}"
+        )
         sys.exit(f"CuPy {version(sdist)} could not be built ({type(error).__name__}: {error}): {advice}")
 
 
