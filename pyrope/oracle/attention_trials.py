@@ -269,8 +269,8 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            size = (lambda q: q.k.shape[-2]) if fault == DECODING else (lambda q: q.q.shape[-2])
-            wrong[fault] = [o for o in wrong[fault] if size(o.trial.question) not in lengths]
+            counted = "k" if fault == DECODING else "q"
+            wrong[fault] = [o for o in wrong[fault] if getattr(o.trial.question, counted).shape[-2] not in lengths]
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
 
 

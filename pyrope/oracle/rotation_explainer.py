@@ -312,8 +312,8 @@ class RotationExplainer:
         where += f", in {int(features.sum())} of {features.size} features"
         if self._switches():
             where = f"right below position {self._length}, wrong from there on; {where}"
-        elif self._scattered(ratio):
-            bad, good = (np.unique(self.sample.at[rows]) for rows in self._scattered(ratio))
+        elif mixed := self._scattered(ratio):
+            bad, good = (np.unique(self.sample.at[rows]) for rows in mixed)
             listed = (", ".join(map(str, some[:6])) + (", …" if len(some) > 6 else "") for some in (bad, good))
             where = "wrong at positions {}, right at {}; ".format(*listed) + where
         lost = ~np.isfinite(self.sample.y).all(axis=(0, 2))

@@ -413,7 +413,7 @@ def _properties(x: Any) -> Iterator[str]:
 def _in_common(outcomes: list[Outcome]) -> str:
     """What all wrong calls have in common and no right one has; empty if there is no such thing."""
     wrong, right = ([set(_properties(o.trial.x)) for o in outcomes if bool(o.wrong) is bad] for bad in (True, False))
-    return min(set.intersection(*wrong) - set.union(*right), default="") if wrong and right else ""
+    return min(set.intersection(*wrong).difference(*right), default="") if wrong and right else ""
 
 
 def listed_names(names: list[str]) -> str:
