@@ -20,6 +20,7 @@ TINY = {
     "attention": {"rope": ROPE, "length": 4},
     "linear": {"rope": ROPE, "length": 4},
     "time": {"lengths": (4, 8), "heads": 1, "head_dim": 4, "rounds": 1},
+    "sharding": {"length": 8, "ranks": 2},
     "operator": {},
 }
 
@@ -172,6 +173,22 @@ def test_time_is_measured_for_each_length():
     assert "measured on this machine while this was drawn" in axes.get_title()
 
 
+@pytest.mark.parametrize("n, ranks", [(16, 4), (10, 3), (3, 5), (40, 1)])
+def test_sharding_shows_who_computes_which_score(n, ranks):
+    panels = _panels(plots.sharding_figure(n, ranks))
+    for scheme, above, below in zip(pyrope.parallel.SCHEMES, panels[:3], panels[3:], strict=True):
+        shown = above.images[0].get_array()
+        assert shown.mask.tolist() == (~np.tri(n, dtype=bool)).tolist() and scheme in above.get_title()
+        for rank, bar in enumerate(below.patches):
+            own = pyrope.parallel.shard_positions(n, rank, ranks, scheme)
+            assert (shown[own].compressed() == rank).all() and bar.get_height() == (shown == rank).sum()
+            assert [text.get_position()[0] for text in above.texts if text.get_text() == f"{rank}"] == (
+                own.tolist() if n <= 32 else []
+            )
+        np.testing.assert_allclose(below.lines[0].get_ydata(), n * (n + 1) / 2 / ranks)
+    assert "busiest: 1.71 × the mean" in panels[3].get_title() or n != 16
+
+
 def test_operator_is_what_the_candidate_does():
     turned = Rope(8, 10000.0, "interleaved")
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m, turned), ROPE, position=7, dtype=np.float64)
@@ -208,6 +225,8 @@ def test_operator_of_a_candidate_that_returns_nan():
         ("decay", {"scores": 0}, "scores must be"),
         ("precision", {"octaves": 0}, "octaves must be"),
         ("time", {"lengths": (4,), "rounds": 0}, "rounds must be"),
+        ("sharding", {"ranks": 0}, "ranks must be"),
+        ("sharding", {"length": 0}, "length must be"),
         ("deacy", {}, "name must be one of 'rotation'"),
     ],
 )
