@@ -339,7 +339,7 @@ def _add_plot(commands: Any) -> None:
         _plot,
         help="pictures of what RoPE does",
         description="Draws one picture, as SVG or PNG by the suffix of the file. To draw a rope of your own, give "
-        "--config, or all of --head-dim, --base and --layout (not for rotation, time and sharding, which show no rope).",
+        "--config, or all of --head-dim, --base and --layout (not for rotation, time and sharding, which show none).",
         epilog=_PLOT_EXAMPLES.format(pictures=pictures),
     )
     plot.add_argument("name", choices=tuple(plots.PLOTS), metavar="NAME", help="one of the pictures below")
