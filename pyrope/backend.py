@@ -14,7 +14,7 @@ import numpy as np
 
 Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray: CuPy has no types to name where it is not installed
 
-_INSTALL = 'pip install "pyrope-reference[cuda13]" (or [cuda12], to match the CUDA version of the driver)'
+_INSTALL = 'pip install ".[cuda13]" in a clone of pyrope (or ".[cuda12]", to match the CUDA version of the driver)'
 
 
 def _library(array: object) -> str:

@@ -104,7 +104,7 @@ def imported(module: str, purpose: str, extra: str | None = None) -> Any:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where there is no MPI library
         package = module.partition(".")[0]
-        fix = f"pip install {package}" if extra is None else f'pip install "pyrope-reference[{extra}]"'
+        fix = f"pip install {package}" if extra is None else f'pip install ".[{extra}]" in a clone of pyrope'
         raise ImportError(f"{purpose} needs {package}, and it cannot be imported ({error}): {fix}") from error
 
 

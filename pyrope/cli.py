@@ -44,7 +44,7 @@ from .oracle.drawings import Markup
 from .oracle.report import Failure, Report, by_faults
 from .phase import cos_sin
 from .tensors import dtype_named
-from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
+from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
 
 _TABLE_EXAMPLES = """\
 examples:
@@ -117,10 +117,19 @@ _COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 _VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(_COLOURS).upper()})$", re.M)
 _ATTENTION_OPTIONS = ("heads", "key_heads", "causal", "window", "softcap", "scale", "cache", "feature_map")
 _ROPE_OPTIONS = ("config", "layer_type", "head_dim", "rotary_dim", "base", "layout", "scaling", "length")
+# What others call a layout or a dtype.
+_SYNONYMS = {
+    **dict.fromkeys(("neox", "gpt-neox", "gptneox", "rotate_half", "rotate-half", "hf", "split"), "half"),
+    **dict.fromkeys(("gpt-j", "gptj", "meta", "roformer", "adjacent", "rotate_every_two", "complex"), "interleaved"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+}
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests what a typo may have meant."""
+    """A parser that suggests what a typo, or another word for the same thing, may have meant."""
 
     typed: Sequence[str] = ()  # the words of the command line
     options: frozenset[str] = frozenset()  # of all commands
@@ -131,7 +140,8 @@ class _Parser(argparse.ArgumentParser):
             known[match[1]] = frozenset(re.findall(r"[\w-]+", match[2]))
         for word, words in known.items():
             word = word.partition("=")[0]
-            if word not in words and (close := difflib.get_close_matches(word, words, n=1)):
+            meant = [x for x in (_SYNONYMS.get(word.lower()),) if x in words]
+            if word not in words and (close := meant or difflib.get_close_matches(word, words, n=1)):
                 message += f" (did you mean {close[0]}?)"
         super().error(message)
 
@@ -350,7 +360,7 @@ def _add_plot(commands: Any) -> None:
         _plot,
         help="pictures of what RoPE does",
         description="Draws one picture, as SVG or PNG by the suffix of the file. To draw a rope of your own, give "
-        "--config, or all of --head-dim, --base and --layout (shift, cosines, rotation and time show no rope).",
+        "--config, or all of --head-dim, --base and --layout (shift, cosines, rotation, time and sharding show none).",
         epilog=_PLOT_EXAMPLES.format(pictures=pictures),
     )
     plot.add_argument("name", choices=tuple(plots.PLOTS), metavar="NAME", help="one of the pictures below")
@@ -398,6 +408,9 @@ def _rope(options: argparse.Namespace) -> Rope:
         rope = Rope(options.head_dim, options.base, options.layout, options.rotary_dim, scaling=scaling)
     if options.length is None and not rope.resolved:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
+    alone = not getattr(options, "in_process", False)  # else another process, which runs this one, has said it
+    if options.length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT) and alone and sys.stderr:
+        print("pyrope: --length has no effect: these frequencies do not depend on the length", file=sys.stderr)
     return rope if options.length is None else rope.at(options.length)
 
 

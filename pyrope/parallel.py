@@ -165,6 +165,23 @@ def _agreed(
     raise ValueError(f"all ranks must make the same call: rank 0 made {of_rank[0]}, rank {rank} {of_rank[rank]}")
 
 
+def _span(at: np.ndarray[Any, Any]) -> tuple[int, int, int]:
+    """How many tokens a rank has, and the least and the greatest of their positions, for the others to know."""
+    return (at.size, int(at.min()), int(at.max())) if at.size else (0, 0, 0)
+
+
+def _check_spans(spans: list[list[int]]) -> list[int]:
+    """How many tokens each rank has, if they can all have a position of their own; else raises, on every rank alike."""
+    n, held = sum(count for count, _, _ in spans), [span for span in spans if span[0]]
+    first, last = min((low for _, low, _ in held), default=0), max((high for _, _, high in held), default=-1)
+    if n > last - first + 1:
+        raise ValueError(
+            f"positions must be those in the whole sequence: {n} tokens cannot all have their own between {first} and "
+            f"{last}; does every rank count from 0? shard_positions says what a rank holds"
+        )
+    return [count for count, _, _ in spans]
+
+
 def _direct(comm: Any, xp: ModuleType) -> bool:
     """Whether MPI reads and writes arrays of this library where they are. If not, they go by way of the host."""
     if xp is np:
@@ -268,9 +285,9 @@ def ring_attention(
     """`attention`, Eq. (2), of this rank's queries to the keys of all ranks: q (…, h, n, d), k (…, g, n, d) and
     v (…, g, n, e) of this rank's n tokens, q and k rotated -> (…, h, n, e).
 
-    ``positions``, (n,), are those of this rank's tokens in the sequence; they decide who sees whom, in any order, and
-    a whole batch shares them. n may differ from rank to rank. While a rank computes with the shard that it holds, the
-    next one arrives; it sends size − 1 shards, and holds three at most.
+    ``positions``, (n,), are those of this rank's tokens in the sequence, each once; they decide who sees whom, in any
+    order, and a whole batch shares them. n may differ from rank to rank. While a rank computes with the shard that it
+    holds, the next one arrives; it sends size − 1 shards, and holds three at most.
     """
 
     def check() -> tuple[softmax._Arguments, str, tuple[int, ...]]:
@@ -281,9 +298,10 @@ def ring_attention(
         checked = softmax._checked(q, k, v, causal, at, at, None, window, softcap, scale)
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
         checked = replace(checked, k=k, v=v)  # not the copies in the dtype of the arithmetic: shards come in their own
-        return checked, _facts(options, q=q, k=k, v=v), at.shape
+        return checked, _facts(options, q=q, k=k, v=v), _span(at)
 
-    checked, lengths = _agreed(comm, "ring_attention", check)
+    checked, spans = _agreed(comm, "ring_attention", check)
+    lengths = _check_spans(spans)
     with _aborting(comm):
         mpi, xp, rank, size = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size()
         d, direct, running = k.shape[-1], _direct(comm, xp), _Running.before(xp, checked)
@@ -292,7 +310,7 @@ def ring_attention(
         for step in range(size):
             requests, arriving = [], (held, at)
             if step < size - 1:
-                (m,) = lengths[(rank - step - 1) % size]
+                m = lengths[(rank - step - 1) % size]
                 arriving = namespace(held).empty((*held.shape[:-2], m, held.shape[-1]), np.uint8), np.empty(m, np.int64)
                 requests = [comm.Irecv(x, left, _TAG) for x in arriving]
                 requests += [comm.Isend(x, right, _TAG) for x in (held, at)]
@@ -329,7 +347,7 @@ def parallel_linear_attention(
         at = plan.positions.tolist() if one_axis else []
         if at != sorted(at):
             raise ValueError(f"positions must ascend in causal linear attention, were {at[:20]}; {_ORDER}")
-        return plan, _facts(options, q=q, k=k, v=v), (len(at), at[0], at[-1]) if at else (0, 0, 0)
+        return plan, _facts(options, q=q, k=k, v=v), _span(np.array(at, np.int64))
 
     plan, spans = _agreed(comm, "parallel_linear_attention", check)
     ordered = [(first, last) for count, first, last in spans if count]
@@ -412,17 +430,18 @@ def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | Non
             raise ValueError(f"x must be (…, n, f) and positions (n,), had shapes {x.shape} and {at.shape}")
         if checks.integer("root", root, 0) >= comm.Get_size():
             raise ValueError(f"root must be a rank, less than {comm.Get_size()}, was {root}")
-        return at, _facts({"root": root}, x=x), at.shape
+        return at, _facts({"root": root}, x=x), _span(at)
 
-    at, lengths = _agreed(comm, "gather", check)
+    at, spans = _agreed(comm, "gather", check)
+    lengths = _check_spans(spans)
     with _aborting(comm):
-        xp, at_root, n = namespace(x), comm.Get_rank() == root, sum(count for (count,) in lengths)
+        xp, at_root, n = namespace(x), comm.Get_rank() == root, sum(lengths)
         rows = _to_wire(x.swapaxes(0, -2) if x.ndim > 2 else x, _direct(comm, xp))
         parts = namespace(rows).empty((n, *rows.shape[1:]), np.uint8) if at_root else None
         order = np.empty(n, np.int64) if at_root else None
         width = math.prod(rows.shape[1:])
-        comm.Gatherv(rows, [parts, [count * width for (count,) in lengths]] if at_root else None, root)
-        comm.Gatherv(at, [order, [count for (count,) in lengths]] if at_root else None, root)
+        comm.Gatherv(rows, [parts, [count * width for count in lengths]] if at_root else None, root)
+        comm.Gatherv(at, [order, lengths] if at_root else None, root)
         if parts is None or order is None:
             return None
         sorted_rows = _from_wire(parts, xp, x.dtype)[from_numpy(np.argsort(order, kind="stable"), xp)]

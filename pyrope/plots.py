@@ -28,6 +28,7 @@ from .oracle.floats import Float64, to_bfloat16
 from .oracle.gallery import roformer_repeat
 from .oracle.probe import Probe
 from .oracle.recipes import recipe_of
+from .parallel import SCHEMES, shard_positions
 from .phase import cos_sin
 from .rotation import decay, rotate, rotation_matrix
 from .softmax import attention, attention_scores
@@ -421,6 +422,34 @@ def attention_times(lengths: Sequence[int], heads: int, head_dim: int, rounds: i
     return taken
 
 
+def sharding_figure(length: int = 16, ranks: int = 4) -> Figure:
+    """Who computes which score of a causal mask, if a sequence is split among ranks, and how much work each has."""
+    n, ranks = _length(length), checks.integer("ranks", ranks, 1)
+    title = f"{n} tokens on {ranks} ranks: a rank computes the scores of the queries that it holds"
+    figure, axes = _figure(title, 2, 3, (10.6, 7.4), sharey="row")
+    colours = _matplotlib("cm").cividis.reversed()  # safe for the colour-blind, and in grey darker from rank to rank
+    shades = [colours(rank / max(ranks - 1, 1)) for rank in range(ranks)]
+    ink = ["black" if rank < ranks / 2 else "white" for rank in range(ranks)]
+    for scheme, above, below in zip(SCHEMES, axes[:3], axes[3:], strict=True):
+        shards = [shard_positions(n, rank, ranks, scheme) for rank in range(ranks)]
+        owner, work = np.empty(n), [int((shard + 1).sum()) for shard in shards]  # a query at m sees m + 1 keys
+        for rank, shard in enumerate(shards):
+            owner[shard] = rank
+            for m in shard.tolist() if n <= 32 else []:
+                above.text(m, m, f"{rank}", ha="center", va="center", color=ink[rank])
+        seen = np.where(np.tri(n, dtype=bool), owner[:, None], np.nan)
+        above.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
+        above.imshow(seen, cmap=colours, vmin=0, vmax=max(ranks - 1, 1), interpolation="nearest")
+        _label(above, f"{scheme}: the rank of each query", "key n (position)", "query m (position)")
+        bars = below.bar(range(ranks), work, color=shades, edgecolor="black")
+        for colour, text in zip(ink, below.bar_label(bars, label_type="center"), strict=True):
+            text.set_color(colour)
+        below.axhline(sum(work) / ranks, **_LINES[1])
+        below.set_xticks(range(ranks))
+        _label(below, f"busiest: {max(work) * ranks / sum(work):.2f} × the mean, dashed", "rank", "scores to compute")
+    return figure
+
+
 # ── A candidate ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -482,6 +511,7 @@ PLOTS: dict[str, Callable[..., Figure]] = {
     "attention": attention_figure,
     "linear": linear_figure,
     "time": time_figure,
+    "sharding": sharding_figure,
     "operator": operator_figure,
 }
 

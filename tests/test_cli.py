@@ -599,12 +599,40 @@ def test_the_oracle_says_what_is_misused(capfd, arguments, message):
 
 
 @pytest.mark.parametrize(
+    "arguments", [["table", "--config"], ["generate", "hi", "--model"], ["trace", "--tokens", "1", "-o", "t", ""]]
+)
+def test_a_hub_id_is_not_a_path(capsys, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    assert main([word for word in [*arguments, "some-lab/Model-1.5-8B"] if word]) == 2
+    error = capsys.readouterr().err
+    assert "some-lab/Model-1.5-8B does not exist: if this is the id of a model on the Hugging Face Hub" in error
+    (tmp_path / "some-lab").mkdir()
+    assert main([word for word in [*arguments, "some-lab/Model-1.5-8B"] if word]) == 2
+    assert "Hub" not in capsys.readouterr().err
+
+
+def test_a_length_without_effect_is_noted(capfd, candidates):
+    assert main([*PLAIN, "--length", "4096"]) == 0
+    assert capfd.readouterr().err == "pyrope: --length has no effect: these frequencies do not depend on the length\n"
+    assert main(["check", f"{candidates}:late", *ROPE, "--length", "4096"]) == 1
+    assert capfd.readouterr().err.count("--length has no effect") == 1
+    assert main([*PLAIN, "--length", "4096", "--scaling", "DynamicNTK(factor=2.0, original_length=64)"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
         (["chekc"], "did you mean check?"),
         (["check", "--haed-dim", "3"], "did you mean --head-dim?"),
         (["generate", "--modle", "x", "y"], "did you mean --model?"),
         (["vectors", "x", "--suite", "rotatoin"], "did you mean rotation?"),
+        ([*PLAIN[:-1], "neox"], "did you mean half?"),
+        ([*PLAIN[:-1], "GPT-J"], "did you mean interleaved?"),
+        (["check", "x:f", "--dtype", "fp16"], "did you mean float16?"),
+        (["check", "x:f", "--dtype", "bf16"], "did you mean bfloat16?"),
+        (["identify", "x:f", "--head-dim", "8", "--dtype", "half"], "did you mean float16?"),
+        (["check", "x:f", "--attention", "sofmax"], "did you mean softmax?"),
     ],
 )
 def test_a_typo_gets_a_suggestion(capsys, arguments, message):
@@ -698,7 +726,7 @@ def test_without_matplotlib_plot_says_what_to_install(capsys, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "decay", "-o", str(tmp_path / "x.png")]) == 2
-    assert 'pip install "pyrope-reference[plot]"' in capsys.readouterr().err
+    assert 'pip install ".[plot]"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check", "identify", "generate", "plot"])

@@ -54,6 +54,7 @@ RIGHT = {
     "the last takes the rest": last_takes_the_rest,
     "refuses a remainder": even_only,
     "backwards": lambda n, rank, size: list(range(rank, n, size))[::-1],
+    "rows of a batch": lambda n, rank, size: np.stack([zigzag(n, rank, size)] * 3),
     "int32 rows": lambda n, rank, size: chunks(n, size)[rank].astype(np.int32)[None],
 }
 WRONG = {
@@ -63,8 +64,21 @@ WRONG = {
     ],
     "first chunk repeated": [first_chunk_repeated],
     "positions one too high": [lambda n, rank, size: chunks(n, size)[rank] + 1, lambda n, rank, size: zigzag(n, rank, size) + 1],
-    "off by one at the seams": [shared_ends, lost_ends],
-    "padding counted": [padded],
+    "off by one at the seams": [
+        shared_ends,
+        lost_ends,
+        lambda n, rank, size: range(n * rank // size, n * (rank + 1) // size + 1),
+        lambda n, rank, size: range(rank * -(-n // size), min((rank + 1) * -(-n // size), n - 1)),
+    ],
+    "padding counted": [
+        padded,
+        lambda n, rank, size: [min(m, n - 1) for m in padded(n, rank, size)],
+        lambda n, rank, size: [m if m < n else 0 for m in padded(n, rank, size)],
+        lambda n, rank, size: [m if m < n else -1 for m in padded(n, rank, size)],
+        lambda n, rank, size: padded(-(-n // 128) * 128, rank, size),
+    ],
+    "rank counted from 1": [lambda n, rank, size: last_takes_the_rest(n, rank + 1, size), lambda n, rank, size: range((rank + 1) * (n // size), (rank + 2) * (n // size))],
+    "rank ignored": [lambda n, rank, size: range(0, n, size), lambda n, rank, size: np.arange(n // size) * size],
     "remainder lost": [
         lambda n, rank, size: range(rank * (n // size), (rank + 1) * (n // size)),
         lambda n, rank, size: zigzag(n - n % (2 * size), rank, size),
@@ -129,6 +143,11 @@ def test_any_partition_is_right_and_any_change_of_it_is_not(n, size, data):
         (lambda n, rank, size: [m / 2 for m in range(n)], "TypeError: positions must be integers"),
         (lambda n, rank, size: None, "TypeError: positions must be integers"),
         (lambda n, rank, size: 1 // 0, "ZeroDivisionError"),
+        (
+            lambda n, rank, size: np.arange(2 * n).reshape(2, n),
+            "TypeError: positions must be (n,), or the same in each",
+        ),
+        (lambda n, rank, size: slice(0, n), "TypeError: positions must be integers, were slice"),
         (lambda n, rank: [], "TypeError"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pyrope import parallel
+from pyrope.cli import main
 from pyrope.parallel import SCHEMES, shard_positions
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -89,7 +90,7 @@ def test_without_mpi4py_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     x = np.ones((1, 2, 2))
     for call in (parallel.world, lambda: parallel.ring_attention(None, x, x, x, [0, 1])):
-        with pytest.raises(ImportError, match=r'pyrope.parallel needs mpi4py.*pip install "pyrope-reference\[mpi\]"'):
+        with pytest.raises(ImportError, match=r'pyrope.parallel needs mpi4py.*pip install "\.\[mpi\]" in a clone'):
             call()
 
 
@@ -98,7 +99,7 @@ def test_without_an_mpi_library_an_error_says_what_to_install():
     code = "import pyrope; pyrope.parallel.world()"
     environment = os.environ | {"MPI4PY_LIBMPI": "/no/such/libmpi.so", "PYTHONPATH": str(ROOT)}
     failed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert failed.returncode == 1 and 'pip install "pyrope-reference[mpi]"' in failed.stderr
+    assert failed.returncode == 1 and 'pip install ".[mpi]"' in failed.stderr
 
 
 # --- Programs under mpiexec ---
@@ -110,7 +111,16 @@ def test_any_number_of_ranks_equals_one_process_and_the_definition():
     seed = 0 if os.environ.get("CI") else random.randrange(2**32)
     code, output = run(8, ROOT / "tests/mpi/properties.py", seed, settings().max_examples)
     assert code == 0, output[-6000:]
-    names = ["ring", "in_states", "whole_model", "length_of_all", "failures", "orders", "over_the_host"]
+    names = [
+        "ring",
+        "in_states",
+        "whole_model",
+        "length_of_all",
+        "failures",
+        "orders",
+        "counted_by_each",
+        "over_the_host",
+    ]
     assert [line for line in output.splitlines() if line.endswith(" holds")] == [f"{name} holds" for name in names]
 
 
@@ -143,3 +153,25 @@ def test_a_rank_that_fails_or_leaves_ends_all(kind, code, says):
     ended, output = run(3, ROOT / "tests/mpi/failing.py", kind)
     assert ended == code, output
     assert all(words in output for words in says), output
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "line, ranks, code, says",
+    [
+        ("positions[:, None, own]", 3, 0, "attention: RIGHT"),
+        ("np.arange(len(own))", 4, 1, "positions local to the rank"),
+        ("positions[:, None, own] if comm.Get_rank() else exit(5)", 2, 3, "mpiexec ended with status 5"),
+    ],
+)
+def test_a_program_under_mpiexec_is_judged_as_any_other(tmp_path, monkeypatch, capfd, line, ranks, code, says):
+    program = (ROOT / "examples/other_languages/my_attention.py").read_text()
+    assert program.count("at = positions[:, None, own]") == 1
+    (tmp_path / "mine.py").write_text(program.replace("at = positions[:, None, own]", f"at = {line}"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    words = f"'{MPIEXEC}' -n {ranks} '{sys.executable}' '{tmp_path}/mine.py' {{q}} {{k}} {{v}} {{positions}} {{o}}"
+    rope = ["--head-dim", "64", "--base", "10000", "--layout", "half", "--heads", "2", "--key-heads", "1"]
+    assert main(["check", "--attention", "softmax", *rope, "--exec", words]) == code
+    output = capfd.readouterr().out
+    assert says in " ".join(output.split()) and "not taken by the candidate" not in output, output

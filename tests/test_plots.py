@@ -22,6 +22,7 @@ TINY = {
     "attention": {"rope": ROPE, "length": 4},
     "linear": {"rope": ROPE, "length": 4},
     "time": {"lengths": (4, 8), "heads": 1, "head_dim": 4, "rounds": 1},
+    "sharding": {"length": 8, "ranks": 2},
     "operator": {},
 }
 
@@ -219,6 +220,22 @@ def test_a_description_changes_with_what_is_shown(tmp_path):
     assert plots.description(figure) != text
 
 
+@pytest.mark.parametrize("n, ranks", [(16, 4), (10, 3), (3, 5), (40, 1)])
+def test_sharding_shows_who_computes_which_score(n, ranks):
+    panels = _panels(plots.sharding_figure(n, ranks))
+    for scheme, above, below in zip(pyrope.parallel.SCHEMES, panels[:3], panels[3:], strict=True):
+        shown = above.images[0].get_array()
+        assert shown.mask.tolist() == (~np.tri(n, dtype=bool)).tolist() and scheme in above.get_title()
+        for rank, bar in enumerate(below.patches):
+            own = pyrope.parallel.shard_positions(n, rank, ranks, scheme)
+            assert (shown[own].compressed() == rank).all() and bar.get_height() == (shown == rank).sum()
+            assert [text.get_position()[0] for text in above.texts if text.get_text() == f"{rank}"] == (
+                own.tolist() if n <= 32 else []
+            )
+        np.testing.assert_allclose(below.lines[0].get_ydata(), n * (n + 1) / 2 / ranks)
+    assert "busiest: 1.71 × the mean" in panels[3].get_title() or n != 16
+
+
 def test_operator_is_what_the_candidate_does():
     turned = Rope(8, 10000.0, "interleaved")
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m, turned), ROPE, position=7, dtype=np.float64)
@@ -255,6 +272,8 @@ def test_operator_of_a_candidate_that_returns_nan():
         ("decay", {"scores": 0}, "scores must be"),
         ("precision", {"octaves": 0}, "octaves must be"),
         ("time", {"lengths": (4,), "rounds": 0}, "rounds must be"),
+        ("sharding", {"ranks": 0}, "ranks must be"),
+        ("sharding", {"length": 0}, "length must be"),
         ("deacy", {}, "name must be one of 'shift'"),
     ],
 )

@@ -40,9 +40,19 @@ def errors_prefixed_with(path: pathlib.Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
+def _hub_hint(path: pathlib.Path) -> str:
+    """For a path of two names in no folder that exists: what to do if it is the id of a model on a hub."""
+    files = (".json", ".safetensors", ".gguf")
+    if len(path.parts) != 2 or path.is_absolute() or path.parent.exists() or path.suffix.lower() in files:
+        return ""
+    return (
+        ": if this is the id of a model on the Hugging Face Hub, download it, and give its folder; nothing is fetched"
+    )
+
+
 def check_file(path: pathlib.Path) -> None:
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
+        raise FileNotFoundError(f"{path} does not exist{_hub_hint(path)}")
     if not path.is_file():
         raise ValueError(f"{path} must be a file, and is something else")
 

@@ -17,7 +17,7 @@ from .explain import Fault
 from .report import Failure, Report
 
 Sharding: TypeAlias = Callable[[int, int, int], Any]
-EVEN = ((32, 1), (48, 2), (48, 3), (64, 4))  # n and size, with n a multiple of 8·size but for a single rank
+EVEN = ((64, 4), (48, 3), (48, 2), (32, 1))  # n and size, n a multiple of 8·size; four ranks show most, one shows least
 UNEVEN = ((50, 3), (51, 4), (33, 2), (7, 3), (3, 4))
 
 
@@ -51,6 +51,14 @@ REMAINDER = Fault(
     cause="n//size tokens are given to each rank, and the n % size tokens at the end to none",
     fix="let shards differ by a token, as n·rank//size … n·(rank + 1)//size do, or refuse such lengths",
 )  # fmt: skip
+FROM_ONE = Fault(
+    name="rank counted from 1", symptom="every rank holds what belongs to the next one, and the last what is beyond n",
+    cause="ranks are counted from 1 where the formula counts from 0", fix="count ranks from 0, as MPI does",
+)  # fmt: skip
+NO_RANK = Fault(
+    name="rank ignored", symptom="all ranks hold the same positions", cause="the rank has no effect",
+    fix="let the rank say where its positions begin",
+)  # fmt: skip
 NOT_SPLIT = Fault(
     name="not split", symptom="every rank holds 0 … n−1", cause="rank and size have no effect", fix="use rank and size",
 )  # fmt: skip
@@ -58,7 +66,7 @@ UNEXPLAINED = Fault(
     name="unexplained", symptom="some position is not held once", cause="no known mistake explains it",
     fix="give every position of 0 … n−1 to one rank",
 )  # fmt: skip
-FAULTS = (LOCAL, REPEATED, HIGH, SEAMS, PADDING, REMAINDER, NOT_SPLIT)
+FAULTS = (LOCAL, REPEATED, HIGH, SEAMS, PADDING, REMAINDER, FROM_ONE, NO_RANK, NOT_SPLIT)
 
 
 def _fault(n: int, shards: list[list[int]]) -> Fault | None:
@@ -74,17 +82,31 @@ def _fault(n: int, shards: list[list[int]]) -> Fault | None:
         return LOCAL
     if all(len(shard) > 1 and shard[: len(shard) // 2] == shard[len(shard) // 2 :] for shard in shards):
         return REPEATED
-    if missing == {0} and beyond == {n} and not twice:
-        return HIGH
-    if beyond and min(beyond) >= n and not (missing or twice):
+    if len(shards) > 1 and shards[0] and all(sorted(shard) == sorted(shards[0]) for shard in shards):
+        return NO_RANK
+    lowest, split_evenly = min(held, default=0), n % len(shards) == 0
+    if lowest in (1, n // len(shards)) and not twice and sorted(held) == list(range(lowest, lowest + n)):
+        return HIGH if lowest == 1 else FROM_ONE
+    if not missing and not (split_evenly and beyond == {n}) and _padded(n, shards, beyond, twice):
         return PADDING
-    if missing == set(range(n - len(missing), n)) and len(missing) < 2 * len(shards) and not (twice or beyond):
+    lost = missing == set(range(n - len(missing), n)) and not (twice or beyond)
+    if lost and len(missing) < 2 * len(shards) and not (split_evenly and len(missing) == 1):
         return REMAINDER
     ends = {m for shard in shards for m in shard if m - 1 not in shard or m + 1 not in shard}
     gaps = {m for m in missing if m - 1 not in missing and m + 1 not in missing}  # each beside the end of a chunk
-    if twice <= ends and missing == gaps and beyond <= {-1, n} and max(held.values()) == 2 - (not twice):
+    if twice <= ends and missing == gaps and beyond <= {-1, n} and max(held.values(), default=0) == 2 - (not twice):
         return SEAMS
     return UNEXPLAINED
+
+
+def _padded(n: int, shards: list[list[int]], beyond: set[int], twice: set[int]) -> bool:
+    """Whether every token is held, and the shards are as long as each other by positions that no token has: from n on,
+    −1, or one that a token has already."""
+    lengths = {len(shard) for shard in shards}
+    if beyond and min(beyond) >= n and not twice:
+        return True
+    extra = sum(map(len, shards)) - n
+    return len(lengths) == 1 and 0 < extra < len(shards) and beyond <= {-1} and len(twice | beyond) <= extra
 
 
 def _evidence(n: int, shards: list[list[int]]) -> str:
@@ -103,6 +125,14 @@ def _few(positions: list[int]) -> str:
     return ", ".join(map(str, positions[:8])) + (f", … ({len(positions)} of them)" if len(positions) > 8 else "")
 
 
+def _row(positions: Any) -> list[int]:
+    """Positions (n,), or the rows (b, n) of a batch, which must be alike."""
+    rows = positions.reshape(-1, positions.shape[-1]) if positions.ndim and positions.size else positions.reshape(1, -1)
+    if (rows != rows[0]).any():
+        raise TypeError(f"positions must be (n,), or the same in each row, had shape {positions.shape}")
+    return list(map(int, rows[0]))
+
+
 def check_sharding(fn: Sharding) -> Report:
     """The verdict about a function (n, rank, size) -> positions; see the top of this file.
 
@@ -119,8 +149,7 @@ def check_sharding(fn: Sharding) -> Report:
         shards = []
         try:
             for rank in range(size):
-                positions = checks.positions("positions", on_host(fn(n, rank, size)))
-                shards.append(positions.reshape(-1).tolist())
+                shards.append(_row(checks.positions("positions", on_host(fn(n, rank, size)))))
         except Exception as error:
             if (n, size) in UNEVEN and isinstance(error, ValueError | AssertionError):
                 refused.append(f"{n} tokens on {size} ranks")
@@ -131,7 +160,7 @@ def check_sharding(fn: Sharding) -> Report:
         if (fault := _fault(n, shards)) is not None:  # the first: a remainder would only hide what is wrong without one
             finding = fault.finding(_evidence(n, shards))
             return Report("sharding", expected, "wrong", (finding,), notes=tuple(notes))
-        if (n, size) == EVEN[-1]:
+        if (n, size) == EVEN[0]:
             work = [sum(m + 1 for m in shard) for shard in shards]
             share = max(work) * size / sum(work)
             notes.append(f"under a causal mask the busiest of {size} ranks has {share:.2f} times the mean work")

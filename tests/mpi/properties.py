@@ -216,6 +216,20 @@ def orders(comm, scheme):
         assert scheme == "contiguous" or comm.size == 1
 
 
+def counted_by_each(comm, n, scheme, function):
+    """Positions that each rank counts from 0 are refused on every rank, and the same ones shifted by any number too."""
+    own, x = shards(comm, scheme, np, np.ones((1, n, 2)))
+    local = np.arange(len(own)) + 7
+    call = gather if function == "gather" else lambda comm, x, at: ring_attention(comm, x, x, x, at)
+    try:
+        call(comm, x, local)
+    except ValueError as error:
+        assert "positions must be those in the whole sequence" in str(error) and comm.size > 1 and n > 1
+        assert f"{n} tokens cannot all have their own between 7 and " in str(error)
+    else:
+        assert comm.size == 1 or n < 2
+
+
 def over_the_host(comm, function):
     """Arrays on a device that MPI cannot read go by way of the host, and a warning says so."""
     x = pyrope.from_numpy(np.ones((1, 2, 2)), np if DOUBLE is None else DOUBLE)
@@ -236,10 +250,14 @@ PROPERTIES = [
     (length_of_all, st.integers(1, 20), schemes, layouts),
     (failures, st.integers(0, 7), st.sampled_from(kinds)),
     (orders, schemes),
+    (counted_by_each, st.integers(0, 20), schemes, st.sampled_from(["ring", "gather"])),
     (
         over_the_host,
         st.sampled_from(
-            [lambda comm, x: ring_attention(comm, x, x, x, [0, 1]), lambda comm, x: gather(comm, x, [0, 1])]
+            [
+                lambda comm, x: ring_attention(comm, x, x, x, np.arange(2) + 2 * comm.rank),
+                lambda comm, x: gather(comm, x, np.arange(2) + 2 * comm.rank),
+            ]
         ),
     ),
 ]

@@ -1,7 +1,8 @@
-"""Attention of a program that runs on several ranks, and how it is checked: each rank computes with its own tokens.
+"""A program that computes attention on several ranks, each with its own tokens, and how it is checked:
 
-    pip install ".[mpi]" && pyrope check --attention softmax --head-dim 64 --base 10000 --layout half \\
-        --exec "mpiexec -n 4 python examples/ring.py {q} {k} {v} {positions} {o}"
+    pip install ".[mpi]"
+    pyrope check --attention softmax --head-dim 64 --base 10000 --layout half \\
+        --exec "mpiexec -n 4 python examples/other_languages/my_attention.py {q} {k} {v} {positions} {o}"
 
 The paths are of .npy files: q, k and v (b, h, n, d) and positions (b, n) to be read, o (b, h, n, d) to be written.
 """
