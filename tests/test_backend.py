@@ -175,7 +175,9 @@ def test_device_double_computes_and_keeps_dtypes():
 
 
 @needs_wheel
-@pytest.mark.parametrize(("dtype", "poison"), [("i4", -0x5A5A5A5B), ("u1", 0xA5), ("i8", -0x5A5A5A5A5A5A5A5B), (bool, True)])
+@pytest.mark.parametrize(
+    ("dtype", "poison"), [("i4", -0x5A5A5A5B), ("u1", 0xA5), ("i8", -0x5A5A5A5A5A5A5A5B), (bool, True)]
+)
 def test_new_integers_of_the_double_are_nonsense(dtype, poison):
     xp = DeviceDouble()
     for new in (xp.empty((2, 3), dtype), xp.empty_like(xp.zeros((2, 3), dtype))):

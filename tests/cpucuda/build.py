@@ -22,6 +22,7 @@ VERSION = "14.2.0"
 SHA256 = "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c"  # of the sdist
 DEVICE = "CPU (cpucuda)"  # what the library calls itself
 TOOLS = ("setuptools==84.2.1", "Cython==3.2.9")
+CPUINFO = pathlib.Path("/proc/cpuinfo")
 PROCESSOR = ("avx2", "fma", "f16c")
 COMPILER = os.environ.get("CPUCUDA_CXX", "g++")
 # What kernels are compiled with. A product and a sum may become one, as on a GPU; a misaligned access is counted.
@@ -33,7 +34,7 @@ def unable() -> str:
     """Why this machine cannot run it, or nothing."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return f"it needs Linux on x86-64, this is {platform.system()} on {platform.machine()}"
-    flags = pathlib.Path("/proc/cpuinfo").read_text().split()
+    flags = CPUINFO.read_text().split()
     if missing := [name for name in PROCESSOR if name not in flags]:
         return f"the processor does not have {', '.join(missing)}"
     if not shutil.which(COMPILER):
@@ -92,7 +93,15 @@ def build_cupy(directory: pathlib.Path) -> None:
     (work / "requirements.txt").write_text(f"cupy=={VERSION} --hash=sha256:{SHA256}\n")
     download = ("download", "--no-deps", "--no-binary", "cupy", "--no-build-isolation", "--require-hashes", "-d", work)
     environment = {"PYTHONPATH": str(work / "tools"), "CUPY_INSTALL_USE_STUB": "1"}
-    run(f"fetching the sdist of CuPy {VERSION}", *pip, *download, "-r", work / "requirements.txt", log=log, **environment)
+    run(
+        f"fetching the sdist of CuPy {VERSION}",
+        *pip,
+        *download,
+        "-r",
+        work / "requirements.txt",
+        log=log,
+        **environment,
+    )
     with tarfile.open(work / f"cupy-{VERSION}.tar.gz") as archive:
         archive.extractall(work, filter="data")
     sdist = work / f"cupy-{VERSION}"
@@ -121,7 +130,9 @@ def build_library(cupy: pathlib.Path, directory: pathlib.Path) -> None:
     shutil.copy(HERE / "cpucuda_start.py", directory)
     (directory / "missing.inc").write_text(missing(cupy / "stub", source.read_text()))
     choices = ("-DCPUCUDA_LIBRARY", f'-DCPUCUDA_CXX="{COMPILER}"', f'-DCPUCUDA_KERNELS="{KERNELS}"')
-    options = f"-std=gnu++17 -O3 {INSTRUCTIONS} -w -shared -fPIC -I{cupy} -I{directory} -Wl,-soname,libcuda.so.1 -ldl".split()
+    options = (
+        f"-std=gnu++17 -O3 {INSTRUCTIONS} -w -shared -fPIC -I{cupy} -I{directory} -Wl,-soname,libcuda.so.1 -ldl".split()
+    )
     run("compiling", COMPILER, source, "-o", directory / "libcuda.so.1", *choices, *options, log=log)
     prelude = directory / "include/prelude.h"
     run("compiling prelude.h", COMPILER, *KERNELS.split(), "-x", "c++-header", prelude, "-o", f"{prelude}.gch", log=log)

@@ -18,9 +18,12 @@ import sys
 
 WRITTEN_FOR = "14.2.0"
 CUDA = 13000
-UNUSED = ("nccl", "cutensor", "_cutensor", "cusparselt", "jitify", "thrust")
+UNUSED = (
+    *("nccl", "cutensor", "_cutensor", "cusparselt", "jitify", "thrust"),
+    *("cufft", "curand", "cusolver", "_cusolver", "cusparse", "_bbox_slices"),
+)
 # Calls must go through the symbol table, or CuPy's own empty stubs would be inlined and our library never asked.
-FLAGS = "-O1 -g0 -w -fPIC -fsemantic-interposition"
+FLAGS = "-O0 -g0 -w -fPIC -fsemantic-interposition"
 
 
 def version(sdist: pathlib.Path) -> str:
@@ -85,7 +88,9 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and not error.code:
             return
-        advice = f"this build is written for CuPy {WRITTEN_FOR}; for another version, mend {pathlib.Path(__file__).name}"
+        advice = (
+            f"this build is written for CuPy {WRITTEN_FOR}; for another version, mend {pathlib.Path(__file__).name}"
+        )
         sys.exit(f"CuPy {version(sdist)} could not be built ({type(error).__name__}: {error}): {advice}")
 
 

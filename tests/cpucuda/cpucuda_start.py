@@ -36,7 +36,12 @@ def find_nvidia_binary_utility(name):
 
 
 pathfinder = types.ModuleType("cuda.pathfinder")
-for item in (DynamicLibNotFoundError, load_nvidia_dynamic_lib, find_nvidia_header_directory, find_nvidia_binary_utility):
+for item in (
+    DynamicLibNotFoundError,
+    load_nvidia_dynamic_lib,
+    find_nvidia_header_directory,
+    find_nvidia_binary_utility,
+):
     setattr(pathfinder, item.__name__, item)
 package = types.ModuleType("cuda")
 package.__path__ = []
