@@ -10,7 +10,7 @@ import cupy_contract
 import numpy as np
 import pytest
 from device_double import DeviceDouble
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import pyrope
 
@@ -20,6 +20,10 @@ collect_ignore = [] if importlib.util.find_spec("torch") else ["peers"]
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("quick", max_examples=30, **_COMMON)
 settings.register_profile("ci", max_examples=150, derandomize=True, **_COMMON)  # red means: this change
+# On CuPy every example takes long: there are few, and those that fail are not made simpler.
+settings.register_profile(
+    "device", max_examples=15, derandomize=True, phases=(Phase.explicit, Phase.generate), **_COMMON
+)
 settings.register_profile("search", max_examples=1000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 

@@ -22,6 +22,7 @@ VERSION = "14.2.0"
 SHA256 = "cfed725e612178cfbdbf62f4a3a598b60edecbbca718c0d4580c21a16ae4a62c"  # of the sdist
 DEVICE = "CPU (cpucuda)"  # what the library calls itself
 TOOLS = ("setuptools==84.2.1", "Cython==3.2.9")
+CPUINFO = pathlib.Path("/proc/cpuinfo")
 PROCESSOR = ("avx2", "fma", "f16c")
 COMPILER = os.environ.get("CPUCUDA_CXX", "g++")
 # What kernels are compiled with. A product and a sum may become one, as on a GPU; a misaligned access is counted.
@@ -33,7 +34,7 @@ def unable() -> str:
     """Why this machine cannot run it, or nothing."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return f"it needs Linux on x86-64, this is {platform.system()} on {platform.machine()}"
-    flags = pathlib.Path("/proc/cpuinfo").read_text().split()
+    flags = CPUINFO.read_text().split()
     if missing := [name for name in PROCESSOR if name not in flags]:
         return f"the processor does not have {', '.join(missing)}"
     if not shutil.which(COMPILER):

@@ -18,9 +18,12 @@ import sys
 
 WRITTEN_FOR = "14.2.0"
 CUDA = 13000
-UNUSED = ("nccl", "cutensor", "_cutensor", "cusparselt", "jitify", "thrust")
+UNUSED = (
+    *("nccl", "cutensor", "_cutensor", "cusparselt", "jitify", "thrust"),
+    *("cufft", "curand", "cusolver", "_cusolver", "cusparse", "_bbox_slices"),
+)
 # Calls must go through the symbol table, or CuPy's own empty stubs would be inlined and our library never asked.
-FLAGS = "-O1 -g0 -w -fPIC -fsemantic-interposition"
+FLAGS = "-O0 -g0 -w -fPIC -fsemantic-interposition"
 
 
 def version(sdist: pathlib.Path) -> str:

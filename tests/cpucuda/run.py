@@ -6,6 +6,7 @@ that cannot do it, says why and ends with exit status 0.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -31,7 +32,8 @@ def main(arguments: list[str]) -> int:
         return 1
     print(ready, flush=True)
     tests = ("-n", "auto", "--ignore=tests/peers", "-k", "cupy")
-    return subprocess.run([sys.executable, "-m", "pytest", *tests, *arguments]).returncode
+    environment = {"HYPOTHESIS_PROFILE": "device", **os.environ}
+    return subprocess.run([sys.executable, "-m", "pytest", *tests, *arguments], env=environment).returncode
 
 
 if __name__ == "__main__":

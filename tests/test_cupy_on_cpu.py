@@ -1,0 +1,244 @@
+"""tests/cpucuda: what it says where it cannot run, what it catches where it runs, and that the suite on it can fail."""
+
+import importlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ON_CPU
+from hypothesis import given, strategies as st
+
+import pyrope
+
+HERE = pathlib.Path(__file__).parent
+on_cpu = pytest.mark.skipif(not ON_CPU, reason="`tox -e cupy` runs CuPy itself on the CPU")
+
+
+def part(name):
+    """A module of tests/cpucuda, where each is a script or imported by one."""
+    return importlib.import_module(f"cpucuda.{name}")
+
+
+@pytest.fixture
+def build():
+    return part("build")
+
+
+# --- the build, wherever it runs ---
+
+
+def test_the_wheel_of_the_contract_and_the_build_are_one_version(build):
+    pins = re.findall(r"cupy-cuda13x==([\d.]+)", (HERE.parent / "setup.cfg").read_text())
+    assert pins == [build.VERSION] == [part("compile_cupy").WRITTEN_FOR]
+
+
+def cannot(monkeypatch, build, tmp_path, what):
+    """Makes this machine one that has everything but ``what``."""
+    flags = "flags : sse2 fma f16c" + " avx2" * (what != "processor")
+    monkeypatch.setattr(build.platform, "system", lambda: "Darwin" if what == "system" else "Linux")
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    (tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\necho {11 if what == 'version' else 12}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "COMPILER", str(tmp_path / "none") if what == "compiler" else str(compiler))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the compilers of this test are shell scripts")
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("system", "needs Linux on x86-64, this is Darwin on x86_64"),
+        ("processor", "the processor does not have avx2"),
+        ("compiler", r"needs g\+\+ 12 or newer, and there is no .*none"),
+        ("version", r"needs g\+\+ 12 or newer, .*g\+\+ is version 11"),
+    ],
+)
+def test_a_machine_that_cannot_is_named_and_skipped(build, monkeypatch, tmp_path, capsys, what, says):
+    cannot(monkeypatch, build, tmp_path, what)
+    monkeypatch.syspath_prepend(HERE / "cpucuda")
+    monkeypatch.setitem(sys.modules, "build", build)
+    assert part("run").main([]) == 0
+    assert re.fullmatch(rf"SKIPPED: .*{says}.*\n", capsys.readouterr().out)
+    cannot(monkeypatch, build, tmp_path, "nothing")
+    assert build.unable() == ""
+
+
+def sources(tmp_path, version, declarations):
+    """As much of an sdist as is read before anything is compiled."""
+    for name, text in {
+        "cupy/_version.py": f"__version__ = '{version}'\n",
+        "cupy_backends/cuda/api/_runtime_typedef.pxi": declarations,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+
+
+def test_another_version_that_does_not_build_is_named(tmp_path):
+    sources(tmp_path, "15.0.0", "    cdef struct nothing_that_is_known\n")
+    stand_in = "import sys, types; sys.modules['Cython'] = types.ModuleType('Cython')\n"
+    stand_in += "sys.modules['Cython.Build'] = sys.modules['Cython'].Build = types.ModuleType('Cython.Build')\n"
+    script = f"{stand_in}import runpy; runpy.run_path({str(HERE / 'cpucuda/compile_cupy.py')!r}, run_name='__main__')"
+    run = subprocess.run([sys.executable, "-c", script, tmp_path, tmp_path / "site"], capture_output=True, text=True)
+    assert run.returncode == 1 and "CuPy 15.0.0 could not be built (LookupError: _runtime_typedef.pxi" in run.stderr
+    assert "this build is written for CuPy 14.2.0" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_the_fields_of_the_structs_are_read_from_cupy(tmp_path):
+    text = "IF CUPY_CUDA_VERSION >= 13000:\n    ctypedef struct _P 'cudaDeviceProp':\n        char name[256]\n"
+    sources(tmp_path, "14.2.0", text + "        cudaUUID uuid  # sixteen bytes\n    ELIF other\n")
+    header = part("compile_cupy").types_header(tmp_path)
+    assert "typedef struct {\n    char name[256];\n    cudaUUID_t uuid;\n} cudaDeviceProp;" in header
+
+
+def test_a_step_that_fails_ends_with_its_last_lines(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(SystemExit, match=r"no such version\n.*: fetching failed with exit status 3; .*failed\.log"):
+        command = (sys.executable, "-c", "print('no such version'); raise SystemExit(3)")
+        build.run("fetching", *command, log=tmp_path / "log")
+
+
+def test_what_was_built_is_kept_and_what_was_not_finished_is_not(build, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYROPE_CPUCUDA_CACHE", str(tmp_path / "kept"))
+    with pytest.raises(ZeroDivisionError):
+        build.kept("one", lambda directory: 1 // 0)
+    assert not list((tmp_path / "kept").iterdir())
+    for text in ("first", "second"):
+        target = build.kept("one", lambda directory, text=text: (directory / "file").write_text(text))
+    assert [path.name for path in target.parent.iterdir()] == ["one"] and (target / "file").read_text() == "first"
+
+
+def test_the_key_is_that_of_everything_that_goes_in(build, tmp_path):
+    source = tmp_path / "source"
+    keys = [build.key("a", "b"), build.key("ab"), build.key("b", "a")]
+    for text in ("one", "two"):
+        source.write_text(text)
+        keys.append(build.key("a", source))
+    assert len(set(keys)) == len(keys) and build.key("a", source) == keys[-1]
+
+
+# --- what the library catches, where CuPy runs on it ---
+
+
+@pytest.fixture
+def cupy():
+    return pyrope.get("cupy")
+
+
+@on_cpu
+def test_new_memory_is_poisoned(cupy):
+    assert (cupy.empty((3, 5), np.int32).get() == -1515870811).all()
+    assert (cupy.ones(4, np.int32) * cupy.ones(4, np.int32)).get().tolist() == [1] * 4
+
+
+KERNELS = r"""
+extern "C" __global__ void behind(int* x) { x[8] = 1; }
+extern "C" __global__ void misaligned(char* x) { *(double*)(x + 4) = 1; }
+extern "C" __global__ void apart(int* x) { if (threadIdx.x < 3) __syncthreads(); else __syncwarp(0xffffffffu); x[0] = 1; }
+"""
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [
+        ("behind", -6, "wrote behind a block of 32 bytes"),
+        ("misaligned", 1, "cudaErrorMisalignedAddress"),
+        ("apart", 1, "threads of a block wait at different barriers"),
+    ],
+)
+def test_a_kernel_that_does_what_a_gpu_forbids_fails(name, status, says):
+    code = f"import cupy; cupy.cuda.set_allocator(None); x = cupy.zeros(8, 'i4'); kernels = cupy.RawModule(code={KERNELS!r})"
+    code += f"\nkernels.get_function({name!r})((1,), (8,), (x,)); del x"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == status and says in run.stderr
+
+
+@on_cpu
+def test_what_is_not_there_says_so(cupy, capfd):
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+        cupy.cuda.runtime.deviceEnablePeerAccess(0)
+    assert "cudaDeviceEnablePeerAccess is not implemented" in capfd.readouterr().err
+
+
+@on_cpu
+@pytest.mark.parametrize("reverse", ["0", "1"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])
+def test_reductions_with_barriers_are_those_of_numpy(cupy, dtype, reverse, monkeypatch):
+    monkeypatch.setenv("CPUCUDA_REVERSE", reverse)
+    host = (np.arange(70 * 513) % 7 - 3).reshape(70, 513).astype(dtype)  # sums are exact, even in float16
+    device = cupy.asarray(host)
+    for axis in (None, 0, 1):
+        for name in ("sum", "max", "argmin"):
+            ours, theirs = getattr(device, name)(axis=axis).get(), getattr(host, name)(axis=axis)
+            assert ours.dtype == theirs.dtype and (ours == theirs).all(), (axis, name)
+
+
+@on_cpu
+@given(data=st.data(), dtype=st.sampled_from(["f2", "f4", "f8", "c8", "c16"]))
+def test_products_are_those_of_numpy(data, dtype):
+    cupy = pyrope.get("cupy")
+    m, n, k, b = (data.draw(st.integers(1, most)) for most in (9, 9, 20, 3))
+    rng = np.random.default_rng(0)
+    a, c = (rng.integers(-3, 4, (b, *shape)).astype(dtype) for shape in ((m, k), (k, n)))  # every sum is exact
+    for x in (a, c):
+        if x.dtype.kind == "c":
+            x.imag = rng.integers(-3, 4, x.shape)
+    flipped = (data.draw(st.booleans()), data.draw(st.booleans()))
+    there = [cupy.asarray(x.swapaxes(1, 2).copy() if flip else x) for x, flip in zip((a, c), flipped, strict=True)]
+    left, right = (x.swapaxes(1, 2) if flip else x for x, flip in zip(there, flipped, strict=True))
+    assert (cupy.matmul(left, right).get() == a @ c).all()
+    assert (cupy.matmul(left[0], right[0, :, 0]).get() == a[0] @ c[0, :, 0]).all()
+
+
+# --- the suite on it can fail ---
+
+ALGEBRA = (
+    "test_definition.py::test_eq_34_the_rotation_feature_by_feature[cupy-float32]",
+    "test_definition.py::test_eq_19_the_numerator_is_rotated_and_the_denominator_is_not[cupy-float64]",
+    "test_rotation.py::test_every_form_equals_the_definition[cupy]",
+    "test_softmax.py::test_every_form_equals_the_definition[cupy]",
+    "test_linear.py::test_every_form_equals_the_definition[cupy]",
+    "test_layers.py::test_norms_equal_the_definition[cupy]",
+    "test_transformer.py::test_forward_is_its_definition[cupy]",
+)
+TABLES = ("test_definition.py::test_frequencies_and_tables_by_mpmath[cupy]",)
+
+
+def outcomes(tests, *options, **environment):
+    """The summary of a run of these tests in a process of its own."""
+    around = {**os.environ, "PYTHONPATH": str(HERE), "HYPOTHESIS_PROFILE": "device", **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
+    run = subprocess.run(
+        [*command, *(str(HERE / test) for test in tests)], cwd=HERE.parent, env=around, capture_output=True, text=True
+    )
+    return re.sub(r" in .*", "", run.stdout.splitlines()[-1])
+
+
+@on_cpu
+def test_the_chosen_tests_pass():
+    assert outcomes(ALGEBRA + TABLES) == f"{len(ALGEBRA + TABLES)} passed"
+
+
+@on_cpu
+def test_without_kernels_every_test_fails():
+    assert outcomes(ALGEBRA + TABLES, "-p", "cpucuda.falsify") == f"{len(ALGEBRA + TABLES)} failed"
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("mutation", "tests"),
+    [
+        (r"in0 \* in1=in0 + in1", ALGEBRA),
+        (r"in0 \+ in1=in0 - in1", ALGEBRA),
+        (r"cos\(in0\)=sin(in0)", TABLES),
+        (r"sin\(in0\)=cos(in0)", TABLES),
+    ],
+)
+def test_with_another_operator_in_the_kernels_every_test_fails(mutation, tests, tmp_path):
+    assert outcomes(tests, CPUCUDA_MUTATION=mutation, CUPY_CACHE_DIR=str(tmp_path)) == f"{len(tests)} failed"
