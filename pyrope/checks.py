@@ -113,6 +113,8 @@ MAX_POSITION = 2**31
 
 def positions(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
     """Integers of at most 2³¹ in size, of any shape, as an array on the host."""
+    if isinstance(value, range) and value and max(abs(value[0]), abs(value[-1])) > MAX_POSITION:  # before it is an array
+        raise ValueError(f"{name} must lie within ±2^31, were from {value[0]} to {value[-1]}")
     # Not np.asarray(value): it makes floats of [], objects of 10**20, and takes True for 1.
     m = np.asarray(value, None if isinstance(value, np.ndarray) or (isinstance(value, range) and value) else object)
     if m.dtype == object:

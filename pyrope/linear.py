@@ -164,6 +164,9 @@ class _Plan:
                 raise ValueError(f"{rule}; see feature_map: in {self.dtype} they must not be smaller than {least:.2g}")
             denominator = denominator + empty
         numerator /= denominator[..., None]
+        if not bool(self.xp.isfinite(numerator).all()):
+            reason = f"values must be finite, and so must their sums, weighted by features, in {self.dtype}"
+            raise ValueError(f"{reason}, and some are not: make them smaller, or use float64")
         return numerator
 
 

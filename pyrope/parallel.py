@@ -59,6 +59,8 @@ def shard_positions(n: int, rank: int, size: int, scheme: str = "contiguous") ->
     divide evenly, and with fewer tokens than ranks some ranks hold none.
     """
     n, size = checks.integer("n", n, 0), checks.integer("size", size, 1)
+    if n > checks.MAX_POSITION:
+        raise ValueError(f"n must be at most 2^31, as positions are, was {n}")
     if checks.integer("rank", rank, 0) >= size:
         raise ValueError(f"rank must be less than size, {size}, was {rank}")
     if checks.choice("scheme", scheme, SCHEMES) == "striped":
