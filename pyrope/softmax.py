@@ -256,7 +256,7 @@ def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _
     small = False
     if checked.longest is not None:  # |q·k| ≤ |q||k|; NaN is not small
         squares = np.einsum("...d,...d->...", queries, queries).max(), checked.longest[index[:-2]].max()
-        lost = d * float(np.finfo(checked.dtype).tiny)  # squares below are 0, also those of queries over a large softcap
+        lost = d * float(np.finfo(checked.dtype).tiny)  # smaller squares are 0, as of queries over a large softcap
         small = math.prod(math.sqrt(float(x) + lost) for x in squares) * (checked.softcap or 1.0) <= _SAFE
     total, finite = _exponentials(xp, scores, small)
     if not finite:

@@ -50,7 +50,13 @@ def _rotated(draw):
 
 
 def _qkv(draw, n=None):
-    g, r, m, d, e = draw.randint(1, 2), draw.randint(1, 2), draw.choice([0, 1, 2, 5, 70]), draw.choice([2, 4, 8]), draw.randint(1, 3)
+    g, r, m, d, e = (
+        draw.randint(1, 2),
+        draw.randint(1, 2),
+        draw.choice([0, 1, 2, 5, 70]),
+        draw.choice([2, 4, 8]),
+        draw.randint(1, 3),
+    )
     lead, dtype, n = draw.choice([(), (), (2,)]), draw.choice(FLOATS), m if n is None else n(m)
     shapes = ((g * r, n, d), (g, m, d), (g, m, e))
     return tuple(draw.array(*lead, *shape, dtype=dtype) for shape in shapes)
@@ -59,7 +65,13 @@ def _qkv(draw, n=None):
 def _attention(draw):
     q, k, v = _qkv(draw, lambda m: draw.choice([m, m, 1, 3]))
     n, m = q.shape[-2], k.shape[-2]
-    masks = [np.ones((n, m), bool), np.tri(n, m, dtype=bool), np.zeros((1, m), bool), np.triu(np.full((n, m), -np.inf), 1), np.ones((n, 1), q.dtype)]
+    masks = [
+        np.ones((n, m), bool),
+        np.tri(n, m, dtype=bool),
+        np.zeros((1, m), bool),
+        np.triu(np.full((n, m), -np.inf), 1),
+        np.ones((n, 1), q.dtype),
+    ]
     more = draw.options(
         causal=[True, False], window=[1, 3, 10**6], softcap=[5.0, 1e-30, 1e30], scale=[1.0, 1e-6, 1e6], mask=masks,
         q_positions=[_positions(draw, n)], k_positions=[_positions(draw, m)],
@@ -103,18 +115,32 @@ def _config(draw):
 
 def _scaling(draw, kind):
     names = [field for field in kind.__dataclass_fields__ if field != "length"]
-    good = {"original_length": 2048, "short": [1.0] * 4, "long": [2.0] * 4, "fraction": 0.5, "truncate": True, "low": 1.0, "high": 4.0}
+    good = {
+        "original_length": 2048,
+        "short": [1.0] * 4,
+        "long": [2.0] * 4,
+        "fraction": 0.5,
+        "truncate": True,
+        "low": 1.0,
+        "high": 4.0,
+    }
     return (), {name: good.get(name, 2.0) for name in names if name in good or draw.random() < 0.7}
 
 
 def _json_config(draw):
-    config = {"model_type": draw.choice(list(pyrope.conventions.MODEL_TYPES)), "hidden_size": 64, "num_attention_heads": 4}
+    config = {
+        "model_type": draw.choice(list(pyrope.conventions.MODEL_TYPES)),
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    }
     config |= draw.options(
         head_dim=[16, 8], rope_theta=[1e4, 5e5], rope_scaling=[{"type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}],
         max_position_embeddings=[2048], partial_rotary_factor=[0.5], rotary_dim=[8], qk_rope_head_dim=[8], qk_nope_head_dim=[8],
     )  # fmt: skip
     key = draw.choice(list(config))
-    return ({**config, key: draw.silly()} if draw.random() < 0.3 else config,), draw.options(layout=["half"], layer_type=["full_attention"])
+    return ({**config, key: draw.silly()} if draw.random() < 0.3 else config,), draw.options(
+        layout=["half"], layer_type=["full_attention"]
+    )
 
 
 def _trace(draw):
@@ -202,14 +228,24 @@ EXEMPT = {
     "NotJudged": "an error",
     **dict.fromkeys(("assert_rotation", "assert_attention", "assert_linear_attention", "assert_sharding"), "calls the check of the same name"),
 }  # fmt: skip
-DOCUMENTED = {"diff_traces": OSError, "load": OSError, "load_tokenizer": OSError, "Rope.from_config": OSError, "get": (ImportError, RuntimeError)}
+DOCUMENTED = {
+    "diff_traces": OSError,
+    "load": OSError,
+    "load_tokenizer": OSError,
+    "Rope.from_config": OSError,
+    "get": (ImportError, RuntimeError),
+}
 DOCUMENTED["from_numpy"] = DOCUMENTED["random_model"] = DOCUMENTED["get"]
 SLOW = {"forward", "generate", "Cache", "Model"}
 QUIET = {"diff_traces"}  # no warning may leave these, whatever the numbers are
 
 
 def test_every_public_name_is_fuzzed():
-    functions = {f"encodings.{name}" for name, value in vars(encodings).items() if inspect.isfunction(value) and value.__module__ == encodings.__name__ and name[0] != "_"}
+    functions = {
+        f"encodings.{name}"
+        for name, value in vars(encodings).items()
+        if inspect.isfunction(value) and value.__module__ == encodings.__name__ and name[0] != "_"
+    }
     assert set(pyrope.__all__) | functions <= set(CALLS) | set(EXEMPT)
 
 
@@ -306,9 +342,19 @@ def _check_attention(words, got, q, k, v, causal=False, q_positions=None, k_posi
         return positions.reshape(*positions.shape[:-1], *(1,) * (q.ndim - 1 - positions.ndim), positions.shape[-1])
 
     k_at = at(np.arange(m) if k_positions is None else k_positions)
-    q_at = at(q_positions) if q_positions is not None else k_at[..., m - n :] if k_positions is not None else at(np.arange(m - n, m))
+    q_at = (
+        at(q_positions)
+        if q_positions is not None
+        else k_at[..., m - n :]
+        if k_positions is not None
+        else at(np.arange(m - n, m))
+    )
     seen = definition.visible(q_at, k_at, causal, window)
-    seen, bias = (seen & mask, 0) if mask is not None and mask.dtype == bool else (seen, 0 if mask is None else mask.astype(np.float64))
+    seen, bias = (
+        (seen & mask, 0)
+        if mask is not None and mask.dtype == bool
+        else (seen, 0 if mask is None else mask.astype(np.float64))
+    )
     scale = d**-0.5 if scale is None else float(scale)
     q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
     if not m:
@@ -377,7 +423,9 @@ def _check_sinusoidal(words, got, positions, d, base=10000.0):
 
 def _check_slopes(words, got, h):
     power = 2 ** math.floor(math.log2(h))
-    true = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [2 ** (-4 * (2 * i + 1) / power) for i in range(h - power)]
+    true = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [
+        2 ** (-4 * (2 * i + 1) / power) for i in range(h - power)
+    ]
     np.testing.assert_allclose(got, true, rtol=1e-14, err_msg=words)
 
 

@@ -49,7 +49,9 @@ def place(tmp_path_factory):
     inner.save(str(root / "folder" / "tokenizer.json"))
     write_vectors(root / "vectors", "all")
     _keep(root / "vectors", ("rotation-axes-pixtral-float32", "attention-window", "linear-19-causal-bfloat16"))
-    (root / "rope.py").write_text("def rotate(x, positions):\n    return x\n\n\ndef fails(x, positions):\n    return None\n")
+    (root / "rope.py").write_text(
+        "def rotate(x, positions):\n    return x\n\n\ndef fails(x, positions):\n    return None\n"
+    )
     return root
 
 
@@ -79,7 +81,9 @@ def _model(path):
 
 def _rope(path):
     rope = pyrope.Rope.from_config(path)
-    return pyrope.cos_sin(rope if rope.resolved else rope.at(100), [0] if rope.axes is None else [[0]] * rope.axes.count)
+    return pyrope.cos_sin(
+        rope if rope.resolved else rope.at(100), [0] if rope.axes is None else [[0]] * rope.axes.count
+    )
 
 
 # The file that is damaged, whether it is JSON, how many examples, and what reads it.
@@ -140,11 +144,62 @@ def test_files_that_never_end_are_not_opened(place, kind):
 
 # --- Command lines --------------------------------------------------------------------------------------------------
 
-WORDS = ["", "0", "-1", "1", "2", "8", "64", "65537", "2147483649", "1e39", "nan", "inf", "-inf", "0.5", "1e-320", "x", "--", "-", "θ", "None", "9" * 5000]
-WORDS += ["half", "float32", "numpy", "Linear(factor=2.0)", "Linear(factor=0)", "YaRN(factor=1e400, original_length=3)", "Linear(", "DynamicNTK(factor=2.0, original_length=64)"]
-FILES = ["x.npy", "trace.safetensors", "folder", "folder/config.json", "model.gguf", "vectors", "rope.py", "rope.py:fails", "rope.py:none", "nowhere/at/all", "."]
+WORDS = [
+    "",
+    "0",
+    "-1",
+    "1",
+    "2",
+    "8",
+    "64",
+    "65537",
+    "2147483649",
+    "1e39",
+    "nan",
+    "inf",
+    "-inf",
+    "0.5",
+    "1e-320",
+    "x",
+    "--",
+    "-",
+    "θ",
+    "None",
+    "9" * 5000,
+]
+WORDS += [
+    "half",
+    "float32",
+    "numpy",
+    "Linear(factor=2.0)",
+    "Linear(factor=0)",
+    "YaRN(factor=1e400, original_length=3)",
+    "Linear(",
+    "DynamicNTK(factor=2.0, original_length=64)",
+]
+FILES = [
+    "x.npy",
+    "trace.safetensors",
+    "folder",
+    "folder/config.json",
+    "model.gguf",
+    "vectors",
+    "rope.py",
+    "rope.py:fails",
+    "rope.py:none",
+    "nowhere/at/all",
+    ".",
+]
 TARGETS = ["rope.py:fails", "rope.py:none", "no_such_module:f", "rope.py", ":", "json:dumps", "os:getcwd"]
-COMMANDS = ["true {x} {positions} {y}", "false {x} {positions} {y}", "no-such-program {x} {positions} {y}", "cp {x} {positions}", "", "{x} {positions} {y}", "'"]
+COMMANDS = [
+    "true {x} {positions} {y}",
+    "false {x} {positions} {y}",
+    "no-such-program {x} {positions} {y}",
+    "cp {x} {positions}",
+    "",
+    "{x} {positions} {y}",
+    "'",
+]
 # What a command needs to come far: silly values are put in place of some of it.
 GOOD = {
     "check": [["TARGET", "--in-process", "--head-dim", "8", "--base", "10000", "--layout", "half"], ["--exec", "COMMAND", "--config", "folder"]],
@@ -161,7 +216,10 @@ GOOD = {
 def _options():
     """The option strings of every command, with their choices, as the parser has them."""
     (commands,) = (action for action in cli._parser()._actions if action.dest == "command")
-    return {name: [a for a in parser._actions if a.option_strings and a.dest != "help"] for name, parser in commands.choices.items()}
+    return {
+        name: [a for a in parser._actions if a.option_strings and a.dest != "help"]
+        for name, parser in commands.choices.items()
+    }
 
 
 def _command_line(draw, options):
@@ -169,13 +227,20 @@ def _command_line(draw, options):
     words = [command, *draw.choice(GOOD.get(command, [[]]))]
     for _ in range(draw.choice([0, 1, 1, 2, 3])):
         action = draw.choice(options[command])
-        value = [] if action.nargs == 0 else [draw.choice([*WORDS, *FILES, *(action.choices or ())] if draw.random() < 0.6 else WORDS)]
+        value = (
+            []
+            if action.nargs == 0
+            else [draw.choice([*WORDS, *FILES, *(action.choices or ())] if draw.random() < 0.6 else WORDS)]
+        )
         words += [draw.choice(action.option_strings), *value]
     if draw.random() < 0.4 and len(words) > 1:
         words[draw.randrange(1, len(words))] = draw.choice(WORDS + FILES)
     if draw.random() < 0.1:
         words.append(draw.choice(WORDS + FILES))
-    return [draw.choice(TARGETS) if word == "TARGET" else draw.choice(COMMANDS) if word == "COMMAND" else word for word in words]
+    return [
+        draw.choice(TARGETS) if word == "TARGET" else draw.choice(COMMANDS) if word == "COMMAND" else word
+        for word in words
+    ]
 
 
 def _too_long(words):

@@ -126,7 +126,7 @@ def check_option(name: str, value: Any) -> Any:
     """One field of a `Config`, checked by itself; how fields go together is checked when the Config is made."""
     kind = Config.__annotations__[name]
     if kind == "int":
-        return checks.integer(name, value, 1)
+        return checks.integer(name, value, 1, checks.MAX_POSITION)
     if kind == "str":
         return checks.choice(name, value, _WORDS[name])
     if kind == "bool":

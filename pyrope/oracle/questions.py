@@ -62,9 +62,7 @@ class Questions:
 
     def __init__(self, spec: Spec, dtype: np.dtype[Any], max_position: int) -> None:
         self.spec, self.dtype, self.rng = spec, dtype, np.random.default_rng(2104)
-        self.max_position = checks.integer("max_position", max_position, 512)
-        if self.max_position > checks.MAX_POSITION:
-            raise ValueError(f"max_position must be at most 2^31, was {max_position}")
+        self.max_position = checks.integer("max_position", max_position, 512, checks.MAX_POSITION)
 
     def _draw(self, b: int, heads: int, n: int, signs: bool = False) -> Array:
         x = self.rng.standard_normal((b, heads, n, self.spec.head_dim))
