@@ -25,21 +25,24 @@ def instance(name: str, value: Any, kind: type[_Kind]) -> _Kind:
 # Sizes that come from a file or from a caller and that nothing else bounds, such as the features of a head, whose Θ is
 # computed number by number: no model comes near, and beyond it there would be a long wait, or no memory.
 MAX_SIZE = 2**16
+MAX_POSITION = 2**31
 
 
 def size(name: str, value: Any, least: int = 1) -> int:
     """An integer of [least, MAX_SIZE]."""
-    if (number := integer(name, value, least)) > MAX_SIZE:
-        raise ValueError(f"{name} must be at most {MAX_SIZE}, was {number}")
-    return number
+    return integer(name, value, least, MAX_SIZE)
 
 
-def integer(name: str, value: Any, least: int) -> int:
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """An integer of [least, most]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, was {value!r}")
-    if value < least:
+    number = int(value)
+    if number < least:
         raise ValueError(f"{name} must be at least {least}, was {value}")
-    return int(value)
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {'2^31' if most == MAX_POSITION else most}, was {value}")
+    return number
 
 
 def real(name: str, value: Any, low: float, high: float = math.inf, *, open: bool = False) -> float:
@@ -108,11 +111,10 @@ def imported(module: str, purpose: str, extra: str | None = None) -> Any:
         raise ImportError(f"{purpose} needs {package}, and it cannot be imported ({error}): {fix}") from error
 
 
-MAX_POSITION = 2**31
-
-
 def positions(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
     """Integers of at most 2³¹ in size, of any shape, as an array on the host."""
+    if isinstance(value, range) and value and max(abs(value[0]), abs(value[-1])) > MAX_POSITION:  # before it is made
+        raise ValueError(f"{name} must lie within ±2^31, were from {value[0]} to {value[-1]}")
     # Not np.asarray(value): it makes floats of [], objects of 10**20, and takes True for 1.
     m = np.asarray(value, None if isinstance(value, np.ndarray) or (isinstance(value, range) and value) else object)
     if m.dtype == object:

@@ -146,8 +146,7 @@ def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance:
         ahead = np.where(distance > 0, buckets, 0)
         distance = -abs(distance)
     exact = (buckets := checks.size("buckets", buckets, 2)) // 2
-    if (max_distance := checks.integer("max_distance", max_distance, exact + 1)) > checks.MAX_POSITION:
-        raise ValueError(f"max_distance must be at most 2^31, as distances are, was {max_distance}")
+    max_distance = checks.integer("max_distance", max_distance, exact + 1, checks.MAX_POSITION)
     starts = _t5_starts(exact, buckets - exact, max_distance)
     size = np.maximum(-distance, 0)
     large = exact + np.searchsorted(np.array(starts, np.int64), size, side="right")

@@ -164,6 +164,9 @@ class _Plan:
                 raise ValueError(f"{rule}; see feature_map: in {self.dtype} they must not be smaller than {least:.2g}")
             denominator = denominator + empty
         numerator /= denominator[..., None]
+        if not bool(self.xp.isfinite(numerator).all()):
+            reason = f"values must be finite, and so must their sums, weighted by features, in {self.dtype}"
+            raise ValueError(f"{reason}, and some are not: make them smaller, or use float64")
         return numerator
 
 
@@ -220,6 +223,7 @@ def linear_state(
     return LinearState(*plan.sums(k, v), k.shape[-2], rope, feature_map)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
 def linear_step(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
     feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
@@ -266,6 +270,7 @@ def linear_step(
     return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
 def attention_weights(
     q: Array, k: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", denominators: str = "positive",
@@ -295,6 +300,7 @@ def _similarities(plan: _Plan, q: Array, k: Array, causal: bool) -> tuple[Array,
     return *definition.similarities(phi_q, phi_k, turn, mask), (phi_q, sums)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
 def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", form: str | None = None, chunk: int = CHUNK, denominators: str = "positive",

@@ -58,7 +58,7 @@ def shard_positions(n: int, rank: int, size: int, scheme: str = "contiguous") ->
     under a causal mask all ranks have nearly the same work; "striped" deals the tokens out one by one. Lengths need not
     divide evenly, and with fewer tokens than ranks some ranks hold none.
     """
-    n, size = checks.integer("n", n, 0), checks.integer("size", size, 1)
+    n, size = checks.integer("n", n, 0, checks.MAX_POSITION), checks.integer("size", size, 1)
     if checks.integer("rank", rank, 0) >= size:
         raise ValueError(f"rank must be less than size, {size}, was {rank}")
     if checks.choice("scheme", scheme, SCHEMES) == "striped":

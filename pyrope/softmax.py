@@ -255,8 +255,9 @@ def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _
         xp.copyto(by_head[..., column], -math.inf, where=hidden)
     small = False
     if checked.longest is not None:  # |q·k| ≤ |q||k|; NaN is not small
-        longest = float(np.einsum("...d,...d->...", queries, queries).max()), float(checked.longest[index[:-2]].max())
-        small = math.sqrt(longest[0]) * math.sqrt(longest[1]) * (checked.softcap or 1.0) <= _SAFE
+        squares = np.einsum("...d,...d->...", queries, queries).max(), checked.longest[index[:-2]].max()
+        lost = d * float(np.finfo(checked.dtype).tiny)  # smaller squares are 0, as of queries over a large softcap
+        small = math.prod(math.sqrt(float(x) + lost) for x in squares) * (checked.softcap or 1.0) <= _SAFE
     total, finite = _exponentials(xp, scores, small)
     if not finite:
         _check_overflow(q, k, checked.scale / (checked.softcap or 1.0), checked.dtype)

@@ -78,15 +78,16 @@ def save_npy(path: PathLike, array: NumPyArray) -> None:
 
 def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumPyArray:
     """The array in a .npy file, which must have this shape and dtype (bfloat16 as uint16); errors call it ``what``."""
-    if not os.path.isfile(path):  # opening a FIFO would wait forever
-        raise ValueError(f"{what}: there is no file {os.fspath(path)}")
+    path = Path(path)
+    if not path.is_file():  # opening a FIFO would wait forever
+        raise ValueError(f"{what}: there is no file {path}")
     native = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
     wanted = native.newbyteorder("<")
     with open(path, "rb") as file:
         try:
             stored_shape, fortran, stored = _npy_header(file)
         except Exception as error:  # NumPy lets Python parse the header: tokenize.TokenError, SyntaxError, KeyError …
-            raise ValueError(f"{what}: {os.fspath(path)} is not a valid .npy file: {error}") from error
+            raise ValueError(f"{what}: {path} is not a valid .npy file: {error}") from error
         if stored_shape != shape or stored != wanted:
             bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
             order = "" if stored == stored.newbyteorder("<") else "big-endian "
@@ -95,7 +96,7 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
         # Nothing is allocated before this line, because a header may claim any size.
         data = np.fromfile(file, wanted)
         if data.size != math.prod(shape) or file.read(1):
-            raise ValueError(f"{what}: {os.fspath(path)} must hold {math.prod(shape)} numbers, has {data.size}")
+            raise ValueError(f"{what}: {path} must hold {math.prod(shape)} numbers, has {data.size}")
     return data.astype(native, copy=False).reshape(shape, order="F" if fortran else "C").view(dtype)
 
 
@@ -143,8 +144,9 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, NumPyArray], dict[str, s
 
     Nothing in the file is trusted: every number in it is checked before it is used.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # opening a FIFO would wait forever
-        raise ValueError(f"{os.fspath(path)} must be a file, and is something else")
+    path = Path(path)  # not an integer, which would be an open file
+    if path.exists() and not path.is_file():  # opening a FIFO would wait forever
+        raise ValueError(f"{path} must be a file, and is something else")
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -162,7 +164,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, NumPyArray], dict[str, s
             data = np.memmap(file, np.uint8, "r", offset=8 + length) if size > 8 + length else np.empty(0, np.uint8)
         tensors = {name: _view(data, place) for name, place in places.items()}
     except (ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{os.fspath(path)} is not a valid .safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a valid .safetensors file: {error}") from error
     return tensors, metadata
 
 

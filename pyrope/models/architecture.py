@@ -126,7 +126,7 @@ def check_option(name: str, value: Any) -> Any:
     """One field of a `Config`, checked by itself; how fields go together is checked when the Config is made."""
     kind = Config.__annotations__[name]
     if kind == "int":
-        return checks.integer(name, value, 1)
+        return checks.integer(name, value, 1, checks.MAX_POSITION)
     if kind == "str":
         return checks.choice(name, value, _WORDS[name])
     if kind == "bool":
@@ -170,6 +170,8 @@ class Weights:
     @classmethod
     def of(cls, config: Config, arrays: Mapping[str, Array]) -> Weights:
         """Weights from arrays by name; one error lists every name and shape that is wrong."""
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"arrays must be a dict of arrays by name, was {type(arrays).__name__}")
         arrays = {name: array for name, array in arrays.items() if array is not None}
         _check_arrays(config, arrays)
 
@@ -206,7 +208,7 @@ class Weights:
 
 def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
     """Checks that these are the arrays of a model of this config."""
-    expected = weight_shapes(checks.instance("config", config, Config))
+    expected = weight_shapes(config)
     if arrays:
         namespace(**arrays)
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
@@ -223,7 +225,7 @@ def _check_arrays(config: Config, arrays: Mapping[str, Array]) -> None:
 
 def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """The name and shape of every array that a model of this config has."""
-    e, d, f = config.width, config.head_dim, config.mlp_width
+    e, d, f = checks.instance("config", config, Config).width, config.head_dim, config.mlp_width
     shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocabulary, e)}
 
     def add(name: str, *shape: int, bias: bool = config.norm_bias, wanted: bool = True) -> None:

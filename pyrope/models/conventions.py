@@ -150,7 +150,7 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
     if (alpha := scaling.pop("alpha", None)) is not None:  # HunYuan: only another base
         if width <= 2:
             raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
-        base *= checks.real("alpha", alpha, 0, open=True) ** (width / (width - 2))
+        base *= checks.real("alpha", alpha, 0, 1e12, open=True) ** (width / (width - 2))
         kind = "default"
     axes, sections = convention.axes, parameters.get("mrope_section")
     if axes and sections is None:
@@ -262,8 +262,9 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
     if "original_max_position_embeddings" in names and "original_length" not in arguments:
         arguments["original_length"] = convention.original_length or _need(config, LENGTH_KEYS, what)
     if kind in ("yarn", "longrope") and "factor" not in arguments:
-        longest = checks.integer("max_position_embeddings", _need(config, LENGTH_KEYS, what), 1)
-        original = checks.integer("original_max_position_embeddings", arguments["original_length"], 1)
+        most = checks.MAX_POSITION
+        longest = checks.integer("max_position_embeddings", _need(config, LENGTH_KEYS, what), 1, most)
+        original = checks.integer("original_max_position_embeddings", arguments["original_length"], 1, most)
         # YaRN refuses a factor below 1; LongRoPE's only makes its attention factor, which is 1 there.
         arguments["factor"] = longest / original if kind == "yarn" else max(longest / original, 1.0)
     if kind == "proportional":
@@ -303,7 +304,7 @@ def _widths(config: Json, convention: Convention, parameters: Json, layer_type: 
         if hidden % heads:
             raise ValueError(f"hidden_size, {hidden}, must be a multiple of num_attention_heads, {heads}")
         head_dim = hidden // heads
-    head_dim = checks.integer("head_dim", head_dim, 1)
+    head_dim = checks.size("head_dim", head_dim)
     fraction = checks.real("partial_rotary_factor", parameters["partial_rotary_factor"], 0, 1, open=True)
     # A width is computed in float64 and cut off, as transformers does.
     width = head_dim if parameters["rope_type"] == "proportional" else int(head_dim * fraction)

@@ -213,13 +213,14 @@ def read_architecture(config: Mapping[str, Any], ignore: Collection[str] = ()) -
     options["activation"] = _ACTIVATIONS[checks.choice("activation", options["activation"], tuple(_ACTIVATIONS))]
     options["key_heads"] = options["heads"] if options.get("key_heads") is None else options["key_heads"]
     if options["mlp_width"] is None:  # GPT-J's way to say four times the width
-        options["mlp_width"] = 4 * checks.integer("n_embd", options["width"], 1)
+        options["mlp_width"] = 4 * checks.integer("n_embd", options["width"], 1, checks.MAX_POSITION)
     if isinstance(options["block"], bool):
         options["block"] = "parallel" if options["block"] else "sequential"
     if options.get("scale") is not None:  # said as what stands under the root
         options["scale"] = 1 / math.sqrt(checks.real("query_pre_attn_scalar", options["scale"], 0, open=True))
     if options.get("embedding_scale") is not None:
-        options["embedding_scale"] = math.sqrt(checks.integer("hidden_size", options["embedding_scale"], 1))
+        width = checks.integer("hidden_size", options["embedding_scale"], 1, checks.MAX_POSITION)
+        options["embedding_scale"] = math.sqrt(width)
     for option, key in family.read.items():
         try:
             check_option(option, options[option])

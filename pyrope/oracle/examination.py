@@ -36,7 +36,10 @@ def make_spec(
     window: int | None = None, softcap: float | None = None, scale: float | None = None,
 ) -> Spec:  # fmt: skip
     """What is meant, if it can be."""
-    heads, key_heads = checks.integer("heads", heads, 1), checks.integer("key_heads", key_heads, 1)
+    heads, key_heads, head_dim = (
+        checks.size(*one) for one in (("heads", heads), ("key_heads", key_heads), ("head_dim", head_dim))
+    )
+    checks.size("heads·head_dim", heads * head_dim)
     if heads % key_heads:
         raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
     if rope is not None and (check_rope(rope).axes is not None or rope.head_dim != head_dim):
@@ -44,11 +47,11 @@ def make_spec(
     return Spec(
         heads,
         key_heads,
-        checks.integer("head_dim", head_dim, 1),
+        head_dim,
         checks.flag("causal", causal),
-        scale=head_dim**-0.5 if scale is None else checks.real("scale", scale, 0, open=True),
+        scale=head_dim**-0.5 if scale is None else checks.in_range("scale", scale, dtype),
         window=None if window is None else checks.integer("window", window, 1),
-        softcap=None if softcap is None else checks.real("softcap", softcap, 0, open=True),
+        softcap=None if softcap is None else checks.in_range("softcap", softcap, dtype),
         rope=rope,
         low=dtype if dtype.itemsize == 2 else np.dtype(np.float16),
     )

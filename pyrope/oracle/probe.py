@@ -59,12 +59,10 @@ class Probe:
         if not callable(fn):
             raise TypeError(f"fn must be a function of x and positions, was {type(fn).__name__}")
         self.fn, self.axes = fn, axes
-        self.head_dim = checks.integer("head_dim", head_dim, 2)
+        self.head_dim = checks.size("head_dim", head_dim, 2)
         self.dtype = float_dtype(dtype)
         limit = DEFAULT_MAX_POSITION if max_position is None else max_position
-        self.max_position = checks.integer("max_position", limit, 1)
-        if self.max_position > checks.MAX_POSITION:
-            raise ValueError(f"max_position must be at most 2^31, was {limit}")
+        self.max_position = checks.integer("max_position", limit, 1, checks.MAX_POSITION)
         self.unit = UNIT[self.dtype.name]
         self.step = 2.0**-25 if self.dtype.name == "float16" else 0.0  # of the smallest numbers, where it shows
         self.behaviour: Behaviour = {}  # what it does wrong beside rotating

@@ -64,7 +64,7 @@ class Questions:
 
     def __init__(self, spec: Spec, dtype: np.dtype[Any], max_position: int) -> None:
         self.spec, self.dtype, self.rng = spec, dtype, np.random.default_rng(2104)
-        self.max_position = checks.integer("max_position", max_position, 512)
+        self.max_position = checks.integer("max_position", max_position, 512, checks.MAX_POSITION)
         self.few_shapes = False  # whether each new shape is compiled first, so that trials have few of them
 
     def _draw(self, b: int, heads: int, n: int, signs: bool = False) -> Array:

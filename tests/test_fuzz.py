@@ -1,0 +1,444 @@
+"""Whatever comes in, only ValueError, TypeError or a documented error comes out; inputs stay as they are; and where a
+call succeeds, its result is that of the definition in float64.
+
+Every example has a number, and depends on it alone. PYROPE_FUZZ=100 runs a hundred times as many.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+
+import numpy as np
+import pytest
+from fuzzing import FLOATS, ROUNDOFF, TIMES, Draw, snapshot
+from models import KINDS, by_definition, named_weights
+
+import pyrope
+from pyrope import Axes, DynamicNTK, Linear, Rope, YaRN, definition, encodings, parallel
+from pyrope.oracle.traces import diff_traces
+
+ROPES = [
+    Rope(4, 10000.0, "half"), Rope(8, 500000.0, "interleaved"), Rope(8, 100.0, "interleaved-to-half", 4), Rope(4, 1e12, "half", direction=-1),
+    Rope(8, 10000.0, "half", 4, "suffix"), Rope(8, 10000.0, "half", scaling=YaRN(4.0, 2048)), Rope(8, 10000.0, "half", scaling=Linear(8.0)),
+    Rope(8, 10000.0, "half", scaling=DynamicNTK(2.0, 64)), Rope(8, 10000.0, "half", axes=Axes("sections", (2, 1, 1))),
+    Rope(8, 10000.0, "interleaved", axes=Axes("axial")),
+]  # fmt: skip
+MODELS = {name: pyrope.random_model(config, 7) for name, config in KINDS.items()}
+
+
+def broken(*arguments, **options):
+    raise RuntimeError("this candidate always fails")
+
+
+def candidates(draw):
+    """Functions that fail, or return what is no answer: an oracle that got this far is quickly done with them."""
+    bad = draw.silly()
+    return draw.choice([broken, lambda *arguments: bad, lambda *arguments: None, lambda x: x, bad])
+
+
+def _positions(draw, n, rope=None):
+    m = np.array([draw.choice([0, 1, 5, 4095, 2**31, -(2**31), draw.randrange(10**6)]) for _ in range(n)])
+    m = draw.choice([m, m, m.astype(np.int32) if n and abs(m).max() < 2**31 else m, m.tolist(), range(n), np.arange(n)])
+    return m if rope is None or rope.axes is None else [m] * rope.axes.count
+
+
+def _rotated(draw):
+    rope, n = draw.choice(ROPES), draw.randrange(4)
+    return (draw.array(*draw.choice([(), (2,), (1, 3)]), n, rope.head_dim), _positions(draw, n, rope), rope), {}
+
+
+def _qkv(draw, n=None):
+    g, r, m, d, e = (
+        draw.randint(1, 2),
+        draw.randint(1, 2),
+        draw.choice([0, 1, 2, 5, 70]),
+        draw.choice([2, 4, 8]),
+        draw.randint(1, 3),
+    )
+    lead, dtype, n = draw.choice([(), (), (2,)]), draw.choice(FLOATS), m if n is None else n(m)
+    shapes = ((g * r, n, d), (g, m, d), (g, m, e))
+    return tuple(draw.array(*lead, *shape, dtype=dtype) for shape in shapes)
+
+
+def _attention(draw):
+    q, k, v = _qkv(draw, lambda m: draw.choice([m, m, 1, 3]))
+    n, m = q.shape[-2], k.shape[-2]
+    masks = [
+        np.ones((n, m), bool),
+        np.tri(n, m, dtype=bool),
+        np.zeros((1, m), bool),
+        np.triu(np.full((n, m), -np.inf), 1),
+        np.ones((n, 1), q.dtype),
+    ]
+    more = draw.options(
+        causal=[True, False], window=[1, 3, 10**6], softcap=[5.0, 1e-30, 1e30], scale=[1.0, 1e-6, 1e6], mask=masks,
+        q_positions=[_positions(draw, n)], k_positions=[_positions(draw, m)],
+    )  # fmt: skip
+    return (q, k, v), more
+
+
+def _linear(draw):
+    q, k, v = _qkv(draw)
+    ropes = [rope for rope in ROPES if rope.head_dim == q.shape[-1]]
+    rope = draw.choice([None, *ropes])
+    at = (_positions(draw, q.shape[-2], rope), rope) if rope is not None else ()
+    maps = ["elu+1", "relu", "relu2", "exp", "identity"]
+    more = draw.options(feature_map=maps, denominators=["positive", "nonzero"])
+    return (q, k, v, *at), more
+
+
+def _linear_attention(draw):
+    arguments, more = _linear(draw)
+    causal = draw.random() < 0.5
+    return arguments, {"causal": causal, **more, **draw.options(form=pyrope.linear.FORMS[causal], chunk=[1, 3, 192])}
+
+
+def _without(draw, call, i, *names):
+    arguments, more = call(draw)
+    return arguments[:i] + arguments[i + 1 :], {name: value for name, value in more.items() if name not in names}
+
+
+def _forward(draw):
+    model = MODELS[draw.choice(list(MODELS))]
+    n = draw.randint(1, 6)
+    tokens = [draw.randrange(11) for _ in range(n)]
+    options = draw.options(positions=[list(range(n)), _positions(draw, n)], logits=["all", "last"], segments=[[0] * n])
+    return (model, draw.choice([tokens, np.array(tokens), [tokens, tokens]])), options
+
+
+def _config(draw):
+    config = KINDS[draw.choice(list(KINDS))]
+    return (), {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+
+def _scaling(draw, kind):
+    names = [field for field in kind.__dataclass_fields__ if field != "length"]
+    good = {
+        "original_length": 2048,
+        "short": [1.0] * 4,
+        "long": [2.0] * 4,
+        "fraction": 0.5,
+        "truncate": True,
+        "low": 1.0,
+        "high": 4.0,
+    }
+    return (), {name: good.get(name, 2.0) for name in names if name in good or draw.random() < 0.7}
+
+
+def _json_config(draw):
+    config = {
+        "model_type": draw.choice(list(pyrope.conventions.MODEL_TYPES)),
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    }
+    config |= draw.options(
+        head_dim=[16, 8], rope_theta=[1e4, 5e5], rope_scaling=[{"type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}],
+        max_position_embeddings=[2048], partial_rotary_factor=[0.5], rotary_dim=[8], qk_rope_head_dim=[8], qk_nope_head_dim=[8],
+    )  # fmt: skip
+    key = draw.choice(list(config))
+    return ({**config, key: draw.silly()} if draw.random() < 0.3 else config,), draw.options(
+        layout=["half"], layer_type=["full_attention"]
+    )
+
+
+def _trace(draw):
+    names = ["embedding", "layers.0.q", "layers.0.q_rotated", "layers.0.scores", "logits"]
+    return {name: draw.array(1, draw.randint(1, 4), draw.choice([2, 8, 8, 8])) for name in names if draw.random() < 0.8}
+
+
+CALLS = {
+    # Ropes and tables
+    "Rope": lambda d: ((d.choice([2, 8, 64]), 1e4, "half"), d.options(rotary_dim=[2, None], placement=["suffix"], direction=[-1], scaling=[Linear(2.0)], axes=[Axes("axial")])),
+    "Axes": lambda d: (("sections", (2, 1, 1)), {}),
+    **{kind.__name__: (lambda d, kind=kind: _scaling(d, kind)) for kind in pyrope.theta.SCALINGS.values()},
+    "Rope.from_config": _json_config,
+    "Rope.at": lambda d: ((d.choice([1, 10**6]),), {}),
+    "frequencies": lambda d: ((d.choice(ROPES),), {}),
+    "wavelengths": lambda d: ((d.choice(ROPES),), {}),
+    "cos_sin": lambda d: ((r := d.choice(ROPES), _positions(d, 3, r)), d.options(dtype=FLOATS)),
+    # Rotations
+    "rotate": _rotated,
+    "unrotate": _rotated,
+    "rotate_complex": _rotated,
+    "rotation_matrix": lambda d: ((d.randrange(100), d.choice(ROPES)), {}),
+    "rotation_tables": lambda d: (_rotated(d)[0][::-1], {}),
+    "permute_weights": lambda d: ((d.array(16, 3), 2, *d.choice([("half", "interleaved"), ("interleaved", "half")])), d.options(rotary_dim=[4], placement=["suffix"])),
+    "decay": lambda d: ((_positions(d, 3), d.choice(ROPES)), {}),
+    # Attention
+    "attention": lambda d: (lambda a, k: (a, k | d.options(block=[1, 3, 100])))(*_attention(d)),
+    "attention_by_definition": _attention,
+    "attention_scores": lambda d: _without(d, _attention, 2),
+    "linear_attention": _linear_attention,
+    "attention_weights": lambda d: _without(d, _linear_attention, 2, "form", "chunk"),
+    "linear_step": lambda d: (lambda a, k: (a, k | d.options(chunk=[1, 3])))(*_linear(d)),
+    "linear_state": lambda d: _without(d, _linear, 0, "denominators"),
+    # Models
+    "Config": _config,
+    "Layer": lambda d: ((d.choice(ROPES),), d.options(window=[3])),
+    "Model": lambda d: ((MODELS["plain"].config, MODELS["plain"].weights), {}),
+    "Weights.of": lambda d: ((MODELS["plain"].config, named_weights(MODELS["plain"])), {}),
+    "random_model": lambda d: ((KINDS["plain"], 1), d.options(dtype=["float64"], backend=["numpy"])),
+    "weight_shapes": lambda d: ((KINDS["plain"],), {}),
+    "forward": _forward,
+    "Cache": lambda d: ((MODELS["plain"], d.choice([1, 9])), d.options(batch=[1, 2])),
+    "generate": lambda d: ((MODELS["plain"], [1, 2], 3), d.options(temperature=[0, 1.0, 1e-300], top_k=[2], top_p=[0.5], seed=[1], stop=[(), [3]])),
+    "load": lambda d: (("/nowhere/at/all",), d.options(backend=["numpy"], dtype=["float64"], ignore=[["x"]])),
+    "load_tokenizer": lambda d: (("/nowhere/at/all",), {}),
+    "chat_prompt": lambda d: (("Why?",), d.options(system=["Be brief."])),
+    # The backend
+    "namespace": lambda d: ((d.array(3), None), {}),
+    "get": lambda d: (("numpy",), {}),
+    "from_numpy": lambda d: ((d.array(3), "numpy"), {}),
+    "to_numpy": lambda d: ((d.array(3),), {}),
+    # Encodings
+    "encodings.sinusoidal": lambda d: ((_positions(d, 3), d.choice([2, 8])), d.options(base=[100.0])),
+    "encodings.sinusoidal_shift": lambda d: ((d.randrange(9), d.choice([2, 8])), d.options(base=[100.0])),
+    "encodings.sinusoidal_decay": lambda d: ((_positions(d, 3), d.choice([2, 8])), d.options(base=[100.0])),
+    "encodings.learned": lambda d: (([0, 2], d.array(3, 4)), {}),
+    "encodings.shaw_embeddings": lambda d: ((range(3), range(4), d.array(5, 4)), {}),
+    "encodings.shaw_scores": lambda d: ((d.array(3, 4, dtype=FLOATS[2]), range(3), range(4), d.array(5, 4, dtype=FLOATS[2])), {}),
+    "encodings.shaw_values": lambda d: ((d.array(3, 4, dtype=FLOATS[2]), range(3), range(4), d.array(5, 4, dtype=FLOATS[2])), {}),
+    "encodings.t5_buckets": lambda d: ((_positions(d, 3),), {"causal": d.some(True, False), **d.options(buckets=[8, 64], max_distance=[100, 2**31])}),
+    "encodings.t5_bias": lambda d: ((d.array(8, 2), range(3), range(4)), {"causal": d.some(True, False)}),
+    "encodings.alibi_slopes": lambda d: ((d.randint(1, 20),), {}),
+    "encodings.alibi_bias": lambda d: ((d.randint(1, 20), _positions(d, 2), _positions(d, 3)), {}),
+    # Several ranks: without mpiexec there is one
+    "parallel.shard_positions": lambda d: ((d.randrange(20), d.randrange(3), 3), d.options(scheme=list(parallel.SCHEMES))),
+    # The oracle
+    "check_rotation": lambda d: ((candidates(d), d.choice(ROPES)), d.options(dtype=FLOATS, max_position=[8, 100], min_position=[0, -3], grade=[None], equivalent=["wrong"])),
+    "check_attention": lambda d: ((candidates(d),), {"heads": 2, "head_dim": 8, "causal": True, **d.options(rope=ROPES, window=[3], softcap=[2.0], scale=[1.0], key_heads=[1], max_position=[600], dtype=FLOATS)}),
+    "check_linear_attention": lambda d: ((candidates(d),), {"rope": d.choice(ROPES), **d.options(heads=[2], feature_map=["exp"], causal=[False], dtype=FLOATS, max_position=[600])}),
+    "check_sharding": lambda d: ((d.choice([candidates(d), lambda n, rank, size: range(rank, n, size), lambda *a: d.silly()]),), {}),
+    "identify": lambda d: ((candidates(d), d.choice([2, 8])), d.options(dtype=FLOATS, max_position=[8, 100])),
+    "diff_traces": lambda d: ((_trace(d), _trace(d)), d.options(tolerance=[0, 1e-3])),
+}  # fmt: skip
+EXEMPT = {
+    "definition": "checks nothing, by design",
+    "encodings": "its functions are listed one by one",
+    "parallel": "needs a communicator, which tests/mpi has; shard_positions is listed",
+    "find_smollm2": "takes no argument",
+    "Tokenizer": "made by load_tokenizer, from files",
+    "LinearState": "made by linear_state",
+    "Tables": "made by rotation_tables",
+    "Weights": "made by Weights.of",
+    "Report": "made by the checks",
+    "Mismatch": "an error",
+    "NotJudged": "an error",
+    **dict.fromkeys(("assert_rotation", "assert_attention", "assert_linear_attention", "assert_sharding"), "calls the check of the same name"),
+}  # fmt: skip
+DOCUMENTED = {
+    "diff_traces": OSError,
+    "load": OSError,
+    "load_tokenizer": OSError,
+    "Rope.from_config": OSError,
+    "get": (ImportError, RuntimeError),
+}
+DOCUMENTED["from_numpy"] = DOCUMENTED["random_model"] = DOCUMENTED["get"]
+SLOW = {"forward", "generate", "Cache", "Model"}
+QUIET = {"diff_traces"}  # no warning may leave these, whatever the numbers are
+
+
+def test_every_public_name_is_fuzzed():
+    functions = {
+        f"encodings.{name}"
+        for name, value in vars(encodings).items()
+        if inspect.isfunction(value) and value.__module__ == encodings.__name__ and name[0] != "_"
+    }
+    assert set(pyrope.__all__) | functions <= set(CALLS) | set(EXEMPT)
+
+
+def _function(name):
+    if name in ("diff_traces", "Rope.at"):
+        return diff_traces if name == "diff_traces" else ROPES[7].at
+    owner, _, last = name.rpartition(".")
+    return getattr(getattr(pyrope, owner) if owner else pyrope, last)
+
+
+def _example(draw, name):
+    """Arguments, some of them silly."""
+    arguments, options = CALLS[name](draw)
+    rate = draw.choice([0, 0, 0.15, 0.4])
+    arguments = [draw.silly() if draw.random() < rate else value for value in arguments]
+    options = {key: draw.silly() if draw.random() < rate else value for key, value in options.items()}
+    return arguments, options
+
+
+def _called(function, arguments, options):
+    result = function(*arguments, **options)
+    return list(zip(range(3), result)) if inspect.isgenerator(result) else result  # noqa: B905
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name):
+    for i in range((30 if name in SLOW else 120) * TIMES):
+        draw = Draw(f"{name} {i}")
+        arguments, options = _example(draw, name)
+        before, words = snapshot([arguments, options]), f"{name}, example {i}: {arguments!r:.500}, {options!r:.500}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error" if name in QUIET else "ignore", RuntimeWarning)
+                result = _called(_function(name), arguments, options)
+        except (ValueError, TypeError, *np.atleast_1d(DOCUMENTED.get(name, ()))) as error:
+            assert str(error), words
+        except BaseException as error:
+            raise AssertionError(f"{type(error).__name__}: {error}, from {words}") from error
+        else:
+            if name in RESULTS:
+                with np.errstate(all="ignore"):
+                    RESULTS[name](words, result, *arguments, **options)
+        assert snapshot([arguments, options]) == before, f"an argument was changed: {words}"
+
+
+# --- What the results must be ---------------------------------------------------------------------------------------
+
+
+def _units(x):
+    """The roundoff of the arithmetic and of the result, and the least normal number of the arithmetic."""
+    own = ROUNDOFF[x.dtype.name]
+    return min(own, 2.0**-24), own, float(np.finfo(x.dtype if x.dtype == np.float64 else np.float32).tiny)
+
+
+def _close(words, got, true, allowed, x):
+    """Within what is allowed, and the rounding of a result like x, wherever the truth is a number of that dtype."""
+    _, own, tiny = _units(x)
+    tiny = max(tiny, 2.0**-14 if x.dtype == np.float16 else 0)
+    assert got.dtype == x.dtype and got.shape == true.shape, words
+    most = 65504 if x.dtype == np.float16 else 3e38 if x.dtype != np.float64 else 1e308
+    judged = np.isfinite(true) & np.isfinite(allowed) & (abs(true) + allowed < most)
+    off = np.where(judged, abs(got.astype(np.float64) - true), 0)
+    limit = np.where(judged, allowed + 2 * own * abs(true) + tiny, 1)
+    assert (off <= limit).all(), f"off by {np.nanmax(off / limit)} of what is allowed: {words}"
+
+
+def _finite(*arrays):
+    return all(np.isfinite(x.astype(np.float64)).all() for x in arrays)
+
+
+def _check_rotation(words, got, x, positions, rope, inverse=False):
+    x64, (u, _, tiny) = x.astype(np.float64), _units(x)
+    if not _finite(x):
+        return
+    cos, sin = pyrope.cos_sin(rope, positions)
+    shape = cos.shape[:-1]
+    tables = [t.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), *shape[-1:], t.shape[-1]) for t in (cos, sin)]
+    reads, writes = definition.pairs(rope.layout, rope.width, rope.start)
+    if inverse:
+        a2 = rope.attention_factor**2
+        reads, writes, tables = writes, reads, [tables[0] / a2, -tables[1] / a2]
+    true = definition.rotate_complex(x64, *tables, reads, writes)
+    largest = abs(x64).max(axis=-1, keepdims=True) * max(rope.attention_factor, 1 / rope.attention_factor)
+    _close(words, got, true, 8 * u * largest + 0 * true + 4 * tiny, x)
+
+
+def _check_attention(words, got, q, k, v, causal=False, q_positions=None, k_positions=None, mask=None, window=None, softcap=None, scale=None, block=None):  # fmt: skip
+    if not _finite(q, k, v):
+        return
+    (u, _, tiny), (n, d), m = _units(q), q.shape[-2:], k.shape[-2]
+
+    def at(positions):
+        positions = np.asarray(positions)
+        return positions.reshape(*positions.shape[:-1], *(1,) * (q.ndim - 1 - positions.ndim), positions.shape[-1])
+
+    k_at = at(np.arange(m) if k_positions is None else k_positions)
+    q_at = (
+        at(q_positions)
+        if q_positions is not None
+        else k_at[..., m - n :]
+        if k_positions is not None
+        else at(np.arange(m - n, m))
+    )
+    seen = definition.visible(q_at, k_at, causal, window)
+    seen, bias = (
+        (seen & mask, 0)
+        if mask is not None and mask.dtype == bool
+        else (seen, 0 if mask is None else mask.astype(np.float64))
+    )
+    scale = d**-0.5 if scale is None else float(scale)
+    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
+    if not m:
+        assert not got.any(), words
+        return
+    true = definition.attention(q64, k64, v64, seen, scale, softcap, bias)
+    # Products and sums of d terms, the factor, the cap and the bias; the weights double it, and are summed themselves.
+    size = abs(q64) @ abs(definition.repeat_heads(k64, q.shape[-3])).swapaxes(-1, -2) * scale
+    size = (d + 12) * u * (size + np.where(np.isfinite(bias), abs(bias), 0)) + d * tiny
+    each = np.where(seen, size, 0).max(axis=-1, keepdims=True)
+    off = np.expm1(np.minimum(2 * each + (m + 16) * u, 50))
+    reach = abs(v64).max(initial=0) * np.where(off > 0.5, np.inf, 2 * off)
+    _close(words, got, true, reach + m * tiny + 0 * true, q)
+
+
+def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, feature_map="elu+1", denominators="positive", **others):  # fmt: skip
+    if not _finite(q, k, v) or not q.size or not v.size or callable(feature_map):
+        return
+    u, _, tiny = _units(q)
+    phi = definition.FEATURE_MAPS[feature_map]
+    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
+    k64, v64 = (definition.repeat_heads(x, q.shape[-3]) if x.ndim > 2 else x for x in (k64, v64))
+    features = np.concatenate([abs(phi(x)).reshape(-1) for x in (q64, k64)])
+    if ((features > 0) & (features < 2**24 * tiny)).any():  # in the dtype of the arithmetic these are rounded, or 0
+        return
+
+    def turn(x):
+        if rope is None:
+            return x
+        tables = pyrope.cos_sin(rope.pure, positions)
+        shape = tables[0].shape[:-1]
+        tables = [t.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), shape[-1], t.shape[-1]) for t in tables]
+        return definition.rotate_complex(x, *tables, *definition.pairs(rope.layout, rope.width, rope.start))
+
+    mask = definition.visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]), causal)
+    weights, total = definition.similarities(phi(q64), phi(k64), turn, mask)
+    true = np.where(total == 0, 0, weights @ v64 / np.where(total == 0, 1, total))
+    # What is summed, beside the sum: a rotation turns |φ(q)| and |φ(k)| into any direction, and keeps their lengths.
+    lengths = [np.sqrt(np.square(phi(x)).sum(axis=-1)) for x in (q64, k64)]
+    sizes = np.where(mask, lengths[0][..., :, None] * lengths[1][..., None, :], 0).sum(axis=-1, keepdims=True)
+    terms, divisor = q.shape[-2] + 2 * q.shape[-1] + 32, np.where(total == 0, 1, abs(total))
+    excess = sizes / divisor * u * terms
+    reach = np.where(excess > 0.1, np.inf, 2 * excess) * (2 * abs(v64).max() + abs(true))
+    lost = u * tiny * terms**2 * (2 + sum(x.max() for x in lengths)) / divisor  # products below tiny lose digits
+    _close(words, got, true, reach + lost + tiny, q)
+
+
+def _check_weights(words, got, q, k, *at, **options):
+    e = np.broadcast_to(np.eye(k.shape[-2], dtype=q.dtype), (*k.shape[:-1], k.shape[-2]))
+    _check_linear(words, got[0], q, k, e, *at, **options)
+
+
+def _check_forward(words, got, model, tokens, positions=None, logits="all", segments=None):
+    if logits != "all" or segments is not None or np.ndim(tokens) != 1:
+        return
+    true = by_definition(model.config, named_weights(model), np.asarray(tokens), positions)
+    np.testing.assert_allclose(got, true, rtol=1e-4, atol=1e-4 * abs(true).max(), err_msg=words)
+
+
+def _check_sinusoidal(words, got, positions, d, base=10000.0):
+    m = np.asarray(positions, np.float64)
+    angles = m[..., None] * float(base) ** (-2 * np.arange(d // 2) / d)
+    true = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(*m.shape, d)
+    assert got.shape == true.shape and (abs(got - true) <= 1e-15 * (1 + np.repeat(abs(angles), 2, -1))).all(), words
+
+
+def _check_slopes(words, got, h):
+    power = 2 ** math.floor(math.log2(h))
+    true = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [
+        2 ** (-4 * (2 * i + 1) / power) for i in range(h - power)
+    ]
+    np.testing.assert_allclose(got, true, rtol=1e-14, err_msg=words)
+
+
+RESULTS = {
+    "rotate": _check_rotation,
+    "rotate_complex": _check_rotation,
+    "unrotate": lambda *arguments: _check_rotation(*arguments, inverse=True),
+    "attention": _check_attention,
+    "attention_by_definition": _check_attention,
+    "linear_attention": _check_linear,
+    "linear_step": lambda words, got, *arguments, **options: _check_linear(words, got[0], *arguments, causal=True, **options),
+    "attention_weights": _check_weights,
+    "forward": _check_forward,
+    "encodings.sinusoidal": _check_sinusoidal,
+    "encodings.alibi_slopes": _check_slopes,
+}  # fmt: skip

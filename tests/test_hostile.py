@@ -1,0 +1,365 @@
+"""What was once accepted, or ended in a wrong number, a wrong exception or a hang, and must not again."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from models import PLAIN
+from strategies import DTYPES
+
+import pyrope
+from pyrope import Axes, Rope, definition, encodings
+from pyrope.models.architecture import Config, Weights
+from pyrope.models.text import load_tokenizer
+from pyrope.oracle.traces import diff_traces, read_trace
+from pyrope.tensors import load_npy, load_safetensors, save_npy
+
+AXES = Rope(8, 10000.0, "half", axes=Axes("sections", (2, 1, 1)))
+X = np.random.default_rng(0).standard_normal((2, 3, 8))
+
+
+# --- Linear attention ---
+
+
+@pytest.mark.parametrize("form", ["quadratic", "chunked", "recurrent", "parallel"])
+def test_positions_of_a_rope_with_axes_have_an_axis_of_their_own(form):
+    """(n,) fits neither n tokens nor three axes, even if n is 3."""
+    causal = form != "parallel"
+    with pytest.raises(ValueError, match=r"positions must be \(3, …, n\), one for each token, had shape \(3,\)"):
+        pyrope.linear_attention(X, X, X, np.arange(3), AXES, causal=causal, form=form)
+    with pytest.raises(ValueError, match=r"positions must be \(3, …, n\)"):
+        pyrope.attention_weights(X, X, np.arange(3), AXES, causal=causal)
+    with pytest.raises(ValueError, match=r"positions must be \(3, …, n\)"):
+        pyrope.linear_state(X, X, np.arange(3), AXES)
+    at = np.arange(3) * np.ones((3, 1), int)
+    plain = pyrope.linear_attention(X, X, X, np.arange(3), Rope(8, 10000.0, "half"), causal=causal)
+    same = pyrope.linear_attention(X, X, X, at, AXES, causal=causal, form=form)
+    np.testing.assert_allclose(same, plain, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("causal, form", [(c, f) for c, forms in pyrope.linear.FORMS.items() for f in forms])
+@pytest.mark.parametrize("start, refused", [(-30.0, False), (-38.0, True), (-52.0, True), (-60.0, True)])
+def test_denominators_of_few_bits_are_refused(causal, form, start, refused):
+    """φ(q)ᵀφ(k) of features e^start: at −52 subnormal in float32, at −60 zero, which must not pass for no keys."""
+    x = np.full((1, 4, 2), start, np.float32) + np.linspace(0, 1, 4, dtype=np.float32)[:, None]
+    v = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    options = {"causal": causal, "form": form}
+    if refused:
+        with pytest.raises(ValueError, match="finite and positive, 4 of 4|finite and positive, 1 of 1"):
+            pyrope.linear_attention(x, x, v, **options)
+    else:
+        got = pyrope.linear_attention(x, x, v, **options)
+        true = pyrope.linear_attention(x.astype(float), x.astype(float), v.astype(float), **options)
+        np.testing.assert_allclose(got, true, rtol=1e-5)
+
+
+def test_the_least_denominator_is_said():
+    x = np.full((1, 1, 2), -40, np.float32)
+    with pytest.raises(ValueError, match="in float32 they must not be smaller than 9.9e-32"):
+        pyrope.linear_attention(x, x, x, causal=True)
+
+
+def test_sums_that_overflow_are_refused():
+    x, v = np.full((1, 3, 2), 1e10, np.float32), np.full((1, 3, 2), 1e25, np.float32)
+    with pytest.raises(
+        ValueError, match="values must be finite, and so must their sums, weighted by features, in float32"
+    ):
+        pyrope.linear_attention(x, x, v, causal=True)
+
+
+@pytest.mark.parametrize("causal", [2, 1, 0, None, [], "yes"])
+def test_causal_is_a_flag_also_with_a_form(causal):
+    with pytest.raises(TypeError, match="causal must be True or False, was"):
+        pyrope.linear_attention(X, X, X, causal=causal, form="quadratic")
+
+
+# --- Softmax attention ---
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("name", ["softcap", "scale"])
+@pytest.mark.parametrize("value", [1e39, 1e-46, 1e-39])
+@pytest.mark.parametrize("function", [pyrope.attention, pyrope.attention_by_definition])
+def test_factors_must_be_numbers_of_the_dtype(dtype, name, value, function):
+    x = np.ones((1, 3, 4), dtype)
+    if dtype == np.float64:
+        assert (function(x, x, x, **{name: value}) == 1).all()
+        return
+    with pytest.raises(ValueError, match=rf"{name} must lie within 1.2e-38 … 3.4e\+38, the range of float32, was"):
+        function(x, x, x, **{name: value})
+    with pytest.raises(ValueError, match=rf"{name} must lie within"):
+        pyrope.attention_scores(x, x, **{name: value})
+
+
+def test_the_quotient_of_scale_and_softcap_must_be_a_number_too():
+    x = np.ones((1, 3, 4), np.float32)
+    with pytest.raises(
+        ValueError, match=r"scale/softcap, which queries are multiplied with, must lie within .* was 1e\+60"
+    ):
+        pyrope.attention(x, x, x, scale=1e30, softcap=1e-30)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("n", [3, 80])
+@pytest.mark.parametrize("function", [pyrope.attention, pyrope.attention_by_definition])
+def test_scores_that_overflow_are_refused(sign, n, function):
+    """−inf would pass for a key that is hidden, and a row of them for one that sees nothing."""
+    x = np.full((1, n, 4), 1e20, np.float32)
+    with pytest.raises(
+        ValueError, match=r"scores must not exceed float32, 3.4e\+38: queries reach 1e\+20, keys 1e\+20"
+    ):
+        function(x, sign * x, x)
+    assert (function(x[:, :, :] * 1e-4, sign * x, x) == np.float32(1e20)).all()
+
+
+def test_the_mean_of_large_values_does_not_overflow():
+    """The sum does; and exp(60), which small scores may reach, times 1e13."""
+    x = np.ones((1, 80, 4), np.float32)
+    np.testing.assert_allclose(pyrope.attention(x, x, x * np.float32(1e38)), 1e38, rtol=1e-6)
+    np.testing.assert_allclose(pyrope.attention(x, x, x * np.float32(1e13), scale=14.5), 1e13, rtol=1e-5)
+
+
+def test_a_large_softcap_does_not_make_scores_small():
+    """q·scale/softcap is so small that its square is 0, but the scores are not."""
+    rng = np.random.default_rng(1)
+    q, k, v = (
+        rng.standard_normal((1, 80, 4)).astype(np.float32) * size
+        for size in (np.float32(30), np.float32(30), np.float32(1))
+    )
+    np.testing.assert_allclose(pyrope.attention(q, k, v, softcap=1e30), pyrope.attention(q, k, v), atol=2e-3)
+
+
+# --- None, and what is no array ---
+
+NONE = {
+    "x": lambda y: pyrope.rotate(None, [0], Rope(4, 1e4, "half")),
+    "q": lambda y: pyrope.attention(None, y, y),
+    "k": lambda y: pyrope.attention_by_definition(y, None, y),
+    "v": lambda y: pyrope.linear_attention(y, y, None, causal=True),
+    "w": lambda y: pyrope.permute_weights(None, 1, "half", "half"),
+    "like": lambda y: pyrope.rotation_tables(Rope(4, 1e4, "half"), [0], None),
+    "table": lambda y: encodings.learned([0], None),
+    "array": lambda y: pyrope.to_numpy(None),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_none_is_no_array(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a NumPy or CuPy array, was NoneType"):
+        NONE[name](np.ones((1, 3, 4)))
+
+
+def test_none_without_a_name_is_ignored():
+    assert pyrope.namespace(np.ones(3), None) is np
+
+
+# --- Sizes ---
+
+LARGE = {
+    "head_dim must be at most 65536, was 2000000000": lambda: Rope.from_config({"model_type": "llama", "head_dim": 2 * 10**9, "rope_theta": 1e4}),
+    "head_dim must be at most 65536, was 65538": lambda: Rope(65538, 10000.0, "half"),
+    "head_dim must be at most 65536, was 100000": lambda: pyrope.identify(len, 100000),
+    "rotary_dim must be at most 65536, was": lambda: Rope(8, 10000.0, "half", 10**30),
+    "h must be at most 65536, was 2147483648": lambda: encodings.alibi_slopes(2**31),
+    "d must be at most 65536, was 2147483648": lambda: encodings.sinusoidal([0], 2**31),
+    "d must be at most 65536, was 2147483650": lambda: encodings.sinusoidal_shift(0, 2**31 + 2),
+    "buckets must be at most 65536, was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
+    r"max_distance must be at most 2\^31, was 1000": lambda: encodings.t5_buckets([0], causal=True, max_distance=10**30),
+    r"positions must lie within ±2\^31, were from 0 to 999": lambda: pyrope.cos_sin(Rope(8, 1e4, "half"), range(10**12)),
+    r"n must be at most 2\^31, was 4294967296": lambda: pyrope.parallel.shard_positions(2**32, 0, 1),
+    "head_dim must be at most 65536, was 65537": lambda: pyrope.check_attention(len, heads=1, head_dim=65537, causal=True),
+    "heads·head_dim must be at most 65536, was 131072": lambda: pyrope.check_attention(len, heads=1024, head_dim=128, causal=True),
+    r"max_position must be at most 2\^31, was 1000": lambda: pyrope.check_attention(len, heads=1, head_dim=8, causal=True, max_position=10**30),
+    "scale must lie within 6.1e-05 … 6.6e[+]04, the range of float16, was 1e-30": lambda: pyrope.check_attention(len, heads=1, head_dim=8, causal=True, scale=1e-30, dtype=np.float16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", LARGE)
+def test_sizes_have_limits(says):
+    with pytest.raises(ValueError, match=says):
+        LARGE[says]()
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "original_max_position_embeddings", "hidden_size"])
+def test_integers_that_no_float_holds(key):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 64,
+        "rope_scaling": {"type": "yarn"},
+    }
+    with pytest.raises(ValueError, match=r"must be at most (2\^31|65536), was 1[02]"):
+        Rope.from_config(config | {key: 10**400})
+
+
+@given(exact=st.integers(1, 40), w=st.integers(1, 40), more=st.integers(1, 2**31 - 40))
+def test_borders_of_t5_are_those_in_integers(exact, w, more):
+    """The least x with x^w·e^j ≥ max^j·e^w, found by halving."""
+    most = exact + more
+    wide = range(exact, most + 1)
+    borders = tuple(wide[bisect_left(wide, most**j * exact**w, key=lambda x: x**w * exact**j)] for j in range(1, w))  # noqa: B023
+    assert encodings._t5_starts(exact, w, most) == borders
+
+
+# --- Config ---
+
+
+def test_sizes_of_a_config_are_python_integers():
+    """As int8 they would wrap around: 64·4 is 0."""
+    small = {
+        name: np.int8(getattr(PLAIN, name))
+        for name in ("vocabulary", "width", "heads", "key_heads", "head_dim", "mlp_width")
+    }
+    fields = {name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__}
+    config = Config(
+        **fields
+        | small
+        | {"heads": np.int8(64), "key_heads": np.int8(32), "eps": np.float32(0.5), "scale": np.float16(2)}
+    )
+    assert pyrope.weight_shapes(config)["layers.0.qkv.weight"] == (128 * 4, 8)
+    assert all(type(getattr(config, name)) is int for name in small) and type(config.eps) is type(config.scale) is float
+
+
+def test_what_is_no_config_or_no_arrays():
+    with pytest.raises(TypeError, match="config must be a Config, was dict"):
+        pyrope.weight_shapes({})
+    with pytest.raises(TypeError, match="arrays must be a dict of arrays by name, was list"):
+        Weights.of(PLAIN, [])
+
+
+@pytest.mark.parametrize("read", [Rope.from_config, pyrope.load], ids=["from_config", "load"])
+def test_a_key_that_occurs_twice_is_refused_by_every_reader(read, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "head_dim": 8, "head_dim": 16}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="config.json: .*the key 'head_dim' occurs twice"):
+        read(tmp_path)
+
+
+def test_a_fifo_is_no_config(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    for path in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(ValueError, match="config.json must be a file, and is something else"):
+            Rope.from_config(path)
+
+
+# --- Files of tensors ---
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'shape': (",
+        b"{",
+        b"'''",
+        b"\\x",
+        b"[" * 200,
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3L,), }",
+        b"\xff\xfe",
+        b"1e",
+        b"  x\n y",
+    ],
+)
+def test_damaged_npy_headers(tmp_path, header):
+    """Python's own parser reads them, and raises whatever it does: tokenize.TokenError, SyntaxError, MemoryError."""
+    file = tmp_path / "x.npy"
+    file.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(12))
+    if b"3L" in header:  # as Python 2 wrote it
+        assert (load_npy(file, "x", (3,), np.dtype(np.float32)) == 0).all()
+        return
+    with pytest.raises(ValueError, match="x.npy is not a valid .npy file: "):
+        load_npy(file, "x", (3,), np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("read", [load_safetensors, read_trace])
+def test_paths_are_no_integers_and_no_fifos(tmp_path, read):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="fifo must be a file, and is something else"):
+        read(tmp_path / "fifo")
+    with pytest.raises(TypeError):
+        read(0)  # would be standard input
+
+
+def test_fifo_in_place_of_an_array(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    save_npy(tmp_path / "x.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="x: there is no file .*fifo"):
+        load_npy(tmp_path / "fifo", "x", (3,), np.dtype(np.float64))
+
+
+# --- Tokenizers ---
+
+_TOKENIZER = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "pre_tokenizer": None,
+              "post_processor": None, "decoder": None, "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}}  # fmt: skip
+
+
+def _written(folder, **changes):
+    (folder / "tokenizer.json").write_text(json.dumps(_TOKENIZER | changes))
+    return folder
+
+
+def test_a_tokenizer_that_panics_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="tokenizer.json: Precompiled"):
+        load_tokenizer(_written(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}))
+
+
+def test_a_text_that_a_tokenizer_cannot_encode(tmp_path):
+    with pytest.raises(ValueError, match="the tokenizer cannot encode the text: .*Missing .UNK. token"):
+        load_tokenizer(_written(tmp_path)).encode("b")
+    panics = _written(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0})
+    with pytest.raises(ValueError, match="the tokenizer cannot encode the text: chunk size"):
+        load_tokenizer(panics).encode("a")
+
+
+def test_ctrl_c_is_no_error_of_the_tokenizer(tmp_path):
+    tokenizer = load_tokenizer(_written(tmp_path))
+
+    class Interrupted:
+        def encode(self, *arguments, **options):
+            raise KeyboardInterrupt
+
+    tokenizer._inner = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+# --- The oracle ---
+
+
+@pytest.mark.parametrize("rope", [None, 3, {}])
+def test_linear_attention_is_checked_against_a_rope(rope):
+    with pytest.raises(TypeError, match="rope must be a Rope, was"):
+        pyrope.check_linear_attention(lambda *arguments: arguments[0], rope=rope)
+
+
+@pytest.mark.parametrize("size", [1e300, 1e200, 1.0, 1e-200, 1e-310])
+def test_traces_of_any_size(size):
+    """Squares of such numbers are infinite, or 0: other numbers must not pass for the same, and no warning is given."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 1, 4, 8)) * size
+    a = {"embedding": x, "layers.0.q": x, "layers.0.q_rotated": x, "logits": x}
+    assert diff_traces(a, a).verdict == "right"
+    for other in (y, -x, x * 0, np.full_like(x, np.inf), np.full_like(x, np.nan), rng.standard_normal(x.shape)):
+        assert diff_traces(a, a | {"logits": other}).verdict == ("wrong" if size or other.any() else "right")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"a": None}, {"a": np.array(["x"])}, {"a": np.zeros(3, complex)}, {1: np.zeros(3)}, {"a": [1.0]}]
+)
+def test_traces_are_real_numbers_by_name(bad):
+    with pytest.raises(TypeError, match="a trace must be NumPy arrays of real numbers by name, .* was"):
+        diff_traces(bad, bad)
+
+
+def test_the_definition_is_what_the_limits_protect():
+    """A denominator that float32 refuses is right in float64: the definition agrees."""
+    x = np.full((1, 4, 2), -52.0) + np.linspace(0, 1, 4)[:, None]
+    v = np.arange(8.0).reshape(1, 4, 2)
+    mask = definition.visible(np.arange(4), np.arange(4), True)
+    true = definition.linear_attention(x, x, v, lambda y: y, mask, definition.FEATURE_MAPS["elu+1"])
+    np.testing.assert_allclose(pyrope.linear_attention(x, x, v, causal=True), true, rtol=1e-13)
