@@ -391,7 +391,7 @@ def verification_section(reports: Sequence[Report], groups: Mapping[tuple[str, .
 def summary(reports: Sequence[Report]) -> str:
     """How many cases there are, and how many have each verdict."""
     verdicts = [report.verdict for report in reports]
-    numbers = [f"{verdicts.count(name)} {name}" for name in SYMBOLS if name in verdicts]
+    numbers = [f"{verdicts.count(name)} {name}" for name in SYMBOLS if name in verdicts or name == "right"]
     return f"{_cases(len(reports))}, {', '.join(numbers)}"
 
 
