@@ -611,7 +611,7 @@ def _grouped(reports: Sequence[Report]) -> Iterator[str]:
         yield f"{first}\n\n{same}" if others else str(first)
     if missing:
         name = missing[0].subject
-        yield _filled(f"missing outputs, {len(missing)}: {name}.npy, …; --only judges some of the cases")
+        yield _filled(f"missing outputs, {len(missing)}: {name}.npy, …; see --only")
 
 
 def _filled(text: str) -> str:
