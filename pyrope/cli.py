@@ -720,12 +720,15 @@ def _grouped(reports: Sequence[Report]) -> Iterator[str]:
     broken = [report for report in reports if report.failure and report not in missing]
     for first, *others in (*by_faults(reports).values(), *([broken] if broken else [])):
         names = ", ".join([report.subject for report in others[:8]] + ["…"] * (len(others) > 8))
-        same = f"{first.verdict} likewise, {len(others)}: {names}"
-        same = textwrap.fill(same, 79, subsequent_indent="  ", break_on_hyphens=False)
+        same = _filled(f"{first.verdict} likewise, {len(others)}: {names}")
         yield f"{first}\n\n{same}" if others else str(first)
     if missing:
         name = missing[0].subject
-        yield f"missing outputs, {len(missing)}: {name}.npy, …; --only judges some of the cases"
+        yield _filled(f"missing outputs, {len(missing)}: {name}.npy, …; see --only")
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 79, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _trace(options: argparse.Namespace) -> int:

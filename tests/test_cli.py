@@ -310,7 +310,7 @@ def test_check_without_a_target_runs_the_gallery(capsys):
     table, legend = capsys.readouterr().out.split("\n\n")
     head, *lines, last = table.splitlines()
     assert max(map(len, legend.splitlines())) <= 80
-    assert head.split()[:3] == ["implementation", "verdict", "ulps"]
+    assert head.split()[:3] == ["implementation", "verdict", "error"]
     assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
     assert max(map(len, lines)) <= 80
     assert sum(" right " in line for line in lines) >= 7 and sum(" wrong " in line for line in lines) >= 12
@@ -521,7 +521,7 @@ def test_vectors_are_written_and_judged(capfd, tmp_path):
     y = np.load(tmp_path / "vectors/npy/linear-19-exp.y.npy")
     np.save(outputs / "linear-19-exp.npy", y.astype(np.float32))
     assert main(["vectors", "--verify", where, str(outputs), "--only", "linear-19-e*"]) == 0
-    assert capfd.readouterr().out == "1 cases, 1 right\n"
+    assert capfd.readouterr().out == "1 case, 1 right\n"
     assert main(["vectors", "--verify", where, str(outputs), "--only", "rotation-*"]) == 2
     assert "no case has a name like 'rotation-*'" in capfd.readouterr().err
     assert main(["vectors", "--verify", where, str(outputs), "--json"]) == 3

@@ -33,6 +33,7 @@ REPOSITORIES = {
     "TensorRT-LLM": "NVIDIA/TensorRT-LLM",
     "VeloxQuant-MLX": "rajveer43/VeloxQuant-MLX",
     "diffusers": "huggingface/diffusers",
+    "exllamav3": "turboderp-org/exllamav3",
     "gpt-neox": "EleutherAI/gpt-neox",
     "imp": "kekzl/imp",
     "llama.cpp": "ggml-org/llama.cpp",
@@ -64,8 +65,8 @@ _STYLE = """
   --not-judged-paper: #372a10; --blue: #6fb3f2; --teal: #4fc3b1; --violet: #d29bea; color-scheme: dark; } }
 @media print { .pyrope { --paper: #ffffff; --card: #ffffff; --ink: #000000; --quiet: #444444; --rule: #bbbbbb;
   --link: #003a80; --right: #14552a; --right-paper: #ffffff; --equivalent: #0f4a53; --equivalent-paper: #ffffff;
-  --wrong: #8a1410; --wrong-paper: #ffffff; --not-judged: #5e3d00; --not-judged-paper: #ffffff; color-scheme: light;
-  font-size: 11pt; padding: 0; }
+  --wrong: #8a1410; --wrong-paper: #ffffff; --not-judged: #5e3d00; --not-judged-paper: #ffffff; --blue: #1f6fb2;
+  --teal: #00796b; --violet: #7d3c98; color-scheme: light; font-size: 11pt; padding: 0; }
   .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; } }
 .pyrope * { box-sizing: border-box; }
 .pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 0; color: inherit; }
@@ -390,7 +391,7 @@ def verification_section(reports: Sequence[Report], groups: Mapping[tuple[str, .
 def summary(reports: Sequence[Report]) -> str:
     """How many cases there are, and how many have each verdict."""
     verdicts = [report.verdict for report in reports]
-    numbers = [f"{verdicts.count(name)} {name}" for name in SYMBOLS if name in verdicts]
+    numbers = [f"{verdicts.count(name)} {name}" for name in SYMBOLS if name in verdicts or name == "right"]
     return f"{_cases(len(reports))}, {', '.join(numbers)}"
 
 

@@ -154,8 +154,12 @@ class Report:
             del plain["failure"]["error"]
         return plain
 
+    def to_html(self) -> str:
+        """A page of its own, which needs no other file and no network."""
+        return page.document(f"pyrope: {self.headline}", page.report_section(self))
+
     def _repr_html_(self) -> str:
-        """The page of `page.report_section`, for notebooks."""
+        """The same, as a part of a notebook."""
         return page.fragment(page.report_section(self))
 
 

@@ -1,0 +1,55 @@
+"""The notebook runs, and the outputs that are stored in it are those that it has."""
+
+import json
+import re
+
+import notebook
+import pytest
+
+STORED = json.loads(notebook.PATH.read_text("utf-8"))
+
+
+def words(outputs):
+    """What outputs say, without their numbers, whose last digits are those of a machine."""
+    text = ["".join(output.get("text", output.get("data", {}).get("text/plain", ""))) for output in outputs]
+    return [re.sub(r"[-+]?\d[\d.]*(?:e[-+]\d+)?", "#", one) for one in text]
+
+
+@pytest.fixture(scope="module")
+def cells():
+    pairs = zip(STORED["cells"], notebook.executed(STORED)["cells"], strict=True)
+    return [(old, new) for old, new in pairs if old["cell_type"] == "code"]
+
+
+def test_the_notebook_says_what_is_stored_in_it(cells):
+    assert len(cells) >= 4
+    for old, new in cells:
+        assert words(old["outputs"]) == words(new["outputs"]), "run tests/notebook.py, which stores the outputs"
+        assert old["execution_count"] == new["execution_count"]
+
+
+def test_the_reports_are_stored_as_pages(cells):
+    pages = [
+        "".join(output["data"]["text/html"])
+        for old, _ in cells
+        for output in old["outputs"]
+        if "text/html" in output.get("data", {})
+    ]
+    assert len(pages) >= 3 and all(text.startswith('<div class="pyrope">') and "<svg" in text for text in pages)
+    assert any("WRONG" in text for text in pages) and any("RIGHT" in text for text in pages)
+
+
+def test_the_notebook_has_the_form_of_notebooks():
+    assert (STORED["nbformat"], STORED["nbformat_minor"]) == (4, 5)
+    identifiers = [cell["id"] for cell in STORED["cells"]]
+    assert len(set(identifiers)) == len(identifiers) and all(re.fullmatch(r"[\w-]{1,64}", one) for one in identifiers)
+    assert STORED["cells"][0]["cell_type"] == "markdown"
+
+
+def test_a_cell_shows_what_it_prints_and_its_last_expression():
+    names = {}
+    assert notebook.run_cell("a = 2\nprint(a)\na + 1", names) == [
+        {"name": "stdout", "output_type": "stream", "text": ["2\n"]},
+        {"data": {"text/plain": ["3"]}, "execution_count": None, "metadata": {}, "output_type": "execute_result"},
+    ]
+    assert notebook.run_cell("a = 3", names) == [] and names["a"] == 3
