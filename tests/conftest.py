@@ -8,6 +8,7 @@ import sys
 
 import cupy_contract
 import numpy as np
+import optional
 import pytest
 from device_double import DeviceDouble
 from hypothesis import HealthCheck, settings
@@ -43,6 +44,23 @@ BACKENDS = [
 
 def pytest_report_header() -> str:
     return f"GPU: NOT TESTED, a device double stands in: {NO_GPU}" if NO_GPU else "GPU: the suite runs on real CuPy too"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    parameters = getattr(item, "callspec", None) and item.callspec.params.values()
+    for missing in (value for value in parameters or () if isinstance(value, optional.Missing)):
+        pytest.skip(optional.reason(missing.name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+    """A test that needs a package that is not installed says so, and is skipped."""
+    try:
+        return (yield)
+    except ImportError as error:
+        if name := optional.missing_in(error):
+            pytest.skip(optional.reason(name))
+        raise
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

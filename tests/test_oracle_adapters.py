@@ -9,10 +9,10 @@ import sys
 import textwrap
 import time
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from optional import package
 from strategies import DTYPES
 
 import pyrope
@@ -29,6 +29,8 @@ from pyrope.oracle.adapters import (
     load_target,
     with_axes,
 )
+
+ml_dtypes = package("ml_dtypes")
 
 HALF = Rope(8, 10000.0, "half")
 

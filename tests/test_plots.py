@@ -5,10 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from optional import needed
 
 import pyrope
 from pyrope import Axes, Linear, Rope, YaRN, plots
+
+FigureCanvasAgg = needed("matplotlib.backends.backend_agg").FigureCanvasAgg
 
 ROPE = Rope(8, 10000.0, "half")
 TINY = {
