@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 
 import cupy_contract
@@ -46,7 +47,13 @@ def pytest_report_header() -> str:
     return f"GPU: NOT TESTED, a device double stands in: {NO_GPU}" if NO_GPU else "GPU: the suite runs on real CuPy too"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ctrl_c: sends SIGINT; skipped where that is ignored, as in the background")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("ctrl_c") and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        pytest.skip("SIGINT is ignored in this process, and so in those that it starts")
     parameters = getattr(item, "callspec", None) and item.callspec.params.values()
     for missing in (value for value in parameters or () if isinstance(value, optional.Missing)):
         pytest.skip(optional.reason(missing.name))

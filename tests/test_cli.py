@@ -129,6 +129,7 @@ runpy.run_module("pyrope", run_name="__main__")
 """
 
 
+@pytest.mark.ctrl_c
 @pytest.mark.parametrize("module", ["pyrope.cli", "numpy", "pyrope.theta", "matplotlib.figure"])
 def test_ctrl_c_is_quiet_also_during_the_imports(module, tmp_path):
     code = INTERRUPTED.format(module=module)

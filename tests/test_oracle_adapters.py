@@ -405,6 +405,7 @@ def test_the_time_limit_is_real(program):
         program("time.sleep(600)", timeout=0.05)(np.ones((2, 4)), np.arange(2))
 
 
+@pytest.mark.ctrl_c
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_ctrl_c_kills_the_program_and_leaves_nothing(tmp_path):
     noted, own = tmp_path / "pids", tmp_path / "tmp"
