@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 
 import cupy_contract
 import numpy as np
+import optional
 import pytest
 from device_double import DeviceDouble
 from hypothesis import HealthCheck, Phase, settings
@@ -54,6 +56,29 @@ def pytest_report_header() -> str:
     return (
         f"GPU: the suite runs on {DEVICE} too" if DEVICE else f"GPU: NOT TESTED, a device double stands in: {NO_DEVICE}"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ctrl_c: sends SIGINT; skipped where that is ignored, as in the background")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("ctrl_c") and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        pytest.skip("SIGINT is ignored in this process, and so in those that it starts")
+    parameters = getattr(item, "callspec", None) and item.callspec.params.values()
+    for missing in (value for value in parameters or () if isinstance(value, optional.Missing)):
+        pytest.skip(optional.reason(missing.name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+    """A test that needs a package that is not installed says so, and is skipped."""
+    try:
+        return (yield)
+    except ImportError as error:
+        if name := optional.missing_in(error):
+            pytest.skip(optional.reason(name))
+        raise
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

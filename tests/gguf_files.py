@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
+from optional import needed
+
+gguf = needed("gguf")
 
 LLAMA = {
     "block_count": 1,

@@ -6,12 +6,13 @@ import struct
 import tracemalloc
 from contextlib import contextmanager
 
-import gguf
-import ml_dtypes
 import numpy as np
 import pytest
-from gguf_files import rewrite
+from gguf_files import gguf, rewrite
 from hypothesis import strategies as st
+from optional import needed
+
+ml_dtypes = needed("ml_dtypes")
 
 assert gguf.quants  # imported before memory is measured
 DTYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+from optional import Dtypes, package
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
 from pyrope.oracle.recipes import recipe_of
 from pyrope.oracle.rotation_faults import FAULTS
 
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+ml_dtypes = package("ml_dtypes")
+
+DTYPES = Dtypes(float32=np.float32, float16=np.float16, bfloat16=ml_dtypes.bfloat16)
 
 
 def ropes(d: int) -> list[Rope]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
+from optional import Dtypes, package
 
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
 
-DTYPES = {
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
+ml_dtypes = package("ml_dtypes")
+
+DTYPES = Dtypes(float16=np.float16, bfloat16=ml_dtypes.bfloat16, float32=np.float32, float64=np.float64)
 # The unit roundoff of a dtype, and that of the dtype that pyrope computes in.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 COMPUTE_UNIT = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}

@@ -7,13 +7,12 @@ import math
 import re
 import tracemalloc
 
-import gguf
 import gguf_files
-import ml_dtypes
 import numpy as np
 import pytest
+from gguf_files import gguf
 from models import named_weights
-from safetensors.numpy import save_file
+from optional import needed
 from test_families import CONFIGS
 
 from pyrope import Rope, frequencies, load, to_numpy
@@ -21,6 +20,8 @@ from pyrope.models import checkpoints
 from pyrope.models.architecture import weight_shapes
 from pyrope.models.families import read_architecture
 from pyrope.models.files import Tensor
+
+ml_dtypes, save_file = needed("ml_dtypes"), needed("safetensors.numpy").save_file
 
 FAMILY = pytest.mark.parametrize("name", CONFIGS)
 

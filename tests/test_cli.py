@@ -10,13 +10,14 @@ import sys
 
 import numpy as np
 import pytest
-import tokenizers
-from safetensors.numpy import save_file
+from optional import package
 
 import pyrope
 from pyrope import plots
 from pyrope.cli import main
 from pyrope.oracle import gallery
+
+tokenizers, save_file = package("tokenizers"), package("safetensors.numpy").save_file
 
 LLAMA3 = "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
 PLAIN = ["table", "--head-dim", "8", "--base", "10000", "--layout", "half"]
@@ -130,6 +131,7 @@ runpy.run_module("pyrope", run_name="__main__")
 """
 
 
+@pytest.mark.ctrl_c
 @pytest.mark.parametrize("module", ["pyrope.cli", "numpy", "pyrope.theta", "matplotlib.figure"])
 def test_ctrl_c_is_quiet_also_during_the_imports(module, tmp_path):
     code = INTERRUPTED.format(module=module)

@@ -13,16 +13,18 @@ import dataclasses
 import math
 
 import loops
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import assume, given, strategies as st
 from models import configs
+from optional import package
 from strategies import UNIT, layouts
 
 from pyrope import definition, from_numpy, to_numpy
 from pyrope.layers import Norm, Projection
 from pyrope.models.architecture import Config, Layer, Weights, random_model, weight_shapes
+
+mpmath = package("mpmath")
 
 PAIR = definition.pairs("interleaved", 2)
 EVERY = np.ones((1, 1), bool)

@@ -1,6 +1,7 @@
 """The README and the pages say what is true of the code: names, equations, files, commands, examples."""
 
 import argparse
+import ast
 import doctest
 import importlib
 import inspect
@@ -22,7 +23,10 @@ from pyrope.models import conventions
 from pyrope.oracle import adapters
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "README.zh.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+]
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 PAPER = (ROOT / "docs/paper.md").read_text()
 # Equation, functions of the definition ("—" if there are none), functions of the engine, file and name of the test.
@@ -77,17 +81,70 @@ def test_every_row_is_read_and_its_functions_and_tests_exist():
         assert number != "11" or "assert" in body[0], "a demand is what its test checks"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/paper.md"])
 def test_the_pages_say_how_long_the_definition_is(page):
     lines = len((ROOT / "pyrope/definition.py").read_text().splitlines())
-    stated = re.findall(r"Audit this: \[`pyrope/definition\.py`\]\(\S+\), (\d+) lines", (ROOT / page).read_text())
+    stated = re.findall(r"\[`pyrope/definition\.py`\]\(\S+?\)(?:, |，)(\d+) (?:lines|行)", (ROOT / page).read_text())
     assert stated == [str(lines)]
+
+
+def imported(path: pathlib.Path) -> set[pathlib.Path]:
+    """The files of pyrope that a file imports when it is imported."""
+    files = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            names = [folder] if folder.with_suffix(".py").is_file() else [folder / alias.name for alias in node.names]
+            files |= {name.with_suffix(".py") for name in names if name.with_suffix(".py").is_file()}
+    return files
+
+
+def test_the_readme_names_the_files_of_the_engine():
+    """Twelve, and the definition: all that a forward pass imports."""
+    needed, new = set(), {ROOT / "pyrope/models/transformer.py", ROOT / "pyrope/linear.py"}
+    while new:
+        needed |= new
+        new = set().union(*map(imported, new)) - needed
+    sentence = re.search(r"these twelve files, which are the engine: (.*?)\. ", (ROOT / "README.md").read_text(), re.S)[
+        1
+    ]
+    named = re.findall(r"`([\w/]+\.py)`", sentence)
+    assert len(named) == 12
+    assert {"definition.py", *named} == {path.relative_to(ROOT / "pyrope").as_posix() for path in needed}
+
+
+def test_the_workflow_for_users_can_be_read():
+    text = (ROOT / "docs/on-every-push.md").read_text()
+    (command,) = re.findall(r"- run: (pyrope check .*)$", text, re.M)
+    if "--html" not in cli._parser()._subparsers._group_actions[0].choices["check"].format_help():
+        pytest.skip("this version has no --html yet")
+    assert cli._parser().parse_args(shlex.split(command)[1:]).command == "check"
+
+
+def test_the_workflow_of_the_project_runs_what_ci_runs():
+    assert "- run: .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text()
+    stated = re.findall(r"^ +(3\.\d+)$", (ROOT / ".github/workflows/ci.yml").read_text(), re.M)
+    (environments,) = re.findall(r"^env_list = py\{(.*)\}$", (ROOT / "tox.ini").read_text(), re.M)
+    assert sorted(version.replace(".", "") for version in stated) == environments.split(",")
+
+
+def test_the_citation_has_the_version():
+    assert f"\nversion: {pyrope.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_no_reader_meets_a_blankline():
+    assert "<BLANKLINE>" not in (ROOT / "README.md").read_text() + (ROOT / "README.zh.md").read_text()
+
+
+def test_contributing_has_every_environment():
+    rows = re.findall(r"^\| `(\w+)`(?: … `\w+`)? \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    assert set(re.findall(r"^\[testenv:(\w+)\]$", (ROOT / "tox.ini").read_text(), re.M)) <= set(rows)
 
 
 @each_page
 def test_examples_in_words_are_true(path):
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    failed, _ = doctest.testfile(str(path), module_relative=False, optionflags=options)
+    failed, _ = doctest.testfile(str(path), module_relative=False, optionflags=options, encoding="utf-8")
     assert failed == 0
 
 

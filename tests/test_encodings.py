@@ -2,14 +2,16 @@
 
 import math
 
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from optional import package
 from strategies import to_backend
 
 import pyrope
 from pyrope import Rope, encodings
+
+mpmath = package("mpmath")
 
 positions = st.lists(st.integers(-(10**6), 10**6), max_size=5)
 widths = st.integers(1, 6).map(lambda t: 2 * t)

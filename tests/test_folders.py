@@ -8,14 +8,15 @@ import shutil
 import struct
 import sys
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, little_memory, random_values, same
 from hypothesis import given, settings, strategies as st
-from safetensors.numpy import save_file
+from optional import needed
 
 from pyrope.models.checkpoints import open_checkpoint
+
+ml_dtypes, save_file = needed("ml_dtypes"), needed("safetensors.numpy").save_file
 
 
 @pytest.fixture

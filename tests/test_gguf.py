@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 import sys
 
-import gguf
 import gguf_files
 import numpy as np
 import pytest
-from gguf_files import EMBEDDING
+from gguf_files import EMBEDDING, gguf
 from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, little_memory, random_values, same
 from hypothesis import given, settings, strategies as st
 

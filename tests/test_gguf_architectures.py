@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import gguf
 import gguf_files
 import numpy as np
 import pytest
-from gguf_files import EMBEDDING, LLAMA
+from gguf_files import EMBEDDING, LLAMA, gguf
 from hostile_files import random_values, same
 from hypothesis import given, strategies as st
 

@@ -9,10 +9,10 @@ import sys
 import textwrap
 import time
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from optional import package
 from strategies import DTYPES
 
 import pyrope
@@ -29,6 +29,8 @@ from pyrope.oracle.adapters import (
     load_target,
     with_axes,
 )
+
+ml_dtypes = package("ml_dtypes")
 
 HALF = Rope(8, 10000.0, "half")
 
@@ -403,6 +405,7 @@ def test_the_time_limit_is_real(program):
         program("time.sleep(600)", timeout=0.05)(np.ones((2, 4)), np.arange(2))
 
 
+@pytest.mark.ctrl_c
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_ctrl_c_kills_the_program_and_leaves_nothing(tmp_path):
     noted, own = tmp_path / "pids", tmp_path / "tmp"

@@ -2,15 +2,17 @@
 
 import math
 
-import ml_dtypes
 import numpy as np
 import pytest
+from optional import package
 
 import pyrope
 from pyrope import DynamicNTK, Rope
 from pyrope.oracle import examination
 from pyrope.oracle.attention_checks import check_attention
 from pyrope.oracle.linear_checks import check_linear_attention
+
+ml_dtypes = package("ml_dtypes")
 
 D = 32
 ROPE = Rope(D, 10000.0, "half")

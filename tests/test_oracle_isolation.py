@@ -285,6 +285,7 @@ def test_a_program_that_fails_is_not_judged(folder, program):
     assert code == 3 and in_order(words, output)
 
 
+@pytest.mark.ctrl_c
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_ctrl_c_ends_the_candidate_too(folder):
     process = started(folder, "check", "candidates.py:waits", *ROPE)

@@ -3,9 +3,9 @@
 import itertools
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import pytest
+from optional import package
 from oracle_cases import DTYPES, right, ropes
 
 import pyrope
@@ -13,6 +13,8 @@ from pyrope import Rope, check_rotation
 from pyrope.oracle.ask import Unreadable
 from pyrope.oracle.floats import float_dtype
 from pyrope.oracle.probe import Probe, probe_positions
+
+ml_dtypes = package("ml_dtypes")
 
 ROPE = Rope(16, 10000.0, "half", 12, "suffix")
 

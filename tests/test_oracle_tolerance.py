@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import mpmath
 import numpy as np
 import pytest
+from optional import package
 from oracle_cases import DTYPES, right, ropes
 
 import pyrope
@@ -15,6 +15,8 @@ from pyrope.oracle.recipes import recipe_of
 from pyrope.oracle.sample import error_ratios, take_sample
 from pyrope.oracle.tolerance import ANGLE32, ANGLE64, BOTH, LOW_TABLES, ONCE, U32, angle_bound, grades, theta_bound
 from pyrope.oracle.truth import rotated
+
+mpmath = package("mpmath")
 
 ALL = {**DTYPES, "float64": np.float64}
 

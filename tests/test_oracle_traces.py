@@ -3,16 +3,18 @@
 import json
 import os
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from optional import package
 from strategies import DTYPES
 
 import pyrope
 from pyrope import Linear, Rope, YaRN
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
 from pyrope.tensors import save_safetensors
+
+ml_dtypes = package("ml_dtypes")
 
 B, H, N, D, E = 2, 3, 12, 16, 48
 ROPE = Rope(D, 10000.0, "half")

@@ -7,14 +7,16 @@ import pathlib
 import re
 import warnings
 
-import ml_dtypes
 import numpy as np
 import pytest
+from optional import package
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
 from pyrope.oracle.probe import Probe
 from pyrope.oracle.trials import trials
+
+ml_dtypes = package("ml_dtypes")
 
 D, BASE = 64, 10000.0
 ROPE = Rope(D, BASE, "half")

@@ -4,16 +4,18 @@ import hashlib
 import math
 import tracemalloc
 
-import ml_dtypes
 import numpy as np
 import pytest
 import truth
 from hypothesis import given, strategies as st
+from optional import package
 from strategies import DTYPES, dtypes, position_arrays, positions, ropes
 
 import pyrope
 from pyrope import Axes, Linear, Rope, YaRN
 from pyrope.checks import MAX_POSITION
+
+ml_dtypes = package("ml_dtypes")
 
 BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 LEAST = {"float64": -1074, "float32": -149, "float16": -24, "bfloat16": -133}  # exponents of the smallest subnormals

@@ -5,10 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from optional import needed
 
 import pyrope
 from pyrope import Axes, Linear, Rope, YaRN, plots
+
+FigureCanvasAgg = needed("matplotlib.backends.backend_agg").FigureCanvasAgg
 
 ROPE = Rope(8, 10000.0, "half")
 TINY = {
@@ -182,9 +184,12 @@ def test_time_is_measured_with_one_thread(monkeypatch):
         calls.append(options["env"])
         return subprocess.CompletedProcess(command, 0, b'{"softmax, Eq. (2)": [1.0], "linear, Eq. (19)": [1.0]}')
 
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    for name in names:
+        monkeypatch.setenv(name, "2")
     monkeypatch.setattr(plots.subprocess, "run", run)
     assert plots._times_with_one_thread([4], 1, 4, 1) == {"softmax, Eq. (2)": [1.0], "linear, Eq. (19)": [1.0]}
-    assert all(calls[0][name] == "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    assert all(calls[0][name] == "1" for name in names)
 
 
 def test_shift_is_the_matrix_that_moves_sinusoids():

@@ -3,14 +3,16 @@
 import json
 import os
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hostile_files import little_memory
 from hypothesis import given, strategies as st
+from optional import package
 
 from pyrope import tensors
 from pyrope.tensors import atomic_path, dtype_named, load_npy, load_safetensors, save_npy, save_safetensors
+
+ml_dtypes = package("ml_dtypes")
 
 NAMES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8"]
 NAMES += ["uint64", "uint32", "uint16", "uint8", "bool"]

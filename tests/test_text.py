@@ -8,11 +8,13 @@ import unicodedata
 
 import gguf_files
 import pytest
-import tokenizers
 from hypothesis import given, settings, strategies as st
+from optional import needed
 
 from pyrope.models import text as text_module
 from pyrope.models.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
+
+tokenizers = needed("tokenizers")
 
 BYTES = text_module._byte_names()
 MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]

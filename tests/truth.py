@@ -5,11 +5,13 @@ No number comes from pyrope; where mpmath's cosines and sines belong in a head i
 
 from __future__ import annotations
 
-import mpmath
 import numpy as np
-from mpmath import mpf
+from optional import package
 
 from pyrope import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, definition
+
+mpmath = package("mpmath")
+mpf = mpmath.mpf
 
 MP = mpmath.mp.clone() if hasattr(mpmath.mp, "clone") else mpmath.MPContext()
 MP.dps = 80
