@@ -17,11 +17,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pyrope  # noqa: E402, from this very tree
-
-try:
-    from pyrope.oracle.page import REPOSITORIES
-except ImportError:
-    REPOSITORIES = {}
+from pyrope.oracle.page import REPOSITORIES  # noqa: E402
 
 project = "pyrope"
 version = release = pyrope.__version__

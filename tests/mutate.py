@@ -1,8 +1,10 @@
 """Changes one thing in a file at a time, and looks whether a test falls: ``tox -e mutants -- pyrope/softmax.py``.
 
-The tree itself is never changed: each worker has a copy of it. First the tests that concern the file run once, traced,
-so that every mutant meets only those that run its line, the quickest of them first. A line that no test runs, such as
-one at the top of a module, meets all of them. The tests that concern a file are those of `CONCERN`.
+The tree itself is never changed, only a copy of it. First the tests that concern the file (`CONCERN`) run once, traced,
+so that every mutant meets only those that run its line, the quickest of them first. A line that none runs by itself,
+such as one at the top of a module, meets all of them. A mutant within a function is tried in a fork of that process,
+with the code of the function exchanged, which takes as long as its tests; one that survives this, or is no part of a
+function, in a process of its own. Forks need a POSIX system.
 
 As a plugin of pytest (``-p mutate``) this file traces, chooses the tests, and lets Hypothesis neither shrink nor vary.
 """
@@ -56,6 +58,7 @@ SWAPS: dict[type, list[type]] = {
     ast.Pow: [ast.Mult], ast.BitAnd: [ast.BitOr], ast.BitOr: [ast.BitAnd], ast.LShift: [ast.RShift], ast.RShift: [ast.LShift],
     ast.And: [ast.Or], ast.Or: [ast.And],
 }  # fmt: skip
+SYMMETRIC = ("minimum", "maximum", "min", "max", "add", "multiply", "hypot", "logaddexp", "allclose", "isclose", "gcd")
 
 
 class Mutant(NamedTuple):
@@ -108,7 +111,10 @@ def replacements(node: ast.AST) -> Iterator[str]:
             yield repr(value + 1)
         case ast.IfExp():
             yield with_fields(body=node.orelse, orelse=node.body)
-        case ast.Call(args=[first, second, *rest]) if not {ast.Starred} & {type(first), type(second)}:
+        case ast.Call(args=[first, second, *rest]) if (
+            not {ast.Starred} & {type(first), type(second)}
+            and ast.unparse(node.func).rpartition(".")[2] not in SYMMETRIC
+        ):
             yield with_fields(args=[second, first, *rest])
         case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
             yield "return None"
@@ -160,7 +166,7 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 
     quiet: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "deadline": None, "database": None}
     phases = [Phase.explicit, Phase.generate]
-    settings.register_profile("mutants", max_examples=30, derandomize=True, phases=phases, **quiet)
+    settings.register_profile("mutants", max_examples=15, derandomize=True, phases=phases, **quiet)
     early_config.pluginmanager.register(Plugin(**json.loads(pathlib.Path("task.json").read_text())))
 
 
@@ -234,7 +240,6 @@ def run_tests(items: list[Any]) -> None:
 
     for item in items:
         if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
-            print(f"falls: {item.nodeid}", file=sys.__stderr__)
             os._exit(1)
 
 
@@ -261,7 +266,8 @@ def tests_of(path: str) -> list[str]:
     """The test files that concern a module, as they are in the tree."""
     module = path.removeprefix("pyrope/").removesuffix(".py")
     stem = module.rpartition("/")[2]
-    names = dict.fromkeys([stem, f"oracle_{stem}", *CONCERN.get(module, "").split()])
+    own = f"oracle_{stem}" if module.startswith("oracle/") else stem
+    names = dict.fromkeys([own, *CONCERN.get(module, "").split()])
     return [f"tests/test_{name}.py" for name in names if (ROOT / f"tests/test_{name}.py").exists()]
 
 
@@ -277,14 +283,18 @@ def run_pytest(tree: pathlib.Path, tests: list[str], limit: float, **task: Any) 
     (tree / "task.json").write_text(json.dumps(task | {"limit": limit}))
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(tree / "tests")]), "OPENBLAS_NUM_THREADS": "1"}
     env |= {"HYPOTHESIS_PROFILE": "mutants"} | ({"PYTHONDONTWRITEBYTECODE": "1"} if task["order"] else {})
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "mutate", *tests]
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": None if not task["order"] else subprocess.DEVNULL}
+    plugins = ["-p", "no:cacheprovider", "-p", "mutate"]
+    command = [sys.executable, "-m", "pytest", f"--rootdir={tree}", "-x", "-q", "--tb=no", *plugins, *tests]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=tree, env=env, start_new_session=True, **quiet) as process:
         try:
-            return "killed" if process.wait(limit if task["order"] else None) else "survived"
+            code = process.wait(limit if task["order"] else None)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return "timeout"
+    if code == 5:
+        raise SystemExit(f"no test was run: {' '.join(command)}")
+    return "killed" if code else "survived"
 
 
 def once_more(mutant: Mutant, tree: pathlib.Path, tests: list[str], limit: float) -> str:
@@ -297,7 +307,8 @@ def once_more(mutant: Mutant, tree: pathlib.Path, tests: list[str], limit: float
         for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):  # it may have the same size and second
             stale.unlink()
         files = [name for name in tests if any(x.startswith(name) for x in names)]
-        return run_pytest(tree, files, limit + 4 * seconds, file=str(path), mutants=[], order=names)
+        limit += 60 + 4 * seconds  # a process has to begin, too
+        return run_pytest(tree, files, limit, file=str(path), mutants=[], order=names)
     finally:
         path.write_bytes(source)
 
@@ -309,6 +320,7 @@ def mutate(tree: pathlib.Path, target: str, options: argparse.Namespace) -> dict
     mutants, tests = mutants_of(ROOT / name, first, last), options.tests or tests_of(name)
     if options.sample and options.sample < len(mutants):
         mutants = sorted(random.Random(options.seed).sample(mutants, options.sample), key=lambda x: x.start)
+    print(f"{target}: {len(mutants)} mutants, {' '.join(tests)}", file=sys.stderr, flush=True)
     if run_pytest(tree, tests, options.limit, file=str(tree / name), mutants=mutants, order=[]) != "survived":
         raise SystemExit(f"the tests of {name} do not pass as they are: {' '.join(tests)}")
     fates = dict(zip(mutants, json.loads((tree / "fates.json").read_text()), strict=True))
@@ -327,7 +339,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each file, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the drawing")
     parser.add_argument("--workers", type=int, default=1, help="files at the same time")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds, beside four times what its tests need")
+    parser.add_argument(
+        "--limit", type=float, default=30.0, help="seconds for a mutant, beside four times what its tests need"
+    )
     options = parser.parse_args()
     unneeded = shutil.ignore_patterns(".*", "__pycache__", "build", "_build", "*.egg-info")
 

@@ -42,6 +42,19 @@ def test_unrotate_divides_by_the_square_of_the_attention_factor():
         assert np.abs(pyrope.unrotate(y, [0], rope, tables=tables) - expected).max() < 1e-15
 
 
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_queries_without_positions_are_the_last_of_the_keys(n):
+    """Keys at 0, 10, 20, 30 and a window of 15: a token sees itself and the one before; alone, it is its own value."""
+    rng, at = np.random.default_rng(0), [0, 10, 20, 30]
+    q, k, v = rng.standard_normal((1, n, 2)), rng.standard_normal((1, 4, 2)), rng.standard_normal((1, 4, 2))
+    out = pyrope.attention(q, k, v, k_positions=at, causal=True, window=15)
+    for i in range(n):
+        j = 4 - n + i
+        seen = [j - 1, j] if j else [j]
+        weights = np.exp([q[0, i] @ k[0, x] / math.sqrt(2) for x in seen])
+        np.testing.assert_allclose(out[0, i], weights @ v[0, seen] / weights.sum(), rtol=1e-13)
+
+
 def test_the_positions_of_tables_cannot_be_changed():
     given = np.array([3, 4])
     tables = pyrope.rotation_tables(Rope(4, 10000.0, "half"), given, like=np.ones((2, 4)))

@@ -309,3 +309,33 @@ def test_the_mean_square_is_what_the_docstrings_derive(kind, dtype, rope):
 
 def test_every_dtype_is_judged():
     assert set(UNITS) == set(DTYPES)
+
+
+@pytest.mark.parametrize("check", [pyrope.check_rotation, pyrope.assert_rotation])
+@pytest.mark.parametrize(
+    "rope, options, most",
+    [
+        (Rope(16, 10000.0, "half"), {}, 131071),
+        (Rope(16, 10000.0, "half"), {"max_position": 5000}, 5000),
+        (Rope(16, 10000.0, "half", scaling=DynamicNTK(2.0, 64, length=1000)), {}, 999),
+        (Rope(16, 10000.0, "half", scaling=DynamicNTK(2.0, 64, length=1)), {}, 1),
+        (Rope(16, 10000.0, "half", scaling=YaRN(2.0, 64)), {}, 131071),
+    ],
+)
+def test_the_greatest_position_that_is_asked(check, rope, options, most):
+    """A table of exactly so many rows is enough, and all of it is looked at: its last row wrong is wrong."""
+    asked = set()
+
+    def fn(x, positions, spoilt=-1):
+        assert positions.min() >= 0
+        asked.add(int(positions.max()))
+        y = pyrope.rotate(x, positions, rope)
+        return np.where((positions == spoilt)[:, None], x * x.dtype.type(0.5), y)
+
+    check(fn, rope, **options)
+    assert max(asked) == most
+    if check is pyrope.check_rotation:
+        assert not check(lambda x, m: fn(x, m, most), rope, **options).ok
+    else:
+        with pytest.raises(pyrope.Mismatch):
+            check(lambda x, m: fn(x, m, most), rope, **options)
