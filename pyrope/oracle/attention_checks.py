@@ -3,8 +3,8 @@
 A candidate is ``fn(q, k, v) -> o`` on NumPy arrays, q (b, h, n, d), k and v (b, g, m, d), o (b, h, n, d), or, with
 RoPE inside, ``fn(q, k, v, positions) -> o`` with n = m and positions (b, n). Where n < m the queries are the last of
 the tokens. If its signature has them, it is also called with ``mask=``, bool (b, 1, n, m), True is seen, in addition
-to causality, and with ``segments=``, integers (b, n): tokens of different segments do not see each other. A row that
-sees nothing must be zeros. ``incremental`` makes a function that is called like fn with the next tokens, and remembers
+to causality, and with ``segments=``, integers (b, n): tokens of different segments do not see each other. Positions
+decide the rotation alone: who sees whom goes by the order of the tokens. A row that sees nothing must be zeros. ``incremental`` makes a function that is called like fn with the next tokens, and remembers
 those before: ``step = incremental(); o = step(q, k, v[, positions])``.
 
 How far off an output may be is derived in `tolerance.softmax_bounds`.
@@ -28,7 +28,7 @@ from .ask import Behaviour, Candidate, Unreadable, ask
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import ATTENTION, Measurements, other_ropes
 from .attention_steps import Steps
-from .attention_trials import caches, decoding, lengths, memory, more_lengths, values
+from .attention_trials import caches, decoding, lengths, memory, more_lengths, orders, values
 from .examination import Begin, Trials, examine, make_spec
 from .floats import float_dtype
 from .questions import LENGTH, Question, Questions
@@ -67,7 +67,7 @@ def check_attention(
     questions, notes = _questions(draw, _accepted(fn), fewer, incremental, demanded=bool(cache))
     expected = f"softmax attention of {_described(spec)}, {dtype.name}"
     exam = Exam(SOFTMAX, expected, spec, dtype.name, questions, tuple(notes), prefill=causal and cache is None)
-    others = (*[caches] * (incremental is not None), memory, values, *[decoding] * fewer, more_lengths)
+    others = (*[caches] * (incremental is not None), orders, memory, values, *[decoding] * fewer, more_lengths)
     grouped = grouped_exam(exam, dtype, max_position) if key_heads is None else None
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 
@@ -122,6 +122,8 @@ def _questions(
     ]
     if spec.rope is not None and spec.window is None:
         questions.append(draw.random("far apart", LENGTH, far=True))
+    if spec.rope is not None:
+        questions.append(draw.orders(near))
     if spec.rope is not None and draw.dtype == np.float64:
         questions.append(draw.at_zero())
     if cache:

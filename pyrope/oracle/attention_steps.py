@@ -39,6 +39,7 @@ class Steps:
     lag: int = 0  # added to the positions of queries
     causal: bool | None = None  # instead of the right one
     ahead: int = 0  # how many tokens of the future a query sees
+    order: str = "of tokens"  # or "of positions": what causality and the window go by
     corner: str = "bottom right"  # or "top left"
     window: str = "kept"  # or "ignored"
     wider: tuple[int, int] = (0, 0)  # to the past, to the future
@@ -48,10 +49,11 @@ class Steps:
     softcap: str = "right"  # or "missing", "clipped", "after mask", "no division", "before scale"
     hidden: str = "−inf"  # or "added", −1e4 added; "filled", the lowest finite number
     empty: str = "zeros"  # or "NaN": rows that see nothing
-    mask: str = "kept"  # or "ignored", "inverted"
+    mask: str = "kept"  # or "ignored", "inverted"; "instead" of causality; "first": that of row 0 for all
     segments: str = "kept"  # or "ignored"
     axis: int = -1
     stable: bool = True  # the maximum is subtracted
+    denominator: str = "plain"  # or "missing"
     added: float = 0.0  # to the denominator
     sink: bool = False  # a score of 0 more in the denominator
     online: tuple[str, int] = ("right", 0)  # or "total", "output" or "both" not rescaled after blocks of so many keys
@@ -105,7 +107,7 @@ def attend(
     if steps.exchanged == "qk" and n == m:
         q, k = k, q
     with np.errstate(all="ignore"):
-        scores = _scores(spec, steps, q, k, _seen(spec, steps, n, m, mask, segments))
+        scores = _scores(spec, steps, q, k, _seen(spec, steps, n, m, positions, mask, segments))
         weights = _softmax(spec, steps, scores)
         out = weights @ v  # Eq. (2)
     return Parts(q, k, v, scores, weights, _laid_out(steps, out))
@@ -186,22 +188,26 @@ def _spread(x: Array, h: int, groups: str) -> Array:
     return x[:, np.arange(h) % x.shape[1] if groups == "tiled" else np.zeros(h, int)]
 
 
-def _seen(spec: Spec, steps: Steps, n: int, m: int, mask: Any, segments: Any) -> Array:
+def _seen(spec: Spec, steps: Steps, n: int, m: int, positions: Any, mask: Any, segments: Any) -> Array:
     """Which key each query sees, (n, m), or (b, 1, n, m)."""
     q_at, k_at = np.arange(n) + (m - n if steps.corner == "bottom right" else 0), np.arange(m)
     if "mask" in steps.local:
         places = own_places(m, *steps.shards)
         q_at, k_at = places[q_at], places
+    if steps.order == "of positions" and positions is not None:
+        q_at, k_at = positions[:, None, m - n :], positions[:, None]
     causal = spec.causal if steps.causal is None else steps.causal
+    causal = causal and not (steps.mask == "instead" and mask is not None)
     seen = definition.visible(q_at + steps.ahead, k_at, causal)
     if spec.window is not None and steps.window == "kept":
-        distance, (past, future) = q_at[:, None] - k_at, steps.wider
+        distance, (past, future) = q_at[..., :, None] - k_at[..., None, :], steps.wider
         near = (distance < spec.window + past) & (causal | (-distance < spec.window + future))
-        seen = seen & (near | (k_at < steps.sinks))
+        seen = seen & (near | (k_at[..., None, :] < steps.sinks))
     if steps.dropped[0] == "keys":
-        seen = seen & (k_at < m // steps.dropped[1] * steps.dropped[1])
+        seen = seen & (np.arange(m) < m // steps.dropped[1] * steps.dropped[1])
     if mask is not None and steps.mask != "ignored":
-        seen = seen & (mask == (steps.mask == "kept"))
+        mask = mask[:1] if steps.mask == "first" else mask
+        seen = seen & (mask == (steps.mask != "inverted"))
     if segments is not None and steps.segments == "kept":
         seen = seen & (segments[:, None, m - n :, None] == segments[:, None, None, :])
     return seen
@@ -255,8 +261,8 @@ def _blockwise(steps: Steps, scores: Array) -> Array:
 def _softmax(spec: Spec, steps: Steps, scores: Array) -> Array:
     if steps.online[1]:
         return _blockwise(steps, scores)
-    unusual = (steps.axis, steps.stable, steps.low, steps.empty, steps.added, steps.sink)
-    if unusual == (-1, True, False, "zeros", 0.0, False):
+    unusual = (steps.axis, steps.stable, steps.low, steps.empty, steps.added, steps.sink, steps.denominator)
+    if unusual == (-1, True, False, "zeros", 0.0, False, "plain"):
         return definition.softmax(scores)
     work = scores.dtype
     if steps.low:
@@ -270,7 +276,7 @@ def _softmax(spec: Spec, steps: Steps, scores: Array) -> Array:
     total = total + steps.added + (np.exp(-np.where(np.isfinite(top), top, 0)) if steps.sink else 0)
     if steps.empty == "zeros":
         total = np.where(total == 0, total.dtype.type(1), total)
-    return (powers / total).astype(work)
+    return (powers if steps.denominator == "missing" else powers / total).astype(work)
 
 
 @dataclass(frozen=True)
@@ -292,10 +298,11 @@ class LinearSteps:
     lag: int = 0
     added: float = 0.0  # to the denominator
     dropped: tuple[str, int] = ("", 1)  # as in Steps
-    denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys"
+    denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys", "at least 1"
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
     ahead: int = 0
+    order: str = "of tokens"  # as in Steps
     groups: str = "repeated"
     batch: str = "own"  # or "first", or "after another": a row begins with the state of the row before
     chunk: int | None = None  # after so many tokens …
@@ -343,7 +350,7 @@ def attend_linearly(
             q, k = phi(q), phi(k)
             turned_q, turned_k = turned("q", q), turned("k", k)
         v = turned("v", v)
-        kept = _kept(spec, steps, n, k.shape[-2])
+        kept = _kept(spec, steps, n, k.shape[-2], positions)
         scores = turned_q @ turned_k.swapaxes(-1, -2)
         plain = scores if steps.denominator == "rotated" else q @ k.swapaxes(-1, -2)
         total = (plain if steps.denominator == "of all keys" else plain * kept[1]).sum(axis=-1, keepdims=True)
@@ -354,6 +361,7 @@ def attend_linearly(
             carried = turned_q @ _before(turned_k.swapaxes(-1, -2) @ v)
             total = total + q @ _before(k.sum(axis=-2, keepdims=True).swapaxes(-1, -2))
         total = np.where(kept[1].any(axis=-1, keepdims=True), total + steps.added, 1)
+        total = np.maximum(total, 1) if steps.denominator == "at least 1" else total
         total = total if steps.denominator != "missing" else 1.0
         shares = kept[0] / total
         weights = scores * shares
@@ -366,10 +374,11 @@ def _before(states: Array) -> Array:
     return np.cumsum(states, axis=0) - states
 
 
-def _kept(spec: Spec, steps: LinearSteps, n: int, m: int) -> list[Array]:
-    """How much each query sees of a key in the numerator and in the denominator: (n, m) each."""
+def _kept(spec: Spec, steps: LinearSteps, n: int, m: int, positions: Array) -> list[Array]:
+    """How much each query sees of a key in the numerator and in the denominator: (n, m), or (b, 1, n, m), each."""
     i, j = np.arange(m - n, m), np.arange(m)
-    seen = definition.visible(i + steps.ahead, j, spec.causal if steps.causal is None else steps.causal)
+    by = (positions[:, None, m - n :], positions[:, None]) if steps.order == "of positions" else (i, j)
+    seen = definition.visible(by[0] + steps.ahead, by[1], spec.causal if steps.causal is None else steps.causal)
     here = np.ones((n, m), bool) if steps.chunk is None else i[:, None] // steps.chunk == j // steps.chunk
     if steps.dropped[0] == "keys":
         seen = seen & (j < m // steps.dropped[1] * steps.dropped[1])

@@ -6,6 +6,7 @@ if it is not. Trials are held against the truth alone: no known mistake is searc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,15 +22,16 @@ from .questions import TOKENS, Question, Questions
 from .trials import PATIENCE, cpu_seconds, lengths_in_words, listed_names
 
 Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in float64
-LENGTHS, CONSECUTIVE = "some lengths wrong", "consecutive positions wrong"
+LENGTHS, CONSECUTIVE, ORDER = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
 DECODING, LONG = "decoding wrong", "long sequences wrong"
 CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", "strides ignored", "positions misread"
 VALUES, LEAK = "some values wrong", "rows leak into each other"
-_FAULTS = (LENGTHS, CONSECUTIVE, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
+_FAULTS = (LENGTHS, CONSECUTIVE, ORDER, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
 _EVERY = 131  # all lengths below are tried
 _LARGER = (*range(144, 257, 16), 200, 300, 320, 384, 400, 1000, 1024)
 _LONGER = (1500, 2048, TOKENS)  # keys of one query
+_KEYS = (2100, 2 * TOKENS)  # keys of one query and of four
 _COMPILED = (2, 17, 64, 129, 512)  # where each new shape is compiled first
 _FEW, _LONG = 9, 4096
 _CALLS = {
@@ -100,8 +102,28 @@ def _tokens(n: int) -> str:
 
 
 def _apart(n: int, top: int) -> Array:
-    """Positions (1, n) that rise, not by one."""
-    return np.sort(np.random.default_rng(n).choice(min(top, 2 * n + 8), n, replace=False))[None]
+    """Positions (1, n) that rise from 0 on, not by one: a length is not to be blamed for where its positions begin."""
+    at = np.sort(np.random.default_rng(n).choice(min(top, 2 * n + 8), n, replace=False))[None]
+    return at - at[:, :1]
+
+
+def orders(draw: Questions) -> Iterator[Trial]:
+    """Positions that do not rise with the tokens."""
+    if draw.spec.rope is None:
+        return
+    n, question = 2 * _FEW, draw.random("", 2 * _FEW, batch=2)
+    at = np.arange(n)
+    mixed = np.random.default_rng(n).permutation(n)
+    rows = {
+        "positions that start again": (at % (n // 2), at % (n // 3)), "each position twice": (at // 2, at // 2 + 3),
+        "positions 0, 0, 0, 1, 2, …": (np.maximum(at - 2, 0), np.maximum(at - 5, 0)),
+        "descending positions": (at[::-1], at[::-1] + 4), "one position for all tokens": (0 * at, 0 * at + 5),
+        "unsorted positions": (mixed, mixed[::-1]),
+    }  # fmt: skip
+    for name, both in rows.items():
+        yield Trial(ORDER, replace(question, name=name, positions=np.stack(both)), ((n, n),))
+    one = replace(question, q=question.q[:1], k=question.k[:1], v=question.v[:1], positions=at[None] % (n // 2))
+    yield Trial(ORDER, replace(one, name="positions that start again, in a batch of one"), ((n, n),))
 
 
 def decoding(draw: Questions) -> Iterator[Trial]:
@@ -114,6 +136,10 @@ def decoding(draw: Questions) -> Iterator[Trial]:
         yield Trial(DECODING, question, ((queries, 24),))
     if draw.few_shapes:
         return
+    for queries, keys in itertools.product((1, 4), _KEYS):
+        q = draw.tokens.q[:, :, :queries]
+        k, v = (np.concatenate((x, x[..., ::-1]), axis=2)[:, :, :keys] for x in (draw.tokens.k, draw.tokens.v))
+        yield Trial(DECODING, replace(draw.tokens, name=_over(queries, keys), q=q, k=k, v=v), ((queries, 4),))
     for keys in sorted({*range(2, _EVERY), *_LARGER, *_LONGER}):
         yield Trial(DECODING, _first(draw.tokens, 1, keys, _over(1, keys)), ((1, 1),), needed=False)
 

@@ -1,7 +1,7 @@
 """Whether a function computes linear attention with RoPE, Eq. (19), and what it does wrong instead.
 
 A candidate is ``fn(q, k, v, positions) -> o`` on NumPy arrays, q (b, h, n, d), k and v (b, g, n, d), positions (b, n),
-o (b, h, n, d). ``incremental`` makes a function that is called in the same way with the next tokens, and remembers
+o (b, h, n, d). Positions decide the rotation alone: who sees whom goes by the order of the tokens. ``incremental`` makes a function that is called in the same way with the next tokens, and remembers
 those before: ``step = incremental(); o = step(q, k, v, positions)``.
 
 How far off an output may be is derived in `tolerance.linear_bounds`.
@@ -22,7 +22,7 @@ from .attention_checks import grouped_exam, measured_ropes
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import LINEAR, USUAL_CHUNKS, Measurements, other_ropes
 from .attention_steps import LinearSteps
-from .attention_trials import caches, lengths, long, memory, more_lengths, values
+from .attention_trials import caches, lengths, long, memory, more_lengths, orders, values
 from .examination import Begin, Trials, examine, make_spec
 from .floats import U32, float_dtype
 from .questions import Question, Questions
@@ -61,7 +61,7 @@ def check_linear_attention(
     expected += f"{'causal' if causal else 'not causal'}, {rope!r}, {dtype.name}"
     draw = Questions(spec, dtype, max_position)
     exam = Exam(LINEAR_KIND, expected, spec, dtype.name, _questions(draw, incremental))
-    others = (*[caches] * (incremental is not None), memory, values, long, more_lengths)
+    others = (*[caches] * (incremental is not None), orders, memory, values, long, more_lengths)
     grouped = grouped_exam(exam, dtype, max_position) if key_heads is None else None
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 
@@ -84,6 +84,8 @@ def _questions(draw: Questions, incremental: Begin) -> list[Question]:
         draw.random("one token", 1),
         draw.random("a few tokens", 7, batch=2),
         draw.random("264 tokens", 264, batch=1),
+        draw.orders(24),
+        draw.small(),
     ]
     questions += [draw.random(f"{n} tokens", n, batch=1) for n in (63, 64, 65)]
     if incremental is not None:

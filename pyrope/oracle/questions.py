@@ -96,6 +96,20 @@ class Questions:
         """As many tokens as the longest calls have, of which others are the first ones."""
         return self.random("", TOKENS, batch=1)
 
+    def orders(self, n: int) -> Question:
+        """Positions that do not rise with the tokens: they start again, repeat after padding, fall."""
+        counted = np.arange(n)
+        rows = (counted % (n // 2), np.maximum(counted - 5, 0), counted[::-1] + 2)
+        return replace(self.random("positions in other orders", n), positions=np.stack(rows))
+
+    def small(self) -> Question:
+        """Features so small that the first denominators are below 1, about 0.3 at the first token."""
+        question = self.random("small features", 7, batch=2)
+        inverse = {"relu": lambda x: x, "relu2": np.sqrt}.get(self.spec.feature_map, np.log)
+        size = (0.3 / self.spec.head_dim) ** 0.5
+        q, k = (inverse(size * self.rng.uniform(0.5, 1.5, x.shape)).astype(self.dtype) for x in (question.q, question.k))
+        return replace(question, q=q, k=k)
+
     def at_zero(self) -> Question:
         """Float32 numbers at position 0, where angles have no error: what is off there comes from elsewhere."""
         question = self.random("all at position 0", LENGTH)
@@ -197,4 +211,6 @@ class Questions:
         question = self.random("packed", n)
         cuts = np.array([[n // 3, n // 2], [1, n - 1], [n, n]])
         segments = (np.arange(n) >= cuts[:, :1]).astype(np.int64) + (np.arange(n) >= cuts[:, 1:])
-        return replace(question, options={"segments": segments})
+        begins = (cuts * (np.arange(n)[:, None, None] >= cuts)).max(axis=-1).T  # where each token's segment begins
+        positions = None if question.positions is None else np.arange(n) - begins
+        return replace(question, positions=positions, options={"segments": segments})
