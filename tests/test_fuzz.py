@@ -17,7 +17,7 @@ from models import KINDS, by_definition, named_weights
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Rope, YaRN, definition, encodings, parallel
-from pyrope.oracle.traces import diff_traces
+from pyrope.oracle import adapters, traces
 
 ROPES = [
     Rope(4, 10000.0, "half"), Rope(8, 500000.0, "interleaved"), Rope(8, 100.0, "interleaved-to-half", 4), Rope(4, 1e12, "half", direction=-1),
@@ -154,7 +154,7 @@ CALLS = {
     "Axes": lambda d: (("sections", (2, 1, 1)), {}),
     **{kind.__name__: (lambda d, kind=kind: _scaling(d, kind)) for kind in pyrope.theta.SCALINGS.values()},
     "Rope.from_config": _json_config,
-    "Rope.at": lambda d: ((d.choice([1, 10**6]),), {}),
+    "Rope..at": lambda d: ((d.choice([1, 10**6]),), {}),
     "frequencies": lambda d: ((d.choice(ROPES),), {}),
     "wavelengths": lambda d: ((d.choice(ROPES),), {}),
     "cos_sin": lambda d: ((r := d.choice(ROPES), _positions(d, 3, r)), d.options(dtype=FLOATS)),
@@ -212,7 +212,12 @@ CALLS = {
     "check_linear_attention": lambda d: ((candidates(d),), {"rope": d.choice(ROPES), **d.options(heads=[2], feature_map=["exp"], causal=[False], dtype=FLOATS, max_position=[600])}),
     "check_sharding": lambda d: ((d.choice([candidates(d), lambda n, rank, size: range(rank, n, size), lambda *a: d.silly()]),), {}),
     "identify": lambda d: ((candidates(d), d.choice([2, 8])), d.options(dtype=FLOATS, max_position=[8, 100])),
-    "diff_traces": lambda d: ((_trace(d), _trace(d)), d.options(tolerance=[0, 1e-3])),
+    "traces.diff_traces": lambda d: ((_trace(d), _trace(d)), d.options(tolerance=[0, 1e-3])),
+    "adapters.with_axes": lambda d: ((broken, d.choice(["bnhd", "n(hd)"])), {}),
+    "adapters.cached": lambda d: ((np.zeros((9, 2)),), d.options(limit=[5])),
+    "adapters.from_command": lambda d: (("true {x} {positions} {y}",), d.options(timeout=[1.0])),
+    "adapters.from_sequential": lambda d: ((broken,), d.options(limit=[5])),
+    "adapters.load_target": lambda d: ((d.choice(["math:hypot", "math:nothing", "no_such:thing", "nowhere.py:f", ":", "a"]),), {}),
 }  # fmt: skip
 EXEMPT = {
     "definition": "checks nothing, by design",
@@ -229,7 +234,7 @@ EXEMPT = {
     **dict.fromkeys(("assert_rotation", "assert_attention", "assert_linear_attention", "assert_sharding"), "calls the check of the same name"),
 }  # fmt: skip
 DOCUMENTED = {
-    "diff_traces": OSError,
+    "traces.diff_traces": OSError,
     "load": OSError,
     "load_tokenizer": OSError,
     "Rope.from_config": OSError,
@@ -237,7 +242,7 @@ DOCUMENTED = {
 }
 DOCUMENTED["from_numpy"] = DOCUMENTED["random_model"] = DOCUMENTED["get"]
 SLOW = {"forward", "generate", "Cache", "Model"}
-QUIET = {"diff_traces"}  # no warning may leave these, whatever the numbers are
+QUIET = {"traces.diff_traces"}  # no warning may leave these, whatever the numbers are
 
 
 def test_every_public_name_is_fuzzed():
@@ -250,10 +255,9 @@ def test_every_public_name_is_fuzzed():
 
 
 def _function(name):
-    if name in ("diff_traces", "Rope.at"):
-        return diff_traces if name == "diff_traces" else ROPES[7].at
     owner, _, last = name.rpartition(".")
-    return getattr(getattr(pyrope, owner) if owner else pyrope, last)
+    owners = {"": pyrope, "Rope.": ROPES[7], "traces": traces, "adapters": adapters}
+    return getattr(owners[owner] if owner in owners else getattr(pyrope, owner), last)
 
 
 def _example(draw, name):

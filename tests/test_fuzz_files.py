@@ -16,7 +16,7 @@ import gguf_files
 import numpy as np
 import pytest
 import tokenizers
-from fuzzing import TIMES, Draw, damaged, damaged_json
+from fuzzing import TIMES, Draw, damaged, damaged_json, snapshot
 from test_checkpoints import _checkpoint, _gguf_llama, _save
 from test_text import MERGES, SPECIAL, TOKENS, _metadata
 
@@ -140,6 +140,33 @@ def test_files_that_never_end_are_not_opened(place, kind):
     finally:
         file.unlink()
         shutil.move(kept, file)
+
+
+def test_outputs_of_any_kind(place):
+    """Warnings are errors here: none may leave the judgement, whatever the numbers are."""
+    for i in range(8 * TIMES):
+        draw = Draw(f"outputs {i}")
+        shapes = {
+            "rotation-axes-pixtral-float32": (2, 23, 32),
+            "attention-window": (4, 24, 16),
+            "linear-19-causal-bfloat16": (4, 24, 16),
+        }
+        outputs = {
+            name: draw.silly() if draw.random() < 0.2 else draw.array(*shape, dtype=np.dtype("float32"))
+            for name, shape in shapes.items()
+        }
+        before = snapshot(outputs)
+        try:
+            verdicts = {report.verdict for report in verify_vectors(place / "vectors", outputs)}
+        except BaseException as error:
+            raise AssertionError(f"{type(error).__name__}: {error}, from example {i}") from error
+        assert verdicts <= {"wrong", "not judged"} and snapshot(outputs) == before, i
+    for i in range(30 * TIMES):
+        silly = Draw(f"silly outputs {i}").silly()
+        try:
+            verify_vectors(place / "vectors", silly)
+        except (ValueError, TypeError, OSError) as error:
+            assert str(error), i
 
 
 # --- Command lines --------------------------------------------------------------------------------------------------

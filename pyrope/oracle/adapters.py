@@ -475,7 +475,7 @@ def load_target(target: str) -> Function:
 
     Imports work from the working directory and, for a file, from its own directory.
     """
-    place, colon, name = target.rpartition(":")
+    place, colon, name = checks.instance("target", target, str).rpartition(":")
     if not (colon and place and all(part.isidentifier() for part in name.split("."))):
         raise ValueError(f'target must be "module:function" or "file.py:function", was {target!r}')
     is_file = place.endswith(".py") or os.sep in place

@@ -206,7 +206,7 @@ class _Outputs:
         self.arrays: Mapping[str, NumPyArray] | None = None
         if isinstance(source, Mapping):
             self.arrays, self.names = source, set(source)
-        elif os.path.isdir(source):
+        elif Path(source).is_dir():
             self.directory, self.names = Path(source), {path.stem for path in Path(source).glob("*.npy")}
         else:
             self.arrays = load_safetensors(source)[0]
