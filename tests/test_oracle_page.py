@@ -15,6 +15,7 @@ import pyrope
 from pyrope import LongRoPE, Rope, check_attention, check_rotation, identify
 from pyrope.oracle import attention_faults, drawings, gallery, page, report as reports, rotation_faults
 from pyrope.oracle.drawings import Errors, Frequencies, Markup, element
+from pyrope.oracle.readings import errors_by_place
 from pyrope.oracle.report import ErrorRow, Failure, Finding, Report
 
 ROPE = Rope(32, 10000.0, "half")
@@ -171,6 +172,7 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path):
 def test_readings_are_no_part_of_the_value(right):
     bare = dataclasses.replace(right, readings=None)
     assert right.readings is not None and bare == right and hash(bare) == hash(right) and repr(bare) == repr(right)
+    assert "readings" not in right.to_dict()
     assert bare.to_dict() == right.to_dict() and json.loads(json.dumps(right.to_dict()))["verdict"] == "right"
     found = identify(lambda x, m: rotated(x, m, THETA), 32)
     assert found.readings is not None and "readings" not in found.to_dict()
@@ -234,6 +236,20 @@ def test_bounds_hold_for_a_right_candidate_and_errors_are_those_of_the_report(ri
         assert errors.worst.max() == pytest.approx(max(row.absolute for row in report.errors))
     loosest = right.readings.errors.bounds["float32 angle"]
     assert (right.readings.errors.worst <= loosest).all() and loosest[-1] > 100 * loosest[1]
+
+
+@given(st.data(), st.integers(1, 6))
+def test_errors_are_the_largest_at_each_place_in_order(data, n):
+    at = np.array(data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n, unique=True)))
+    shape = (2, n, 3)
+    off, most = (data.draw(npst.arrays(np.float64, shape, elements=st.floats(0, 9))) for _ in range(2))
+    errors = errors_by_place("position", at, off, {"g": most, "one": 1.0}, off > most)
+    assert errors.at.tolist() == sorted(at.tolist())
+    for k, m in enumerate(errors.at):
+        row = at.tolist().index(m)
+        every = [(off[i, row, j], most[i, row, j]) for i in range(2) for j in range(3)]
+        assert errors.worst[k] == max(a for a, _ in every) and errors.bounds["g"][k] == max(b for _, b in every)
+        assert errors.beyond[k] == any(a > b for a, b in every) and errors.bounds["one"][k] == 1
 
 
 def test_several_axes_and_wide_heads_have_pages():
