@@ -37,7 +37,7 @@ from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaR
 Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
 SUFFIXES = (".png", ".svg")
 _BLUE, _RED, _GREEN, _ORANGE, _PURPLE, _GREY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#999999"
-_SIGNS = ("#67001f", "#d6604d", "white", "#4393c3", "#053061")  # −most … 0 … most
+_SIGNS = ("#053061", "#4393c3", "white", "#d6604d", "#67001f")  # −most … 0 … most
 _LINES: tuple[dict[str, Any], ...] = (
     {"color": "black", "linestyle": "-"},
     {"color": _RED, "linestyle": (0, (6, 2))},
@@ -68,16 +68,19 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _map(axes: Any, matrix: Float64, most: float, signed: bool = False) -> Any:
-    """Draws a matrix: 0 is white, most dark blue, and if signed −most dark red, with a bar in it; NaN is hatched."""
+    """Draws a matrix: 0 is white, most dark blue; if signed, most dark red and −most dark blue; NaN is hatched.
+
+    Negative elements of a signed map have a bar: in grey, blue and red are alike.
+    """
     axes.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
-    if signed:  # in grey, blue and red are alike
+    if signed:
         row, column = np.nonzero(matrix < -most / 4)
         if row.size:
             size = min(8.0, 110 / len(matrix))
             axes.plot(column, row, color="white", linestyle="none", marker="_", markersize=size)
-    signs = _matplotlib("colors").LinearSegmentedColormap.from_list("red-white-blue", _SIGNS)
+    signs = _matplotlib("colors").LinearSegmentedColormap.from_list("blue-white-red", _SIGNS)
     low, colours = (-most, signs) if signed else (0.0, "Blues")
     return axes.imshow(matrix, cmap=colours, vmin=low, vmax=most, interpolation="nearest")
 
@@ -363,7 +366,7 @@ def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0
 
 
 def time_figure(
-    lengths: Sequence[int] = (256, 512, 1024, 2048, 4096), heads: int = 2, head_dim: int = 64, rounds: int = 5
+    lengths: Sequence[int] = (256, 512, 1024, 2048, 4096), heads: int = 2, head_dim: int = 64, rounds: int = 9
 ) -> Figure:
     """Time over length, softmax against linear attention, measured while the picture is drawn."""
     lengths = [_length(n) for n in lengths]
@@ -376,8 +379,8 @@ def time_figure(
     for (power, name, style), taken in zip(guides, seconds.values(), strict=True):  # from the longest length back
         guide = taken[-1] * 1e3 * (np.array(lengths) / lengths[-1]) ** power
         axes.loglog(lengths, guide, color="0.7", linewidth=1.2, linestyle=style, label=name, zorder=0)
-    caption = f"measured on one machine with one thread: the shortest of {rounds} runs or more"
-    _label(axes, caption, "length n (positions)", "time (ms)")
+    caption = f"measured on one machine with one thread: the least of {rounds} runs or more"
+    _label(axes, caption, "length n (positions)", "processor time (ms)")
     axes.set_xticks(lengths, labels=[f"{n}" for n in lengths])
     axes.minorticks_off()
     axes.legend(fontsize="small", handlelength=3.5)
@@ -403,23 +406,22 @@ def _times_with_one_thread(lengths: Sequence[int], *sizes: int) -> dict[str, lis
 
 
 def attention_times(lengths: Sequence[int], heads: int, head_dim: int, rounds: int) -> dict[str, list[float]]:
-    """The shortest time of each in seconds, by length; measured in turns, so that a busy moment hits both."""
+    """The least processor time of each in seconds, by length; measured in turns, so that a busy moment hits all."""
     rope, rng = Rope(head_dim, 10000.0, "half"), np.random.default_rng(0)
     names = ("softmax, Eq. (2)", "linear, Eq. (19)")
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for n in lengths:
-        q, k, v = rng.standard_normal((3, heads, n, head_dim)).astype(np.float32)
-        m, best = np.arange(n), dict.fromkeys(names, np.inf)
-        for _ in range(checks.integer("rounds", rounds, 1) * max(1, 2048 // n)):  # short runs are easily disturbed
-            start = time.perf_counter()
-            attention(rotate(q, m, rope), rotate(k, m, rope), v, causal=True)
-            middle = time.perf_counter()
-            linear_attention(q, k, v, m, rope, causal=True)
-            for name, spent in zip(names, (middle - start, time.perf_counter() - middle), strict=True):
-                best[name] = min(best[name], spent)
-        for name, shortest in best.items():
-            taken[name].append(float(shortest))
-    return taken
+    best = {name: [math.inf] * len(lengths) for name in names}
+    inputs = [rng.standard_normal((3, heads, n, head_dim)).astype(np.float32) for n in lengths]
+    for _ in range(checks.integer("rounds", rounds, 1)):
+        for i, (n, (q, k, v)) in enumerate(zip(lengths, inputs, strict=True)):
+            m = np.arange(n)
+            for _ in range(max(1, 2048 // n)):  # short runs are easily disturbed
+                start = time.process_time()
+                attention(rotate(q, m, rope), rotate(k, m, rope), v, causal=True)
+                middle = time.process_time()
+                linear_attention(q, k, v, m, rope, causal=True)
+                for name, spent in zip(names, (middle - start, time.process_time() - middle), strict=True):
+                    best[name][i] = min(best[name][i], spent)
+    return best
 
 
 def sharding_figure(length: int = 16, ranks: int = 4) -> Figure:
@@ -501,9 +503,9 @@ def operator_of(fn: Candidate, rope: Rope, at: Any, dtype: Any = np.float32) -> 
 
 
 PLOTS: dict[str, Callable[..., Figure]] = {
+    "rotation": rotation_figure,
     "shift": shift_figure,
     "cosines": cosines_figure,
-    "rotation": rotation_figure,
     "wavelengths": wavelengths_figure,
     "decay": decay_figure,
     "scores": scores_figure,
