@@ -503,6 +503,12 @@ def test_check_of_a_program_that_computes_attention(capfd, tmp_path, names, opti
     )
 
 
+def test_without_a_launcher_an_error_says_what_to_install(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["check", "--attention", "softmax", "--exec", "mpiexec -n 4 python mine.py {q} {k} {v} {o}"]) == 2
+    assert "there is no program 'mpiexec' that can be run: pip install \".[mpi]\" in a clone" in capfd.readouterr().err
+
+
 def test_identify(capfd, candidates):
     assert main(["identify", f"{candidates}:right", "--head-dim", "32"]) == 0
     output = capfd.readouterr().out

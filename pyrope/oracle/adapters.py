@@ -405,7 +405,8 @@ def _program(
         if not _placed(name, words):
             raise ValueError(f'the command must say where {{{name}}} goes, as in "{example}"')
     if shutil.which(words[0]) is None:
-        raise ValueError(f"there is no program {words[0]!r} that can be run")
+        launcher = ': pip install ".[mpi]" in a clone of pyrope' if words[0] in ("mpiexec", "mpirun") else ""
+        raise ValueError(f"there is no program {words[0]!r} that can be run{launcher}")
     placeholder = re.compile(rf"\{{({'|'.join((*names, result))})\}}")
 
     def run(given: Mapping[str, NumPyArray]) -> NumPyArray:

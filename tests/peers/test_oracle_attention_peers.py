@@ -1,5 +1,6 @@
 """Other people's attention, judged by the oracle: torch's kernels and the eager code of transformers."""
 
+import functools
 import warnings
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pyrope
 from pyrope import Rope
+from pyrope.oracle.adapters import from_torch
 from pyrope.oracle.attention_checks import check_attention
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
@@ -129,3 +131,20 @@ def test_eager_attention_of_transformers(dtype):
     assert report.ok, str(report)
     assert report.precision == ("float32 angle" if dtype == "float32" else "scores rounded")
     assert check_attention(fn, dtype=DTYPES[dtype], rope=rope).faults == ("empty rows are uniform",)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_function_of_torch_gets_its_mask_as_a_tensor(dtype):
+    """The adapter keeps the signature, from which the check reads that a mask may be handed over."""
+
+    def fn(q, k, v, mask=None, *, heeds=True):
+        seen = lower(q.shape[2], k.shape[2])
+        seen = seen & mask if mask is not None and heeds else seen
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        with sdpa_kernel(SDPBackend.MATH):
+            return scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+    report = check_attention(from_torch(fn), dtype=DTYPES[dtype])
+    assert report.ok and "no such argument: segments" in " ".join(report.notes), str(report)
+    careless = from_torch(functools.partial(fn, heeds=False))
+    assert check_attention(careless, dtype=DTYPES[dtype]).faults == ("mask ignored",)
