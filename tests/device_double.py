@@ -233,6 +233,8 @@ class DeviceDouble(ModuleType):
             host = {key: _unwrap(value) for key, value in kwargs.items()}
             if name == "take":
                 host["mode"] = "wrap"
+            if name == "where" and not isinstance(args[0], ndarray):
+                raise AttributeError(f"{type(args[0]).__name__!r} object has no attribute 'astype'")
             result = function(*map(_unwrap, args), **host)
             if name in _POISON:
                 _poison(result)

@@ -152,6 +152,7 @@ def test_contract_lets_pass_what_cupy_has():
         pytest.param(lambda xp, x: operator.iadd(x.astype(int), x), id="floats added to integers in place"),
         pytest.param(lambda xp, x: operator.imul(x, np.float32(2)), id="a NumPy scalar multiplied in place"),
         pytest.param(lambda xp, x: range(x.sum().astype(int)), id="a device integer as an index of Python"),
+        pytest.param(lambda xp, x: xp.where(True, x, 0), id="a condition that is no array"),
         pytest.param(lambda xp, x: x.flags.writeable, id="the flag writeable, which CuPy lacks"),
         pytest.param(lambda xp, x: x.flags.aligned, id="the flag aligned, which CuPy lacks"),
     ],

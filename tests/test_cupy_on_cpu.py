@@ -132,8 +132,10 @@ def cupy():
 
 @on_cpu
 def test_new_memory_is_poisoned(cupy):
+    freed = cupy.ones((3, 5), np.int32)
+    assert freed.get().all()
+    del freed  # CuPy's pool would give the same memory again, with the ones in it
     assert (cupy.empty((3, 5), np.int32).get() == -1515870811).all()
-    assert (cupy.ones(4, np.int32) * cupy.ones(4, np.int32)).get().tolist() == [1] * 4
 
 
 KERNELS = r"""

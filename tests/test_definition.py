@@ -107,8 +107,8 @@ def test_eq_14_queries_and_keys_are_projected_then_rotated(xp, dtype):
     times ln 3/2 differ by ln 3: each token takes ¾ of its own value and ¼ of the other's, of (4, 0) and (0, 4)."""
     config = tiny(scale=math.log(3) / 2, causal=False)
     w = tiny_weights(xp, dtype, config, qkv=[[1, 0], [0, 1], [1, 0], [0, 1], [4, 0], [0, 4]]).layers[0]
-    attend = lambda x: definition.self_attention(config, w, x, quarter_turns, True)  # noqa: E731
-    check_by_hand(xp, dtype, [[[3, 1], [1, 3]]], attend, [[[1, 0], [0, 1]]])
+    attend = lambda x, mask: definition.self_attention(config, w, x, quarter_turns, mask)  # noqa: E731
+    check_by_hand(xp, dtype, [[[3, 1], [1, 3]]], attend, [[[1, 0], [0, 1]]], EVERY)
 
 
 def test_eq_15_theta_and_a_matrix_of_blocks(xp, dtype):
@@ -358,9 +358,8 @@ def test_blocks(xp, dtype, options, value, mlp_norm, expected):
     config = tiny(**options)
     qkv = [[1, 0], [0, 1]] * 2 + [[value, 0], [0, value]]
     w = tiny_weights(xp, dtype, config, qkv=qkv, out=[[0, 1], [1, 0]], up=[[5, 0]], down=[[1], [1]], mlp_norm=mlp_norm)
-    check_by_hand(
-        xp, dtype, [[expected]], lambda x: definition.block(config, w.layers[0], x, quarter_turns, True), [[[7, 1]]]
-    )
+    apply = lambda x, mask: definition.block(config, w.layers[0], x, quarter_turns, mask)  # noqa: E731
+    check_by_hand(xp, dtype, [[expected]], apply, [[[7, 1]]], EVERY)
 
 
 def test_a_forward_pass(xp, dtype):

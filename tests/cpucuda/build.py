@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+from collections.abc import Callable
 
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION = "14.2.0"
@@ -63,13 +64,13 @@ def run(what: str, *command: str | pathlib.Path, log: pathlib.Path, **environmen
     with log.open("ab") as output:
         status = subprocess.run(command, stdout=output, stderr=output, env={**os.environ, **environment}).returncode
     if status:
-        kept = pathlib.Path(tempfile.gettempdir()) / "cpucuda-failed.log"
-        shutil.copy(log, kept)
+        whole = pathlib.Path(tempfile.gettempdir()) / "cpucuda-failed.log"
+        shutil.copy(log, whole)
         end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        sys.exit(f"{end}\ncpucuda: {what} failed with exit status {status}; the whole output is in {kept}")
+        sys.exit(f"{end}\ncpucuda: {what} failed with exit status {status}; the whole output is in {whole}")
 
 
-def kept(name: str, make) -> pathlib.Path:
+def kept(name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """The directory of this name in the cache; `make(directory)` fills it if it is not there."""
     target = cache() / name
     if not target.exists():
@@ -90,18 +91,10 @@ def build_cupy(directory: pathlib.Path) -> None:
     run("installing Cython", *pip, "install", "--target", work / "tools", *TOOLS, log=log)
     # pip compares the hash before anything of the sdist is run. Then it asks the sdist for its metadata, which without
     # a CUDA toolkit is given for the stub build alone.
-    (work / "requirements.txt").write_text(f"cupy=={VERSION} --hash=sha256:{SHA256}\n")
-    download = ("download", "--no-deps", "--no-binary", "cupy", "--no-build-isolation", "--require-hashes", "-d", work)
+    (wanted := work / "requirements.txt").write_text(f"cupy=={VERSION} --hash=sha256:{SHA256}\n")
+    download = ("download", "--no-deps", "--no-binary", "cupy", "--no-build-isolation", "--require-hashes")
     environment = {"PYTHONPATH": str(work / "tools"), "CUPY_INSTALL_USE_STUB": "1"}
-    run(
-        f"fetching the sdist of CuPy {VERSION}",
-        *pip,
-        *download,
-        "-r",
-        work / "requirements.txt",
-        log=log,
-        **environment,
-    )
+    run(f"fetching CuPy {VERSION}", *pip, *download, "-d", work, "-r", wanted, log=log, **environment)
     with tarfile.open(work / f"cupy-{VERSION}.tar.gz") as archive:
         archive.extractall(work, filter="data")
     sdist = work / f"cupy-{VERSION}"
