@@ -129,7 +129,7 @@ def sites(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, str, b
     decorators, texts and messages of errors."""
     yield from ((tree, text, inside) for text in replacements(tree))
     match tree:
-        case ast.JoinedStr() | ast.Raise() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+        case ast.JoinedStr() | ast.Raise() | ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.keyword(arg="strict"):
             return
         case ast.AnnAssign(annotation=ast.Name(id="TypeAlias")):
             return

@@ -11,7 +11,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 import pyrope
-from pyrope import Rope, YaRN, encodings, load
+from pyrope import LongRoPE, Rope, YaRN, encodings, load
 from pyrope.models.gguf import read_gguf
 from pyrope.models.text import load_tokenizer
 
@@ -28,6 +28,19 @@ def test_a_ramp_of_yarn_may_end_beyond_the_last_pair(beta, end):
     rope = Rope(8, 10000.0, "half", scaling=YaRN(4.0, 2**10, beta_fast=1.0, beta_slow=beta))
     expected = [1.0, 0.1, 0.01, 0.001 * (1 - share + share / 4)]
     np.testing.assert_allclose(pyrope.frequencies(rope), expected, rtol=1e-15)
+
+
+def test_frequencies_are_refused_just_outside_of_what_phases_are_exact_for():
+    """[2⁻⁵³, 2²⁰], both ends included: a factor of LongRoPE divides the first frequency, which is 1."""
+
+    def first(factor):
+        lists = [factor, 1.0], [factor, 1.0]
+        return pyrope.frequencies(Rope(4, 10000.0, "half", scaling=LongRoPE(*lists, 2.0, 64, length=64)))[0]
+
+    assert first(2.0**-20) == 2.0**20 and first(2.0**53) == 2.0**-53
+    for beyond in (np.nextafter(2.0**-20, 0), np.nextafter(2.0**53, 2.0**60)):
+        with pytest.raises(ValueError, match=r"frequency 0 is .* outside \[2\^-53, 2\^20\]"):
+            first(float(beyond))
 
 
 def test_unrotate_divides_by_the_square_of_the_attention_factor():

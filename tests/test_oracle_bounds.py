@@ -95,7 +95,8 @@ def index_of(rope, pair):
 @pytest.mark.parametrize("tensor", [False, True])
 @pytest.mark.parametrize("rope", ROPES, ids=repr)
 def test_the_error_of_a_frequency_is_what_its_docstring_derives(rope, tensor, logarithm):
-    got = theta_bound(rope, tensor_length=tensor, logarithm=logarithm)
+    chosen = {name: True for name, given in (("tensor_length", tensor), ("logarithm", logarithm)) if given}
+    got = theta_bound(rope, **chosen)  # neither is the default
     for pair in range(rope.pairs):
         expected = frequency_error(rope, index_of(rope, pair), tensor, logarithm)
         assert math.isclose(got[pair], expected * U * SECOND, rel_tol=1e-12), pair
