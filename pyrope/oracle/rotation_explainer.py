@@ -320,9 +320,7 @@ class RotationExplainer:
         if measured.pairs.odd:
             words.append(f"{measured.pairs.odd} features belong to no pair")
         if len(measured.theta) == self.rope.pairs and frequencies(self.rope).all():
-            off = measured.theta / frequencies(self.rope) - 1
-            if np.abs(off).max() > 1e-5:
-                words.append(f"measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves")
+            words += self._other_frequencies(measured.theta, frequencies(self.rope))
         if measured.direction != self.rope.direction:
             words.append("it turns the other way")
         if abs(measured.factor / self.rope.attention_factor - 1) > 1e-3:
@@ -331,6 +329,17 @@ class RotationExplainer:
             words.append(f"the position offset is {measured.offset:g}")
         words += ["the frequencies are those of " + ", or of ".join(r.words for r in self.rules)] if self.rules else []
         return [*words, self._worst_block()]
+
+    def _other_frequencies(self, theta: Float64, expected: Float64) -> list[str]:
+        """How far off the measured frequencies are, and, if they are few, which."""
+        off = theta / expected - 1
+        pairs = np.flatnonzero(np.abs(off) > 1e-5)
+        if not pairs.size:
+            return []
+        if pairs.size > 4:
+            return [f"measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"]
+        listed = ", ".join(f"pair {i} turns by {theta[i]:.6g}, {expected[i]:.6g} expected" for i in pairs)
+        return [f"{listed}, all others as expected"]
 
     def _worst_block(self) -> str:
         """The 2 × 2 block of the pair that is furthest off, beside the expected one, at the first wrong position."""
