@@ -185,7 +185,9 @@ class AttentionEvidence:
         if _is_noise(change.fields) or change.fields.keys() & _ALONE:
             return False
         short = [i for i in self.failed if self.exam.questions[i].short] or self.failed[:1]
-        short.sort(key=lambda i: (self.exam.questions[i].k.shape[-2] == 1, self.exam.questions[i].k.size))  # cheap first
+        short.sort(
+            key=lambda i: (self.exam.questions[i].k.shape[-2] == 1, self.exam.questions[i].k.size)
+        )  # cheap first
         return any(self.right(i).ratio(self.exam.output(change.fields, self.exam.questions[i])) > 1 for i in short)
 
     def _affordable(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
