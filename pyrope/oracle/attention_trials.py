@@ -20,6 +20,7 @@ from .attention_evidence import Exam, first_wrong
 from .floats import U32, U64
 from .questions import TOKENS, Question, Questions
 from .trials import PATIENCE, cpu_seconds, lengths_in_words, listed_names
+from .truth import Spec
 
 Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in float64
 LENGTHS, CONSECUTIVE, ORDER = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
@@ -61,8 +62,7 @@ def _some(n: int, causal: bool) -> tuple[tuple[int, int], ...]:
 def lengths(draw: Questions) -> Iterator[Trial]:
     """Every length, with positions that are apart and with consecutive ones, from 0 or from elsewhere."""
     spec, top = draw.spec, draw.max_position
-    usual = {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, 600}
-    for n in _COMPILED if draw.few_shapes else sorted(usual):
+    for n in _COMPILED if draw.few_shapes else sorted(_usual(spec)):
         if n > min(top, 1024):
             break
         question, judged = _first(draw.tokens, n, n, _tokens(n)), _some(n, spec.causal)
@@ -77,12 +77,16 @@ def lengths(draw: Questions) -> Iterator[Trial]:
         yield Trial(CONSECUTIVE, replace(question, name=name, positions=start + np.arange(n)[None]), judged)
 
 
+def _usual(spec: Spec) -> set[int]:
+    return {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, 600}
+
+
 def more_lengths(draw: Questions) -> Iterator[Trial]:
     """Every length up to 130, and many beyond, of which the last queries are judged, and of some one in the middle."""
     spec, top = draw.spec, draw.max_position
     if draw.few_shapes:
         return
-    lengths = [n for n in sorted({*range(_EVERY), *_LARGER}) if n <= top]
+    lengths = [n for n in sorted({*range(_EVERY), *_LARGER} - _usual(spec)) if n <= top]
     for n in lengths:
         judged = ((n // 2 + 1, 1), (n, 3)) if spec.causal and n % 8 == 0 else ((n, 3),)
         question = _first(draw.tokens, n, n, _tokens(n))

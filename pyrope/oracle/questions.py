@@ -107,7 +107,9 @@ class Questions:
         question = self.random("small features", 7, batch=2)
         inverse = {"relu": lambda x: x, "relu2": np.sqrt}.get(self.spec.feature_map, np.log)
         size = (0.3 / self.spec.head_dim) ** 0.5
-        q, k = (inverse(size * self.rng.uniform(0.5, 1.5, x.shape)).astype(self.dtype) for x in (question.q, question.k))
+        q, k = (
+            inverse(size * self.rng.uniform(0.5, 1.5, x.shape)).astype(self.dtype) for x in (question.q, question.k)
+        )
         return replace(question, q=q, k=k)
 
     def at_zero(self) -> Question:

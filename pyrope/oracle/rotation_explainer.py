@@ -331,9 +331,7 @@ class RotationExplainer:
             words.append(f"{measured.pairs.odd} features belong to no pair")
         words += self._partners(measured) + self._rest()
         if len(measured.theta) == self.rope.pairs and frequencies(self.rope).all():
-            off = measured.theta / frequencies(self.rope) - 1
-            if np.abs(off).max() > 1e-5:
-                words.append(f"measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves")
+            words += self._other_frequencies(measured.theta, frequencies(self.rope))
         if measured.direction != self.rope.direction:
             words.append("it turns the other way")
         if abs(measured.factor / self.rope.attention_factor - 1) > 1e-3:
@@ -362,6 +360,17 @@ class RotationExplainer:
         if np.abs(y - factor * x).max() <= 1e-2 * np.abs(y).max():
             return [f"features {still[0]} to {still[-1]}, which should stay, are multiplied with {factor:.6g}"]
         return [f"features {still[0]} to {still[-1]} should stay, and do not"]
+
+    def _other_frequencies(self, theta: Float64, expected: Float64) -> list[str]:
+        """How far off the measured frequencies are, and, if they are few, which."""
+        off = theta / expected - 1
+        pairs = np.flatnonzero(np.abs(off) > 1e-5)
+        if not pairs.size:
+            return []
+        if pairs.size > 4:
+            return [f"measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"]
+        listed = ", ".join(f"pair {i} turns by {theta[i]:.6g}, {expected[i]:.6g} expected" for i in pairs)
+        return [f"{listed}, all others as expected"]
 
     def _worst_block(self) -> str:
         """The 2 × 2 block of the pair that is furthest off, beside the expected one: at the first wrong position or, if

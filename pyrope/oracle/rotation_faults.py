@@ -327,6 +327,9 @@ def _rule(make: Callable[[float, int, Rope], Any], *kinds: type) -> Changes:
         if (has := _has(rope)) and not isinstance(rope.scaling, kinds):
             scaling = make(*has, rope)
             yield from _scaled(f"{scaling}", rope, scaling)
+            if rope.attention_factor != 1:
+                theta = frequencies(replace(rope, scaling=scaling))
+                yield from _theta(f"{scaling}, with the attention factor of the expected one", theta, rope)
 
     return changes
 
@@ -363,6 +366,8 @@ def _ramp_inverted(rope: Rope, measured: Measurements | None) -> Iterable[Change
         w = _powers(rope)
         kept = (frequencies(rope) / w - 1 / s.factor) / (1 - 1 / s.factor)  # 1: kept, 0: slowed down
         yield from _theta("fast pairs are slowed down, slow ones kept", w * (1 - kept + kept / s.factor), rope)
+        between = np.where((kept > 0) & (kept < 1), 1 - kept, kept)
+        yield from _theta("within the ramp alone", w * (between + (1 - between) / s.factor), rope)
 
 
 def _yarn_end(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -441,6 +446,17 @@ def _ntk_formula(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
 def _other_list(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, LongRoPE):
         yield from _scaled("the other list", rope, replace(s, long=s.short, short=s.long))
+
+
+def _multiplied_list(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(rope.scaling, LongRoPE):
+        yield from _theta("θ times the factors of the list", _powers(rope) ** 2 / frequencies(rope), rope)
+
+
+def _whole_positions(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, Linear) and s.factor > 1:
+        whole: Any = lambda m: m // s.factor  # noqa: E731
+        yield Change(f"⌊m/{s.factor:g}⌋ for m/{s.factor:g}", {"theta": _powers(rope), "place": whole})
 
 
 def _other_rule(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -564,6 +580,9 @@ _add("linear factor inverted", "the frequencies are times the factor instead of 
 _add("linear factor applied twice", "the frequencies are over the factor squared",
      "both positions and frequencies were interpolated", "interpolate one of them", "TensorRT-LLM#16378",
      _factor_power(2))  # fmt: skip
+_add("positions divided in integers", "several positions in a row are turned alike",
+     "position // factor instead of position / factor", "divide as floats, or divide the frequencies", "—",
+     _whole_positions)  # fmt: skip
 _add("another factor", "the slow frequencies are divided by another number",
      "the factor of another model, or none meant", _CONFIG, "—", _other_factor, GENERIC)  # fmt: skip
 _add("another rescaling", "the frequencies follow a published rule with other numbers, or one that is not meant",
@@ -577,6 +596,9 @@ _add("dynamic NTK formula", "the base is stretched by another number than the fo
 _add("LongRoPE's other list", "each pair is divided by the factor of the other list",
      "short and long exchanged, or the switch is at < instead of <=", "long if N > L₀, else short", "unsloth#10681",
      _other_list)  # fmt: skip
+_add("LongRoPE factors inverted", "each pair is multiplied with its factor instead of divided by it",
+     "the factors, or their reciprocals, taken for the other", "θ_i = base^(−2i/r) / factor_i", "—",
+     _multiplied_list)  # fmt: skip
 _add("exponent over the head size", "the frequencies fall too slowly",
      "base^(−2i/d) though only r of d features turn", "base^(−2i/r)", "vllm#43676",
      _exponent("2i/d", lambda rope: _powers(rope, denominator=rope.head_dim)))  # fmt: skip
