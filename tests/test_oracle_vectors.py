@@ -421,11 +421,13 @@ def test_wrong_results_are_named(directory, name, fault, make, since):
 
 
 def made(case, fault):
-    """What the mistakes of the catalogue give, in the dtype of the case."""
+    """What the mistakes of the catalogue give, in the dtype of the case; of the many ways to split a row, some."""
     own = {
         name: a[None] if a.dtype == np.int64 else a[None].astype(DTYPES[case.dtype]) for name, a in case.inputs.items()
     }
-    for variant in range(len(fault.changes(exam_of(case).spec))):
+    changes = fault.changes(exam_of(case).spec)
+    step = max(1, len(changes) // 8) if changes and "shards" in changes[0].fields else 1
+    for variant in range(0, len(changes), step):
         with np.errstate(all="ignore"):
             yield fault.make(exam_of(case).spec, variant)(*(own[name] for name in ("q", "k", "v", "k_positions")))[0]
 

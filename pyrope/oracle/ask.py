@@ -52,7 +52,7 @@ _FIXES = {
         ("out of range", _SHORT),
         ("CUDA", "run it where its device is, or hand over a version for the CPU"),
         ("took longer", "let the program end, or give it more time: --timeout, or timeout= of from_command"),
-        ("it printed", "run the program by itself on two .npy files: docs/other-languages.md says what it must do"),
+        ("it printed", "run the program by itself on .npy files: docs/other-languages.md says what it must do"),
         ("broadcast", _AXES),
         ("shape", _AXES),
         ("", "mend the exception, whose last frames are below, or wrap the function so that it takes these arrays"),
