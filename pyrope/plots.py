@@ -390,7 +390,8 @@ def time_figure(
 def _times_with_one_thread(lengths: Sequence[int], *sizes: int) -> dict[str, list[float]]:
     """`attention_times`, in a process of its own: BLAS reads its number of threads once, when NumPy is imported."""
     checks.integer("rounds", sizes[-1], 1)
-    code = "import json, sys, pyrope.plots as p; print(json.dumps(p.attention_times(*json.loads(sys.argv[1]))))"
+    times = f"from {__name__} import attention_times as times"
+    code = f"import json, sys; {times}; print(json.dumps(times(*json.loads(sys.argv[1]))))"
     threads = dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
     )

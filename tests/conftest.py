@@ -71,15 +71,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(optional.reason(missing.name))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function):
-    """A test that needs a package that is not installed says so, and is skipped."""
+def _skipping_where_a_package_is_missing():
     try:
         return (yield)
     except ImportError as error:
         if name := optional.missing_in(error):
             pytest.skip(optional.reason(name))
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    return (yield from _skipping_where_a_package_is_missing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+    return (yield from _skipping_where_a_package_is_missing())
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

@@ -1,15 +1,14 @@
-"""Files that are cut, damaged or made of any bytes, and a limit to the memory that reading them may take."""
+"""Files that are cut, damaged or made of any bytes."""
 
 from __future__ import annotations
 
 import struct
-import tracemalloc
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from gguf_files import gguf, rewrite
 from hypothesis import strategies as st
+from memory import little_memory
 from optional import needed
 
 ml_dtypes = needed("ml_dtypes")
@@ -27,18 +26,6 @@ def random_values(shape, dtype, seed=0):
 
 def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-@contextmanager
-def little_memory(most=2**20 * 1.5):
-    """Fails if more than so many bytes are allocated meanwhile."""
-    tracemalloc.start()
-    try:
-        yield
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak <= most, f"{peak} bytes"
 
 
 def assert_refused(open_tensors, file, content):

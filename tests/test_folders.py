@@ -10,8 +10,9 @@ import sys
 
 import numpy as np
 import pytest
-from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, little_memory, random_values, same
+from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, random_values, same
 from hypothesis import given, settings, strategies as st
+from memory import little_memory
 from optional import needed
 
 from pyrope.models.checkpoints import open_checkpoint

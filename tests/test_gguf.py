@@ -9,8 +9,9 @@ import gguf_files
 import numpy as np
 import pytest
 from gguf_files import EMBEDDING, gguf
-from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, little_memory, random_values, same
+from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, random_values, same
 from hypothesis import given, settings, strategies as st
+from memory import little_memory
 
 import pyrope.models.gguf as gguf_module
 from pyrope.models.checkpoints import open_checkpoint

@@ -5,8 +5,8 @@ import os
 
 import numpy as np
 import pytest
-from hostile_files import little_memory
 from hypothesis import given, strategies as st
+from memory import little_memory
 from optional import package
 
 from pyrope import tensors
