@@ -58,7 +58,19 @@ SWAPS: dict[type, list[type]] = {
     ast.Pow: [ast.Mult], ast.BitAnd: [ast.BitOr], ast.BitOr: [ast.BitAnd], ast.LShift: [ast.RShift], ast.RShift: [ast.LShift],
     ast.And: [ast.Or], ast.Or: [ast.And],
 }  # fmt: skip
-SYMMETRIC = ("minimum", "maximum", "min", "max", "add", "multiply", "hypot", "logaddexp", "allclose", "isclose", "gcd")
+SYMMETRIC = (
+    "minimum",
+    "maximum",
+    "min",
+    "max",
+    "add",
+    "multiply",
+    "hypot",
+    "logaddexp",
+    "allclose",
+    "isclose",
+    "may_share_memory",
+)
 
 
 class Mutant(NamedTuple):

@@ -153,7 +153,11 @@ def attention(
 
 
 def with_mask(
-    combine=lambda s, seen: np.where(seen, s, -np.inf), mask_of=lambda mask: mask, packed=True, soft=empty_are_zeros
+    combine=lambda s, seen: np.where(seen, s, -np.inf),
+    mask_of=lambda mask: mask,
+    packed=True,
+    soft=empty_are_zeros,
+    score=scaled,
 ):
     """A candidate that takes a mask and segments."""
 
@@ -166,7 +170,7 @@ def with_mask(
         if segments is not None and packed:
             seen = seen & (segments[:, None, -n:, None] == segments[:, None, None, :])
         with np.errstate(all="ignore"):
-            return (soft(combine(scaled(q, repeated(k, h)), seen)) @ repeated(v, h)).astype(dtype)
+            return (soft(combine(score(q, repeated(k, h)), seen)) @ repeated(v, h)).astype(dtype)
 
     return fn
 
@@ -238,6 +242,7 @@ def reshaped(fn):
 CAP, WINDOW, SINCE, SIDES = {"softcap": 20.0}, {"window": 7}, {"cache": True}, {"window": 7, "causal": False}
 SOFTMAX = [
     ("scale missing", {}, attention(score=products)),
+    ("scale missing", {}, with_mask(score=products)),  # what is right beside it, masks and segments, is predicted, too
     ("scale applied twice", {}, attention(score=lambda q, k: products(q, k) / D)),
     ("scale inverted", {}, attention(score=lambda q, k: products(q, k) * math.sqrt(D))),
     ("scale of another width", {}, attention(score=lambda q, k: products(q, k) / math.sqrt(4 * D))),

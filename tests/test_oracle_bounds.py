@@ -2,6 +2,7 @@
 and, of attention, the bounds of mean squares and of standard errors. Right ends just there."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
 from pyrope.oracle import vectors
 from pyrope.oracle.attention_checks import SOFTMAX
+from pyrope.oracle.linear_checks import LINEAR_KIND
 from pyrope.oracle.tolerance import (
     ANGLE32,
     ANGLE64,
@@ -19,11 +21,14 @@ from pyrope.oracle.tolerance import (
     LOW_TABLES,
     ONCE,
     OWN,
+    _moved,
     angle_errors,
     decides_up_to,
     float32_bound,
+    linear_bounds,
     linear_sizes,
     pair_errors,
+    softmax_bounds,
     theta_bound,
 )
 from pyrope.oracle.vector_cases import TRUTH, cases
@@ -340,3 +345,31 @@ def test_the_greatest_position_that_is_asked(check, rope, options, most):
     else:
         with pytest.raises(pyrope.Mismatch):
             check(lambda x, m: fn(x, m, most), rope, **options)
+
+
+@pytest.mark.parametrize("dtype, size", [("float16", 1600), ("bfloat16", 200)])
+def test_what_is_not_linear_in_errors_is_bounded_too(dtype, size):
+    """Equal scores of hundreds, whose roundings are beyond e⁶: exponents end there, in the mean square, too."""
+    asked = exam(SOFTMAX, dtype, None)
+    q, k = (np.full_like(x, value) for x, value in ((asked.questions[0].q, size), (asked.questions[0].k, 1)))
+    asked = replace(asked, questions=[replace(asked.questions[0], q=q, k=k)])
+    ((_, parts),), (question,) = asked.right, asked.questions
+    got = asked.allowed("scores rounded", question, parts).mean_square
+    assert math.isclose(got, mean_square(asked, "scores rounded", parts, question), rel_tol=1e-9)
+
+
+def test_outputs_beyond_the_values_move_as_far_as_both_together():
+    """|v − o| = 1 − v·o holds for v = ±1 and |o| ≤ 1 only; else it is |v| + |o| at most."""
+    errors, v = np.array([[1.0, 3.0]]), np.array([[1.0], [-1.0]])
+    assert _moved(errors, v, np.array([[0.5]])) == 1 * 0.5 + 3 * 1.5
+    assert _moved(errors, v, np.array([[1.5]])) == 4 * (1 + 1.5)
+    assert _moved(errors, 2 * v, np.array([[0.5]])) == 4 * (2 + 0.5)
+
+
+@pytest.mark.parametrize("kind, bounds", [(SOFTMAX, softmax_bounds), (LINEAR_KIND, linear_bounds)])
+def test_values_are_random_unless_it_is_said(kind, bounds):
+    asked = exam(kind, "float32", None)
+    ((_, parts),), (question,) = asked.right, asked.questions
+    given = asked.spec, "float32", OWN, parts, question.positions
+    assert bounds(*given).mean_square == bounds(*given, random=True).mean_square < math.inf
+    assert bounds(*given, random=False).mean_square == math.inf
