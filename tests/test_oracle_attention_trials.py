@@ -9,6 +9,7 @@ from optional import package
 import pyrope
 from pyrope import DynamicNTK, Rope
 from pyrope.oracle import examination
+from pyrope.oracle.ask import compiling
 from pyrope.oracle.attention_checks import check_attention
 from pyrope.oracle.linear_checks import check_linear_attention
 
@@ -117,6 +118,7 @@ SOFTMAX = {
     "eps in the denominator": [(lambda q, k, v: weighed(scores_of(q, k), v, 4, 1e-3).astype(q.dtype), {})],
     "ALiBi added": [(alibi, {})],
     "keys and values exchanged": [(lambda q, k, v: plain(q, v, k), {})],
+    "queries and keys exchanged": [(lambda q, k, v: plain(k, q, v), {})],
     "last partial block dropped": [(partial_blocks, {})],
     "softcap by clipping": [(clipped, {"softcap": 2.0})],
     "window doubled": [(with_window(lambda away, j: away < 14), {"window": 7})],
@@ -350,6 +352,26 @@ def test_rows_and_heads_that_get_the_result_of_others_are_named():
     assert heads.faults == ("heads mixed",) and "head 3 is the right result of head 1" in heads.findings[0].evidence
     zeros = check_attention(lambda *x: plain(*x) * np.float32([1, 1, 0, 1])[:, None, None], head_dim=D)
     assert zeros.faults == ("unexplained",) and "heads 2 are zeros, all others" in zeros.findings[0].evidence
+
+
+def test_any_length_may_have_a_path_of_its_own():
+    for n in (11, 100, 300, 1000):
+        report = check_attention(if_(lambda q, k, v, n=n: q.shape[2] == n), head_dim=D)
+        assert report.faults == ("some lengths wrong",) and f"wrong: {n} tokens" in report.findings[0].evidence
+    report = check_attention(if_(lambda q, k, v: q.shape[2] == 1 and k.shape[2] % 48 == 0), head_dim=D)
+    assert report.faults == ("decoding wrong",) and "the multiples of 48 are wrong" in report.findings[0].evidence
+    assert check_attention(if_(lambda q, k, v: k.shape[2] == 77), head_dim=D).faults == ("some lengths wrong",)
+
+
+def test_few_shapes_of_attention_are_tried_where_each_is_compiled():
+    shapes = set()
+
+    def fn(*x):
+        shapes.add(tuple(y.shape for y in x))
+        return plain(*x)
+
+    report = check_attention(compiling(fn), head_dim=D)
+    assert report.verdict == "right" and len(shapes) < 30 and any("compiled" in note for note in report.notes)
 
 
 def test_the_length_from_which_on_it_is_wrong_is_said():

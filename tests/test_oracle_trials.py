@@ -12,9 +12,10 @@ import pytest
 from optional import package
 
 import pyrope
-from pyrope import Axes, DynamicNTK, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
+from pyrope.oracle.ask import compiling
 from pyrope.oracle.probe import Probe
-from pyrope.oracle.trials import trials
+from pyrope.oracle.trials import lengths_in_words, trials
 
 ml_dtypes = package("ml_dtypes")
 
@@ -81,7 +82,7 @@ TRIGGERS = {
     "a prompt of 128": (lambda: when(lambda x, m: consecutive(m) and len(m) >= 128), "consecutive positions wrong"),
     **{
         f"{n} rows": (lambda n=n: when(lambda x, m: len(m) == n), "some lengths wrong")
-        for n in (2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640)
+        for n in (2, 11, 16, 17, 33, 63, 64, 99, 100, 128, 129, 160, 200, 255, 300, 512, 600, 640, 1000, 2048)
     },
     "more than 512 rows": (lambda: when(lambda x, m: len(m) > 512), "some lengths wrong"),
     "n = d/2": (lambda: when(lambda x, m: len(m) == x.shape[-1] // 2), "some lengths wrong"),
@@ -92,6 +93,14 @@ TRIGGERS = {
     "falling positions": (lambda: when(lambda x, m: len(m) > 2 and (np.diff(m) == -1).all()), "order of positions matters"),
     "equal positions": (lambda: when(lambda x, m: len(m) == 8 and len(set(m.tolist())) == 1), "order of positions matters"),
     "n heads of n rows": (lambda: when(lambda x, m: x.ndim == 3 and len(x) == len(m) == 8), "heads read as positions"),
+    "0 rows": (lambda: when(lambda x, m: not len(m), lambda x, m: x[..., :2]), "some lengths wrong"),
+    "32 heads": (lambda: when(lambda x, m: x.ndim == 3 and len(x) == 32), "heads differ"),
+    "a batch of four": (lambda: when(lambda x, m: x.ndim == 4 and len(x) == 4), "heads differ"),
+    "first and last read": (lambda: when(lambda x, m: len(m) > 2 and m[-1] - m[0] == len(m) - 1,
+                                         lambda x, m: turn(x, angles(m[0] + np.arange(len(m))))), "order of positions matters"),
+    "row 0 of a batch": (lambda: lambda x, m: right(x, m if m.ndim == 1 else m[0]), "positions of a batch misread"),
+    "another row of a batch": (lambda: lambda x, m: right(x, m) if m.ndim == 1 else turn(x, angles(np.roll(m, 1, 0))[:, None]),
+                               "positions of a batch misread"),
     "strides": (lambda: contiguous, "strides ignored"),
     "read-only": (lambda: when(lambda x, m: not x.flags.writeable), "strides ignored"),
     "not aligned": (lambda: when(lambda x, m: not x.flags.aligned), "strides ignored"),
@@ -128,6 +137,80 @@ def test_the_evidence_says_which_calls_and_where():
     evidence = check_rotation(when(lambda x, m: len(m) == 256), ROPE).findings[0].evidence
     assert "wrong: 256 rows" in evidence and "right: 1 row," in evidence
     assert "index (0, " in evidence and "expected" in evidence and "got" in evidence
+
+
+def test_the_evidence_says_by_which_rule_lengths_are_wrong():
+    assert lengths_in_words({48, 96, 144}, {1, 47, 49, 100}) == "; so the multiples of 48 are wrong"
+    assert lengths_in_words({49, 50, 97}, {1, 48, 96, 144}) == "; so above 48 only multiples of 48 are right"
+    assert lengths_in_words({9, 10, 11}, {1, 8}) == "; so all are right up to 8, and wrong from 9 on"
+    assert lengths_in_words({1, 2, 3}, {4, 8}) == "; so all are wrong up to 3, and right from 4 on"
+    assert (
+        lengths_in_words({7, 8, 9}, {6, 10, 11})
+        == lengths_in_words({1}, {2})
+        == lengths_in_words({1, 2, 3}, set())
+        == ""
+    )
+    assert "so above 48 only multiples of 48 are right" in check_rotation(tail_dropped(48), ROPE).findings[0].evidence
+
+
+def test_the_evidence_says_which_heads_differ():
+    def fn(x, m):
+        y = right(x, m)
+        if x.ndim > 2:
+            y[..., 2:3, :, :] = x[..., 2:3, :, :]
+        return y
+
+    evidence = check_rotation(fn, ROPE).findings[0].evidence
+    assert "first at head 2, row 0, feature 0: " in evidence and "heads that differ: 2" in evidence
+
+
+def test_positions_for_each_row_of_a_batch_are_right_where_they_are_taken():
+    def fn(x, m):
+        return turn(x, angles(m)[:, None] if m.ndim == 2 else angles(m))
+
+    note = "positions (b, n) or (b, 1, n), other ones for each row of a batch, are not taken"
+    assert check_rotation(fn, ROPE).verdict == "right" and note not in check_rotation(fn, ROPE).notes
+    refused = check_rotation(lambda x, m: turn(x, angles(m.reshape(len(m)))), ROPE)
+    assert refused.verdict == "right" and note in refused.notes
+    axes = Rope(D, BASE, "half", axes=Axes("sections", (8, 12, 12)))
+    assert note not in check_rotation(lambda x, m: pyrope.rotate(x, m, axes), axes).notes
+    one = check_rotation(lambda x, m: pyrope.rotate(x, m if m.ndim == 2 else m[:, 0], axes), axes)
+    assert one.faults == ("positions of a batch misread",) and "positions of row 0" in one.findings[0].evidence
+
+
+def test_few_shapes_are_tried_where_each_is_compiled():
+    shapes = set()
+
+    def fn(x, m):
+        shapes.add(x.shape)
+        return right(x, m)
+
+    report = check_rotation(compiling(fn), ROPE)
+    assert report.verdict == "right" and len(shapes) < 30 and "each new shape is compiled" in report.notes[0]
+    assert check_rotation(compiling(when(lambda x, m: len(m) == 129)), ROPE).faults == ("some lengths wrong",)
+    assert not any("compiled" in note for note in check_rotation(right, ROPE).notes)
+
+
+def test_slow_candidates_are_tried_with_the_usual_lengths(monkeypatch):
+    from pyrope.oracle import trials as module
+
+    monkeypatch.setattr(module, "PATIENCE", -1.0)
+    report = check_rotation(when(lambda x, m: len(m) == 100), ROPE)
+    assert report.verdict == "right" and any("its calls are slow" in note for note in report.notes)
+    assert check_rotation(when(lambda x, m: len(m) == 128), ROPE).faults == ("some lengths wrong",)
+
+
+def test_a_call_that_is_wrong_once_is_state():
+    calls = [0]
+
+    def fn(x, m):
+        calls[0] += 1
+        return turn(x, angles(np.asarray(m) + (calls[0] % 50 == 0)))
+
+    report = check_rotation(fn, ROPE)
+    assert (
+        report.faults == ("state between calls",) and "once more, all outputs are right" in report.findings[0].evidence
+    )
 
 
 def test_a_result_that_a_later_call_overwrites():
@@ -298,7 +381,31 @@ def yarn_inverted(x, m):
     return turn(x, np.asarray(m)[:, None] * (w * (ramp + (1 - ramp) / 8)))
 
 
+LLAMA = Rope(D, 5e5, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192))
+LONG = Rope(D, BASE, "half", scaling=LongRoPE([1.0] * 32, [1 + i / 8 for i in range(32)], 8.0, 4096, length=8192))
+
+
+def llama3(low, high, blend=lambda t: t):
+    """As the checkpoints' code has it: a choice between three cases."""
+    w = 5e5 ** (-np.arange(0, D, 2) / D)
+    wavelength = 2 * np.pi / w
+    t = blend((8192 / wavelength - low) / (high - low))
+    theta = np.where(wavelength < 8192 / high, w, np.where(wavelength > 8192 / low, w / 8, (1 - t) * w / 8 + t * w))
+    return lambda x, m: turn(x, np.asarray(m)[:, None] * theta)
+
+
 NAMES = {
+    "llama3 exchanged": (llama3(4.0, 1.0), LLAMA, "llama3 low and high swapped"),
+    "llama3 blended the wrong way": (llama3(1.0, 4.0, lambda t: 1 - t), LLAMA, "ramp inverted"),
+    "⌊m/4⌋": (lambda x, m: turn(x, angles(np.asarray(m) // 4)), Rope(D, BASE, "half", scaling=Linear(4.0)),
+              "positions divided in integers"),
+    "LongRoPE multiplied": (
+        lambda x, m: (turn(x, angles(m) * (1 + np.arange(32) / 8)) * LONG.attention_factor).astype(x.dtype), LONG,
+        "LongRoPE factors inverted"),
+    "linear for YaRN": (
+        lambda x, m: (turn(x, angles(m) / 8) * 1.25).astype(x.dtype),
+        Rope(D, BASE, "half", scaling=YaRN(8.0, 4096, attention_factor=1.25)), "linear scaling instead"),
+    "a base that is nearly right": (lambda x, m: turn(x, angles(m, base=100000.4)), Rope(D, 1e5, "half"), "wrong base"),
     "sign in the second half": (term(one, lambda a, b, c, s: b * c - a * s), ROPE, "wrong term in the pairs"),
     "sign in the first half": (term(lambda a, b, c, s: a * c + b * s, two), ROPE, "sign missing"),
     "sine lost in one half": (term(one, lambda a, b, c, s: b * c), ROPE, "wrong term in the pairs"),

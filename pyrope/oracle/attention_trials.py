@@ -299,9 +299,14 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            counted = "k" if fault == DECODING else "q"
-            wrong[fault] = [o for o in wrong[fault] if getattr(o.trial.question, counted).shape[-2] not in lengths]
+            wrong[fault] = [o for o in wrong[fault] if _size(o.trial) not in lengths]
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
+
+
+def _size(trial: Trial) -> int:
+    """How many tokens a call is about: the queries, in decoding the keys."""
+    x = trial.question.k if trial.fault == DECODING else trial.question.q
+    return int(x.shape[-2])
 
 
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:

@@ -28,8 +28,8 @@ _POWERS = (16, 32, 64, 128, 256, 512)  # rows at which kernels change their way,
 _USUAL = {*range(1, 10), 12, 24, 48, 96, 192, 384, 640, 1024, 4097, *(n + k for n in _POWERS for k in (-1, 0, 1))}
 _EVERY, _LONGEST = 131, 4097  # all lengths below the first are tried
 _LARGER = (
-    *range(136, 257, 8), *range(288, 513, 32), *range(576, 1025, 64), *range(200, 1001, 100),
-    1023, 1025, 1280, 1500, 1536, 2000, 2047, 2048, 2049, 2560, 3000, 4000, 4096,
+    *range(136, 257, 8), *range(288, 513, 32), *range(576, 1025, 64), *range(200, 1001, 100), 1023, 1025, 1280, 1500,
+    1536, 2000, 2047, 2048, 2049, 2560, 3000, 4000, 4096,
 )  # fmt: skip
 _LARGEST = 2**20  # elements of x in the calls of these lengths
 _COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # where each new shape is compiled first
@@ -163,7 +163,8 @@ def _orders(probe: Probe) -> Iterator[Trial]:
     n = min(_FEW, top + 1)
     x, counted = probe.random(2, n, seed=21), np.arange(n)
     named = {
-        "descending positions": counted[::-1], **{f"positions {step} apart": step * counted for step in (2, 3, 4, 8, 16, 64)},
+        "descending positions": counted[::-1],
+        **{f"positions {step} apart": step * counted for step in (2, 3, 4, 8, 16, 64)},
         "one position for all rows": np.full(n, 5), "position 0 for all rows": np.zeros(n, np.int64),
         "two positions exchanged": np.where(np.abs(2 * counted - n + 1) == 1, n - 1 - counted, counted),
         "each position twice": counted // 2, "positions that start again": counted % max(n // 2, 1),
