@@ -189,7 +189,8 @@ class AttentionEvidence:
         """Those that predict every answer, the nearest one first; if none does, noise of low precision, which no
         prediction meets, if that is how the answers look."""
         tried = self._affordable(list(hypotheses))
-        ratios = [(math.inf if _is_noise(h.fields) else self._ratio(h.fields), i) for i, h in enumerate(tried)]
+        with np.errstate(all="ignore"):
+            ratios = [(math.inf if _is_noise(h.fields) else self._ratio(h.fields), i) for i, h in enumerate(tried)]
         fit = [tried[i] for ratio, i in sorted(ratios) if ratio <= 1]
         return fit or [h for h in tried if _is_noise(h.fields) and len(h.faults) == 1 and self.loses_weights]
 
@@ -334,8 +335,9 @@ class AttentionEvidence:
         self, fields: Callable[[float], Mapping[str, Any]], starts: Sequence[float], around: float = 2
     ) -> tuple[float, ...]:
         """The best of these numbers, made better by Newton's steps on the first question that failed, if possible, to
-        one that is at most so many times as large or as small."""
-        i = next((i for i in self.failed if self.exam.questions[i].random), None)
+        one that is at most so many times as large or as small. None, if all that is asked at once is right."""
+        asked = self.exam.questions
+        i = next((i for i in self.failed if asked[i].random and not asked[i].calls), None)
         if i is None or self.answers[i].shape != self.right(i).out.shape or not np.isfinite(self.answers[i]).all():
             return ()
 
@@ -371,9 +373,9 @@ class AttentionEvidence:
         """What all questions with wrong answers have, and none with a right one, in words."""
         words = []
         for name, of in _PROPERTIES.items():
-            values = [of(question) for question in self.exam.questions]
-            wrong = {values[i] for i in self.failed}
-            right = {value for i, value in enumerate(values) if i not in self.failed}
+            wrong = {of(self.exam.questions[i]) for i in self.failed}
+            others = (i for i in range(len(self.answers)) if i not in self.failed)
+            right = {of(question) for question in (self.exam.questions[i] for i in others) if question.telling}
             if right and not wrong & right and max(len(wrong), len(right)) < 6:
                 some = (", ".join(str(x) for x in sorted(part)) for part in (wrong, right))
                 words.append("by {}: wrong {}; right {}".format(name, *some))

@@ -188,7 +188,7 @@ def _with_trials(
     with contextlib.suppress(Unreadable):  # it took these shapes before
         if changed := overwritten(lambda question: _ask_raw(fn, question), draw):
             named["result overwritten"] = changed
-    after = _state(replace(evidence, exam=replace(exam, questions=exam.questions[:1])), fn, incremental)
+    after = _state(evidence.part([0]), fn, incremental)
     named = {name: f"after longer calls, {observation}" for name, observation in after.items()} or named
     names = {finding.fault for finding in wrong}
     named = {**{name: words for name, words in seen.items() if name not in names}, **named}
@@ -453,5 +453,7 @@ def _moves(fn: Candidate, evidence: AttentionEvidence, keys: Any, outputs: Any) 
     if not out.shape == before.shape == again.shape == changed.shape:
         return False
     with np.errstate(all="ignore"):
-        by_itself, moved = (np.abs(x - before) > 2 * np.broadcast_to(allowed.worst, out.shape) for x in (again, changed))
+        by_itself, moved = (
+            np.abs(x - before) > 2 * np.broadcast_to(allowed.worst, out.shape) for x in (again, changed)
+        )
         return bool(moved[outputs].any() and not by_itself.any())

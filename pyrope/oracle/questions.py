@@ -61,6 +61,11 @@ class Question:
         return [x if name == "positions" else x.astype(np.float64) for name, x in self.arguments.items()]
 
     @property
+    def telling(self) -> bool:
+        """Whether most mistakes would show: not in one token, and not in scores of all or nothing."""
+        return bool(self.k.shape[-2] > 2 and (self.random or self.name == MANY))
+
+    @property
     def effort(self) -> int:
         """About how long it takes to predict an answer, in scores: a call takes as long as some ten thousand of them."""
         b, h, n, _ = self.q.shape
@@ -120,7 +125,9 @@ class Questions:
         question = self.random("small features", 7, batch=2)
         inverse = {"relu": lambda x: x, "relu2": np.sqrt}.get(self.spec.feature_map, np.log)
         size = (0.3 / self.spec.head_dim) ** 0.5
-        q, k = (inverse(size * self.rng.uniform(0.5, 1.5, x.shape)).astype(self.dtype) for x in (question.q, question.k))
+        q, k = (
+            inverse(size * self.rng.uniform(0.5, 1.5, x.shape)).astype(self.dtype) for x in (question.q, question.k)
+        )
         return replace(question, q=q, k=k)
 
     def at_zero(self) -> Question:
