@@ -41,7 +41,7 @@ def options(name):
     chosen |= {"softcap": 20.0} if "softcap" in name else {}
     chosen |= {"scale": 0.3} if name == "scale ignored" else {}
     chosen |= {"causal": False} if name == "causal by mistake" else {}
-    chosen |= {"rope": ROPE} if fault.step == "rotation" or "positions" in name or "cached keys" in name else {}
+    chosen |= {"rope": ROPE} if fault.step == "rotation" or "position" in name or "cached keys" in name else {}
     chosen |= {"rope": PARTIAL[0]} if name == "whole head rotated" else {}
     chosen |= {"rope": DYNAMIC} if name == "length taken from each call" else {}
     return chosen | ({"rope": YARN} if "factor" in name or name == "scaling ignored" else {})

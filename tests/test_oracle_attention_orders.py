@@ -170,3 +170,77 @@ def test_masks_that_replace_causality_or_are_those_of_another_row_are_named():
 
     assert check_attention(replaces, head_dim=D).faults == ("mask instead of causality",)
     assert check_attention(first, head_dim=D).faults == ("mask of another row",)
+
+
+# ── Small errors that are no rounding ────────────────────────────────────────────────────────────────────────────────
+
+
+def decaying(q, k, v, at):
+    away = np.maximum(np.arange(q.shape[2])[:, None] - np.arange(k.shape[2]), 0)
+    return linear(q, k, v, at, seen=lower(q, k) * 0.9999**away)
+
+
+def added(q, k, v, at):
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    fq, fk = phi(q) + 0.01, phi(k) + 0.01
+    scores = turn(fq, at) @ turn(fk, at).swapaxes(-1, -2) * lower(q, k)
+    return (scores @ v / (fq @ fk.swapaxes(-1, -2) * lower(q, k)).sum(axis=-1, keepdims=True)).astype(q.dtype)
+
+
+def test_small_systematic_errors_are_not_called_low_precision():
+    capped = check_attention(lambda *x: plain(*x, score=lambda s: 50 * np.tanh(s / 50)), head_dim=D)
+    assert capped.faults == ("unexplained",), str(capped)
+    for fn in (added, decaying):
+        report = check_linear_attention(fn, rope=ROPE, max_position=1000)
+        assert not report.ok and "sums in low precision" not in report.faults, str(report)
+
+
+def test_noise_of_a_narrow_dtype_is_called_low_precision():
+    def rounded(x):
+        return x.astype(np.float16).astype(np.float64)
+
+    report = check_attention(lambda *x: plain(*x, score=rounded), head_dim=D)
+    assert report.faults == ("softmax in low precision",), str(report)
+    features = check_linear_attention(lambda q, k, v, at: rounded(linear(q, k, v, at)).astype(q.dtype), rope=ROPE)
+    assert features.faults == ("sums in low precision",), str(features)
+
+
+def test_a_length_of_which_small_weights_are_wrong_is_not_called_low_precision():
+    report = check_attention(lambda *x: plain(*x, scale=1.0 if x[0].shape[2] == 128 else D**-0.5), head_dim=D)
+    assert report.faults == ("some lengths wrong",) and "128 tokens" in report.findings[0].evidence, str(report)
+    assert "the numbers there are those of: scale missing" in report.findings[0].evidence
+
+
+# ── Mistakes in a part of the calls ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "name, wrong, special, where",
+    [
+        ("scale missing", {"scale": 1.0}, lambda q, k: q.shape[2] == 1 < k.shape[2], '"cache, 1 query"'),
+        ("scale missing", {"scale": 1.0}, lambda q, k: len(q) > 1, "by rows: wrong 2, 3; right 1"),
+        ("not causal", {"seen": True}, lambda q, k: 1 < q.shape[2] < k.shape[2], "queries and keys"),
+    ],
+)
+def test_known_mistakes_in_a_part_of_the_questions_are_named(name, wrong, special, where):
+    report = check_attention(lambda q, k, v: plain(q, k, v, **(wrong if special(q, k) else {})), head_dim=D, cache=True)
+    assert report.faults == (name,), str(report)
+    if where != "queries and keys":
+        assert where in report.findings[0].evidence, str(report)
+    assert "in a part of the calls" in report.findings[0].evidence
+
+
+def test_zeros_are_named_and_unknown_weights_are_shown():
+    assert check_attention(lambda q, k, v: 0 * q, head_dim=D).faults == ("zeros returned",)
+    diagonal = check_attention(
+        lambda q, k, v: plain(q, k, v, seen=lower(q, k) & (np.arange(k.shape[2]) > 0)), head_dim=D
+    )
+    assert diagonal.faults == ("unexplained",)
+    assert "has the weights 0 " in diagonal.findings[0].evidence, diagonal.findings[0].evidence
+
+
+def test_a_result_that_changes_by_itself_is_a_state():
+    for every in (5, 7, 11):
+        calls = []
+        fn = lambda *x, c=calls, e=every: c.append(1) or plain(*x, scale=1.0 if len(c) % e == 0 else D**-0.5)  # noqa: E731
+        assert check_attention(fn, head_dim=D).faults == ("state between calls",), every

@@ -15,17 +15,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from .ask import Candidate
+from .ask import Candidate, Unreadable
 from .attention_faults import Measurements
 from .attention_steps import LinearSteps, Parts, Steps, incremental, run
 from .explain import Change, Fault, Hypothesis, Suspect
-from .floats import UNIT
+from .floats import NARROW, UNIT
 from .questions import MANY, Question
 from .report import ErrorRow
 from .tolerance import Allowed, attention_grades
 from .truth import Spec
 
-_PAIRS = 1000  # how many pairs of mistakes are tried at most
+_PAIRS = 1000  # how many pairs of mistakes are tried at most, …
+_EFFORT = 3e7  # … and how much work is put into them, in the unit of `Question.effort`
+_USUAL = 3  # how many ways to make a mistake are tried on a part of the calls
+# What questions may differ in.
+_PROPERTIES: dict[str, Callable[[Question], Any]] = {
+    "rows": lambda question: question.q.shape[0],
+    "queries": lambda question: question.q.shape[-2],
+    "keys": lambda question: question.k.shape[-2],
+    "queries and keys": lambda question: "fewer" if question.q.shape[-2] < question.k.shape[-2] else "as many",
+    "way to call": lambda question: "step by step" if question.calls else "at once",
+    "options": lambda question: ", ".join(question.options) or "none",
+}
 # Mistakes of many sizes, that are hardly made together with another one: not tried in pairs.
 _ALONE = {"online", "table", "dropped", "sinks"}
 
@@ -150,6 +161,7 @@ class AttentionEvidence:
     answers: Sequence[Array]  # in float64
     grade: str
     description: str = ""  # what is wrong with the answers, if that is described elsewhere
+    asks: Callable[[Question], Array] | None = None  # asks the candidate something else; None: it has answered before
 
     remarks: list[str] = field(default_factory=list, init=False)  # about the search
     _right: dict[int, Prediction] = field(default_factory=dict, init=False)
@@ -177,7 +189,8 @@ class AttentionEvidence:
         """Those that predict every answer, the nearest one first; if none does, noise of low precision, which no
         prediction meets, if that is how the answers look."""
         tried = self._affordable(list(hypotheses))
-        ratios = [(math.inf if _is_noise(h.fields) else self._ratio(h.fields), i) for i, h in enumerate(tried)]
+        with np.errstate(all="ignore"):
+            ratios = [(math.inf if _is_noise(h.fields) else self._ratio(h.fields), i) for i, h in enumerate(tried)]
         fit = [tried[i] for ratio, i in sorted(ratios) if ratio <= 1]
         return fit or [h for h in tried if _is_noise(h.fields) and len(h.faults) == 1 and self.loses_weights]
 
@@ -185,14 +198,13 @@ class AttentionEvidence:
         if _is_noise(change.fields) or change.fields.keys() & _ALONE:
             return False
         short = [i for i in self.failed if self.exam.questions[i].short] or self.failed[:1]
-        short.sort(
-            key=lambda i: (self.exam.questions[i].k.shape[-2] == 1, self.exam.questions[i].k.size)
-        )  # cheap first
-        return any(self.right(i).ratio(self.exam.output(change.fields, self.exam.questions[i])) > 1 for i in short)
+        short = sorted(short, key=lambda i: (self.exam.questions[i].k.shape[-2] == 1, self.exam.questions[i].effort))
+        return any(self.right(i).ratio(self.exam.output(change.fields, self.exam.questions[i])) > 1 for i in short[:3])
 
     def _affordable(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """All single mistakes; of pairs so many as take about a second, those of the usual ways to make each first."""
-        if len(hypotheses) <= _PAIRS or len(hypotheses[0].faults) == 1:
+        most = min(_PAIRS, int(_EFFORT / min(self.exam.questions[i].effort for i in self.failed)))
+        if len(hypotheses) <= most or len(hypotheses[0].faults) == 1:
             return hypotheses
         ways: dict[str, dict[str, int]] = {}
         for hypothesis in hypotheses:
@@ -203,8 +215,8 @@ class AttentionEvidence:
         def unusual(h: Hypothesis) -> int:
             return sum(ways[fault.name][change.note] for fault, change in zip(h.faults, h.changes, strict=True))
 
-        self.remarks.append(f"of {len(hypotheses)} pairs of known mistakes the {_PAIRS} likeliest were tried")
-        return sorted(hypotheses, key=unusual)[:_PAIRS]
+        self.remarks.append(f"of {len(hypotheses)} pairs of known mistakes the {most} likeliest were tried")
+        return sorted(hypotheses, key=unusual)[:most]
 
     def predict(self, fields: Mapping[str, Any], i: int) -> Prediction:
         """What the answer to the i-th question is, with these changes."""
@@ -228,7 +240,7 @@ class AttentionEvidence:
         if not self._explains(fields):
             return math.inf
         worst = 0.0
-        for i in sorted(range(len(self.answers)), key=lambda i: self.exam.questions[i].k.size):
+        for i in sorted(range(len(self.answers)), key=lambda i: self.exam.questions[i].effort):
             worst = max(worst, self.predict(fields, i).ratio(self.answers[i]))
             if worst > 1:
                 break
@@ -237,7 +249,7 @@ class AttentionEvidence:
     def _explains(self, fields: Mapping[str, Any]) -> bool:
         """Whether a mistake leaves less than half of each error, since the bound of one that makes large numbers holds
         any small ones. That is quickly asked: most mistakes do not explain the first."""
-        for i in sorted(self.failed, key=lambda i: self.exam.questions[i].k.size):
+        for i in sorted(self.failed, key=lambda i: self.exam.questions[i].effort):
             answer, right, out = self.answers[i], self.right(i), self.exam.output(fields, self.exam.questions[i])
             if answer.shape != out.shape:
                 return False
@@ -252,13 +264,57 @@ class AttentionEvidence:
 
     @property
     def loses_weights(self) -> bool:
-        """Whether small weights are lost, and all else is noise of a few times what is allowed."""
+        """Whether small weights are lost, among 128 tokens and among 100 of them, and all else is noise of a few times
+        what is allowed."""
         ratios = {self.exam.questions[i].name: self.right(i).ratio(self.answers[i]) for i in self.failed}
-        return ratios.pop(MANY, 0.0) > 1 and all(ratio < 4 for ratio in ratios.values())
+        if not (ratios.pop(MANY, 0.0) > 1 and all(ratio < 4 for ratio in ratios.values()) and self.scattered):
+            return False
+        i = next(i for i in self.failed if self.exam.questions[i].name == MANY)
+        if not self._lost(self.right(i).out, self.answers[i]):
+            return False
+        cut = self.exam.questions[i].first(100)
+        again = self._asked(cut)
+        return again is None or self._lost(self.exam.truth(cut), again)
+
+    def _lost(self, right: Array, answer: Array) -> bool:
+        """Whether the small weights of the question MANY, which raise the outputs above −1, are lost by sums in a narrow
+        dtype: those of its first row in bfloat16 alone, those of its second in float16, too. None is gained."""
+        if answer.shape != right.shape or not np.isfinite(answer).all():
+            return False
+        narrow = self.exam.dtype if self.exam.dtype in NARROW else self.exam.spec.low.name
+        shares = (answer[:, :, 64:] + 1) / (right[:, :, 64:] + 1)
+        kept, lost = (shares[:0], shares) if narrow == "bfloat16" else (shares[:1], shares[1:])
+        return bool(lost.min() < 0.8 and -0.25 <= lost.min() and lost.max() <= 1.25 and (abs(kept - 1) < 0.5).all())
+
+    def _asked(self, question: Question) -> Array | None:
+        """The answer to another question, if it can be had."""
+        try:
+            return None if self.asks is None else self.asks(question)
+        except Unreadable:
+            return None
+
+    @functools.cached_property
+    def scattered(self) -> bool:
+        """Whether the errors are others when q and k are changed a little, as those of rounding are: those of any other
+        mistake stay nearly the same."""
+        for i in [i for i in self.failed if self.exam.questions[i].random][:3]:
+            question, rng = self.exam.questions[i], np.random.default_rng(i)
+            q, k = (
+                (x * (1 + 2.0**-6 * rng.standard_normal(x.shape))).astype(x.dtype) for x in (question.q, question.k)
+            )
+            near = replace(question, q=q, k=k)
+            if (answer := self._asked(near)) is None:
+                continue
+            if not answer.shape == self.answers[i].shape == self.right(i).out.shape:
+                return False
+            one, two = self.answers[i] - self.right(i).out, answer - self.exam.truth(near)
+            if not (one * two).sum() <= 0.5 * math.sqrt(float(np.square(one).sum() * np.square(two).sum())):
+                return False  # not finite, too
+        return True
 
     def rounds_to(self, dtype: str) -> bool:
         """Whether the errors look like rounding to this dtype: in nearly all questions that show any, of its size, in
-        most outputs, of both signs, and in no relation to the right results."""
+        most outputs, of both signs, in no relation to the right results, and others when q and k change a little."""
         usual = []
         for question, (out, _), answer in zip(self.exam.questions, self.exam.right, self.answers, strict=True):
             if not question.random or question.k.shape[-2] < 3 or answer.shape != out.shape:
@@ -273,14 +329,15 @@ class AttentionEvidence:
                 and abs(float(error.mean())) <= spread / 3
                 and abs(float((error * right).mean())) <= spread * size / 2
             )
-        return len(usual) > 0 and sum(usual) >= 0.8 * len(usual)
+        return len(usual) > 0 and sum(usual) >= 0.8 * len(usual) and self.scattered
 
     def tuned(
         self, fields: Callable[[float], Mapping[str, Any]], starts: Sequence[float], around: float = 2
     ) -> tuple[float, ...]:
         """The best of these numbers, made better by Newton's steps on the first question that failed, if possible, to
-        one that is at most so many times as large or as small."""
-        i = next((i for i in self.failed if self.exam.questions[i].random), None)
+        one that is at most so many times as large or as small. None, if all that is asked at once is right."""
+        asked = self.exam.questions
+        i = next((i for i in self.failed if asked[i].random and not asked[i].calls), None)
         if i is None or self.answers[i].shape != self.right(i).out.shape or not np.isfinite(self.answers[i]).all():
             return ()
 
@@ -296,6 +353,33 @@ class AttentionEvidence:
                 break  # it is none of these numbers: nothing is near, and further off there may be no such number
             x = moved
         return (x,)
+
+    # ── In a part of the questions ──────────────────────────────────────────────────────────────────────────────────
+
+    def part(self, listed: Sequence[int]) -> AttentionEvidence:
+        """The answers to these questions alone."""
+        exam = replace(self.exam, questions=[self.exam.questions[i] for i in listed])
+        return replace(self, exam=exam, answers=[self.answers[i] for i in listed])
+
+    def alike(self) -> list[Hypothesis]:
+        """The single mistakes, each in its usual ways, that predict all of a few answers, if there is enough to see."""
+        if max(question.k.shape[-2] for question in self.exam.questions) < 3:
+            return []
+        faults = [fault for fault in self.exam.kind.faults.values() if fault is not self.exam.kind.low]
+        ways = [(f, change) for f in faults for change in list(f.changes(self.exam.spec, Measurements()))[:_USUAL]]
+        return self.fitting(Hypothesis((fault,), (change,)) for fault, change in ways)
+
+    def separated(self) -> str:
+        """What all questions with wrong answers have, and none with a right one, in words."""
+        words = []
+        for name, of in _PROPERTIES.items():
+            wrong = {of(self.exam.questions[i]) for i in self.failed}
+            others = (i for i in range(len(self.answers)) if i not in self.failed)
+            right = {of(question) for question in (self.exam.questions[i] for i in others) if question.telling}
+            if right and not wrong & right and max(len(wrong), len(right)) < 6:
+                some = (", ".join(str(x) for x in sorted(part)) for part in (wrong, right))
+                words.append("by {}: wrong {}; right {}".format(name, *some))
+        return "; ".join(words)
 
     # ── Describing them ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -19,10 +19,10 @@ from ..theta import Rope, check_rope
 from .ask import Behaviour, Candidate, Unreadable, ask, compiles
 from .attention_evidence import AttentionEvidence, Exam, call_by_call
 from .attention_faults import BEHAVIOUR, Measurements
-from .attention_trials import Trial, caches, decoding, overwritten, run_trials
+from .attention_trials import Trial, caches, decoding, orders, overwritten, run_trials
 from .explain import Change, Fault, Hypothesis, Suspect, findings, search
 from .floats import NARROW, UNIT
-from .questions import Question, Questions
+from .questions import ORDERS, Question, Questions
 from .readings import attention_readings
 from .report import Finding, Report
 from .tolerance import ANGLE32
@@ -73,11 +73,15 @@ def examine(
     except Unreadable as error:
         failure = error.failure()
         return Report(exam.kind.subject, exam.expected, "not judged", notes=tuple(notes), failure=failure)
-    evidence, reached = _graded(exam, answers)
+
+    def asks(question: Question) -> Array:
+        return _ask(fn, incremental, question, Behaviour())
+
+    evidence, reached = _graded(exam, answers, asks)
     if reached is None and exam.prefill and (rest := _prefill(evidence)):
         notes.append(_TOP_LEFT)
         trials = trials and trials._replace(others=tuple(some for some in trials.others if some is not decoding))
-        evidence, reached = _graded(*rest)
+        evidence, reached = _graded(*rest, asks)
         exam = evidence.exam
     behaviour |= _state(evidence, fn, incremental)
     wrong = [_behaviour(name, observation) for name, observation in behaviour.items()]
@@ -120,9 +124,11 @@ _TOP_LEFT = (
 )
 
 
-def _graded(exam: Exam, answers: Sequence[Array]) -> tuple[AttentionEvidence, int | None]:
+def _graded(
+    exam: Exam, answers: Sequence[Array], asks: Callable[[Question], Array]
+) -> tuple[AttentionEvidence, int | None]:
     """The evidence at the best grade that holds, and its index; if none does, at the worst."""
-    by_grade = [AttentionEvidence(exam, answers, grade) for grade in exam.grades]
+    by_grade = [AttentionEvidence(exam, answers, grade, asks=asks) for grade in exam.grades]
     reached = next((level for level, evidence in enumerate(by_grade) if evidence.holds), None)
     return by_grade[-1 if reached is None else reached], reached
 
@@ -145,7 +151,7 @@ def _arithmetic(evidence: AttentionEvidence, reached: int | None, asked: int, fn
     """What is wrong with the answers."""
     exam = evidence.exam
     if reached is None:
-        return _nothing_finite(evidence) or explained(evidence, fn) or _symptoms(fn, evidence)
+        return _nothing_there(evidence) or explained(evidence, fn) or _symptoms(fn, evidence)
     if reached <= asked:
         return []
     grade = exam.grades[reached]
@@ -175,20 +181,40 @@ def _with_trials(
     if draw.few_shapes:
         notes.append("each new shape is compiled: few lengths were tried")
     if unexplained:
-        listed = (caches if all(exam.questions[i].calls for i in evidence.failed) else trials.lengths,)
+        listed = (_likely(evidence, trials),)
     named, refused = run_trials(exam, asks, (trial for some in listed for trial in some(draw)))
     notes += refused
     if unexplained:
-        kept = [finding for finding in wrong if finding.fault != "unexplained"] if named else wrong
-        return kept + [_behaviour(name, observation) for name, observation in named.items()]
+        part = [] if named else _confined(evidence)
+        kept = [finding for finding in wrong if finding.fault != "unexplained"] if named or part else wrong
+        return kept + part + [_behaviour(name, observation) for name, observation in named.items()]
     with contextlib.suppress(Unreadable):  # it took these shapes before
         if changed := overwritten(lambda question: _ask_raw(fn, question), draw):
             named["result overwritten"] = changed
-    after = _state(replace(evidence, exam=replace(exam, questions=exam.questions[:1])), fn, incremental)
+    after = _state(evidence.part([0]), fn, incremental)
     named = {name: f"after longer calls, {observation}" for name, observation in after.items()} or named
     names = {finding.fault for finding in wrong}
     named = {**{name: words for name, words in seen.items() if name not in names}, **named}
     return wrong + [_behaviour(name, observation) for name, observation in named.items()]
+
+
+def _likely(evidence: AttentionEvidence, trials: Trials) -> Callable[[Questions], Iterator[Trial]]:
+    """The trials that may say what is special about the questions with wrong answers."""
+    wrong = [evidence.exam.questions[i] for i in evidence.failed]
+    if all(question.calls for question in wrong):
+        return caches
+    return orders if all(question.name == ORDERS for question in wrong) else trials.lengths
+
+
+def _confined(evidence: AttentionEvidence) -> list[Finding]:
+    """The known mistakes that give all wrong answers, where others are right: made in a part of the calls."""
+    exam, failed = evidence.exam, evidence.failed
+    part = evidence.part(failed)
+    if len(failed) == len(exam.questions) or not (matches := part.alike()):
+        return []
+    names = ", ".join(f'"{exam.questions[i].name}"' for i in failed)
+    where = f" It is made in a part of the calls: {names}; the others are right. {evidence.separated()}".rstrip()
+    return findings(matches, lambda match, k: part.explained_by(match, k) + where, evidence.since(failed[0]))
 
 
 def _grouped(exam: Exam, fn: Candidate, asked: int, notes: list[str]) -> list[Finding]:
@@ -202,8 +228,9 @@ def _grouped(exam: Exam, fn: Candidate, asked: int, notes: list[str]) -> list[Fi
     if any(answer.shape != question.q.shape for answer, question in zip(answers, exam.questions, strict=True)):
         notes.append(f"{heads} were not tried: the results have another shape")
         return []
-    findings = _arithmetic(*_graded(exam, answers), asked, fn)
-    return [replace(finding, evidence=f"With {heads}: {finding.evidence}") for finding in findings]
+    evidence, reached = _graded(exam, answers, lambda question: _ask(fn, None, question, Behaviour()))
+    wrong = _arithmetic(evidence, reached, asked, fn)
+    return [replace(finding, evidence=f"With {heads}: {finding.evidence}") for finding in wrong]
 
 
 # ── Asking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,9 +281,10 @@ def _answered(
 
 
 def _state(evidence: AttentionEvidence, fn: Candidate, incremental: Begin) -> Behaviour:
-    """Whether the same calls in the reverse order, the last one twice in a row, return something else. Two right
-    results may differ, by twice what rounding explains."""
-    for i, question in reversed(list(enumerate(evidence.exam.questions))):
+    """Whether the same calls in the reverse order, the last one twice in a row, and the first wrong one twice
+    more, return something else. Two right results may differ, by twice what rounding explains."""
+    for i in (*reversed(range(len(evidence.answers))), *2 * evidence.failed[:1]):
+        question = evidence.exam.questions[i]
         before, (out, allowed) = evidence.answers[i], evidence.right(i)
         try:
             again = _ask(fn, incremental, question, Behaviour())
@@ -278,11 +306,13 @@ def _behaviour(name: str, evidence: str, since: int | None = None) -> Finding:
     return BEHAVIOUR[name].finding(evidence, since)
 
 
-def _nothing_finite(evidence: AttentionEvidence) -> list[Finding]:
-    """Outputs that are all NaN or infinite say nothing about what led to them."""
-    if any(np.isfinite(answer).any() for answer in evidence.answers):
-        return []
-    return [_behaviour("not finite", "no output of any question is finite")]
+def _nothing_there(evidence: AttentionEvidence) -> list[Finding]:
+    """Outputs that are all NaN or infinite, or all zeros, say nothing about what led to them."""
+    if not any(np.isfinite(answer).any() for answer in evidence.answers):
+        return [_behaviour("not finite", "no output of any question is finite")]
+    if not any(answer.any() for answer in evidence.answers):
+        return [_behaviour("zeros returned", "every output of every question is zero")]
+    return []
 
 
 # ── Names for what is wrong ──────────────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +352,7 @@ def _low_precision(evidence: AttentionEvidence) -> list[Finding]:
     like its rounding."""
     smaller = [name for name in ("float32", *NARROW) if UNIT[name] > evidence.eps]
     exams = [replace(evidence.exam, dtype=name) for name in smaller]
-    others = [AttentionEvidence(exam, evidence.answers, exam.grades[-1]) for exam in exams]
+    others = [replace(evidence, exam=exam, grade=exam.grades[-1]) for exam in exams]
     within = [other for other in others if other.holds]
     fitting = [other for other in within if evidence.rounds_to(other.exam.dtype)]
     fitting = fitting or [other for other in others if other.loses_weights]
@@ -361,7 +391,8 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
         return influences
     if not np.isfinite(evidence.answers[evidence.failed[0]]).all():
         return [_behaviour("not finite", described)]
-    return [_unexplained("; ".join((described, *evidence.remarks)))]
+    more = (*evidence.remarks, evidence.separated(), _weights(evidence))
+    return [_unexplained("; ".join((described, *(words for words in more if words))))]
 
 
 def _elsewhere(evidence: AttentionEvidence) -> tuple[str, str] | None:
@@ -380,9 +411,33 @@ def _elsewhere(evidence: AttentionEvidence) -> tuple[str, str] | None:
         if wrong and None not in wrong.values():
             listed = ", ".join(f"{place} {a} is the right result of {place} {b}" for a, b in wrong.items())
             return name, f"{listed}, all others are right"
-        if wrong and all(b is None and not got[a].any() for a, b in wrong.items()):
+        if 0 < len(wrong) < len(got) and all(b is None and not got[a].any() for a, b in wrong.items()):
             evidence.remarks.append(f"{place}s {', '.join(map(str, wrong))} are zeros, all others are right")
     return None
+
+
+def _weights(evidence: AttentionEvidence) -> str:
+    """The weights of a few tokens beside the right ones, in words: with unit vectors as values, outputs are weights."""
+    question = evidence.exam.questions[0]
+    n = min(6, question.q.shape[-2], question.v.shape[-1])
+    if n < 2 or question.q.shape[-2] != question.k.shape[-2] or question.options or evidence.asks is None:
+        return ""
+    few = question.first(n)
+    v = np.zeros_like(few.v)
+    v[..., range(n), range(n)] = 1
+    few = replace(few, v=v, random=False)
+    try:
+        got = evidence.asks(few)
+    except Unreadable:
+        return ""
+    right = evidence.exam.prediction(few, evidence.exam.truth(few))
+    if got.shape != right.out.shape or not right.ratio(got) > 1:
+        return ""
+    b, h, i, _ = np.unravel_index(int(np.abs(np.nan_to_num(got - right.out, nan=np.inf)).argmax()), got.shape)
+    some = (" ".join(f"{x:.4g}" for x in weights[b, h, i, :n]) for weights in (got, right.out))
+    return "with unit vectors as values, token {} of row {}, head {}, has the weights {}, expected {}".format(
+        i, b, h, *some
+    )
 
 
 def _unexplained(evidence: str) -> Finding:
@@ -395,10 +450,13 @@ def _moves(fn: Candidate, evidence: AttentionEvidence, keys: Any, outputs: Any) 
     k, v = question.k.copy(), question.v.copy()
     k[keys], v[keys] = -k[keys], -v[keys]
     try:
-        again = _ask(fn, None, replace(question, k=k, v=v), Behaviour())
+        again, changed = (_ask(fn, None, asked, Behaviour()) for asked in (question, replace(question, k=k, v=v)))
     except Unreadable:  # though it took the same shapes before
         return False
-    if again.shape != out.shape or before.shape != again.shape:
+    if not out.shape == before.shape == again.shape == changed.shape:
         return False
     with np.errstate(all="ignore"):
-        return bool((np.abs(again - before) > 2 * np.broadcast_to(allowed.worst, before.shape))[outputs].any())
+        by_itself, moved = (
+            np.abs(x - before) > 2 * np.broadcast_to(allowed.worst, out.shape) for x in (again, changed)
+        )
+        return bool(moved[outputs].any() and not by_itself.any())

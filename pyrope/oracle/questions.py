@@ -18,6 +18,7 @@ from .truth import Spec
 TOKENS = 2049  # of the longest calls with all heads
 LENGTH = 24  # tokens of most questions
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
+ORDERS = "positions in other orders"
 MANY = "many small weights"  # the question of which a low-precision sum loses some
 
 
@@ -50,9 +51,26 @@ class Question:
         q = self.q[:, :, max(stop - count, 0) : stop]
         return replace(self, q=q, k=self.k[:, :, keys], v=self.v[:, :, keys], positions=positions)
 
+    def first(self, n: int) -> Question:
+        """The first tokens of as many queries as keys."""
+        positions = None if self.positions is None else self.positions[:, :n]
+        return replace(self, q=self.q[:, :, :n], k=self.k[:, :, :n], v=self.v[:, :, :n], positions=positions)
+
     def wide(self) -> list[Array]:
         """The arguments, in float64 but for the positions."""
         return [x if name == "positions" else x.astype(np.float64) for name, x in self.arguments.items()]
+
+    @property
+    def telling(self) -> bool:
+        """Whether most mistakes would show: not in one token, and not in scores of all or nothing."""
+        return bool(self.k.shape[-2] > 2 and (self.random or self.name == MANY))
+
+    @property
+    def effort(self) -> int:
+        """About how long it takes to predict an answer, in scores: a call takes as long as some ten thousand of them."""
+        b, h, n, _ = self.q.shape
+        calls = len(self.calls) or 1
+        return int(20_000 * calls + b * h * n * self.k.shape[-2])
 
     @property
     def short(self) -> bool:
@@ -100,7 +118,7 @@ class Questions:
         """Positions that do not rise with the tokens: they start again, repeat after padding, fall."""
         counted = np.arange(n)
         rows = (counted % (n // 2), np.maximum(counted - 5, 0), counted[::-1] + 2)
-        return replace(self.random("positions in other orders", n), positions=np.stack(rows))
+        return replace(self.random(ORDERS, n), positions=np.stack(rows))
 
     def small(self) -> Question:
         """Features so small that the first denominators are below 1, about 0.3 at the first token."""
