@@ -61,9 +61,13 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ctrl_c: sends SIGINT; skipped where that is ignored, as in the background")
+    config.addinivalue_line("markers", "needs(package): skipped where the package is not installed")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        if marker.args[0] in optional.MISSING:
+            pytest.skip(optional.reason(marker.args[0]))
     if item.get_closest_marker("ctrl_c") and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         pytest.skip("SIGINT is ignored in this process, and so in those that it starts")
     parameters = getattr(item, "callspec", None) and item.callspec.params.values()

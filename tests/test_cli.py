@@ -131,6 +131,7 @@ runpy.run_module("pyrope", run_name="__main__")
 """
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.ctrl_c
 @pytest.mark.parametrize("module", ["pyrope.cli", "numpy", "pyrope.theta", "matplotlib.figure"])
 def test_ctrl_c_is_quiet_also_during_the_imports(module, tmp_path):
@@ -662,6 +663,7 @@ def test_every_command_has_examples(capsys, monkeypatch, command):
 # --- plot ---
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("SVG", b"<?xml")])
 def test_plot_writes_a_picture(capsys, tmp_path, suffix, magic):
     file = tmp_path / f"decay.{suffix}"
@@ -669,6 +671,7 @@ def test_plot_writes_a_picture(capsys, tmp_path, suffix, magic):
     assert file.read_bytes().startswith(magic) and capsys.readouterr().out == f"decay drawn in {file}\n"
 
 
+@pytest.mark.needs("matplotlib")
 def test_plot_is_of_the_rope_that_is_given(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setitem(plots.PLOTS, "decay", lambda rope=None: drawn.update(rope=rope) or plots.rotation_figure())
@@ -693,6 +696,7 @@ def test_check_draws_the_operator_where_the_fault_shows(capsys, candidates, tmp_
     assert json.loads(capsys.readouterr().out)["verdict"] == "right" and drawn["position"] == 1
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -713,6 +717,7 @@ def test_plot_says_what_is_misused(capsys, tmp_path, monkeypatch, arguments, mes
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.needs("matplotlib")
 def test_a_candidate_that_fails_is_reported_and_not_drawn(capfd, tmp_path):
     assert main(["check", "math:hypot", *ROPE, "--plot", str(tmp_path / "x.png")]) == 3
     caught = capfd.readouterr()
