@@ -305,7 +305,7 @@ def _named(exam: Exam, outcomes: list[Outcome]) -> Behaviour:
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            wrong[fault] = [o for o in wrong[fault] if _size(o.trial) not in lengths]
+            wrong[fault] = [o for o in wrong[fault] if not _sizes(o.trial) & lengths]
     return {
         fault: _evidence(failed, right[fault]) + _likeness(exam, failed) for fault, failed in wrong.items() if failed
     }
@@ -326,10 +326,10 @@ def _likeness(exam: Exam, wrong: list[Outcome]) -> str:
     return f"; the numbers there are those of: {', '.join(names)}" if names else ""
 
 
-def _size(trial: Trial) -> int:
-    """How many tokens a call is about: the queries, in decoding the keys."""
-    x = trial.question.k if trial.fault == DECODING else trial.question.q
-    return int(x.shape[-2])
+def _sizes(trial: Trial) -> set[int]:
+    """How many tokens a call is about: so many queries, and in decoding so many keys."""
+    q, k = trial.question.q.shape[-2], trial.question.k.shape[-2]
+    return {q, k} if trial.fault == DECODING else {q}
 
 
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -82,11 +83,9 @@ def trials(probe: Probe, by_call: bool, least: int = 0, compiled: bool = False) 
     hold the largest position of all can be judged."""
     usual = sorted({probe.head_dim // 2, probe.head_dim, probe.head_dim + 1} | _USUAL)
     pools = _pools(probe, by_call)
-    for trial in (
-        *_lengths(probe, _COMPILED if compiled else usual, pools),
-        *_orders(probe), *_axes(probe), *_memory(probe), *_values(probe),
-        *([] if compiled else (*_more_heads(probe, pools), *_more_lengths(probe, set(usual), pools))),
-    ):  # fmt: skip
+    more = () if compiled else (_more_heads(probe, pools), _more_lengths(probe, set(usual), pools))
+    lengths = _lengths(probe, _COMPILED if compiled else usual, pools)
+    for trial in chain(lengths, _orders(probe), _axes(probe), _memory(probe), _values(probe), *more):
         if not by_call or trial.positions.max(initial=-1) == probe.max_position:
             yield trial
     if least < 0 and not by_call:
