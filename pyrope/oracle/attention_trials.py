@@ -254,9 +254,9 @@ def run_trials(exam: Exam, asks: Asks, listed: Iterator[Trial]) -> tuple[Behavio
         try:
             answer = asks(trial.question)
             wrong = _compared(exam, trial, answer)
-            if wrong and not any(o.wrong and o.trial.fault == trial.fault for o in outcomes):
-                if not _compared(exam, trial, asks(trial.question)):  # nothing but the time is to blame
-                    return {STATE: f'question "{trial.question.name}", the same call twice: {wrong}; then right'}, []
+            first = wrong and not any(o.wrong and o.trial.fault == trial.fault for o in outcomes)
+            if first and not _compared(exam, trial, asks(trial.question)):  # nothing but the time is to blame
+                return {STATE: f'question "{trial.question.name}", the same call twice: {wrong}; then right'}, []
             outcomes.append(Outcome(trial, wrong, answer if wrong else None))
         except Unreadable as error:
             if trial.fault == LENGTHS and error.kind == "shape":
@@ -301,8 +301,8 @@ def _named(exam: Exam, outcomes: list[Outcome]) -> Behaviour:
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            size = (lambda q: q.k.shape[-2]) if fault == DECODING else (lambda q: q.q.shape[-2])
-            wrong[fault] = [o for o in wrong[fault] if size(o.trial.question) not in lengths]
+            of = "k" if fault == DECODING else "q"
+            wrong[fault] = [o for o in wrong[fault] if getattr(o.trial.question, of).shape[-2] not in lengths]
     return {
         fault: _evidence(failed, right[fault]) + _likeness(exam, failed) for fault, failed in wrong.items() if failed
     }

@@ -366,9 +366,7 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
     """The mistakes that show, and in which calls. Nothing else is to blame where the same number of rows goes wrong
     with any positions, or where every number of rows does."""
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
-    right = {
-        fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong and o.trial.x.size] for fault in _FAULTS
-    }
+    right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong and o.trial.x.size] for fault in _FAULTS}
     lengths = {o.trial.x.shape[-2] for o in wrong[LENGTHS]}
     for fault in wrong.keys() - {LENGTHS}:
         wrong[fault] = [o for o in wrong[fault] if o.trial.x.shape[-2] not in lengths]
