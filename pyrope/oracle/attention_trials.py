@@ -137,9 +137,9 @@ def decoding(draw: Questions) -> Iterator[Trial]:
     if draw.few_shapes:
         return
     for queries, keys in itertools.product((1, 4), _KEYS):
-        q = draw.tokens.q[:, :, :queries]
-        k, v = (np.concatenate((x, x[..., ::-1]), axis=2)[:, :, :keys] for x in (draw.tokens.k, draw.tokens.v))
-        yield Trial(DECODING, replace(draw.tokens, name=_over(queries, keys), q=q, k=k, v=v), ((queries, 4),))
+        k, v = (np.concatenate((x, x[..., ::-1]), axis=2) for x in (draw.tokens.k, draw.tokens.v))
+        question = _first(replace(draw.tokens, k=k, v=v), queries, keys, _over(queries, keys))
+        yield Trial(DECODING, question, ((queries, 4),))
     for keys in sorted({*range(2, _EVERY), *_LARGER, *_LONGER}):
         yield Trial(DECODING, _first(draw.tokens, 1, keys, _over(1, keys)), ((1, 1),), needed=False)
 
@@ -301,11 +301,16 @@ def _named(exam: Exam, outcomes: list[Outcome]) -> Behaviour:
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
-            of = "k" if fault == DECODING else "q"
-            wrong[fault] = [o for o in wrong[fault] if getattr(o.trial.question, of).shape[-2] not in lengths]
+            wrong[fault] = [o for o in wrong[fault] if not lengths & _sizes(o.trial)]
     return {
         fault: _evidence(failed, right[fault]) + _likeness(exam, failed) for fault, failed in wrong.items() if failed
     }
+
+
+def _sizes(trial: Trial) -> set[int]:
+    """The numbers of tokens to which a wrong answer may be due: of decoding, the keys, or more than one query."""
+    n, m = trial.question.q.shape[-2], trial.question.k.shape[-2]
+    return {m, *[n] * (n > 1)} if trial.fault == DECODING else {n}
 
 
 def _likeness(exam: Exam, wrong: list[Outcome]) -> str:
