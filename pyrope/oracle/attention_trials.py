@@ -329,8 +329,8 @@ def _likeness(exam: Exam, wrong: list[Outcome]) -> str:
 
 
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
-    names = [o.trial.question.name for o in wrong]
-    others = f"; right: {listed_names([o.trial.question.name for o in right])}" if right else ""
+    names = list(dict.fromkeys(o.trial.question.name for o in wrong))
+    others = f"; right: {listed_names(list(dict.fromkeys(o.trial.question.name for o in right)))}" if right else ""
     if wrong[0].trial.fault in (LENGTHS, DECODING):
         some = ([o.trial.question for o in outcomes] for outcomes in (wrong, right))
         one = wrong[0].trial.fault == DECODING  # of one query by its keys
