@@ -24,7 +24,7 @@ def lower(q, k):
     return np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
 
 
-def softmax(q, k, v, seen=None, scale=1 / math.sqrt(D), score=lambda s: s):
+def softmax(q, k, v, seen=None, scale=D**-0.5, score=lambda s: s):
     """In float64, with equal numbers of heads, or grouped ones."""
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1).astype(np.float64) for x in (k, v))
     s = np.where(lower(q, k) if seen is None else seen, score(q @ k.swapaxes(-1, -2) * scale), -np.inf)

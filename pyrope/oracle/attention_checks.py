@@ -4,8 +4,9 @@ A candidate is ``fn(q, k, v) -> o`` on NumPy arrays, q (b, h, n, d), k and v (b,
 RoPE inside, ``fn(q, k, v, positions) -> o`` with n = m and positions (b, n). Where n < m the queries are the last of
 the tokens. If its signature has them, it is also called with ``mask=``, bool (b, 1, n, m), True is seen, in addition
 to causality, and with ``segments=``, integers (b, n): tokens of different segments do not see each other. Positions
-decide the rotation alone: who sees whom goes by the order of the tokens. A row that sees nothing must be zeros. ``incremental`` makes a function that is called like fn with the next tokens, and remembers
-those before: ``step = incremental(); o = step(q, k, v[, positions])``.
+decide the rotation alone: who sees whom goes by the order of the tokens. A row that sees nothing must be zeros.
+``incremental`` makes a function that is called like fn with the next tokens, and remembers those before:
+``step = incremental(); o = step(q, k, v[, positions])``.
 
 How far off an output may be is derived in `tolerance.softmax_bounds`.
 """

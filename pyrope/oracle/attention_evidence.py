@@ -277,14 +277,14 @@ class AttentionEvidence:
         return again is None or self._lost(self.exam.truth(cut), again)
 
     def _lost(self, right: Array, answer: Array) -> bool:
-        """Whether the small weights of the question MANY, which raise the outputs above −1, are lost by sums in a narrow
-        dtype: those of its first row in bfloat16 alone, those of its second in float16, too. None is gained."""
+        """Whether the small weights of the question MANY, which raise the outputs above −1, are lost by narrow
+        sums: those of its first row in bfloat16 alone, those of its second in float16, too. None is gained."""
         if answer.shape != right.shape or not np.isfinite(answer).all():
             return False
         narrow = self.exam.dtype if self.exam.dtype in NARROW else self.exam.spec.low.name
         shares = (answer[:, :, 64:] + 1) / (right[:, :, 64:] + 1)
         kept, lost = (shares[:0], shares) if narrow == "bfloat16" else (shares[:1], shares[1:])
-        return bool(lost.min() < 0.8 and -0.25 <= lost.min() and lost.max() <= 1.25 and (abs(kept - 1) < 0.5).all())
+        return bool(-0.25 <= lost.min() < 0.8 and lost.max() <= 1.25 and (abs(kept - 1) < 0.5).all())
 
     def _asked(self, question: Question) -> Array | None:
         """The answer to another question, if it can be had."""

@@ -270,7 +270,8 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
      {"ahead": -1, "empty": "NaN"}, {"ahead": -1, "hidden": "filled"})),
     ("causal by position", "mask", "packed or padded rows see the wrong tokens",
      "the mask compares positions, which may repeat or start again, instead of the order of the tokens",
-     "j ≤ i by the order of the tokens; positions are for the rotation", _if(_cached_rope, {"order": "of positions"})),
+     "j ≤ i by the order of the tokens; positions are for the rotation",
+     _if(_cached_rope, {"causality": "by position"})),
     ("window ignored", "mask", "all keys are seen", "the option is ignored",
      "hide keys at a distance of window or more", _if(lambda s: s.window is not None, {"window": "ignored"})),
     ("window one too wide", "mask", "one key too many", "distance ≤ window instead of < window",
@@ -436,7 +437,7 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
 ), (
     ("normaliser missing", "normaliser", "outputs grow with the length", _always({"denominator": "missing"})),
     ("causal by position", "mask", "packed or padded rows see the wrong tokens",
-     _if(_causal, {"order": "of positions"})),
+     _if(_causal, {"causality": "by position"})),
     ("not rotated", "rotation", "positions do not matter: Eq. (18)", _if(_rope, {"order": "no rotation"})),
     ("keys not rotated", "rotation", "outputs change when all positions are shifted", _if(_rope, {"rotated": "q"})),
     ("queries not rotated", "rotation", "outputs change when all positions are shifted", _if(_rope, {"rotated": "k"})),

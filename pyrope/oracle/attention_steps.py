@@ -39,7 +39,7 @@ class Steps:
     lag: int = 0  # added to the positions of queries
     causal: bool | None = None  # instead of the right one
     ahead: int = 0  # how many tokens of the future a query sees
-    order: str = "of tokens"  # or "of positions": what causality and the window go by
+    causality: str = "by order"  # or "by position", and the window, too
     corner: str = "bottom right"  # or "top left"
     window: str = "kept"  # or "ignored"
     wider: tuple[int, int] = (0, 0)  # to the past, to the future
@@ -194,7 +194,7 @@ def _seen(spec: Spec, steps: Steps, n: int, m: int, positions: Any, mask: Any, s
     if "mask" in steps.local:
         places = own_places(m, *steps.shards)
         q_at, k_at = places[q_at], places
-    if steps.order == "of positions" and positions is not None:
+    if steps.causality == "by position" and positions is not None:
         q_at, k_at = positions[:, None, m - n :], positions[:, None]
     causal = spec.causal if steps.causal is None else steps.causal
     causal = causal and not (steps.mask == "instead" and mask is not None)
@@ -302,7 +302,7 @@ class LinearSteps:
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
     ahead: int = 0
-    order: str = "of tokens"  # as in Steps
+    causality: str = "by order"  # as in Steps
     groups: str = "repeated"
     batch: str = "own"  # or "first", or "after another": a row begins with the state of the row before
     chunk: int | None = None  # after so many tokens …
@@ -377,7 +377,7 @@ def _before(states: Array) -> Array:
 def _kept(spec: Spec, steps: LinearSteps, n: int, m: int, positions: Array) -> list[Array]:
     """How much each query sees of a key in the numerator and in the denominator: (n, m), or (b, 1, n, m), each."""
     i, j = np.arange(m - n, m), np.arange(m)
-    by = (positions[:, None, m - n :], positions[:, None]) if steps.order == "of positions" else (i, j)
+    by = (positions[:, None, m - n :], positions[:, None]) if steps.causality == "by position" else (i, j)
     seen = definition.visible(by[0] + steps.ahead, by[1], spec.causal if steps.causal is None else steps.causal)
     here = np.ones((n, m), bool) if steps.chunk is None else i[:, None] // steps.chunk == j // steps.chunk
     if steps.dropped[0] == "keys":

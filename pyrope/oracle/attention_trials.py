@@ -141,9 +141,9 @@ def decoding(draw: Questions) -> Iterator[Trial]:
     if draw.few_shapes:
         return
     for queries, keys in itertools.product((1, 4), _KEYS):
-        q = draw.tokens.q[:, :, :queries]
-        k, v = (np.concatenate((x, x[..., ::-1]), axis=2)[:, :, :keys] for x in (draw.tokens.k, draw.tokens.v))
-        yield Trial(DECODING, replace(draw.tokens, name=_over(queries, keys), q=q, k=k, v=v), ((queries, 4),))
+        k, v = (np.concatenate((x, x[..., ::-1]), axis=2) for x in (draw.tokens.k, draw.tokens.v))
+        question = _first(replace(draw.tokens, k=k, v=v), queries, keys, _over(queries, keys))
+        yield Trial(DECODING, question, ((queries, 4),))
     for keys in sorted({*range(2, _EVERY), *_LARGER, *_LONGER}):
         yield Trial(DECODING, _first(draw.tokens, 1, keys, _over(1, keys)), ((1, 1),), needed=False)
 
@@ -258,9 +258,9 @@ def run_trials(exam: Exam, asks: Asks, listed: Iterator[Trial]) -> tuple[Behavio
         try:
             answer = asks(trial.question)
             wrong = _compared(exam, trial, answer)
-            if wrong and not any(o.wrong and o.trial.fault == trial.fault for o in outcomes):
-                if not _compared(exam, trial, asks(trial.question)):  # nothing but the time is to blame
-                    return {STATE: f'question "{trial.question.name}", the same call twice: {wrong}; then right'}, []
+            first = wrong and not any(o.wrong and o.trial.fault == trial.fault for o in outcomes)
+            if first and not _compared(exam, trial, asks(trial.question)):  # nothing but the time is to blame
+                return {STATE: f'question "{trial.question.name}", the same call twice: {wrong}; then right'}, []
             outcomes.append(Outcome(trial, wrong, answer if wrong else None))
         except Unreadable as error:
             if trial.fault == LENGTHS and error.kind == "shape":
@@ -311,6 +311,12 @@ def _named(exam: Exam, outcomes: list[Outcome]) -> Behaviour:
     }
 
 
+def _sizes(trial: Trial) -> set[int]:
+    """The numbers of tokens to which a wrong answer may be due: of decoding, the keys, or more than one query."""
+    n, m = trial.question.q.shape[-2], trial.question.k.shape[-2]
+    return {m, *[n] * (n > 1)} if trial.fault == DECODING else {n}
+
+
 def _likeness(exam: Exam, wrong: list[Outcome]) -> str:
     """The known mistakes that give the numbers of the least of these calls, in words. Of a long one the last queries
     are predicted alone."""
@@ -326,15 +332,9 @@ def _likeness(exam: Exam, wrong: list[Outcome]) -> str:
     return f"; the numbers there are those of: {', '.join(names)}" if names else ""
 
 
-def _sizes(trial: Trial) -> set[int]:
-    """How many tokens a call is about: so many queries, and in decoding so many keys."""
-    q, k = trial.question.q.shape[-2], trial.question.k.shape[-2]
-    return {q, k} if trial.fault == DECODING else {q}
-
-
 def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
-    names = [o.trial.question.name for o in wrong]
-    others = f"; right: {listed_names([o.trial.question.name for o in right])}" if right else ""
+    names = list(dict.fromkeys(o.trial.question.name for o in wrong))
+    others = f"; right: {listed_names(list(dict.fromkeys(o.trial.question.name for o in right)))}" if right else ""
     if wrong[0].trial.fault in (LENGTHS, DECODING):
         some = ([o.trial.question for o in outcomes] for outcomes in (wrong, right))
         one = wrong[0].trial.fault == DECODING  # of one query by its keys

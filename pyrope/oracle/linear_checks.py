@@ -1,8 +1,9 @@
 """Whether a function computes linear attention with RoPE, Eq. (19), and what it does wrong instead.
 
 A candidate is ``fn(q, k, v, positions) -> o`` on NumPy arrays, q (b, h, n, d), k and v (b, g, n, d), positions (b, n),
-o (b, h, n, d). Positions decide the rotation alone: who sees whom goes by the order of the tokens. ``incremental`` makes a function that is called in the same way with the next tokens, and remembers
-those before: ``step = incremental(); o = step(q, k, v, positions)``.
+o (b, h, n, d). Positions decide the rotation alone: who sees whom goes by the order of the tokens.
+``incremental`` makes a function that is called in the same way with the next tokens, and remembers those before:
+``step = incremental(); o = step(q, k, v, positions)``.
 
 How far off an output may be is derived in `tolerance.linear_bounds`.
 """

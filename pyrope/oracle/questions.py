@@ -67,7 +67,7 @@ class Question:
 
     @property
     def effort(self) -> int:
-        """About how long it takes to predict an answer, in scores: a call takes as long as some ten thousand of them."""
+        """About how long it takes to predict an answer, in scores: a call takes as long as 20,000 of them."""
         b, h, n, _ = self.q.shape
         calls = len(self.calls) or 1
         return int(20_000 * calls + b * h * n * self.k.shape[-2])
@@ -123,11 +123,9 @@ class Questions:
     def small(self) -> Question:
         """Features so small that the first denominators are below 1, about 0.3 at the first token."""
         question = self.random("small features", 7, batch=2)
-        inverse = {"relu": lambda x: x, "relu2": np.sqrt}.get(self.spec.feature_map, np.log)
-        size = (0.3 / self.spec.head_dim) ** 0.5
-        q, k = (
-            inverse(size * self.rng.uniform(0.5, 1.5, x.shape)).astype(self.dtype) for x in (question.q, question.k)
-        )
+        size, phi = (0.3 / self.spec.head_dim) ** 0.5, self.spec.feature_map
+        features = [size * self.rng.uniform(0.5, 1.5, x.shape) for x in (question.q, question.k)]
+        q, k = ({"relu": x, "relu2": np.sqrt(x)}.get(phi, np.log(x)).astype(self.dtype) for x in features)
         return replace(question, q=q, k=k)
 
     def at_zero(self) -> Question:
