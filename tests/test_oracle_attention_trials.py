@@ -352,7 +352,7 @@ def test_rows_and_heads_that_get_the_result_of_others_are_named():
 
 def test_the_length_from_which_on_it_is_wrong_is_said():
     report = check_attention(if_(lambda q, k, v: q.shape[2] > 200), head_dim=D)
-    assert "up to 200 tokens all are right, from 208 on all are wrong" in report.findings[0].evidence
+    assert "all are right up to 200, and wrong from 208 on" in report.findings[0].evidence
 
 
 def caching(change):
