@@ -244,3 +244,14 @@ def test_a_result_that_changes_by_itself_is_a_state():
         calls = []
         fn = lambda *x, c=calls, e=every: c.append(1) or plain(*x, scale=1.0 if len(c) % e == 0 else D**-0.5)  # noqa: E731
         assert check_attention(fn, head_dim=D).faults == ("state between calls",), every
+
+
+def test_what_stops_the_check_itself_is_not_called_right(monkeypatch):
+    """If all answers so far are right, the rest is still missing."""
+
+    def broken(*arguments):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("pyrope.oracle.examination._with_trials", broken)
+    report = check_attention(plain, head_dim=D)
+    assert report.verdict == "not judged" and "ZeroDivisionError: ours" in report.failure.reason

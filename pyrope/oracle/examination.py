@@ -24,7 +24,7 @@ from .explain import Change, Fault, Hypothesis, Suspect, findings, search
 from .floats import NARROW, UNIT
 from .questions import ORDERS, Question, Questions
 from .readings import attention_readings
-from .report import Finding, Report
+from .report import Failure, Finding, Report
 from .tolerance import ANGLE32
 from .truth import Spec
 
@@ -93,9 +93,13 @@ def examine(
         if grouped is not None and not wrong:
             wrong += _grouped(grouped, fn, asked, notes)
     except Exception as error:  # whatever the candidate returns, its report is made
-        notes.append(f"the search for what is wrong stopped, by an error of its own: {type(error).__name__}: {error}")
+        reason = f"the search for what is wrong stopped, by an error of its own: {type(error).__name__}: {error}"
+        notes.append(reason)
         if reached is None and not wrong:
             wrong.append(_unexplained(f"{len(evidence.failed)} of {len(answers)} questions have wrong answers"))
+        if not wrong:  # what was asked so far is right, but not all that is asked for "right"
+            failure = Failure(reason, "", "this is a mistake of pyrope: please report it, with the function")
+            return Report(exam.kind.subject, exam.expected, "not judged", notes=tuple(notes[:-1]), failure=failure)
     precision, verdict = None if reached is None else exam.grades[reached], "wrong" if wrong else "right"
     return Report(
         exam.kind.subject,

@@ -184,21 +184,18 @@ def _orders(probe: Probe) -> Iterator[Trial]:
     yield Trial(HEADS, f"{n} heads of {n} rows", heads, probe.apart(_scattered(n)))
 
 
-def _axes(probe: Probe) -> Iterator[Trial]:
+def _axes(probe: Probe, compiled: bool) -> Iterator[Trial]:
     """Batches of heads, as a model has them, and a head alone; a long call of two heads, where other long calls have
     one, so that numbers of heads and of rows can be told apart."""
     n = min(_FEW, probe.max_position + 1)
     few, counted, scattered = _scattered(min(5, n)), np.arange(n), _scattered(n)
     last = np.array([min(7, probe.max_position)])
     long = _scattered(min(96, probe.max_position + 1))
-    for fault, shape, at in (
-        (BATCHES, (2, len(long)), long),
-        (BATCHES, (1, 5, n), scattered),
-        (BATCHES, (3, 2, 1), last),
-        (BATCHES, (4, 3, n), scattered),
-        (CONSECUTIVE, (2, 16, n), counted),
-        (BATCHES, (2, 1, 32, len(few)), few),
-    ):
+    shapes: list[tuple[str, tuple[int, ...], Int64]]
+    shapes = [(BATCHES, (1, 5, n), scattered), (BATCHES, (3, 2, 1), last), (CONSECUTIVE, (2, 16, n), counted)]
+    if not compiled:
+        shapes += (BATCHES, (2, len(long)), long), (BATCHES, (4, 3, n), scattered), (BATCHES, (2, 1, 32, len(few)), few)
+    for fault, shape, at in shapes:
         yield Trial(fault, f"x of shape {(*shape, probe.head_dim)}", probe.random(*shape, seed=26), probe.apart(at))
     by_row = np.ascontiguousarray(probe.random(2, n, 4, seed=27)).swapaxes(1, 2)
     yield Trial(BATCHES, "x as (b, n, h, d) in memory", by_row, probe.apart(scattered))
@@ -316,9 +313,8 @@ def run_trials(probe: Probe, expected: Expectation, by_call: bool, least: int = 
                 refused.setdefault(trial.fault, [f"not tried, since {error}"]).append(trial.name)
     if again := _right_now(probe, expected, outcomes):
         return {"state between calls": again}, notes
-    named, note = _by_batch_row(probe, expected, by_call)
-    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()] + note
-    return {**_named(outcomes), **named}, notes
+    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()]
+    return {**_named(outcomes), **_by_batch_row(probe, expected, by_call)}, notes
 
 
 def _right_now(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> str:
@@ -365,15 +361,15 @@ def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     )
 
 
-def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[Behaviour, list[str]]:
-    """Whether each row of a batch is turned by its own positions, where these may be (b, n) or (b, 1, n). The sizes are
-    different primes, so that nothing fits by chance."""
+def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> Behaviour:
+    """Whether each row of a batch is turned by its own positions, where (b, n) or (b, 1, n) are taken, which nobody has
+    to. The sizes are different primes, so that nothing fits by chance."""
     b, h, n = [k for k in (3, 2, 5, 7, 11) if k not in (probe.head_dim, probe.head_dim // 2)][:3]
-    if probe.max_position < 4 * b * n:
-        return {}, []
+    if probe.max_position < 4 * b * n or not getattr(probe.fn, "positions_per_row", True):
+        return {}
     at = 3 * np.random.default_rng(n).permutation(b * n).reshape(b, n)
     at[:, 0] = probe.max_position if by_call else at[:, 0]
-    x, positions, taken = probe.random(b, h, n, seed=29), probe.apart(at), False
+    x, positions = probe.random(b, h, n, seed=29), probe.apart(at)
 
     def first_wrong_row(y: Float64, own: bool) -> str:
         """The first row that is not turned by its own positions, or by those of row 0."""
@@ -388,13 +384,11 @@ def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[B
             y = probe.hand_over(x, given.copy())
         except Unreadable:
             continue
-        taken = True
         if words := first_wrong_row(y, own=True):
             first = not first_wrong_row(y, own=False)
             how = "all rows are turned by the positions of row 0; " if first else ""
-            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}, []
-    note = "positions (b, n) or (b, 1, n), other ones for each row of a batch, are not taken"
-    return {}, [] if taken else [note]
+            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}
+    return {}
 
 
 def _named(outcomes: list[Outcome]) -> Behaviour:
