@@ -85,7 +85,7 @@ def trials(probe: Probe, by_call: bool, least: int = 0, compiled: bool = False) 
     pools = _pools(probe, by_call)
     more = () if compiled else (_more_heads(probe, pools), _more_lengths(probe, set(usual), pools))
     lengths = _lengths(probe, _COMPILED if compiled else usual, pools)
-    for trial in chain(lengths, _orders(probe), _axes(probe), _memory(probe), _values(probe), *more):
+    for trial in chain(lengths, _orders(probe), _axes(probe, compiled), _memory(probe), _values(probe), *more):
         if not by_call or trial.positions.max(initial=-1) == probe.max_position:
             yield trial
     if least < 0 and not by_call:
