@@ -69,7 +69,8 @@ examples:
 
 a target is module:function or file.py:function, called as fn(x, positions) on
 arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
-with RoPE inside, on arrays (b, h, n, d); exit 0: right, or equivalent;
+with RoPE inside, on arrays (b, h, n, d) and positions (b, n);
+exit 0: right, or equivalent;
 1: wrong; 2: misuse; 3: not judged, because the target raised, crashed or
 returned nothing readable
 """
@@ -211,7 +212,12 @@ def _add_candidate_options(parser: Any, optional: bool) -> None:
     parser.add_argument("--call", choices=calls, default="positions", help=f"{forms} (default: positions)")
     parser.add_argument("--axes", metavar="WORD", help='order of the axes that the target takes, such as "bnhd"')
     dtypes = ("float64", "float32", "float16", "bfloat16")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="dtype of x (default: float32)")
+    parser.add_argument(
+        "--dtype",
+        choices=dtypes,
+        default="float32",
+        help="dtype of x (default: float32); bfloat16 needs the package ml_dtypes",
+    )
     parser.add_argument("--max-position", type=int, metavar="M", help="the largest position to try (default: 131071)")
     _add_output_options(parser)
 

@@ -141,7 +141,7 @@ def shift_figure(distance: int = 5, d: int = 16) -> Figure:
     _bar(image, left, "element of p(m)")
     image = _map(right, shift, 1.0, signed=True)
     _label(right, f"T({distance}): a rotation in each pair, as in RoPE", "feature in", "feature out")
-    _bar(image, right, "element of T; white is 0, a bar marks the negative ones")
+    _bar(image, right, "element of T; white is 0, a bar marks the clearly negative ones")
     return figure
 
 
@@ -483,7 +483,7 @@ def operator_figure(
     _bar(
         image,
         axes[:2],
-        "element (i, j) of R; white is 0, a bar marks the negative ones, hatched is not finite",
+        "element (i, j) of R; white is 0, a bar marks the clearly negative ones, hatched is not finite",
         extend="both",
     )
     off = actual - expected

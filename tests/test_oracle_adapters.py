@@ -395,6 +395,9 @@ def test_a_program_that_takes_too_long_is_killed_with_its_children(program, tmp_
     with pytest.raises(CommandFailed, match="took longer than 3 s and was killed; it printed nothing"):
         fn(np.ones((2, 4)), np.arange(2))
     assert waits[0] == 3.0
+    with pytest.raises(CommandFailed, match="took longer than 3 s"):  # it is not started again
+        fn(np.ones((2, 4)), np.arange(2))
+    assert waits.count(3.0) == 1
     pids = [int(pid) for pid in noted.read_text().split()]
     assert len(pids) == 2
     wait_for(lambda: not any(map(alive, pids)))

@@ -79,6 +79,18 @@ def shards(count, local):
     return at(change)
 
 
+def zigzag(count):
+    """Each of so many devices holds a chunk from the front and one from the back, and has positions for the first."""
+
+    def change(positions):
+        chunks = np.array_split(positions, 2 * count, axis=1)
+        for i in range(count, 2 * count):
+            chunks[i] = chunks[2 * count - 1 - i][:, : chunks[i].shape[1]]
+        return np.concatenate(chunks, axis=1)
+
+    return at(change)
+
+
 # Softmax attention
 
 
@@ -155,6 +167,7 @@ def attention(
 def with_mask(
     combine=lambda s, seen: np.where(seen, s, -np.inf),
     mask_of=lambda mask: mask,
+    together=np.logical_and,
     packed=True,
     soft=empty_are_zeros,
     score=scaled,
@@ -166,7 +179,7 @@ def with_mask(
         q, k, v = (x.astype(np.float64) for x in (q, k, v))
         seen = np.tril(np.ones((n, m), bool), m - n)
         if mask is not None:
-            seen = seen & mask_of(mask)
+            seen = together(seen, mask_of(mask))
         if segments is not None and packed:
             seen = seen & (segments[:, None, -n:, None] == segments[:, None, None, :])
         with np.errstate(all="ignore"):
@@ -225,6 +238,11 @@ def capped(score=scaled, inside=20.0):
 
 def exchanged(q, k, v):
     return attention()(q, v, k)
+
+
+def causal_by_position(q, k, v, positions):
+    seen = positions[:, None, :, None] >= positions[:, None, None, :]
+    return attention(hide=lambda s: np.where(seen, s, -np.inf))(q, k, v, positions)
 
 
 def first_row(fn):
@@ -302,6 +320,11 @@ SOFTMAX = [
     ("heads mixed", {}, attention(spread=lambda x, h: np.repeat(x[:, :1], h, axis=1))),
     ("batch rows mixed", {}, first_row(attention())),
     ("keys and values exchanged", {}, exchanged),
+    ("queries and keys exchanged", {"key_heads": 4}, lambda q, k, v: attention()(k, q, v)),
+    ("mask of another row", {}, with_mask(mask_of=lambda mask: mask[:1])),
+    ("mask instead of causality", {}, with_mask(together=lambda seen, mask: mask)),
+    ("normaliser missing", {}, attention(soft=softmax_with(lambda total, top: 1.0))),
+    ("causal by position", {"rope": ROPE}, causal_by_position),
     ("output transposed", {}, transposed(attention())),
     ("output transposed", {}, reshaped(attention())),
     ("keys not rotated", {"rope": ROPE}, attention(turn_k=never)),
@@ -326,8 +349,9 @@ BOTH = [
     ("scaling ignored", YARN, by(powers())),
     ("length taken from each call", DYNAMIC, dynamic),
     ("positions ignored", ROPE, at(lambda m: np.broadcast_to(np.arange(m.shape[1]), m.shape))),
-    ("positions of the first chunk repeated", ROPE, shards(2, False)),
-    ("positions of the first chunk repeated", ROPE, shards(4, True)),
+    ("positions local to the rank", ROPE, shards(2, False)),
+    ("positions local to the rank", ROPE, shards(4, True)),
+    ("positions of the first chunk repeated", ROPE, zigzag(2)),
     ("positions modulo a length", ROPE, at(lambda m: m % 1024)),
     ("table clamped at its end", ROPE, at(lambda m: np.minimum(m, 1024 - 1))),
 ]
@@ -574,6 +598,9 @@ LINEARLY = [
     ("last partial block dropped", {}, chunks_without_the_last(16)),
     ("eps in the denominator", {}, linear(normaliser=lambda q, k, turned_q, turned_k, see: sums(q, k, see) + 2.0)),
     ("keys and values exchanged", {}, lambda q, k, v, at: linear()(q, v, k, at)),
+    ("queries and keys exchanged", {"key_heads": 4}, lambda q, k, v, at: linear()(k, q, v, at)),
+    ("denominator at least 1", {}, linear(normaliser=lambda q, k, turned_q, turned_k, see: np.maximum(sums(q, k, see), 1))),
+    ("causal by position", {}, lambda q, k, v, at: linear(see=lambda n, m: at[:, None, :, None] >= at[:, None, None, :])(q, k, v, at)),
     ("keys not rotated", {}, linear(turn_k=never)),
     ("queries not rotated", {}, linear(turn_q=never)),
     ("values rotated", {}, linear(turn_v=turn)),

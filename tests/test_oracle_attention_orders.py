@@ -255,3 +255,9 @@ def test_what_stops_the_check_itself_is_not_called_right(monkeypatch):
     monkeypatch.setattr("pyrope.oracle.examination._with_trials", broken)
     report = check_attention(plain, head_dim=D)
     assert report.verdict == "not judged" and "ZeroDivisionError: ours" in report.failure.reason
+
+
+def test_a_cache_cannot_be_demanded_of_rope_inside():
+    """Every token has a position and a query there: what was demanded would never be asked."""
+    with pytest.raises(ValueError, match="give incremental= instead"):
+        check_attention(roped, rope=ROPE, head_dim=D, cache=True)

@@ -142,3 +142,15 @@ def test_predictions_do_not_use_a_function_that_a_candidate_replaced(monkeypatch
 
     report = check_rotation(patching, ROPE, max_position=4095)
     assert report.verdict == "wrong" and not any("modulo" in name for name in report.faults)
+
+
+def test_what_a_float32_angle_may_miss_is_not_called_right():
+    """One feature is off at every position; far out that is within the bound of a float32 angle, and still not right."""
+
+    def fn(x, m):
+        y = turn(x, m)
+        y[..., 5] = (y[..., 5] * 1.01).astype(x.dtype)
+        return y
+
+    (finding,) = check_rotation(fn, ROPE).findings
+    assert "right at" not in finding.evidence and "in 1 of 32 features, feature 5 alone" in finding.evidence

@@ -414,13 +414,21 @@ def _program(
         raise ValueError(f"there is no program {words[0]!r} that can be run{launcher}")
     placeholder = re.compile(rf"\{{({'|'.join((*names, result))})\}}")
 
+    hung: list[CommandFailed] = []  # a program that took too long once would take as long again in every other call
+
     def run(given: Mapping[str, NumPyArray]) -> NumPyArray:
+        if hung:
+            raise hung[0]
         with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
             paths = {name: Path(directory, f"{name}.npy") for name in (*names, result)}
             for name, array in given.items():
                 save_npy(paths[name], array)
             log, like = Path(directory, "log"), given[names[0]]
-            _run([placeholder.sub(lambda match: str(paths[match[1]]), word) for word in words], timeout, log)
+            try:
+                _run([placeholder.sub(lambda match: str(paths[match[1]]), word) for word in words], timeout, log)
+            except CommandFailed as error:
+                hung.extend([error] * isinstance(error.__cause__, subprocess.TimeoutExpired))
+                raise
             try:
                 return load_npy(paths[result], f"what the program wrote as {{{result}}}", like.shape, like.dtype)
             except ValueError as error:

@@ -41,11 +41,12 @@ class Unreadable(TypeError, ValueError):
 
 _WRAP = "wrap it by pyrope.oracle.adapters"
 _AXES = f'if it takes its axes in another order, or more of them, {_WRAP}.with_axes, or say --axes, such as "bhnd"'
+_CALLED = "a rotation is called as fn(x, positions), attention as fn(q, k, v), or with RoPE as fn(q, k, v, positions)"
 _SHORT = "if its table is meant to be short, give max_position= (--max-position); if not, let it grow"
 # What the words of the candidate's own exception suggest, the first that fits; "" fits all.
 _FIXES = {
     "raised": (
-        ("positional argument", f"if its arguments are others, {_WRAP}, such as from_cos_sin"),
+        ("positional argument", f"{_CALLED}; if its arguments are others, {_WRAP}, such as from_cos_sin"),
         ("keyword argument", f"if its arguments are others, {_WRAP}, such as from_cos_sin"),
         ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),
         ("out of bounds", _SHORT),

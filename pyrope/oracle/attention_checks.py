@@ -63,6 +63,11 @@ def check_attention(
     dtype = float_dtype(dtype)
     options = {"window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
     spec = make_spec(heads, heads if key_heads is None else key_heads, head_dim, causal, rope, **options)
+    if cache and rope is not None:
+        raise ValueError(
+            "cache=True demands calls with fewer queries than keys, but with RoPE inside every token has a query: "
+            "give incremental= instead, or leave cache out"
+        )
     asked = GRADES.index(checks.choice("grade", grade, GRADES))
     draw, fewer = Questions(spec, dtype, max_position), rope is None and cache is not False
     questions, notes = _questions(draw, _accepted(fn), fewer, incremental, demanded=bool(cache))

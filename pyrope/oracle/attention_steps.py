@@ -149,7 +149,7 @@ _CUTS: dict[str, Callable[[int, int], list[int]]] = {
 }
 # "striped" deals tokens out one by one; in a "zigzag" a rank has one of 2p chunks from the front and one from the back.
 SPLITS = (*_CUTS, "striped", "zigzag, even", "zigzag, first longer")
-REPEATED = "first chunk, even"
+REPEATED = ("first chunk, even", "first chunk, first longer")
 
 
 def own_places(m: int, split: str, ranks: int) -> Array:
@@ -164,7 +164,7 @@ def own_places(m: int, split: str, ranks: int) -> Array:
         return within
     chunk = np.repeat(np.arange(2 * ranks), np.diff(cuts))
     front = np.minimum(chunk, 2 * ranks - 1 - chunk)  # a rank's first chunk
-    if split == REPEATED:
+    if split in REPEATED:
         return np.minimum(cuts[front] + within, m - 1)
     return within + np.where(chunk < ranks, 0, np.diff(cuts)[front])
 

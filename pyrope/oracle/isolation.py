@@ -55,6 +55,7 @@ def run_apart(entry: str, words: Sequence[str], timeout: float) -> Finished | Fa
         stdout=subprocess.PIPE,
         stderr=None if sys.stderr is not None else subprocess.DEVNULL,
         start_new_session=True,  # so that it can be killed together with all that it started
+        env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # many small products: threads would wait for each other
     )
     call, dump, deadline, done = "", list[str](), math.inf, threading.Event()
 

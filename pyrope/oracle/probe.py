@@ -299,7 +299,7 @@ class Probe:
         at, x = np.array([0, 1, 1, self.max_position]), self.random(2, 4, seed=2)
         clean = self.call(x, at)
         if not np.isfinite(clean).all():
-            self.behaviour["not finite"] = "finite x, positions 0, 1 and the largest: NaN or infinity comes out"
+            self.behaviour["not finite"] = "NaN or infinity comes out of finite x"
             return
         for poison in (np.nan, np.inf):
             bad = x.copy()

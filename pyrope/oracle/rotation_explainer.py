@@ -265,9 +265,9 @@ class RotationExplainer:
         missed = np.abs(self.sample.y - self.truth)
         subject = "this" if other is None else f"with {other} it"
         return (
-            f"{note + '; ' if note else ''}{subject} predicts {off.size} outputs to {np.nanmedian(off):.2g} "
-            f"(median), where the expected rotation is off by {np.nanmedian(missed):.2g} (median), "
-            f"{np.nanmax(missed):.2g} (worst); {self.where()}"
+            f"{note + '; ' if note else ''}{subject} predicts all {off.size} outputs to "
+            f"{np.nanmax(off, initial=0):.2g}, where the expected rotation is off by up to "
+            f"{np.nanmax(missed, initial=0):.2g}; {self.where()}"
         )
 
     def _finding(self, fault: Fault, change: Change, alternatives: tuple[str, ...] = ()) -> Finding:
@@ -295,9 +295,11 @@ class RotationExplainer:
         return bool((beyond > 1).mean() > 0.9 and beyond[:3].min() > 64)
 
     def _scattered(self, ratio: Float64) -> tuple[Any, Any] | None:
-        """The wrong rows, and the right ones beyond the first of them, where the positions are mixed."""
-        wrong = np.asarray((ratio > 1).any(axis=(0, 2)))
-        right = ~wrong & (self.sample.at > self.sample.at[wrong].min(initial=self.probe.max_position))
+        """The wrong rows, and the right ones beyond the first of them, where the positions are mixed. What may be off
+        by the rounding of a float32 angle, far out, is not called right."""
+        wrong, off = np.asarray((ratio > 1).any(axis=(0, 2))), np.abs(self.sample.y - self.truth)
+        near = (off <= 16 * self.probe.unit * np.abs(self.truth).max()).all(axis=(0, 2))
+        right = near & ~wrong & (self.sample.at > self.sample.at[wrong].min(initial=self.probe.max_position))
         return (wrong, right) if right.sum() > 3 else None
 
     def where(self) -> str:
@@ -309,7 +311,8 @@ class RotationExplainer:
             return "no output is beyond what the worst grade allows"
         where = first_wrong(self.truth, self.sample.y, ratio > 1, self.sample.positions)
         features = (ratio > 1).any(axis=(0, 1))
-        where += f", in {int(features.sum())} of {features.size} features"
+        only = f", feature {int(np.argmax(features))} alone" if features.sum() == 1 else ""
+        where += f", in {int(features.sum())} of {features.size} features{only}"
         if self._switches():
             where = f"right below position {self._length}, wrong from there on; {where}"
         elif mixed := self._scattered(ratio):

@@ -1156,7 +1156,8 @@ _add_behaviour("strides ignored", "a view of x is rotated otherwise than its cop
      _strides)  # fmt: skip
 _add_behaviour("wrong dtype out", "the result has another dtype than x", "tables wider than x promote the product",
      "cast the result to the dtype of x", "kernels", _after(_other_dtype))  # fmt: skip
-_add_behaviour("not finite", "NaN or infinity from finite x", "a division by the position, or an overflow",
+_add_behaviour("not finite", "NaN or infinity from finite x",
+     "a division by the position, a table that ends, or an overflow",
      "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
 _add_behaviour("not linear", "f(4x) is not 4·f(x), or NaN comes out as a number",
      "x is normalised, clipped or cleaned of NaN on the way", "rotation alone",

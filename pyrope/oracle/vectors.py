@@ -280,7 +280,7 @@ def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
         return [("all rows", np.ones(case.inputs["q"].shape[-2], bool))]
     at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
     named = [("position 0", at == 0), ("positions 1 to 9", (at > 0) & (at < 10))]
-    named += [(f"positions 10^{k} to 10^{k + 1}", (at >= 10**k) & (at < 10 ** (k + 1))) for k in range(1, 10)]
+    named += [(f"positions {10**k} to {10 ** (k + 1) - 1}", (at >= 10**k) & (at < 10 ** (k + 1))) for k in range(1, 10)]
     return [(name, rows) for name, rows in named if rows.any()]
 
 
@@ -355,6 +355,6 @@ def _described(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tu
         return words, None
     at = np.atleast_2d(case.inputs["positions"]).max(axis=0)
     rows, features = bad.any(axis=(0, 2)), bad.any(axis=(0, 1))
-    right = f", right at {', '.join(map(str, at[~rows][:6]))}" if not rows.all() else ""
+    right = f", within what is allowed at {', '.join(map(str, at[~rows][:6]))}" if not rows.all() else ""
     since = int(at[rows].min())
     return f"{words}; first at position {since}{right}; in {int(features.sum())} of {features.size} features", since
