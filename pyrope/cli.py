@@ -644,7 +644,7 @@ def _gallery(options: argparse.Namespace) -> int:
         raise ValueError(f"{_flag(given[0])} needs a target: without one, the gallery is run")
     rows = []
     if not options.json:
-        print(f"{'implementation':<28}{'verdict':<11}{'error':<8}identified, or what is wrong")
+        print(f"{'implementation':<28}{'verdict':<11}{'error':<7}identified, or what is wrong")
     for row in gallery.run_gallery():
         rows.append(row)
         if not options.json:
@@ -673,7 +673,7 @@ def _gallery_line(row: gallery.Row) -> str:
     """Name, verdict, worst error, and the faults or what was identified: at most 80 columns."""
     worst = max((error.absolute or 0.0 for error in row.report.errors), default=0.0)
     verdict = row.report.verdict
-    rest = f"{'':<{11 - len(verdict)}}{worst:<8.1g}{row.remark}"
+    rest = f"{'':<{11 - len(verdict)}}{worst:<7.1g}{row.remark}"
     return f"{row.name:<28}{_painted(verdict)}{rest}"[: 80 + len(_painted(verdict)) - len(verdict)]
 
 

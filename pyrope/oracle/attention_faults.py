@@ -415,7 +415,10 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
      "sum the keys seen so far", _if(_causal, {"denominator": "of all keys"})),
     ("another feature map", "features", "other weights", "relu, exp or another map is used",
      "use the map of the model",
-     lambda spec, measured: [{"feature_map": name} for name in MAPS if name != spec.feature_map]),
+     lambda spec, measured: [
+         {"feature_map": name, **more} for more in ({}, {"nothing": "zeros"}) for name in MAPS
+         if name != spec.feature_map and (not more or name.startswith("relu"))
+     ]),
     ("scaled before the feature map", "features", "other weights", "q, or k, times 1/√d as for a softmax",
      "leave it out: the normaliser does what it is for", _scaled),
     ("state not reset", "state", "right in the first row of a batch, wrong in those after it",

@@ -299,6 +299,7 @@ class LinearSteps:
     added: float = 0.0  # to the denominator
     dropped: tuple[str, int] = ("", 1)  # as in Steps
     denominator: str = "plain"  # or "rotated", "missing", "over heads", "of all keys", "at least 1"
+    nothing: str = "NaN"  # what 0/0 is, where all features are 0; or "zeros"
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
     ahead: int = 0
@@ -362,6 +363,7 @@ def attend_linearly(
             total = total + q @ _before(k.sum(axis=-2, keepdims=True).swapaxes(-1, -2))
         total = np.where(kept[1].any(axis=-1, keepdims=True), total + steps.added, 1)
         total = np.maximum(total, 1) if steps.denominator == "at least 1" else total
+        total = np.where(total == 0, 1, total) if steps.nothing == "zeros" else total
         total = total if steps.denominator != "missing" else 1.0
         shares = kept[0] / total
         weights = scores * shares
