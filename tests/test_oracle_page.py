@@ -482,3 +482,20 @@ def test_absolute_errors_stand_beside_ulps(right):
         assert line.split()[-3:] == [f"{row.absolute:.2g}", f"{row.worst:.3g}", f"{row.typical:.3g}"]
     units = Report("trace", "x", "right", errors=(ErrorRow("layer 1", 2.0, 1.0),))
     assert "error, in ulps" in str(units) and "worst, in ulps" in page.report_section(units)
+
+
+def test_attention_shows_the_worst_output_of_each_question_side_by_side():
+    """Head 2 is doubled: what is furthest off is there, expected half of what came; a right question is the same."""
+
+    def doubled(q, k, v):
+        out = pyrope.attention(q, k, v, causal=True)
+        out[:, 2] *= 2
+        return out
+
+    readings = check_attention(doubled, head_dim=16).readings
+    wrong = [side for side in readings.sides if not side.same]
+    assert wrong and all("head 2" in side.name for side in wrong)
+    for side in wrong:
+        assert float(side.measured) == pytest.approx(2 * float(side.expected), rel=1e-5)
+    right = check_attention(lambda q, k, v: pyrope.attention(q, k, v, causal=True), head_dim=16)
+    assert right.readings.sides and all(side.same for side in right.readings.sides)

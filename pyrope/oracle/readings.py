@@ -20,6 +20,7 @@ from .truth import rotated
 if TYPE_CHECKING:
     from .attention_evidence import AttentionEvidence
 
+_QUESTIONS = 8  # of attention that are shown side by side, wrong ones first
 _CLEAR = 0.5  # R(m) is shown at the first position where an error has this part of the largest one
 
 
@@ -149,17 +150,36 @@ def _rotation_errors(sample: Sample, rope: Rope, probe: Probe, beyond: Float64 |
 
 
 def attention_readings(evidence: AttentionEvidence) -> Readings | None:
-    """The errors of the first question that is answered wrongly, or of the first one, by row."""
+    """The errors of the first question that is answered wrongly, or of the first one, by row; and of each question the
+    output that is furthest off, expected and measured."""
     exam, i = evidence.exam, evidence.failed[0] if evidence.failed else 0
     question, (out, parts), answer = exam.questions[i], exam.right[i], evidence.answers[i]
     if answer.shape != out.shape:
         return None
     allowed = {grade: exam.allowed(grade, question, parts).worst for grade in exam.grades}
-    with np.errstate(invalid="ignore"):
-        off = _lost(np.where(np.isnan(out) & np.isnan(answer), 0.0, np.abs(answer - out)))
-    beyond = off > allowed[exam.grades[-1]]
+    off = _errors(out, answer)
     place = f'token of the question "{question.name}"'
-    return Readings(errors=errors_by_place(place, np.arange(out.shape[-2]), off, allowed, beyond))
+    errors = errors_by_place(place, np.arange(out.shape[-2]), off, allowed, off > allowed[exam.grades[-1]])
+    some = [*evidence.failed, *(j for j in range(len(exam.questions)) if j not in evidence.failed)][:_QUESTIONS]
+    sides = [
+        _furthest(exam.questions[j].name, exam.right[j][0], evidence.answers[j], j in evidence.failed) for j in some
+    ]
+    return Readings(sides=tuple(side for side in sides if side is not None), errors=errors)
+
+
+def _furthest(name: str, out: Float64, answer: Float64, wrong: bool) -> Side | None:
+    """The output of a question that is furthest off, by its index, as expected and as it came."""
+    if answer.shape != out.shape or not out.size:
+        return None
+    b, h, n, e = (int(i) for i in np.unravel_index(int(np.argmax(_errors(out, answer))), out.shape))
+    place = f"{name}: row {b}, head {h}, token {n}, feature {e}"
+    return Side(place, f"{out[b, h, n, e]:.7g}", f"{answer[b, h, n, e]:.7g}", not wrong)
+
+
+def _errors(out: Float64, answer: Float64) -> Float64:
+    """|answer − out|, (b, h, n, e); NaN is right where it is expected."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(_lost(np.where(np.isnan(out) & np.isnan(answer), 0.0, np.abs(answer - out))))
 
 
 def _lost(off: Any) -> Any:
