@@ -236,6 +236,7 @@ def _add_check(commands: Any) -> None:
     _add_rope_options(check)
     check.add_argument("--plot", metavar="FILE", help="also draw R(m) beside the expected one, .png or .svg")
     check.add_argument("--min-position", type=int, default=0, metavar="M", help="the least, if negative ones are taken")
+    check.add_argument("--batched", action="store_true", help="positions (b, n) are taken, each row's own")
     check.add_argument("--strict", action="store_true", help="equivalent is wrong: other vectors, the same scores")
     check.add_argument("--grade", metavar="WORDS", help='the precision to require, such as "rounded once"')
     _add_attention_options(check)
@@ -522,6 +523,7 @@ def _check(options: argparse.Namespace) -> int:
         plots.check_file(options.plot)  # before the long part
     chosen = {"dtype": dtype_named(options.dtype), "max_position": options.max_position, "grade": options.grade}
     more = {"min_position": options.min_position, "equivalent": "wrong" if options.strict else "right"}
+    more["batched"] = options.batched
 
     def judge(fn: Any) -> int:
         with contextlib.redirect_stdout(sys.stderr):
@@ -540,7 +542,7 @@ def _check_attention(options: argparse.Namespace) -> int:
         attention_checks.check_attention if softmax else linear_checks.check_linear_attention
     )
     given, known = _given(options), inspect.signature(function).parameters
-    if others := [name for name in given if name in ("call", "axes", "plot", "strict", "min_position")]:
+    if others := [name for name in given if name in ("call", "axes", "plot", "strict", "min_position", "batched")]:
         raise ValueError(f"{_flag(others[0])} is for rotations: leave it out with --attention")
     names = (*_ATTENTION_OPTIONS, "head_dim", "max_position", "grade")
     chosen = {name: getattr(options, name) for name in given if name in names}

@@ -207,7 +207,7 @@ CALLS = {
     # Several ranks: without mpiexec there is one
     "parallel.shard_positions": lambda d: ((d.randrange(20), d.randrange(3), 3), d.options(scheme=list(parallel.SCHEMES))),
     # The oracle
-    "check_rotation": lambda d: ((candidates(d), d.choice(ROPES)), d.options(dtype=FLOATS, max_position=[8, 100], min_position=[0, -3], grade=[None], equivalent=["wrong"])),
+    "check_rotation": lambda d: ((candidates(d), d.choice(ROPES)), d.options(dtype=FLOATS, max_position=[8, 100], min_position=[0, -3], batched=[True], grade=[None], equivalent=["wrong"])),
     "check_attention": lambda d: ((candidates(d),), {"heads": 2, "head_dim": 8, "causal": True, **d.options(rope=ROPES, window=[3], softcap=[2.0], scale=[1.0], key_heads=[1], max_position=[600], dtype=FLOATS)}),
     "check_linear_attention": lambda d: ((candidates(d),), {"rope": d.choice(ROPES), **d.options(heads=[2], feature_map=["exp"], causal=[False], dtype=FLOATS, max_position=[600])}),
     "check_sharding": lambda d: ((d.choice([candidates(d), lambda n, rank, size: range(rank, n, size), lambda *a: d.silly()]),), {}),

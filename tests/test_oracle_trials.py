@@ -98,9 +98,6 @@ TRIGGERS = {
     "a batch of four": (lambda: when(lambda x, m: x.ndim == 4 and len(x) == 4), "heads differ"),
     "first and last read": (lambda: when(lambda x, m: len(m) > 2 and m[-1] - m[0] == len(m) - 1,
                                          lambda x, m: turn(x, angles(m[0] + np.arange(len(m))))), "order of positions matters"),
-    "row 0 of a batch": (lambda: lambda x, m: right(x, m if m.ndim == 1 else m[0]), "positions of a batch misread"),
-    "another row of a batch": (lambda: lambda x, m: right(x, m) if m.ndim == 1 else turn(x, angles(np.roll(m, 1, 0))[:, None]),
-                               "positions of a batch misread"),
     "strides": (lambda: contiguous, "strides ignored"),
     "read-only": (lambda: when(lambda x, m: not x.flags.writeable), "strides ignored"),
     "not aligned": (lambda: when(lambda x, m: not x.flags.aligned), "strides ignored"),
@@ -164,16 +161,28 @@ def test_the_evidence_says_which_heads_differ():
     assert "first at head 2, row 0, feature 0: " in evidence and "heads that differ: 2" in evidence
 
 
+@pytest.mark.parametrize("misread", [lambda m: m[:1], lambda m: np.roll(m, 1, 0)])
+def test_positions_for_each_row_of_a_batch_are_judged_where_they_are_claimed(misread):
+    """Those of row 0, or of another row. Without a claim (b, n) is not asked: to some it means axes."""
+
+    def fn(x, m):
+        return right(x, m) if m.ndim == 1 else turn(x, angles(misread(m.reshape(len(m), -1)))[:, None])
+
+    assert check_rotation(fn, ROPE).verdict == "right"
+    assert check_rotation(fn, ROPE, batched=True).faults == ("positions of a batch misread",)
+
+
 def test_positions_for_each_row_of_a_batch_are_right_where_they_are_taken():
     def fn(x, m):
         return turn(x, angles(m)[:, None] if m.ndim == 2 else angles(m))
 
-    assert check_rotation(fn, ROPE).verdict == "right"
-    refused = check_rotation(lambda x, m: turn(x, angles(m.reshape(len(m)))), ROPE)
-    assert refused.verdict == "right" and not refused.notes
+    taken = check_rotation(fn, ROPE, batched=True)
+    assert taken.verdict == "right" and not taken.notes
+    refused = check_rotation(lambda x, m: turn(x, angles(m.reshape(len(m)))), ROPE, batched=True)
+    assert refused.verdict == "right" and "which batched= claims, are not taken" in refused.notes[-1]
     axes = Rope(D, BASE, "half", axes=Axes("sections", (8, 12, 12)))
-    assert check_rotation(lambda x, m: pyrope.rotate(x, m, axes), axes).verdict == "right"
-    one = check_rotation(lambda x, m: pyrope.rotate(x, m if m.ndim == 2 else m[:, 0], axes), axes)
+    assert check_rotation(lambda x, m: pyrope.rotate(x, m, axes), axes, batched=True).verdict == "right"
+    one = check_rotation(lambda x, m: pyrope.rotate(x, m if m.ndim == 2 else m[:, 0], axes), axes, batched=True)
     assert one.faults == ("positions of a batch misread",) and "positions of row 0" in one.findings[0].evidence
 
 

@@ -350,18 +350,13 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
 
     The words in braces become paths in a private directory that lasts for one call. There is no shell: a string is
     split as a shell would split it, and a list is taken as it is. x is (…, n, d), C order, little-endian; bfloat16 is
-    uint16, the bits of each number; positions are int64 (n,), or (axes, n) for a rope with axes, and never
-    (b, n), which a program could not tell from these. y must have the shape and dtype of x.
+    uint16, the bits of each number; positions are int64 (n,), or (axes, n) for a rope with axes. y must have the shape
+    and dtype of x.
     After ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
     words = _words(command)
     run = _program(words, ("x", "positions"), "y", timeout, "./my_rope {x} {positions} {y}")
-
-    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
-        return run({"x": x, "positions": np.asarray(positions, np.int64)})
-
-    candidate.positions_per_row = False  # type: ignore[attr-defined]
-    return candidate
+    return lambda x, positions: run({"x": x, "positions": np.asarray(positions, np.int64)})
 
 
 def from_attention_command(command: str | Sequence[str], *, positions: bool = False, timeout: float = 60.0) -> Function:

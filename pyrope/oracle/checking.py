@@ -34,7 +34,7 @@ _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in 
 
 def check_rotation(
     fn: Candidate, rope: Rope, *, dtype: Any = np.float32, max_position: int | None = None, grade: str | None = None,
-    equivalent: str = "right", min_position: int = 0,
+    equivalent: str = "right", min_position: int = 0, batched: bool = False,
 ) -> Report:  # fmt: skip
     """Whether fn(x, positions) -> rotated x, a black box on NumPy arrays, is the rotation of this rope.
 
@@ -49,7 +49,8 @@ def check_rotation(
     allows. A rope with axes is tried with positions (axes, n), as `rotate` takes them. Any precision from a float32
     angle on is right; ``grade``, one of `tolerance.GRADES`, asks for a better one. Features in another order, with the
     same scores, are "equivalent", which is right unless ``equivalent="wrong"`` refuses it. ``min_position`` is for
-    candidates that take negative positions: it says down to which.
+    candidates that take negative positions: it says down to which. ``batched`` claims that it takes positions (b, n) or
+    (b, 1, n) for x (b, h, n, d), each row of the batch its own.
     """
     scaling = check_rope(rope).scaling
     if max_position is None and isinstance(scaling, LENGTH_DEPENDENT):
@@ -62,7 +63,7 @@ def check_rotation(
         raise ValueError(f"min_position must be 0, or negative where such positions are taken, was {least}")
     strict = checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong"
     try:
-        return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least).report()
+        return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, checks.flag("batched", batched)).report()
     except Unreadable as error:
         return Report("rotation", repr(rope), "not judged", failure=error.failure())
 
@@ -87,6 +88,7 @@ class _Check:
     worst: str  # the worst grade that is accepted
     strict: bool  # whether features in another order are wrong
     least: int  # the least position that is tried, negative or 0
+    batched: bool  # whether positions of their own for each row of a batch are tried
     explainer: RotationExplainer = field(init=False)
     by_call: bool = False  # whether a table depends on the largest position of its call
     order: Float64 | None = None  # of an equivalent candidate: what brings its outputs into the expected order
@@ -203,7 +205,7 @@ class _Check:
         if self.explainer.expected is None or self.probe.behaviour.keys() - {LENGTHS, *HARMLESS}:
             return findings
         named = set(self.probe.behaviour)
-        wrong, refused = run_trials(self.probe, self.explainer.expected, self.by_call, self.least)
+        wrong, refused = run_trials(self.probe, self.explainer.expected, self.by_call, self.least, self.batched)
         self.probe.look_again()
         notes += refused
         new = {**{name: words for name, words in self.probe.behaviour.items() if name not in named}, **wrong}

@@ -1021,11 +1021,6 @@ def _misread(fn: Candidate, rope: Rope) -> Candidate:
     return broken
 
 
-def _first_row(fn: Candidate, rope: Rope) -> Candidate:
-    axes = 0 if rope.axes is None else 1
-    return lambda x, positions: fn(x, positions if positions.ndim == 1 + axes else np.take(positions, 0, axis=axes))
-
-
 def _one_buffer(fn: Candidate, rope: Rope) -> Candidate:
     kept: dict[tuple[int, ...], Any] = {}
 
@@ -1130,10 +1125,10 @@ _add_behaviour("order of positions matters", "equal positions, or positions that
      "kernels", _sorted)  # fmt: skip
 _add_behaviour("positions misread", "positions of int32, or with strides, are read wrongly",
      "the bytes are read as contiguous int64", "convert the positions first", "kernels", _misread)  # fmt: skip
-_add_behaviour("positions of a batch misread", "positions (b, n) are taken, but not each row's own by each row of x",
-     "the positions of the first row, or the batch stride of a table left out, for all rows",
-     "index the table with every row's positions, or refuse what is not (n,)", "Liger, Llama 4",
-     _first_row)  # fmt: skip
+FAULTS["positions of a batch misread"] = Fault(
+    "positions of a batch misread", "positions (b, n), which batched= claims, are not each row's own for each row of x",
+    "the positions of the first row, or the batch stride of a table left out, for all rows",
+    "index the table with every row's positions, or refuse what is not (n,)", "Liger, Llama 4")  # fmt: skip
 _add_behaviour("result overwritten", "a result changes when the function is called again",
      "one output buffer is used for all calls", "allocate the result, or copy it", "kernels", _one_buffer)  # fmt: skip
 _add_behaviour("output not written", "outputs hold what stood in memory before",

@@ -296,7 +296,9 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def run_trials(probe: Probe, expected: Expectation, by_call: bool, least: int = 0) -> tuple[Behaviour, list[str]]:
+def run_trials(
+    probe: Probe, expected: Expectation, by_call: bool, least: int = 0, batched: bool = False
+) -> tuple[Behaviour, list[str]]:
     """What the candidate does wrong in some calls, by the name of the mistake, and what was not tried, in words."""
     begin, compiled, outcomes, refused = cpu_seconds(), compiles(), list[Outcome](), dict[str, list[str]]()
     notes = []
@@ -313,8 +315,9 @@ def run_trials(probe: Probe, expected: Expectation, by_call: bool, least: int = 
                 refused.setdefault(trial.fault, [f"not tried, since {error}"]).append(trial.name)
     if again := _right_now(probe, expected, outcomes):
         return {"state between calls": again}, notes
-    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()]
-    return {**_named(outcomes), **_by_batch_row(probe, expected, by_call)}, notes
+    named, note = _by_batch_row(probe, expected, by_call) if batched else ({}, [])
+    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()] + note
+    return {**_named(outcomes), **named}, notes
 
 
 def _right_now(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> str:
@@ -361,15 +364,15 @@ def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     )
 
 
-def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> Behaviour:
-    """Whether each row of a batch is turned by its own positions, where (b, n) or (b, 1, n) are taken, which nobody has
-    to. The sizes are different primes, so that nothing fits by chance."""
+def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[Behaviour, list[str]]:
+    """Whether each row of a batch is turned by its own positions, (b, n) or (b, 1, n), and a note if neither is taken.
+    The sizes are different primes, so that nothing fits by chance."""
     b, h, n = [k for k in (3, 2, 5, 7, 11) if k not in (probe.head_dim, probe.head_dim // 2)][:3]
-    if probe.max_position < 4 * b * n or not getattr(probe.fn, "positions_per_row", True):
-        return {}
+    if probe.max_position < 4 * b * n:
+        return {}, []
     at = 3 * np.random.default_rng(n).permutation(b * n).reshape(b, n)
     at[:, 0] = probe.max_position if by_call else at[:, 0]
-    x, positions = probe.random(b, h, n, seed=29), probe.apart(at)
+    x, positions, taken = probe.random(b, h, n, seed=29), probe.apart(at), False
 
     def first_wrong_row(y: Float64, own: bool) -> str:
         """The first row that is not turned by its own positions, or by those of row 0."""
@@ -384,11 +387,12 @@ def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> Behavio
             y = probe.hand_over(x, given.copy())
         except Unreadable:
             continue
+        taken = True
         if words := first_wrong_row(y, own=True):
             first = not first_wrong_row(y, own=False)
             how = "all rows are turned by the positions of row 0; " if first else ""
-            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}
-    return {}
+            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}, []
+    return {}, [] if taken else ["positions (b, n) and (b, 1, n), which batched= claims, are not taken"]
 
 
 def _named(outcomes: list[Outcome]) -> Behaviour:
