@@ -61,9 +61,10 @@ def check_rotation(
     least = checks.integer("min_position", min_position, -checks.MAX_POSITION)
     if least > 0:
         raise ValueError(f"min_position must be 0, or negative where such positions are taken, was {least}")
+    batched = checks.flag("batched", batched)
     strict = checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong"
     try:
-        return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, checks.flag("batched", batched)).report()
+        return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, batched).report()
     except Unreadable as error:
         return Report("rotation", repr(rope), "not judged", failure=error.failure())
 
