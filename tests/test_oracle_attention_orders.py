@@ -261,3 +261,21 @@ def test_a_cache_cannot_be_demanded_of_rope_inside():
     """Every token has a position and a query there: what was demanded would never be asked."""
     with pytest.raises(ValueError, match="give incremental= instead"):
         check_attention(roped, rope=ROPE, head_dim=D, cache=True)
+
+
+def test_a_softmax_in_float32_is_low_precision_beside_angles_in_float32():
+    """As eager code has it in float64: its angles are accepted, and their errors stay when q and k change a little."""
+
+    def rotated(x, at):
+        angle = at[..., None].astype(np.float32) * (10000.0 ** (-np.arange(0, D, 2) / D)).astype(np.float32)
+        cos, sin = (f(angle)[:, None].astype(np.float64) for f in (np.cos, np.sin))
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate((a * cos - b * sin, a * sin + b * cos), axis=-1)
+
+    def eager(q, k, v, at):
+        s = np.where(lower(q, k), rotated(q, at) @ rotated(k, at).swapaxes(-1, -2) * D**-0.5, -1e38).astype(np.float32)
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        return (p / p.sum(axis=-1, keepdims=True)).astype(np.float64) @ v
+
+    report = check_attention(eager, rope=ROPE, head_dim=D, dtype=np.float64)
+    assert report.faults == ("softmax in low precision",)
