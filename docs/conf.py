@@ -17,7 +17,6 @@ HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pyrope  # noqa: E402, from this very tree
-from pyrope.oracle.page import REPOSITORIES  # noqa: E402
 
 project = "pyrope"
 version = release = pyrope.__version__
@@ -102,47 +101,30 @@ def visit_block(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-ISSUE = re.compile(r"\b([A-Za-z][\w.-]*)#(\d+)\b")
-
-
-def link_issues(tree: nodes.Element) -> None:
-    """Makes vllm#590 a link, where the repository is known."""
-    for text in list(tree.findall(nodes.Text)):
-        parts, end = [], 0
-        for match in ISSUE.finditer(text):
-            if repository := REPOSITORIES.get(match[1]):
-                address = f"https://github.com/{repository}/issues/{match[2]}"
-                parts += [nodes.Text(text[end : match.start()]), nodes.reference("", match[0], refuri=address)]
-                end = match.end()
-        if parts and not isinstance(text.parent, nodes.reference | nodes.literal):
-            text.parent.replace(text, [*parts, nodes.Text(text[end:])])
-
-
-def card(heads: list[str], row: nodes.row) -> nodes.container:
-    """A row of a wide table as a card: the first cell is its title, the others stand below each other."""
-    title, *cells = row.children
+def card(row: nodes.row) -> nodes.container:
+    """A mistake as a card: its name is the title, and each word in italics begins a field."""
+    title, cell = row.children
     fields = nodes.field_list()
-    for head, cell in zip(heads[1:], cells, strict=True):
-        if cell.astext().strip(" —"):
-            name, body = nodes.field_name("", head), nodes.field_body("", *cell.children)
-            fields += nodes.field("", name, body)
+    for part in next(iter(cell.findall(nodes.paragraph))).children:
+        if isinstance(part, nodes.emphasis):
+            body = nodes.paragraph()
+            fields += nodes.field("", nodes.field_name("", part.astext()), nodes.field_body("", body))
+        elif not isinstance(part, nodes.raw):  # <br>
+            body += part
     name = nodes.paragraph("", "", nodes.strong("", title.astext()))
     return nodes.container("", name, fields, classes=["card"], ids=[nodes.make_id(title.astext())])
 
 
 def cards(app: Any, tree: nodes.document) -> None:
-    """Shows the wide tables of the known mistakes as cards, with a field that filters them."""
-    if not app.env.docname.startswith("diagnosis"):
-        return
+    """Shows the tables of the known mistakes as cards, with a field that filters them."""
     for table in list(tree.findall(nodes.table)):
         heads = [entry.astext() for entry in next(iter(table.findall(nodes.thead))).findall(nodes.entry)]
-        if len(heads) < 5:
+        if heads[0] != "mistake":
             continue
-        shown = [card(heads, row) for row in next(iter(table.findall(nodes.tbody))).findall(nodes.row)]
+        shown = [card(row) for row in next(iter(table.findall(nodes.tbody))).findall(nodes.row)]
         field = nodes.raw("", '<input class="filter" type="search" placeholder="Filter the mistakes below" '
                           'aria-label="Filter the mistakes below">', format="html")  # fmt: skip
         table.replace_self([field, nodes.container("", *shown, classes=["cards"])])
-    link_issues(tree)
 
 
 def setup(app: Any) -> None:

@@ -19,6 +19,7 @@ HEADS, KEY_HEADS, D = 8, 2, 64
 ROPE = Rope(head_dim=D, base=10000.0, layout="half")
 SHARD = 4 * KEY_HEADS * 2 * D + 8  # bytes of a token: keys and values in float32, and its position
 STATE = 4 * KEY_HEADS * D * (D + 1)  # bytes of S and z, whatever the length
+RUNNING = 4 * HEADS * (2 * D + 2)  # bytes of a token: scaled queries, sums, greatest scores; two shards are held
 
 
 def measured(comm: Any, call: Any) -> tuple[Any, list[float]]:
@@ -51,23 +52,22 @@ def main(tokens: int = 4096) -> None:
     except ImportError as error:
         print("this example needs MPI:", *str(error).replace(" (", ": (").split(": "), sep="\n    ")
         return
-    rank, size = comm.Get_rank(), comm.Get_size()
-    say = print if rank == 0 else lambda *words: None
+    rank, size, say = comm.Get_rank(), comm.Get_size(), print if comm.Get_rank() == 0 else lambda *words: None
     say(f"ranks: {size}; {HEADS} heads, {KEY_HEADS} key heads of {D}, float32; the most of any rank")
-    say(f"{'tokens':>7} {'attention':<10}{'scheme':<12}{'MB in use':>9}{'MB sent':>9}{'formula':>9}{'seconds':>9}")
+    say(" tokens attention scheme       MB used formula MB sent formula       s")
     for n in (tokens // 4, tokens // 2, tokens):
-        rng = np.random.default_rng(0)  # the same on every rank, which keeps its shard
-        every = [rng.standard_normal((h, n, D), dtype=np.float32) for h in (HEADS, KEY_HEADS, KEY_HEADS)]
+        normal = np.random.default_rng(0).standard_normal  # the same on every rank, which keeps its shard
+        every = [normal((h, n, D), dtype=np.float32) for h in (HEADS, KEY_HEADS, KEY_HEADS)]
         for kind, scheme in (("softmax", "zigzag"), ("softmax", "contiguous"), ("linear", "contiguous")):
             at = parallel.shard_positions(n, rank, size, scheme)
             q, k, v = (x[:, at] for x in every)
             function: Any = partial(parallel.parallel_linear_attention, rope=ROPE)
             if kind == "softmax":  # each rank rotates its own tokens, by their positions in the sequence
                 q, k, function = pyrope.rotate(q, at, ROPE), pyrope.rotate(k, at, ROPE), parallel.ring_attention
-            call = partial(function, q=q, k=k, v=v, positions=at, causal=True)
-            out, (seconds, peak, sent) = measured(comm, call)
+            out, (seconds, peak, sent) = measured(comm, partial(function, q=q, k=k, v=v, positions=at, causal=True))
             formula = (STATE if kind == "linear" else (n - n // size) * SHARD) / 1e6
-            say(f"{n:>7} {kind:<10}{scheme:<12}{peak:>9.2f}{sent:>9.3f}{formula:>9.3f}{seconds:>9.3f}")
+            memory = f"{n / size * (RUNNING + min(size, 2) * SHARD) / 1e6:.2f}" if kind == "softmax" else ""
+            say(f"{n:>7} {kind:<10}{scheme:<12}{peak:>8.2f}{memory:>8}{sent:>8.3f}{formula:>8.3f}{seconds:>8.3f}")
     if (together := parallel.gather(comm, out, at)) is not None:
         alone = pyrope.linear_attention(*every, np.arange(n), ROPE, causal=True)
         say(f"the last one, gathered, is off by {abs(together - alone).max():.1e} from one process")

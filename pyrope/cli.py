@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from . import __version__, checks, plots
 from .models.architecture import check_dtype
 from .models.checkpoints import load
+from .models.conventions import head_counts, still_layers
 from .models.generation import check_sampling, generate
 from .models.gguf import find_smollm2
 from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
@@ -42,6 +43,7 @@ from .oracle import (
 from .oracle.ask import Unreadable, announced
 from .oracle.drawings import Markup
 from .oracle.report import Failure, Report, by_faults
+from .oracle.vector_cases import Own
 from .phase import cos_sin
 from .tensors import dtype_named
 from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
@@ -59,17 +61,22 @@ examples:
   pyrope check mymodel.rope:apply --head-dim 128 --base 10000 --layout half
   pyrope check rope.py:rotate --framework torch --config config.json
   pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json
+  pyrope check rope.py:rotate_backward --config config.json --backward
+  pyrope check rope.py:rotate --framework torch --config config.json --autograd
   pyrope check rope.py:rotate --config config.json --plot operator.png
   pyrope check rope.py:rotate --config config.json --html report.html
   pyrope check attention.py:flash --attention softmax --heads 32 --key-heads 8
   pyrope check fused.py:attend --attention softmax --config config.json
   pyrope check linear.py:attend --attention linear --config config.json
+  pyrope check flash.py:backward --attention softmax --backward
   pyrope check --attention softmax \\
       --exec "mpiexec -n 4 python mine.py {q} {k} {v} {o}"
 
 a target is module:function or file.py:function, called as fn(x, positions) on
 arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
-with RoPE inside, on arrays (b, h, n, d) and positions (b, n);
+with RoPE inside, on arrays (b, h, n, d) and positions (b, n); with --backward
+as fn(g, positions), or fn(q, k, v, g) or fn(q, k, v, g, positions), which
+returns the gradient of x, or those of q, k and v;
 exit 0: right, or equivalent;
 1: wrong; 2: misuse; 3: not judged, because the target raised, crashed or
 returned nothing readable
@@ -95,6 +102,10 @@ _VECTORS_EXAMPLES = """\
 examples:
   pyrope vectors vectors/                         # write them all
   pyrope vectors vectors/ --suite rotation
+  pyrope vectors vectors/ --suite gradients       # of backward passes
+  pyrope vectors vectors/ --config config.json --dtype bfloat16
+  pyrope vectors vectors/ --head-dim 64 --base 10000 --layout half \\
+      --dtype bfloat16 --max-position 4095
   pyrope vectors --verify vectors/ outputs/       # judge what you computed
   pyrope vectors --verify vectors/ outputs/ --html report.html
 
@@ -107,6 +118,15 @@ examples:
   pyrope trace smollm2 --text "The capital of France is" -o ours.safetensors
   pyrope diff theirs.safetensors ours.safetensors
 """
+_DIFF_EXAMPLES = """\
+examples:
+  pyrope trace path/to/checkpoint --tokens 1,15043,3186 -o ours.safetensors
+  pyrope diff theirs.safetensors ours.safetensors
+  pyrope diff theirs.safetensors ours.safetensors --html report.html
+
+exit 0: the same up to rounding, or equivalent; 1: they differ; 2: misuse, or
+files that cannot be read or have nothing in common
+"""
 _GENERATE_EXAMPLES = """\
 examples:
   pyrope generate --model smollm2 "What is the capital of France?"
@@ -114,6 +134,7 @@ examples:
   pyrope generate --model model.gguf --temperature 0.8 --seed 1 "…"
   echo "Tell me about rotations." | pyrope generate --model smollm2 -
 """
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 _VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(_COLOURS).upper()})$", re.M)
 _ATTENTION_OPTIONS = ("heads", "key_heads", "causal", "window", "softcap", "scale", "cache", "feature_map")
@@ -127,6 +148,8 @@ _SYNONYMS = {
     **dict.fromkeys(("fp16", "f16", "half"), "float16"),
     "bf16": "bfloat16",
 }
+# Words that mean one thing here and another there.
+_AMBIGUOUS = {"llama": "half in checkpoints of Hugging Face's form, interleaved in Meta's own"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -144,7 +167,9 @@ class _Parser(argparse.ArgumentParser):
             meant = [x for x in (_SYNONYMS.get(word.lower()),) if x in words]
             if word not in words and (close := meant or difflib.get_close_matches(word, words, n=1)):
                 message += f" (did you mean {close[0]}?)"
-        super().error(message)
+            elif word.lower() in _AMBIGUOUS and not words.isdisjoint(LAYOUTS):
+                message += f" ({word} is {_AMBIGUOUS[word.lower()]})"
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -187,7 +212,8 @@ def _add_rope_options(parser: Any) -> None:
     parser.add_argument("--head-dim", type=int, metavar="N", help="size of a head")
     parser.add_argument("--rotary-dim", type=int, metavar="N", help="how many features of a head turn (default: all)")
     parser.add_argument("--base", type=float, metavar="X", help="the 10000 of the paper")
-    parser.add_argument("--layout", choices=LAYOUTS, help="which features make a pair")
+    pairs = f"which features make a pair: {', '.join(LAYOUTS)}"
+    parser.add_argument("--layout", choices=LAYOUTS, metavar="WORD", help=pairs)
     parser.add_argument("--scaling", metavar="CALL", help='such as "Linear(factor=4.0)"')
     parser.add_argument("--length", type=int, metavar="N", help="for scalings that depend on the length")
 
@@ -205,16 +231,15 @@ def _add_candidate_options(parser: Any, optional: bool) -> None:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="for each call (default: 60 s)")
     own = "call the target in this process, for a debugger: no time limit, and its crash is a crash of pyrope"
     parser.add_argument("--in-process", action="store_true", help=own)
-    frameworks = ("numpy", "torch", "jax", "mlx", "cupy")
+    frameworks = ("numpy", "torch", "jax", "mlx", "paddle", "cupy")
     parser.add_argument("--framework", choices=frameworks, default="numpy", help="whose arrays the target takes")
     calls = ("positions", "sequential", "offset")
     forms = "fn(x, positions), fn(x) at 0 … n−1, or fn(x, offset)"
     parser.add_argument("--call", choices=calls, default="positions", help=f"{forms} (default: positions)")
     parser.add_argument("--axes", metavar="WORD", help='order of the axes that the target takes, such as "bnhd"')
-    dtypes = ("float64", "float32", "float16", "bfloat16")
     parser.add_argument(
         "--dtype",
-        choices=dtypes,
+        choices=_DTYPES,
         default="float32",
         help="dtype of x (default: float32); bfloat16 needs the package ml_dtypes",
     )
@@ -237,6 +262,9 @@ def _add_check(commands: Any) -> None:
     check.add_argument("--plot", metavar="FILE", help="also draw R(m) beside the expected one, .png or .svg")
     check.add_argument("--min-position", type=int, default=0, metavar="M", help="the least, if negative ones are taken")
     check.add_argument("--batched", action="store_true", help="positions (b, n) are taken, each row's own")
+    check.add_argument("--backward", action="store_true", help="the target is a backward pass")
+    own = "the backward pass of the target, as torch, jax, mlx or paddle derives it"
+    check.add_argument("--autograd", action="store_true", help=own)
     check.add_argument("--strict", action="store_true", help="equivalent is wrong: other vectors, the same scores")
     check.add_argument("--grade", metavar="WORDS", help='the precision to require, such as "rounded once"')
     _add_attention_options(check)
@@ -283,10 +311,20 @@ def _add_vectors(commands: Any) -> None:
     )
     vectors.add_argument("directory", help="where the vectors are, or will be")
     vectors.add_argument("outputs", nargs="?", help="with --verify: a folder of .npy, or a .safetensors file")
-    vectors.add_argument("--suite", choices=("all", "rotation", "attention", "linear"), default="all")
+    suites = ("all", "rotation", "attention", "linear", "gradients")
+    own = 'default: "all", which is rotation, attention and linear'
+    vectors.add_argument("--suite", choices=suites, default="all", help=own)
     vectors.add_argument("--verify", action="store_true", help="judge the outputs of another implementation")
     vectors.add_argument("--only", default="*", metavar="GLOB", help='with --verify: cases such as "rotation-half-*"')
     _add_output_options(vectors, "what --verify says")
+    made = vectors.add_argument_group("vectors for your own rope", "given --config, or --head-dim, --base and --layout")
+    _add_rope_options(made)
+    made.add_argument(
+        "--heads", type=int, metavar="N", help="heads of x, and of queries (default: those of the config, or 4)"
+    )
+    made.add_argument("--key-heads", type=int, metavar="N", help="if fewer than query heads")
+    made.add_argument("--max-position", type=int, metavar="M", help="the largest position (default: 2^31)")
+    made.add_argument("--dtype", choices=_DTYPES, help="of the cases (default: all four); without a rope, too")
 
 
 def _add_trace(commands: Any) -> None:
@@ -314,10 +352,10 @@ def _add_diff(commands: Any) -> None:
         _diff,
         help="where two traces begin to differ, and how",
         description="Says where two traces begin to differ, how, and what that suggests.",
-        epilog=_TRACE_EXAMPLES,
+        epilog=_DIFF_EXAMPLES,
     )
-    diff.add_argument("first")
-    diff.add_argument("second")
+    diff.add_argument("first", help="the trace that is taken to be right, a .safetensors file")
+    diff.add_argument("second", help="the trace that is held to it")
     diff.add_argument("--tolerance", type=float, metavar="X", help="relative; replaces the one derived from the dtypes")
     _add_output_options(diff)
 
@@ -402,10 +440,14 @@ def _scaling(text: str) -> Any:
 
 def _rope(options: argparse.Namespace) -> Rope:
     own = ("head_dim", "base", "rotary_dim", "scaling")
+    alone = not getattr(options, "in_process", False)  # else another process, which runs this one, has said it
     if options.config is not None:
         if given := [f"--{name.replace('_', '-')}" for name in own if getattr(options, name) is not None]:
             raise ValueError(f"--config says everything already: leave out {', '.join(given)}")
         rope = Rope.from_config(options.config, layout=options.layout, layer_type=options.layer_type)
+        if (still := still_layers(options.config)) and alone and sys.stderr:
+            layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
+            print(f"pyrope: layers {layers} of this config are not rotated: the rope is of others", file=sys.stderr)
     else:
         if options.layer_type is not None:
             raise ValueError("--layer-type needs --config")
@@ -415,7 +457,6 @@ def _rope(options: argparse.Namespace) -> Rope:
         rope = Rope(options.head_dim, options.base, options.layout, options.rotary_dim, scaling=scaling)
     if options.length is None and not rope.resolved:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
-    alone = not getattr(options, "in_process", False)  # else another process, which runs this one, has said it
     if options.length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT) and alone and sys.stderr:
         print("pyrope: --length has no effect: these frequencies do not depend on the length", file=sys.stderr)
     return rope if options.length is None else rope.at(options.length)
@@ -434,7 +475,7 @@ def _table(options: argparse.Namespace) -> int:
         }
         print(json.dumps({"rope": repr(rope), "attention_factor": rope.attention_factor, **numbers}, indent=1))
         return 0
-    print(f"{rope}\nattention factor {rope.attention_factor:.17g}")
+    print(f"{page.abbreviated(repr(rope))}\nattention factor {rope.attention_factor:.17g}")
     print("pair" + "".join(f"{name:>19}" for name in columns))
     for i, row in enumerate(zip(*columns.values(), strict=True)):
         print(f"{i:4}" + "".join(f"{x:19.12g}" for x in row))
@@ -451,7 +492,8 @@ def _candidate(options: argparse.Namespace) -> Any:
     with announced("while it is imported"):
         fn = adapters.load_target(options.target)
     if options.framework != "numpy":
-        fn = getattr(adapters, f"from_{options.framework}")(fn)
+        derived = {"backward": "x" if _attention(options) is None else "qkv"} if _autograd(options) else {}
+        fn = getattr(adapters, f"from_{options.framework}")(fn, **derived)
     fn = fn if options.axes is None else adapters.with_axes(fn, options.axes)
     around = {"positions": lambda fn: fn, "sequential": adapters.from_sequential, "offset": adapters.from_offset}
     return around[options.call](fn)
@@ -495,7 +537,21 @@ def _judge(options: argparse.Namespace, expected: str, judge: Callable[[Any], in
 def _print_failure(options: argparse.Namespace, expected: str, failure: Failure) -> int:
     _progress("")
     subject = {None: "rotation", "softmax": "attention", "linear": "linear attention"}[_attention(options)]
+    subject += ", backward" if getattr(options, "backward", False) or _autograd(options) else ""
     return _print_reports([Report(subject, expected, "not judged", failure=failure)], options.json, options.html)
+
+
+def _autograd(options: argparse.Namespace) -> bool:
+    """Whether the backward pass of the target is to be derived."""
+    return bool(getattr(options, "autograd", False))
+
+
+def _backward(options: argparse.Namespace) -> dict[str, bool]:
+    """The option of the checks that asks for a backward pass, if it is asked for."""
+    if options.autograd and (options.exec is not None or options.framework in ("numpy", "cupy")):
+        own = "for a backward pass of your own: --backward"
+        raise ValueError(f"--autograd needs --framework torch, jax, mlx or paddle; {own}")
+    return {"backward": True} if options.backward or options.autograd else {}
 
 
 def _attention(options: argparse.Namespace) -> str | None:
@@ -523,14 +579,15 @@ def _check(options: argparse.Namespace) -> int:
         plots.check_file(options.plot)  # before the long part
     chosen = {"dtype": dtype_named(options.dtype), "max_position": options.max_position, "grade": options.grade}
     more = {"min_position": options.min_position, "equivalent": "wrong" if options.strict else "right"}
-    more["batched"] = options.batched
+    more |= {"batched": options.batched, **_backward(options)}
 
     def judge(fn: Any) -> int:
         with contextlib.redirect_stdout(sys.stderr):
             report = checking.check_rotation(fn, rope, **more, **chosen)
         _progress("")
         if options.plot is not None:
-            _draw_operator(options, report, {"candidate": fn, "rope": rope, "dtype": chosen["dtype"]})
+            drawn = rope.transposed if "backward" in more else rope
+            _draw_operator(options, report, {"candidate": fn, "rope": drawn, "dtype": chosen["dtype"]})
         return _print_reports([report], options.json, options.html)
 
     return _judge(options, repr(rope), judge)
@@ -542,14 +599,20 @@ def _check_attention(options: argparse.Namespace) -> int:
         attention_checks.check_attention if softmax else linear_checks.check_linear_attention
     )
     given, known = _given(options), inspect.signature(function).parameters
-    if others := [name for name in given if name in ("call", "axes", "plot", "strict", "min_position", "batched")]:
+    if others := [name for name in given if name in ("axes", "plot", "strict", "min_position", "batched")]:
         raise ValueError(f"{_flag(others[0])} is for rotations: leave it out with --attention")
     names = (*_ATTENTION_OPTIONS, "head_dim", "max_position", "grade")
     chosen = {name: getattr(options, name) for name in given if name in names}
     if others := [name for name in chosen if name not in known]:
         raise ValueError(f"{_flag(others[0])} is not for {options.attention} attention: leave it out")
     rope = _rope(options) if _has_rope(options) or not softmax else None
+    if rope is None and options.call != "positions":
+        raise ValueError(f"--call {options.call} is for attention with RoPE inside: give the rope, or leave it out")
     chosen |= {"rope": rope, "dtype": dtype_named(options.dtype)} | ({"head_dim": rope.head_dim} if rope else {})
+    if backward := _backward(options):
+        if options.exec is not None:
+            raise ValueError("--backward with --attention is for functions: a program writes one array, {o}")
+        chosen |= backward
 
     def judge(fn: Any) -> int:
         with contextlib.redirect_stdout(sys.stderr):
@@ -699,8 +762,25 @@ def _identify(options: argparse.Namespace) -> int:
     return _judge(options, expected, judge)
 
 
+def _own_vectors(options: argparse.Namespace) -> Own | None:
+    """What says how the vectors for one's own rope are; None: the standard ones."""
+    more = {name: getattr(options, name) for name in ("heads", "key_heads", "max_position")}
+    more = {name: value for name, value in more.items() if value is not None}
+    if any(getattr(options, name) is not None for name in _ROPE_OPTIONS):
+        rope = _rope(options)
+        if options.config is not None and not more.keys() & {"heads", "key_heads"}:
+            more |= head_counts(options.config)
+        return Own(rope, **more)
+    if more:
+        raise ValueError(f"{_flag(next(iter(more)))} is for vectors of your own rope: give --config, or its numbers")
+    return None
+
+
 def _vectors(options: argparse.Namespace) -> int:
     if options.verify:
+        written = (*_ROPE_OPTIONS, "heads", "key_heads", "max_position", "dtype")
+        if given := [name for name in written if getattr(options, name) is not None]:
+            raise ValueError(f"{_flag(given[0])} is for writing vectors: --verify reads all that from their manifest")
         if options.outputs is None:
             raise ValueError("--verify needs two paths: the vectors, and the outputs")
         _check_page(options)
@@ -715,8 +795,9 @@ def _vectors(options: argparse.Namespace) -> int:
         return _exit_code(reports)
     if options.outputs is not None or options.html is not None:
         raise ValueError("a second path needs --verify" if options.html is None else "--html needs --verify")
+    own = _own_vectors(options)
     _progress("writing …")
-    manifest = vectors.write_vectors(options.directory, options.suite)
+    manifest = vectors.write_vectors(options.directory, options.suite, own=own, dtype=options.dtype)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {options.directory}")
     return 0
@@ -731,8 +812,8 @@ def _grouped(reports: Sequence[Report]) -> Iterator[str]:
         same = _filled(f"{first.verdict} likewise, {len(others)}: {names}")
         yield f"{first}\n\n{same}" if others else str(first)
     if missing:
-        name = missing[0].subject
-        yield _filled(f"missing outputs, {len(missing)}: {name}.npy, …; see --only")
+        more = ", …" * (len(missing) > 1)
+        yield _filled(f"missing outputs, {len(missing)}: {missing[0].subject}.npy{more}; see --only")
 
 
 def _filled(text: str) -> str:

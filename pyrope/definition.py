@@ -47,7 +47,7 @@ def pairs(layout: str, r: int, start: int = 0) -> tuple[Features, Features]:
     neighbours = slice(start, start + r, 2), slice(start + 1, start + r, 2)  # (0, 1), (2, 3), … as in the paper
     halves = slice(start, start + r // 2), slice(start + r // 2, start + r)  # (0, r/2), (1, r/2 + 1), … as in GPT-NeoX
     layouts = {"interleaved": (neighbours, neighbours), "half": (halves, halves)}
-    layouts["interleaved-to-half"] = neighbours, halves
+    layouts |= {"interleaved-to-half": (neighbours, halves), "half-to-interleaved": (halves, neighbours)}
     return layouts[layout]
 
 

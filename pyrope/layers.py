@@ -6,16 +6,18 @@ float32 and float64 arrays, computed in their own dtype; features last. Weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .backend import Array, from_numpy, namespace
+from .tiles import each, tiles
 
 _ROWS = 256  # tokens that an MLP takes at a time on the host: what it computes between its products stays in the caches
+_TILE = 2**17  # elements of a norm or an activation that a core takes at a time
 
 
 class Projection(NamedTuple):
@@ -41,11 +43,22 @@ def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) ->
 def project(x: Array, layer: Projection, out: Array | None = None) -> Array:
     """x (…, in) -> (…, out), a new array or ``out``."""
     xp = namespace(x=x, weight=layer.weight)
-    # As one matrix (rows, in): a stack of small products is slower than one large one.
-    y = xp.matmul(x.reshape(-1, x.shape[-1]), layer.weight.T, out=out)
-    if layer.bias is not None:
-        y += layer.bias
+    rows = x.reshape(-1, x.shape[-1])  # as one matrix: a stack of small products is slower than one large one
+    y = xp.empty((len(rows), len(layer.weight)), x.dtype) if out is None else out
+
+    def some(part: slice, _: None) -> None:
+        xp.matmul(rows[part], layer.weight.T, out=y[part])
+        if layer.bias is not None:
+            y[part] += layer.bias
+
+    each(_stretches(xp, len(rows)), some, lambda: None, spread=xp is np, products=True)
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _stretches(xp: ModuleType, count: int) -> list[slice]:
+    """Some tokens at a time; all of them on the GPU, where every launch costs."""
+    step = _ROWS if xp is np else max(count, 1)
+    return [slice(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
 
 
 def rms_norm(x: Array, norm: Norm, eps: float) -> Array:
@@ -54,14 +67,7 @@ def rms_norm(x: Array, norm: Norm, eps: float) -> Array:
     >>> rms_norm(np.array([3.0, 4.0]), Norm(np.ones(2), None), 0.0).round(4)
     array([0.8485, 1.1314])
     """
-    xp = namespace(x=x, weight=norm.weight)
-    # einsum squares and sums in one pass; ε and 1/e are Python numbers, which keep float32.
-    squares = xp.einsum("...e,...e->...", x, x)[..., None]
-    y = x / xp.sqrt(squares * (1 / x.shape[-1]) + eps)
-    y *= norm.weight
-    if norm.bias is not None:
-        y += norm.bias
-    return y
+    return _normalized(x, norm, eps, centred=False)
 
 
 def layer_norm(x: Array, norm: Norm, eps: float) -> Array:
@@ -70,7 +76,31 @@ def layer_norm(x: Array, norm: Norm, eps: float) -> Array:
     >>> layer_norm(np.array([1.0, 3.0]), Norm(np.ones(2), None), 0.0)
     array([-1.,  1.])
     """
-    return rms_norm(x - x.mean(axis=-1, keepdims=True), norm, eps)
+    return _normalized(x, norm, eps, centred=True)
+
+
+def _normalized(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
+    xp = namespace(x=x, weight=norm.weight)
+    out = xp.empty(x.shape, x.dtype)
+
+    def normalize(index: tuple[Any, ...], _: None) -> None:
+        part, y = x[index], out[index]
+        if centred:
+            part = part - part.mean(axis=-1, keepdims=True)
+        # einsum squares and sums in one pass; ε and 1/e are Python numbers, which keep float32.
+        squares = xp.einsum("...e,...e->...", part, part)[..., None]
+        xp.divide(part, xp.sqrt(squares * (1 / x.shape[-1]) + eps), out=y)
+        y *= norm.weight
+        if norm.bias is not None:
+            y += norm.bias
+
+    each(_tiles(xp, x), normalize, lambda: None, spread=xp is np)
+    return out
+
+
+def _tiles(xp: ModuleType, x: Array) -> Iterator[tuple[Any, ...]]:
+    """Some rows of x at a time; all of them on the GPU."""
+    return tiles(x.shape, _TILE if xp is np else x.size)
 
 
 NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {"rms": rms_norm, "layer": layer_norm}
@@ -148,15 +178,18 @@ def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool
     """
     xp, act = namespace(x=x, up=up.weight), ACTIVATIONS[activation]
     rows, f = x.reshape(-1, x.shape[-1]), down.weight.shape[1]
-    out = xp.empty((len(rows), down.weight.shape[0]), x.dtype)
-    step = min(len(rows), _ROWS if xp is np else len(rows)) or 1
-    spare = xp.empty((step, up.weight.shape[0]), x.dtype)  # one for all: fresh pages cost more than the arithmetic
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        inner = project(part, up, out=spare[: len(part)])
+    out, parts = xp.empty((len(rows), down.weight.shape[0]), x.dtype), _stretches(xp, len(rows))
+
+    def some(part: slice, spare: Array) -> None:
+        inner = project(rows[part], up, out=spare[: part.stop - part.start])
         hidden = inner[:, :f]
         act(xp, hidden)
         if gated:
             hidden *= inner[:, f:]
-        project(hidden, down, out=out[start : start + step])
+        project(hidden, down, out=out[part])
+
+    def spare() -> Array:  # one for all parts: fresh pages cost more than the arithmetic
+        return xp.empty((parts[0].stop, up.weight.shape[0]), x.dtype)
+
+    each(parts, some, spare, spread=xp is np, products=True)
     return out.reshape(*x.shape[:-1], out.shape[-1])

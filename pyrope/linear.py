@@ -13,7 +13,8 @@ by chunks: over 262,144 positions a float32 output is within 3e-6 of the largest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -24,10 +25,14 @@ from .backend import Array, compute_dtype, given, namespace, on_host, result_arr
 from .phase import check_positions
 from .rotation import Tables, check_tables, rotate, rotate_complex, rotation_tables
 from .theta import Rope, check_rope
+from .tiles import each
 
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 FORMS = {True: ("chunked", "recurrent", "quadratic"), False: ("parallel", "quadratic")}  # by causal, the default first
 CHUNK = 192  # tokens: longer chunks multiply more, shorter ones spend more on calls
+_STRETCH = 4096  # tokens that share their tables
+_SMALL = 2**16  # elements of the queries in a chunk: of fewer, calls cost too much beside arithmetic
+_Spare: TypeAlias = dict[Any, Array]  # memory by its use
 
 
 def _elu_plus_one(x: Array) -> Array:
@@ -77,9 +82,10 @@ class _Plan:
     tables: Tables | None  # of all positions, if the caller has them
     feature_map: FeatureMap
     denominators: str
+    first: tuple[int, int] = (0, 0)  # the first head and token that it is for
 
-    def features(self, x: Array, tables: Tables | None = None, spare: Array | None = None) -> tuple[Array, Array]:
-        """φ(x) and R(m)φ(x), the latter into a spare array where that fits: x (…, n, d) -> two of them."""
+    def features(self, x: Array, tables: Tables | None = None, out: Array | None = None) -> tuple[Array, Array]:
+        """φ(x) and R(m)φ(x), the latter into ``out`` where that fits: x (…, n, d) -> two of them."""
         x = x.astype(self.dtype, copy=False)
         if isinstance(self.feature_map, str):
             phi = FEATURE_MAPS[self.feature_map](x)
@@ -93,23 +99,47 @@ class _Plan:
             raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, returned {phi.dtype} {phi.shape}")
         if tables is None:
             return phi, phi
-        out = spare if spare is not None and spare.shape == phi.shape else None
+        out = out if out is not None and out.shape == phi.shape else None
         return phi, rotate(phi, tables.positions, tables.rope, tables=tables, out=out)
 
-    def chunks(self, chunk: int, *arrays: Array) -> Iterator[tuple[slice, list[tuple[Array, Array]]]]:
-        """Chunk by chunk the slice of n, and φ(x) and R(m)φ(x) of each array (…, n, d), valid until the next chunk."""
-        spares: list[Array | None] = [None] * len(arrays)
-        n, part, stretch = arrays[0].shape[-2], None, chunk * max(1, 4096 // chunk)  # tables are made in long stretches
-        for start in range(0, n, chunk):
-            if self.tables is not None:
-                part = self.tables.part(slice(start, start + chunk))
+    def spread(self, work: _Work, chunk: int, by_token: list[Array], by_head: list[Array]) -> None:
+        """Calls ``work(plan, spare, *arrays)`` for long stretches of tokens, one after the other, and there for some
+        heads at a time, on every core; the arrays are parts of these, (…, h or g, n, any) and (…, g, any, any)."""
+        n, length = by_token[0].shape[-2], chunk * max(1, _STRETCH // chunk)
+        for start in range(0, n, length):
+            tokens, tables = slice(start, min(start + length, n)), self.tables
+            if tables is not None:
+                tables = tables.part(tokens)
             elif self.rope is not None:
-                if start % stretch == 0:
-                    tables = rotation_tables(self.rope, self.positions[..., start : start + stretch], arrays[0])
-                part = tables.part(slice(start % stretch, start % stretch + chunk))
+                tables = rotation_tables(self.rope, self.positions[..., tokens], by_token[0])
+            parts = [x[..., tokens, :] for x in by_token]
+            replace(self, tables=tables, first=(0, start))._spread_heads(work, min(chunk, n), parts, by_head)
+
+    def _spread_heads(self, work: _Work, chunk: int, by_token: list[Array], by_head: list[Array]) -> None:
+        q, g = by_token[0], by_head[0].shape[-3] if by_head[0].ndim > 2 else 1
+
+        def some(heads: slice, spare: _Spare) -> None:
+            plan, r = self, q.shape[-3] // g if q.ndim > 2 else 1
+            if heads.start:
+                plan = replace(self, first=(heads.start * r, self.first[1]))
+            work(plan, spare, *(_of(heads, g, x) for x in (*by_token, *by_head)))
+
+        # Positions may differ from head to head; a function of the caller's may not be made for several threads.
+        whole = self.rope is not None and self.positions.ndim - (self.rope.axes is not None) > max(1, q.ndim - 2)
+        count = 1 if self.xp is not np or whole else -(-q[..., 0, :].size * chunk // _SMALL)
+        step = max(1, -(-g // (count + count % 2 if count > 1 else 1)))  # an even number, as that of cores mostly is
+        pieces = [slice(start, min(start + step, g)) for start in range(0, g, step)]
+        each(pieces, some, dict, spread=self.xp is np and isinstance(self.feature_map, str), products=True)
+
+    def chunks(self, chunk: int, spare: _Spare, *arrays: Array) -> Iterator[tuple[slice, list[tuple[Array, Array]]]]:
+        """Chunk by chunk the slice of n, and φ(x) and R(m)φ(x) of each array (…, n, d), valid until the next chunk."""
+        n = arrays[0].shape[-2]
+        for start in range(0, n, chunk):
             tokens = slice(start, min(start + chunk, n))
-            features = [self.features(x[..., tokens, :], part, spare) for x, spare in zip(arrays, spares, strict=True)]
-            spares = [None if part is None else turned for _, turned in features]
+            tables = None if self.tables is None else self.tables.part(tokens)
+            features = [self.features(x[..., tokens, :], tables, spare.get(i)) for i, x in enumerate(arrays)]
+            if tables is not None:
+                spare.update(enumerate(turned for _, turned in features))
             yield tokens, features
 
     def zeros(self, k: Array, v: Array) -> tuple[Array, Array]:
@@ -120,18 +150,12 @@ class _Plan:
     def sums(self, k: Array, v: Array) -> tuple[Array, Array]:
         """S (…, g, d, e) and z (…, g, d) of these keys and values."""
         s, z = self.zeros(k, v)
-        for tokens, [(phi_k, turned_k)] in self.chunks(CHUNK, k):
-            s += turned_k.swapaxes(-1, -2) @ v[..., tokens, :].astype(self.dtype, copy=False)
-            z += phi_k.sum(axis=-2)
+        self.spread(_add, CHUNK, [k, v], [s, z[..., None, :]])
         return s, z
 
-    def read(self, q: Array, k: Array, s: Array, z: Array, out: Array, chunk: int = CHUNK) -> Array:
+    def read(self, q: Array, s: Array, z: Array, out: Array, chunk: int = CHUNK) -> Array:
         """Every query against the same sums S and z, into out (…, h, n, e)."""
-        for tokens, [(phi_q, turned_q)] in self.chunks(chunk, q):
-            numerator = _grouped(turned_q, k) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)
-            denominator = _grouped(phi_q, k) @ z[..., None, :, None]
-            terms = _grouped(phi_q, k), z[..., None, None, :]
-            out[..., tokens, :] = self.divide(numerator, denominator, terms, phi_q.shape[:-1], tokens.start)
+        self.spread(partial(_read, chunk), chunk, [q, out], [s, z[..., None, :]])
         return out
 
     def result(self, q: Array, k: Array, v: Array, out: Array | None) -> Array:
@@ -158,8 +182,9 @@ class _Plan:
             empty = ~((terms[0] != 0) & (terms[1] != 0)).any(axis=-1).reshape(shape) & (numerator == 0).all(axis=-1)
             bad = np.argwhere(to_numpy(~(good | empty))).tolist()
             if bad:
-                where, value = (*bad[0][:-1], start + bad[0][-1]), float(denominator[tuple(bad[0])])
-                count = f"{len(bad)} of {good.size} looked at were not, the first at {where}: {value:g}"
+                where, value = np.array(bad[0]), float(denominator[tuple(bad[0])])
+                where[-2:] += (self.first[0], self.first[1] + start)[-len(where) :]
+                count = f"{len(bad)} of {good.size} looked at were not, the first at {tuple(where.tolist())}: {value:g}"
                 rule = f"denominators must be finite and {self.denominators}, {count}"
                 raise ValueError(f"{rule}; see feature_map: in {self.dtype} they must not be smaller than {least:.2g}")
             denominator = denominator + empty
@@ -204,6 +229,15 @@ def _plan(
     return _Plan(xp, dtype, rope, positions, tables, feature_map, denominators)
 
 
+_Work: TypeAlias = Callable[..., None]  # of a plan, spare memory and arrays
+
+
+def _of(heads: slice, g: int, x: Array) -> Array:
+    """x (…, g·r, any, any) for some of the g key heads; x itself if it has no axis of heads."""
+    r = x.shape[-3] // g if x.ndim > 2 else 1
+    return x if x.ndim == 2 else x[..., heads.start * r : heads.stop * r, :, :]
+
+
 def _grouped(x: Array, k: Array) -> Array:
     """A view of x (…, h, n, d) as (…, g, h/g, n, d): head i reads head i·g//h of k."""
     heads = (k.shape[-3], x.shape[-3] // max(k.shape[-3], 1)) if k.ndim > 2 else (1,)
@@ -213,6 +247,51 @@ def _grouped(x: Array, k: Array) -> Array:
 def _repeated(x: Array, q: Array) -> Array:
     """x (…, g, n, d) with one head for each head of q; x itself if it has as many, or neither has a head axis."""
     return x if x.shape[-3:-2] == q.shape[-3:-2] else definition.repeat_heads(x, q.shape[-3])
+
+
+def _add(plan: _Plan, spare: _Spare, k: Array, v: Array, s: Array, z: Array) -> None:
+    """Adds keys and values to S and z (…, g, 1, d)."""
+    for tokens, [(phi_k, turned_k)] in plan.chunks(CHUNK, spare, k):
+        s += turned_k.swapaxes(-1, -2) @ v[..., tokens, :].astype(plan.dtype, copy=False)
+        z += phi_k.sum(axis=-2, keepdims=True)
+
+
+def _read(chunk: int, plan: _Plan, spare: _Spare, q: Array, out: Array, s: Array, z: Array) -> None:
+    """Queries against S and z (…, g, 1, d), into out."""
+    for tokens, [(phi_q, turned_q)] in plan.chunks(chunk, spare, q):
+        numerator = _grouped(turned_q, s) @ s[..., None, :, :]  # Eq. (19), without rope Eq. (18)
+        terms = _grouped(phi_q, s), z[..., None, :, :]
+        denominator = terms[0] @ terms[1].swapaxes(-1, -2)
+        out[..., tokens, :] = plan.divide(numerator, denominator, terms, phi_q.shape[:-1], tokens.start)
+
+
+def _step(chunk: int, plan: _Plan, spare: _Spare, *arrays: Array) -> None:
+    """Queries against the keys up to them and S and z (…, g, 1, d), into out; the keys are added to S and z."""
+    q, k, v, out, s, z = arrays
+    xp = plan.xp
+
+    def product(name: str, a: Array, b: Array) -> Array:
+        # a @ b makes a new array for each chunk, whose fresh pages cost as much as the product itself.
+        shape = (*(a.shape[:-2] or b.shape[:-2]), a.shape[-2], b.shape[-1])  # b has the heads of a, or a has none
+        if name not in spare or spare[name].shape != shape:
+            spare[name] = xp.empty(shape, plan.dtype)
+        return xp.matmul(a, b, out=spare[name])
+
+    lower = xp.tril(xp.ones((min(chunk, q.shape[-2]),) * 2, plan.dtype))
+    for tokens, [(phi_q, turned_q), (phi_k, turned_k)] in plan.chunks(chunk, spare, q, k):
+        c, values = tokens.stop - tokens.start, v[..., tokens, :].astype(plan.dtype, copy=False)
+        turned_q, turned_k = _grouped(turned_q, k), turned_k.swapaxes(-1, -2)
+        scores = product("scores", turned_q, turned_k[..., None, :, :])
+        scores *= lower[:c, :c]
+        numerator = product("numerator", scores, values[..., None, :, :])  # Eq. (19): the keys of this chunk,
+        numerator += product("before", turned_q, s[..., None, :, :])  # and all before it
+        sums = product("sums", lower[:c, :c], phi_k)
+        sums += z
+        terms = _grouped(phi_q, k), sums[..., None, :, :]
+        denominator = xp.einsum("...nd,...nd->...n", *terms)  # Eq. (19), not rotated
+        out[..., tokens, :] = plan.divide(numerator, denominator, terms, phi_q.shape[:-1], tokens.start)
+        s += product("state", turned_k, values)
+        z[...] = sums[..., -1:, :]
 
 
 def linear_state(
@@ -243,30 +322,8 @@ def linear_step(
     if state is not None:
         LinearState(s, z, 0, rope, feature_map)._check(state)
         s, z = s + state.numerator, z + state.denominator
-    xp, out, spare = plan.xp, plan.result(q, k, v, out), dict[str, Array]()
-
-    def product(name: str, a: Array, b: Array) -> Array:
-        # a @ b makes a new array for each chunk, whose fresh pages cost as much as the product itself.
-        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        if name not in spare or spare[name].shape != shape:
-            spare[name] = xp.empty(shape, plan.dtype)
-        return xp.matmul(a, b, out=spare[name])
-
-    lower = xp.tril(xp.ones((min(chunk, q.shape[-2]),) * 2, plan.dtype))
-    for tokens, [(phi_q, turned_q), (phi_k, turned_k)] in plan.chunks(chunk, q, k):
-        c, values = tokens.stop - tokens.start, v[..., tokens, :].astype(plan.dtype, copy=False)
-        turned_q, turned_k = _grouped(turned_q, k), turned_k.swapaxes(-1, -2)
-        scores = product("scores", turned_q, turned_k[..., None, :, :])
-        scores *= lower[:c, :c]
-        numerator = product("numerator", scores, values[..., None, :, :])  # Eq. (19): the keys of this chunk,
-        numerator += product("before", turned_q, s[..., None, :, :])  # and all before it
-        sums = product("sums", lower[:c, :c], phi_k)
-        sums += z[..., None, :]
-        denominator = xp.einsum("...nd,...nd->...n", _grouped(phi_q, k), sums[..., None, :, :])  # Eq. (19), not rotated
-        terms = _grouped(phi_q, k), sums[..., None, :, :]
-        out[..., tokens, :] = plan.divide(numerator, denominator, terms, phi_q.shape[:-1], tokens.start)
-        s += product("state", turned_k, values)
-        z = sums[..., -1, :].copy()
+    out = plan.result(q, k, v, out)
+    plan.spread(partial(_step, chunk), chunk, [q, k, v, out], [s, z[..., None, :]])
     return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
 
 
@@ -333,4 +390,4 @@ def linear_attention(
         values = _repeated(v.astype(plan.dtype, copy=False), q)
         out[...] = plan.divide(weights @ values, total, terms, q.shape[:-1])  # Eq. (17)
         return out
-    return plan.read(q, k, *plan.sums(k, v), out, chunk)  # Eq. (18): the same sums for every query
+    return plan.read(q, *plan.sums(k, v), out, chunk)  # Eq. (18): the same sums for every query

@@ -257,6 +257,7 @@ class _Running:
                     self._add_tile(xp, full, k[heads][..., j : j + width, :], v[heads][..., j : j + width, :], mask)
                 between()
 
+    @np.errstate(over="ignore", invalid="ignore")  # what overflows is found afterwards; NaN stays NaN
     def _add_tile(self, xp: ModuleType, tile: tuple[Any, ...], k: Array, v: Array, mask: Array | None) -> None:
         q = self.queries[tile]
         (*lead, r, rows, d), keys = q.shape, k.shape[-2]
@@ -307,6 +308,7 @@ def ring_attention(
         d, direct, running = k.shape[-1], _direct(comm, xp), _Running.before(xp, checked)
         held = _to_wire(xp.concatenate((k, v), axis=-1), direct)
         at, right, left = checked.k_at.reshape(-1).copy(), (rank + 1) % size, (rank - 1) % size
+        largest = []  # of the keys in each shard
         for step in range(size):
             requests, arriving = [], (held, at)
             if step < size - 1:
@@ -315,10 +317,13 @@ def ring_attention(
                 requests = [comm.Irecv(x, left, _TAG) for x in arriving]
                 requests += [comm.Isend(x, right, _TAG) for x in (held, at)]
             pair = _from_wire(held, xp, k.dtype).astype(checked.dtype, copy=False)
+            largest += [abs(pair[..., :d]).max()] if pair.size else []
             # Most MPIs move data only while they are called: a test between tiles keeps the messages going.
             running.add(pair[..., :d], pair[..., d:], at, partial(mpi.Request.Testall, requests))
             mpi.Request.Waitall(requests)
             held, at = arriving
+        if largest and not bool(xp.isfinite(running.top).all()):  # a row that saw no key, or whose scores overflowed
+            softmax._check_overflow(q, xp.stack(largest), checked.scale / (checked.softcap or 1.0), checked.dtype)
         # A row that saw a key has exp(0) = 1 in its total; one that saw none has 0, and becomes zeros.
         out = running.numerator.reshape(*q.shape[:-1], v.shape[-1])
         out /= xp.maximum(running.total, 1.0).reshape(*q.shape[:-1], 1)
@@ -365,7 +370,7 @@ def parallel_linear_attention(
             comm.Allreduce(own, sums, mpi.SUM)
         s, z = (from_numpy(x, plan.xp).reshape(y.shape) for x, y in ((sums[: s.size], s), (sums[s.size :], z)))
         if not causal:
-            return plan.read(q, k, s, z, plan.result(q, k, v, None))
+            return plan.read(q, s, z, plan.result(q, k, v, None))
         state = LinearState(s, z, 0, rope, feature_map)
         options: dict[str, Any] = {"feature_map": feature_map, "denominators": denominators, "tables": tables}
         return linear_step(q, k, v, positions, rope, state=state, **options)[0]

@@ -25,12 +25,13 @@ import numpy as np
 
 from . import checks
 from .theta import DECIMAL, TWO_PI, Rope, check_rope, exact_frequencies
+from .tiles import each
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-_TILE = 16384  # elements worked on at a time: so many that calls cost little, so few that they fit the caches
+_TILE = 2**17  # elements worked on at a time: with fewer, threads wait for each other between calls
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
 # so that products with the upper 26 bits of another number are exact (Dekker's way, without an fma).
@@ -72,14 +73,14 @@ def _taylor(z: Float64, coefficients: list[float], out: Float64) -> None:
         out += coefficient
 
 
-def _angle(rest: Int64, low: Uint64, spare: Float64) -> tuple[Float64, Float64]:
-    """(rest + low·2⁻⁶⁴)·2π·2⁻⁶⁴ as an unevaluated sum of two float64; |rest| ≤ 2⁶¹. Overwrites all three."""
+def _angle(rest: Int64, low: Uint64, spare: Float64, head: Float64, tail: Float64) -> tuple[Float64, Float64]:
+    """(rest + low·2⁻⁶⁴)·2π·2⁻⁶⁴ as an unevaluated sum of two float64; |rest| ≤ 2⁶¹. Overwrites all five."""
     # The upper 54 bits convert exactly, the next 61 with one rounding far below what matters.
     tail_bits = np.right_shift(low, np.uint64(11), out=low).view(np.int64)
     np.bitwise_and(rest, 255, out=spare.view(np.int64))
     tail_bits |= np.left_shift(spare.view(np.int64), 53, out=spare.view(np.int64))
     rest &= -256
-    head, tail = rest.astype(np.float64), tail_bits.astype(np.float64)
+    head[...], tail[...] = rest, tail_bits
     tail *= 2.0**-53
     big = np.add(head, tail, out=spare)
     angle = np.multiply(big, _UNIT, out=rest.view(np.float64))
@@ -96,24 +97,28 @@ def _angle(rest: Int64, low: Uint64, spare: Float64) -> tuple[Float64, Float64]:
     return angle, error
 
 
-def _cos_sin_tile(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[Float64, Float64]:
-    """cos and sin for positions m of shape (rows, 1) or (rows, p)."""
-    size = np.abs(m).view(np.uint64)
+def _cos_sin_tile(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...], spare: Uint64) -> tuple[Float64, Float64]:
+    """cos and sin for positions m of shape (rows, 1) or (rows, p), in the memory of spare (8, rows, p).
+
+    New arrays of this size would mostly be fresh pages, which cost more than the arithmetic.
+    """
+    size, memory = np.abs(m).view(np.uint64), spare.view(np.float64)
+    h, product, rest, low = spare[:4]
     # h = m·θ/2π mod 1 and an eighth, upper 64 bits; size ≤ 2³¹, so the sum for the carry cannot overflow.
-    h = size * turn.low_low
+    np.multiply(size, turn.low_low, out=h)
     h >>= np.uint64(32)
-    h += size * turn.low_high
+    h += np.multiply(size, turn.low_high, out=product)
     h >>= np.uint64(32)
-    h += size * turn.high
+    h += np.multiply(size, turn.high, out=product)
     h += np.uint64(2**61)
     # Its first two bits are now the nearest quarter turn, the other 62 say how far from there.
-    rest = (h & np.uint64(2**62 - 1)).view(np.int64)
-    rest -= 2**61
-    spare = np.empty(h.shape)
-    x, error = _angle(rest, size * turn.low, spare)
-    z = np.multiply(x, x, out=spare)
+    np.bitwise_and(h, np.uint64(2**62 - 1), out=rest)
+    rest -= np.uint64(2**61)  # which wraps: it is read with a sign
+    np.multiply(size, turn.low, out=low)
+    x, error = _angle(rest.view(np.int64), low, *memory[4:7])
+    sin, cos, z, lead, last = memory[1], memory[3], memory[4], memory[5], memory[7]
+    np.multiply(x, x, out=z)
     near = _near_quarters(x, z, size, [bool(t) for t in theta])
-    sin, cos = np.empty_like(z), np.empty_like(z)
     _taylor(z, _SIN, sin)
     _taylor(z, _COS, cos)
     sin *= z
@@ -121,31 +126,38 @@ def _cos_sin_tile(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...]) -> tuple[F
     cos *= z
     cos *= z
     z *= 0.5
-    lead = 1.0 - z
+    np.subtract(1.0, z, out=lead)
     # cos(x + e) = 1 − z/2 + (z²·C(z) − x·e), where 1 − z/2 is rounded: what that lost is taken up again.
-    cos -= x * error
-    np.subtract(1.0 - lead, z, out=z)
+    cos -= np.multiply(x, error, out=last)
+    np.subtract(np.subtract(1.0, lead, out=last), z, out=z)
     cos += z
     # sin(x + e) = x + (x·z·S(z) + e·(1 − z/2)), all in the bracket small beside x.
     error *= lead
     sin += error
     sin += x
     cos += lead
-    # A quarter turn more: (cos, sin) → (−sin, cos). Swapped by masks, negated by the sign bit.
-    c, s, twice = cos.view(np.uint64), sin.view(np.uint64), h << np.uint64(1)
-    swap = c ^ s
-    swap &= (twice.view(np.int64) >> 63).view(np.uint64)
-    c ^= swap
-    s ^= swap
-    twice ^= h
-    twice &= _SIGN
-    c ^= twice
-    h &= _SIGN
-    s ^= h
+    _turn_quarters(h, spare[3], spare[1], spare[4], spare[5])
     for row, i in near:
         cos[row, i], sin[row, i] = _slowly(int(size[row, min(i, size.shape[1] - 1)]), theta[i])
-    s ^= m.view(np.uint64) & _SIGN  # sin is odd in m
+    spare[1] ^= m.view(np.uint64) & _SIGN  # sin is odd in m
     return cos, sin
+
+
+def _turn_quarters(h: Uint64, cos: Uint64, sin: Uint64, swap: Uint64, negate: Uint64) -> None:
+    """Turns the bits of cos and sin by the quarters in the first two bits of h. Overwrites all five."""
+    # A quarter turn more: (cos, sin) → (−sin, cos). Swapped by masks, negated by the sign bit.
+    np.left_shift(h, np.uint64(1), out=negate)
+    mask = np.right_shift(negate.view(np.int64), 63, out=swap.view(np.int64)).view(np.uint64)
+    negate ^= h
+    negate &= _SIGN
+    cos ^= sin
+    mask &= cos  # cos ^ sin where they are swapped, 0 elsewhere
+    cos ^= sin
+    cos ^= mask
+    sin ^= mask
+    cos ^= negate
+    h &= _SIGN
+    sin ^= h
 
 
 def _near_quarters(x: Float64, z: Float64, size: Uint64, turning: list[bool]) -> list[tuple[int, int]]:
@@ -204,17 +216,20 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
     cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
     theta, turn, factor = exact_frequencies(rope), _turns(rope), rope.attention_factor
     rows = max(1, _TILE // p)
-    for start in range(0, total, rows):
+
+    def fill(start: int, spare: Uint64) -> None:
         tile = slice(start, start + rows)
         # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
-        each = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
-        c, s = _cos_sin_tile(each[:, owner], turn, theta)
+        at = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
+        c, s = _cos_sin_tile(at[:, owner], turn, theta, spare[:, : len(at)])
         if factor != 1.0:
             c *= factor
             s *= factor
         if rope.direction == -1:
             np.negative(s, out=s)
         cos[tile], sin[tile] = _rounded(c, dtype), _rounded(s, dtype)
+
+    each(range(0, total, rows), fill, lambda: np.empty((8, min(rows, total), p), np.uint64), spread=True)
     return cos.reshape(*shape, p), sin.reshape(*shape, p)
 
 

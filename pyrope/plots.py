@@ -152,9 +152,14 @@ def cosines_figure(distances: int = 401) -> Figure:
     waves = np.cos(np.multiply.outer(speeds, at))
     for style, speed, wave in zip(_LINES[2:], speeds, waves, strict=False):
         axes.plot(at, wave, label=f"cos {speed:g}Δ" if speed != 1 else "cos Δ", linewidth=1.1, **style)
-    axes.plot(at, waves.sum(axis=0), label="their sum S(Δ)", **_LINES[0])
-    for crest in np.flatnonzero(waves.sum(axis=0) > 2.9):
-        axes.text(crest, 3.1, f"S({crest}) = {waves[:, crest].sum():.2f}", ha="center", fontsize="small")
+    total = waves.sum(axis=0)
+    axes.plot(at, total, label="their sum S(Δ)", **_LINES[0])
+    for m in (m for m in (0, 2, 20, 50, 126, 377) if m < len(at)):  # those of docs/why-positions.md
+        axes.plot([m], [total[m]], "o", color="black", markersize=4, zorder=3)
+        place = (m, 3.2) if total[m] > 2.9 else (m + 5, total[m])
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
+        where = {"ha": "center" if total[m] > 2.9 else "left", "va": "center"}
+        axes.text(*place, f"S({m}) = {total[m]:.2f}".replace("-", "−"), fontsize="small", bbox=paper, zorder=4, **where)
     axes.set(xlim=(-20, 1.03 * at[-1]), ylim=(-3.2, 3.6))
     _label(axes, "the score of a query and a key of ones, with three pairs", "distance Δ (positions)", "score")
     figure.legend(loc="outside lower center", ncols=4, fontsize="small", handlelength=3.5)
@@ -392,9 +397,8 @@ def _times_with_one_thread(lengths: Sequence[int], *sizes: int) -> dict[str, lis
     checks.integer("rounds", sizes[-1], 1)
     times = f"from {__name__} import attention_times as times"
     code = f"import json, sys; {times}; print(json.dumps(times(*json.loads(sys.argv[1]))))"
-    threads = dict.fromkeys(
-        ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
-    )
+    names = ("PYROPE_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    threads = dict.fromkeys(names, "1")
     here = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps([list(lengths), *sizes])],
@@ -477,6 +481,7 @@ def operator_figure(
         "candidate" if candidate else "candidate: pairs (2i, 2i+1)",
     )
     most = max(1.0, rope.attention_factor)
+    beyond = np.abs(actual[np.isfinite(actual)]).max(initial=0) > most + 1e-6
     for panel, name, matrix in zip(axes, names, (expected, actual), strict=False):
         image = _map(panel, matrix, most, signed=True)
         _label(panel, name, "feature in, j", "feature out, i")
@@ -484,7 +489,7 @@ def operator_figure(
         image,
         axes[:2],
         "element (i, j) of R; white is 0, a bar marks the clearly negative ones, hatched is not finite",
-        extend="both",
+        extend="both" if beyond else "neither",
     )
     off = actual - expected
     largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))

@@ -18,9 +18,9 @@ from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
 from .definition import Features
 from .phase import check_positions, cos_sin
 from .theta import LAYOUTS, Rope, check_rope
-from .tiles import tile_of, tiles
+from .tiles import each, tile_of, tiles
 
-_TILE = 2**17  # elements: what NumPy works on at a time where it needs more than one pass
+_TILE = 2**17  # elements that a core takes at a time where there is more than one pass, so that they stay in its caches
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def _rotate(x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Ar
     if out is not x and xp.may_share_memory(out, x):
         x = x.copy()  # they may overlap in any way, and a tile must not be overwritten before it is read
     turning = slice(rope.start, rope.start + rope.width)
-    if out is not x:
+    if out is not x and rope.width < rope.head_dim:
         for still in (slice(0, turning.start), slice(turning.stop, rope.head_dim)):
             out[..., still] = x[..., still]
     reads, writes = definition.pairs(rope.layout, rope.width)
@@ -154,18 +154,23 @@ def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any
 def _turn(
     xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array | None, reads: Features, writes: Features
 ) -> None:
-    """R·x over the rotated features, into out: one pass where memory allows it, else three for each tile."""
+    """R·x over the rotated features, into out, tile by tile: in one pass where memory allows it, else in three."""
     dtype = straight.real.dtype
+    # On the GPU every launch costs and there is no cache to keep to, so there is one tile.
+    limit = _TILE if xp is np else max(x.size, 1)
     if crossed is None and reads == writes and x.dtype == dtype:
         source, target = _as_complex(x), _as_complex(out)
         if source is not None and target is not None:
-            # NumPy's vector code fuses the products, its scalar code does not: last bits depend on the array's length.
-            xp.multiply(source, straight, out=target)  # Eq. (12), pairs (2i, 2i+1)
+
+            def multiply(index: tuple[Any, ...], _: None) -> None:  # Eq. (12), pairs (2i, 2i+1)
+                # NumPy's vector code fuses the products, its scalar code does not: last bits depend on the tiles.
+                xp.multiply(source[index], tile_of(straight, index), out=target[index])
+
+            # One pass needs no cache, so that its tiles may be larger.
+            each(tiles(source.shape, 4 * limit), multiply, lambda: None, spread=xp is np)
             return
-    # On the GPU every launch costs and there is no cache to keep to, so there is one tile.
-    limit = _TILE if xp is np else max(x.size, 1)
-    spare = xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
-    for index in tiles(x.shape, limit):
+
+    def turn(index: tuple[Any, ...], spare: Array) -> None:
         a, b, c = x[index], out[index], tile_of(straight, index)
         if crossed is not None:
             product = spare[0, : a.size].reshape(a.shape)
@@ -176,11 +181,16 @@ def _turn(
                 b[...] = widened
             else:
                 _turn_half(xp, a, b, c, tile_of(crossed, index), product)
-            continue
+            return
         z = spare.reshape(-1)[: a.size].view(c.dtype).reshape(*a.shape[:-1], a.shape[-1] // 2)
         z.real, z.imag = a[..., reads[0]], a[..., reads[1]]
         xp.multiply(z, c, out=z)  # Eq. (12)
         b[..., writes[0]], b[..., writes[1]] = z.real, z.imag
+
+    def spare() -> Array:
+        return xp.empty((2, min(max(limit, x.shape[-1]), x.size)), dtype)
+
+    each(tiles(x.shape, limit), turn, spare, spread=xp is np)
 
 
 def _turn_half(xp: ModuleType, x: Array, out: Array, straight: Array, crossed: Array, spare: Array) -> None:

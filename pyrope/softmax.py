@@ -8,6 +8,7 @@ never n × m. Positions decide who sees whom, not places in an array. The other 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -17,7 +18,7 @@ import numpy as np
 
 from . import checks, definition
 from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
-from .tiles import tile_of, tiles
+from .tiles import each, tile_of, tiles
 
 _ROWS = 256  # queries in a tile on the host, over all heads that share a key head
 _SMALL = 2**16  # scores: below that, calls cost more than arithmetic
@@ -186,24 +187,29 @@ def attention(
     out = xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
     if not (out.size and m):
         return out
-    # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches (the matrix
-    # products use all cores by themselves); on the GPU, where every launch costs, as much as memory allows.
+    # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches; on the GPU,
+    # where every launch costs, as much as memory allows.
     rows = min(n, block or max(1, _ROWS // r if xp is np else _DEVICE // (heads * r * m)))
     limit = _SMALL if xp is np else heads * r * rows * m
-    spare = xp.empty(min(max(limit, r * rows * m), heads * r * rows * m), checked.dtype)
-    target, view = out.reshape(*lead, r, n, v.shape[-1]), None
+    target = out.reshape(*lead, r, n, v.shape[-1])
     same = checked.q_at.size == n and checked.k_at.size == m
     if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
         checked = replace(checked, longest=np.einsum("...d,...d->...", checked.k, checked.k).max(axis=-1))
-    heads_at_a_time = list(tiles((*lead, r * rows * m), limit))
-    for start in range(0, n, rows):
-        for i, index in enumerate(heads_at_a_time):
-            every = (slice(None),) * (len(lead) - len(index) + 1)
-            index = (*index, *every, slice(start, start + rows))
-            # All heads see the same keys, and all rows of a batch if their positions are the same.
-            if view is None or i == 0 or not same:
-                view = _view(xp, checked.reach, tile_of(checked.q_at, index), tile_of(checked.k_at, index[:-1]), width)
-            _attend(xp, checked, index, view, spare, target)
+
+    def spare() -> _Spare:
+        return _Spare(xp.empty(min(max(limit, r * rows * m), heads * r * rows * m), checked.dtype))
+
+    def attend(piece: tuple[int, tuple[Any, ...]], spare: _Spare) -> None:
+        start, some = piece
+        index = (*some, *(slice(None),) * (len(lead) - len(some) + 1), slice(start, start + rows))
+        # All heads see the same keys, and all rows of a batch if their positions are the same.
+        if spare.start != start or not same:
+            spare.start, spare.view = start, _view(xp, checked, index, width)
+        _attend(xp, checked, index, spare.view, spare.scores, target)
+
+    # The last queries first: if causal they see the most keys, and a thread should not be left with them in the end.
+    starts = range(0, n, rows)[::-1]
+    each(itertools.product(starts, tiles((*lead, r * rows * m), limit)), attend, spare, spread=xp is np, products=True)
     return out
 
 
@@ -214,11 +220,21 @@ class _View(NamedTuple):
     hidden: list[tuple[slice, Array]]  # columns with hidden scores, and which they are, (…, 1, rows, columns)
 
 
-def _view(xp: ModuleType, reach: tuple[int, int] | None, q_at: Array, k_at: Array, width: int) -> _View:
-    """Keys are skipped, or masked, by tiles of this width."""
-    m = k_at.shape[-1]
+@dataclass
+class _Spare:
+    """What a thread keeps from tile to tile."""
+
+    scores: Array  # memory
+    start: int = -1  # the first of the queries that the view is for
+    view: _View = _View([], [])
+
+
+def _view(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], width: int) -> _View:
+    """What the queries at an index (…, g, r, n) see; keys are skipped, or masked, by tiles of this width."""
+    m, reach = checked.k_at.shape[-1], checked.reach
     if reach is None:
         return _View([(slice(0, m), slice(0, m))], [])
+    q_at, k_at = tile_of(checked.q_at, index), tile_of(checked.k_at, index[:-1])
     visible, in_part = _tiles(reach, q_at, k_at, width)
     view, start = _View([], []), 0
     for keys in _runs(visible, width, m):

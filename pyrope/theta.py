@@ -21,7 +21,7 @@ from . import checks
 if TYPE_CHECKING:
     from .models.conventions import Source
 
-LAYOUTS = ("interleaved", "half", "interleaved-to-half")
+LAYOUTS = ("interleaved", "half", "interleaved-to-half", "half-to-interleaved")
 PLACEMENTS = ("prefix", "suffix")
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563")
 # All settings are spelt out, since an application may have changed the defaults.
@@ -47,7 +47,7 @@ class _Checked:
         "length": partial(checks.integer, least=1),
         "truncate": checks.flag,
     }
-    _RISING: ClassVar[tuple[str, str] | None] = None  # two fields, of which the second must be the greater one
+    _RISING: ClassVar[tuple[str, str] | None] = None  # two fields, of which the second must not be the smaller one
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # every heir is a dataclass
@@ -56,8 +56,8 @@ class _Checked:
                 _set(self, field.name, self._RULES[field.name](field.name, value))
         if self._RISING is not None:
             (less, low), (more, high) = ((name, getattr(self, name)) for name in self._RISING)
-            if high <= low:
-                raise ValueError(f"{more} must be greater than {less}, {low:g}, was {high:g}")
+            if high < low:
+                raise ValueError(f"{more} must be at least {less}, {low:g}, was {high:g}")
 
 
 def _set(instance: object, name: str, value: Any) -> None:
@@ -171,7 +171,8 @@ class LongRoPE(_Checked):
 class Llama3(_Checked):
     """The rule of Llama 3.1 (Grattafiori et al., arXiv 2407.21783): by wavelength λ = 2π/w_i.
 
-    λ > L₀/low: w_i/s; λ < L₀/high: w_i; between them blended, with L₀ = ``original_length``.
+    λ > L₀/low: w_i/s; λ < L₀/high: w_i; between them blended, with L₀ = ``original_length``. Where low = high, as in
+    Llama 4 Scout, there is nothing between them: a step.
     """
 
     factor: float
@@ -185,7 +186,8 @@ class Llama3(_Checked):
 
         def rescaled(w: Decimal) -> Decimal:
             turns = self.original_length * w / TWO_PI  # L₀/λ
-            t = min(max((turns - low) / (high - low), Decimal(0)), Decimal(1))
+            t = (turns - low) / (high - low) if high > low else Decimal(turns > low)
+            t = min(max(t, Decimal(0)), Decimal(1))
             return w * ((1 - t) / s + t)
 
         return [rescaled(w) for w in _geometric(base, r)]
@@ -215,42 +217,63 @@ LENGTH_DEPENDENT = (DynamicNTK, LongRoPE)
 
 @dataclass(frozen=True)
 class Axes:
-    """Which axis of the positions turns each pair, and with which frequency of Θ.
+    """Which axis of the positions turns each pair, and with which frequency.
 
-    - "sections", M-RoPE of Qwen2-VL: pair i has frequency i, and the axis of the section that i lies in;
-    - "interleaved", M-RoPE of Qwen3-VL: frequency i, axis i mod 3 while its section lasts, then 0;
+    - "sections", M-RoPE of Qwen2-VL: the axis of the section, of so many pairs, that pair i lies in;
+    - "interleaved", M-RoPE of Qwen3-VL: with k axes, axis i mod k while its section lasts, then 0;
+    - "listed": ``sections`` names the axis of every pair, in any order;
     - "axial", vision part of Qwen2-VL: the first half of the pairs turns with rows, the second with columns, each
       with the frequencies 0, 2, 4, …;
     - "pixtral": the same halves, rows with the frequencies 0, 2, 4, …, columns with 1, 3, 5, ….
+
+    In the first three, pair i has frequency i of Θ; with ``series="own"`` each axis has a series of its own, that of a
+    head as wide as its pairs: the j-th of its k pairs has base^(−j/k), as in Flux, Wan and Qwen-Image.
     """
 
     style: str
     sections: tuple[int, ...] = ()
+    series: str = "shared"
 
     def __post_init__(self) -> None:
-        checks.choice("axes style", self.style, ("sections", "interleaved", "axial", "pixtral"))
+        checks.choice("axes style", self.style, ("sections", "interleaved", "listed", "axial", "pixtral"))
         _set(self, "sections", checks.integers("sections", self.sections, 0))
-        count, wanted = len(self.sections), {"sections": "at least two", "interleaved": "three"}.get(self.style, "no")
-        if not {"sections": count >= 2, "interleaved": count == 3}.get(self.style, count == 0):
+        checks.choice("series", self.series, ("shared", "own"))
+        count, dealt = len(self.sections), self.style in ("sections", "interleaved", "listed")
+        if count < 2 if dealt else count:
+            wanted = "at least two" if dealt else "no"
             raise ValueError(f'axes style "{self.style}" takes {wanted} sections, was given {self.sections}')
+        if self.style == "listed" and set(self.sections) != set(range(self.count)):
+            listed = sorted(set(self.sections))
+            raise ValueError(f"the axes that are listed must be 0, 1, … without a gap, were {listed}")
+        if self.series == "own" and not dealt:
+            raise ValueError(f'series="own" is for sections: axes style "{self.style}" has frequencies of its own')
 
     @property
     def count(self) -> int:
         """How many axes the positions have."""
-        return len(self.sections) or 2
+        return max(self.sections) + 1 if self.style == "listed" else len(self.sections) or 2
 
     def assign(self, p: int) -> list[tuple[int, int]]:
-        """For each of p pairs the axis that turns it and the index of its frequency in Θ."""
-        if self.sections and (total := sum(self.sections)) != p:
+        """For each of p pairs the axis that turns it and the index of its frequency in Θ, or in its axis's series."""
+        total = len(self.sections) if self.style == "listed" else sum(self.sections)
+        if self.sections and total != p:
             raise ValueError(f"sections {self.sections} must add up to the number of pairs, {p}, but make {total}")
-        if self.style == "sections":
-            return [(axis, i) for i, axis in enumerate(a for a, s in enumerate(self.sections) for _ in range(s))]
-        if self.style == "interleaved":
-            return [(i % 3 if i < 3 * self.sections[i % 3] else 0, i) for i in range(p)]
-        if p % 2:
+        if not self.sections and p % 2:
             raise ValueError(f'axes style "{self.style}" needs an even number of pairs, was {p}')
-        odd = 1 if self.style == "pixtral" else 0
-        return [(0, 2 * j) for j in range(p // 2)] + [(1, 2 * j + odd) for j in range(p // 2)]
+        if not self.sections:
+            odd = 1 if self.style == "pixtral" else 0
+            return [(0, 2 * j) for j in range(p // 2)] + [(1, 2 * j + odd) for j in range(p // 2)]
+        axes = list(self.sections)
+        if self.style == "sections":
+            axes = [axis for axis, size in enumerate(self.sections) for _ in range(size)]
+        elif self.style == "interleaved":
+            axes = [i % self.count if i < self.count * self.sections[i % self.count] else 0 for i in range(p)]
+        return [(axis, axes[:i].count(axis) if self.series == "own" else i) for i, axis in enumerate(axes)]
+
+    def widths(self, p: int) -> list[int]:
+        """For each of p pairs how many features its series spans: r, or with series of their own those of its axis."""
+        axes = [axis for axis, _ in self.assign(p)]
+        return [2 * (axes.count(axis) if self.series == "own" else p) for axis in axes]
 
 
 @dataclass(frozen=True, repr=False)
@@ -264,8 +287,9 @@ class Rope:
     0.25
 
     ``layout`` says which two features make a pair: "interleaved" (2i, 2i+1), "half" (i, i + r/2), or
-    "interleaved-to-half", which reads the first and writes the second. ``rotary_dim`` = r features are
-    rotated (None: all), the first ones or (``placement="suffix"``) the last ones; ``width`` is r as a number.
+    "interleaved-to-half", which reads the first and writes the second; "half-to-interleaved" is what the transpose of
+    that one does. ``rotary_dim`` = r features are rotated (None: all), the first ones or (``placement="suffix"``) the
+    last ones; ``width`` is r as a number.
     ``direction=-1`` turns backwards.
     With ``axes`` positions have a first axis of their own, e.g. (time, row, column).
     """
@@ -293,11 +317,11 @@ class Rope:
         checks.choice("layout", self.layout, LAYOUTS)
         checks.choice("placement", self.placement, PLACEMENTS)
         _set(self, "direction", int(checks.choice("direction", self.direction, (1, -1))))
-        self._check_scaling()
         if self.axes is not None:
             if not isinstance(self.axes, Axes):
                 raise TypeError(f'axes must be an Axes, such as Axes("sections", (16, 24, 24)), was {self.axes!r}')
             self.axes.assign(self.pairs)
+        self._check_scaling()
 
     def _check_scaling(self) -> None:
         scaling, r = self.scaling, self.width
@@ -311,6 +335,8 @@ class Rope:
             raise ValueError(f"Proportional spans all {self.head_dim} features, rotary_dim was {r}: {fix}")
         if isinstance(scaling, Proportional) and not int(scaling.fraction * r // 2):
             raise ValueError(f"Proportional's fraction, {scaling.fraction:g}, lets no pair of {r} features turn")
+        if self.axes is not None and self.axes.series == "own" and not isinstance(scaling, Linear | None):
+            raise ValueError(f"axes with a series of their own take no scaling but Linear, was {scaling!r}")
         if not 2.0**-20 <= self.attention_factor <= 2.0**20:
             raise ValueError(f"the attention factor must lie in [2^-20, 2^20], was {self.attention_factor:g}")
         for name in ("short", "long") if isinstance(scaling, LongRoPE) else ():
@@ -349,6 +375,17 @@ class Rope:
         return replace(self, scaling=replace(self.scaling, attention_factor=1.0))
 
     @property
+    def transposed(self) -> Rope:
+        """The rope of Rᵀ, which a backward pass multiplies gradients with: it turns the other way and reads pairs where
+        this one writes them. The attention factor is the same.
+
+        >>> Rope(4, 10000.0, "interleaved-to-half").transposed
+        Rope(head_dim=4, base=10000.0, layout='half-to-interleaved', direction=-1)
+        """
+        reads, _, writes = self.layout.partition("-to-")
+        return replace(self, layout=f"{writes}-to-{reads}" if writes else reads, direction=-self.direction)
+
+    @property
     def resolved(self) -> bool:
         """Whether Θ is fixed: false for DynamicNTK and LongRoPE until `at` has set a length."""
         return not isinstance(self.scaling, LENGTH_DEPENDENT) or self.scaling.length is not None
@@ -375,12 +412,13 @@ class Rope:
         A config does not say the layout; it comes from ``model_type`` by convention, or from ``layout``.
         Models whose layers have different ropes need ``layer_type``.
         """
-        from .models.conventions import read_config  # imported here, since the core reads no JSON
+        from .models.conventions import errors_by_keys, read_config  # imported here, since the core reads no JSON
 
         read = read_config(config, layout, layer_type)
-        (kind, parameters), sections = read.pop("scaling"), read.pop("axes")
-        scaling = None if kind == "default" else SCALINGS[kind](**parameters)
-        return cls(**read, scaling=scaling, axes=None if sections is None else Axes(*sections))
+        (kind, parameters), axes = read.pop("scaling"), read.pop("axes")
+        with errors_by_keys():
+            scaling = None if kind == "default" else SCALINGS[kind](**parameters)
+            return cls(**read, scaling=scaling, axes=None if axes is None else Axes(**axes))
 
 
 @lru_cache(maxsize=256)
@@ -401,11 +439,14 @@ def check_rope(rope: Any) -> Rope:
 @lru_cache(maxsize=256)
 def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
     """Θ in 60-digit decimal, one for each pair, in the order of the pairs."""
+    p, scaling = rope.pairs, rope.scaling
+    widths = [rope.width] if rope.axes is None else rope.axes.widths(p)
     with localcontext(DECIMAL):
         base = Decimal(rope.base)
-        theta = list(_geometric(base, rope.width)) if rope.scaling is None else rope.scaling.theta(base, rope.width)
+        series = {r: _geometric(base, r) if scaling is None else scaling.theta(base, r) for r in set(widths)}
+    theta = list(series[widths[0]])
     if rope.axes is not None:
-        theta = [theta[i] for _, i in rope.axes.assign(rope.pairs)]
+        theta = [series[r][i] for r, (_, i) in zip(widths, rope.axes.assign(p), strict=True)]
     for i, t in enumerate(theta):
         if t and not MIN_FREQUENCY <= t <= MAX_FREQUENCY:
             rule = "outside [2^-53, 2^20] where phases are exact"

@@ -43,10 +43,16 @@ def turned(x, at, rope, r):
     cos, sin = (r(t.astype(np.float32) if x.dtype != np.float64 else t)[:, None] for t in pyrope.cos_sin(rope, at))
     start = rope.start
     part = x[..., start : start + rope.width]
-    first, second = (part[..., ::2], part[..., 1::2]) if rope.layout != "half" else np.split(part, 2, axis=-1)
+    first, second = (
+        (part[..., ::2], part[..., 1::2]) if rope.layout.startswith("interleaved") else np.split(part, 2, axis=-1)
+    )
     a, b = r(r(first * cos) - r(second * sin)), r(r(first * sin) + r(second * cos))
     out = x.copy()
-    both = np.stack((a, b), axis=-1).reshape(part.shape) if rope.layout == "interleaved" else np.concatenate((a, b), -1)
+    both = (
+        np.stack((a, b), axis=-1).reshape(part.shape)
+        if rope.layout.endswith("interleaved")
+        else np.concatenate((a, b), -1)
+    )
     out[..., start : start + rope.width] = both
     return out
 
@@ -62,7 +68,8 @@ def eager(dtype, *, causal=True, window=None, softcap=None, scale=None, rope=Non
         if rope is not None:
             q, k = turned(q, positions, rope, r), turned(k, positions, rope, r)
         k, v = np.repeat(k, h // g, axis=1), np.repeat(v, h // g, axis=1)
-        s = r(r(np.einsum("bhnd,bhmd->bhnm", q, k)) * wide(1 / math.sqrt(q.shape[-1]) if scale is None else scale))
+        q = r(q * wide(1 / math.sqrt(q.shape[-1]) if scale is None else scale))  # first: q·k may be beyond float16
+        s = r(np.einsum("bhnd,bhmd->bhnm", q, k))
         if softcap is not None:
             s = r(r(np.tanh(r(s / wide(softcap)))) * wide(softcap))
         s = np.where(forbid(n, m, causal, window, mask, segments), -np.inf, s)

@@ -9,10 +9,10 @@ from types import ModuleType
 
 try:
     import cupy as real  # imports without a device; any use of one raises
-except ImportError:  # no wheel for this platform: the tests that need one are skipped
+except ImportError:  # not installed, or no wheel for this platform: the tests that need one are skipped
     real = None
 
-REASON = "CuPy has no wheel for this platform: names and keywords cannot be checked"
+REASON = 'needs the package cupy-cuda13x, on Linux and x86-64: pip install ".[test]"'
 
 
 def keywords(function: object) -> set[str] | None:

@@ -7,12 +7,14 @@ import json
 import os
 import random
 
-import ml_dtypes
 import numpy as np
+from optional import Dtypes, package
+
+ml_dtypes = package("ml_dtypes")
 
 # How many times as many examples as in CI: PYROPE_FUZZ=100 pytest tests/test_fuzz.py
 TIMES = int(os.environ.get("PYROPE_FUZZ", "1"))
-FLOATS = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+FLOATS = list(Dtypes(float16="f2", bfloat16=ml_dtypes.bfloat16, float32="f4", float64="f8").values())
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 

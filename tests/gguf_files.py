@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from optional import needed
+from optional import package
 
-gguf = needed("gguf")
+gguf = package("gguf")
 
 LLAMA = {
     "block_count": 1,

@@ -37,8 +37,8 @@ def rotate(x, m, theta, layout, start):
     y, p = list(x), len(theta)
     for i, t in enumerate(theta):
         near, apart = (start + 2 * i, start + 2 * i + 1), (start + i, start + i + p)
-        a, b = apart if layout == "half" else near
-        c, e = near if layout == "interleaved" else apart
+        a, b = apart if layout.startswith("half") else near
+        c, e = near if layout.endswith("interleaved") else apart
         z = complex(x[a], x[b]) * cmath.exp(1j * m * t)
         y[c], y[e] = z.real, z.imag
     return y

@@ -44,12 +44,14 @@ _ROTATION = "oracle_trials oracle_probe oracle_identification oracle_gallery ora
 CONCERN = {
     "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
     "models/conventions": "checkpoints", "models/files": "folders gguf", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
-    "oracle/vector_cases": "oracle_vectors oracle_bounds", "oracle/vectors": "oracle_bounds", "oracle/trials": "oracle_probe",
-    "oracle/floats": "oracle_vectors",
-    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "attention_faults", "attention_checks", "linear_checks",
-       "attention_evidence", "examination", "questions", "truth")},
-    **{f"oracle/{name}": _ROTATION for name in ("checking", "measure", "rules", "recipes", "report", "sample", "ask",
-       "rotation_faults", "rotation_evidence", "rotation_explainer")}, "oracle/explain": f"{_ROTATION} {_ATTENTION}",
+    "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
+    "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
+    "oracle/backward_faults": "oracle_backward", "oracle/backward_checks": "oracle_gradients oracle_own_vectors",
+    "oracle/gradients": "oracle_noise",
+    **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
+    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "attention_evidence", "examination", "truth")},
+    **{f"oracle/{name}": _ROTATION for name in ("recipes", "report", "sample", "ask",
+       "rotation_faults", "rotation_evidence", "rotation_explainer")},
 }  # fmt: skip
 SWAPS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],
@@ -91,7 +93,7 @@ class Mutant(NamedTuple):
         return source[: self.start] + after + source[self.stop :]
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
+        return f"{self.path}:{self.line}: {self.before:.300}  ->  {self.after:.300}"
 
 
 # ── What is changed ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("ml_dtypes", "mpmath", "safetensors", "gguf", "tokenizers", "matplotlib")
+NAMES = ("ml_dtypes", "mpmath", "safetensors", "gguf", "tokenizers", "matplotlib", "threadpoolctl")
 MISSING = tuple(name for name in NAMES if importlib.util.find_spec(name) is None)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from optional import Dtypes, package
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope.oracle import checking
+from pyrope.oracle.page import REPOSITORIES
 from pyrope.oracle.recipes import recipe_of
 from pyrope.oracle.rotation_faults import FAULTS
 
@@ -44,18 +49,30 @@ def with_axes(d: int) -> list[Rope]:
         Rope(d, 10000.0, "half", axes=Axes("axial")),
         Rope(d, 10000.0, "interleaved", d // 2, axes=Axes("pixtral")),
         Rope(d, 1e6, "half", scaling=YaRN(4.0, 4096), axes=Axes("sections", (d // 4, d // 4))),
+        Rope(d, 10000.0, "interleaved", axes=Axes("sections", (d // 16, 7 * d // 32, 7 * d // 32), "own")),  # Flux
     ]
 
 
-def cases(name: str, which: int = 0) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:
+def cases(
+    name: str, which: int = 0, sizes: tuple[int, ...] = (64, 128), dtypes: Iterable[str] = DTYPES
+) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:
     """A fault in each dtype and two head sizes, with the rope (of this place in order) that it changes."""
-    for d in (64, 128):
-        for dtype in DTYPES:
+    for d in sizes:
+        for dtype in dtypes:
             made = [(rope, FAULTS[name].make(rope, DTYPES[dtype])) for rope in ropes(d) + with_axes(d)]
             made = [(rope, fn) for rope, fn in made if fn is not None]
             if made:
                 rope, fn = made[which % len(made)]
                 yield rope, dtype, fn
+
+
+@contextmanager
+def by_the_sample_alone() -> Iterator[None]:
+    """Checks of rotations judge and explain their sample here, and make none of the calls of special kinds: for
+    matrices of mistakes, in which these calls take the most time and find the same each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "run_trials", lambda *arguments, **options: ({}, []))
+        yield
 
 
 def right(rope: Rope) -> dict[str, Callable[..., Any]]:
@@ -66,3 +83,32 @@ def right(rope: Rope) -> dict[str, Callable[..., Any]]:
         "float32 angle": recipe_of(rope).candidate(),
         "low tables": recipe_of(rope).candidate(low_tables=True),
     }
+
+
+# ── The catalogues in the docs ───────────────────────────────────────────────────────────────────────────────────────
+
+_ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
+_CODE = re.compile(r"(?<![\w`])((?:torch\.)?[a-z]+(?:_[a-z]+)+|torch\.[a-z_]+|arange\(n\)|[a-z_]{3,}=-?\d+)(?![\w`])")
+
+
+def _markdown(text: str) -> str:
+    """Text of a catalogue with code as code, and with links to issues."""
+
+    def link(match: re.Match[str]) -> str:
+        repository = REPOSITORIES.get(match[1])
+        return match[0] if repository is None else f"[{match[0]}](https://github.com/{repository}/issues/{match[2]})"
+
+    return _ISSUE.sub(link, _CODE.sub(r"`\1`", text))
+
+
+def listed_fields(name: str, fields: dict[str, str]) -> str:
+    """The row of a mistake in docs/diagnosis.md or docs/diagnosis-attention.md: its name, and the rest below it."""
+    words = [f"*{field}* {_markdown(text)}" for field, text in fields.items() if text.strip("—")]
+    return f"| **{name}** | {' <br> '.join(words)} |"
+
+
+def turn(x: Any, angle: Any) -> Any:
+    """Rotate-half by these angles, by hand, in float64, rounded once."""
+    cos, sin, p = np.cos(angle), np.sin(angle), x.shape[-1] // 2
+    a, b = x[..., :p].astype(float), x[..., p:].astype(float)
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from optional import Dtypes, package
 
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope.theta import LAYOUTS
 
 ml_dtypes = package("ml_dtypes")
 
@@ -18,7 +19,7 @@ COMPUTE_UNIT = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, 
 bases = st.one_of(st.sampled_from([10000.0, 500000.0, 1e6, 1e12, 1.0001]), st.floats(1.001, 1e12))
 factors = st.one_of(st.sampled_from([1.0, 2.0, 8.0]), st.floats(1.0, 64.0))
 lengths = st.integers(2, 10**6)
-layouts = st.sampled_from(["interleaved", "half", "interleaved-to-half"])
+layouts = st.sampled_from(LAYOUTS)
 dtypes = st.sampled_from(sorted(DTYPES)).map(DTYPES.__getitem__)
 
 
@@ -44,7 +45,7 @@ def scalings(draw, pairs: int, full: bool):
         return DynamicNTK(draw(factors), original, draw(st.integers(1, 16 * original)))
     if kind == "llama3":
         low = draw(st.floats(0.25, 4.0))
-        return Llama3(draw(factors), low, low + draw(st.floats(0.25, 8.0)), draw(lengths))
+        return Llama3(draw(factors), low, low + draw(st.just(0.0) | st.floats(0.25, 8.0)), draw(lengths))
     if kind == "proportional":
         return Proportional(draw(st.floats(min(1.0, 1.001 / pairs), 1.0)), draw(factors))
     attention = draw(st.none() | st.floats(0.25, 4.0))
@@ -53,7 +54,7 @@ def scalings(draw, pairs: int, full: bool):
         return LongRoPE(draw(listed), draw(listed), draw(factors), draw(lengths), attention, draw(lengths))
     mscales = draw(st.sampled_from([(None, None), (1.0, None), (0.707, 0.707), (1.0, 0.5), (0.0, 1.0)]))
     slow = draw(st.floats(0.5, 4.0))
-    fast = slow + draw(st.floats(0.01, 60.0))
+    fast = slow + draw(st.just(0.0) | st.floats(0.01, 60.0))
     return YaRN(draw(factors), draw(lengths), fast, slow, attention, *mscales, draw(st.booleans()))
 
 
@@ -64,7 +65,7 @@ def ropes(draw, max_pairs: int = 16, layout=layouts, with_axes: bool | None = No
     scaling = draw(scalings(pairs, full=still == 0))
     axes = None
     if with_axes or (with_axes is None and draw(st.integers(0, 3)) == 0):
-        axes = draw(_axes(pairs))
+        axes = draw(_axes(pairs, own=scaling is None or isinstance(scaling, Linear)))
     return Rope(
         2 * (pairs + still), draw(bases), draw(layout), 2 * pairs, draw(st.sampled_from(["prefix", "suffix"])),
         scaling, axes, draw(st.sampled_from([1, -1])),
@@ -72,13 +73,19 @@ def ropes(draw, max_pairs: int = 16, layout=layouts, with_axes: bool | None = No
 
 
 @st.composite
-def _axes(draw, pairs: int):
-    style = draw(st.sampled_from(["sections", "interleaved"] + ["axial", "pixtral"] * (pairs % 2 == 0)))
+def _axes(draw, pairs: int, own: bool):
+    even, more = ["axial", "pixtral"] * (pairs % 2 == 0), ["listed"] * (pairs > 1)
+    style = draw(st.sampled_from(["sections", "interleaved", *even, *more]))
     if style in ("axial", "pixtral"):
         return Axes(style)
+    series = draw(st.sampled_from(["shared", "own"])) if own else "shared"
+    if style == "listed":
+        count = draw(st.integers(1, min(pairs, 4)))
+        rest = draw(st.lists(st.integers(0, count - 1), min_size=pairs - count, max_size=pairs - count))
+        return Axes(style, draw(st.permutations([*range(count), *rest])), series)
     first = draw(st.integers(0, pairs))
     second = draw(st.integers(0, pairs - first))
-    return Axes(style, (pairs - first - second, first, second))
+    return Axes(style, (pairs - first - second, first, second), series)
 
 
 @st.composite

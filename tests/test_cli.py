@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,16 @@ def test_table_as_json_with_scaling(capsys):
     output = json.loads(capsys.readouterr().out)
     rope = pyrope.Rope(128, 500000.0, "half", scaling=pyrope.Llama3(8.0, 1.0, 4.0, 8192))
     assert output["rope"] == repr(rope) and output["theta"] == pyrope.frequencies(rope).tolist()
+
+
+def test_long_lists_are_abbreviated_in_a_table_and_whole_in_json(capsys):
+    factors = tuple(1 + k / 10 for k in range(16))
+    scaling = f"LongRoPE(short={factors}, long={factors}, factor=4.0, original_length=64)"
+    words = ["table", *ROPE, "--length", "128", "--scaling", scaling]
+    assert main(words) == 0
+    assert capsys.readouterr().out.partition("\n")[0].count("(1.0, 1.1, 1.2, …, 2.5: 16 numbers)") == 2
+    assert main([*words, "--json"]) == 0
+    assert str(factors) in json.loads(capsys.readouterr().out)["rope"]
 
 
 def test_pairs_that_do_not_turn_have_no_wavelength(capsys):
@@ -104,15 +115,18 @@ def test_no_word_at_all_is_answered_with_all_there_is(capsys):
 def test_wrong_words_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert "usage: pyrope" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"pyrope( table)?: error: .*; see pyrope( table)? --help\n", captured.err) and not captured.out
 
 
-def test_a_reader_that_stops_early_is_no_error():
+@pytest.mark.parametrize("size, read", [(8192, 1), (8, 0)])  # while it is written, and when all is in a buffer still
+def test_a_reader_that_stops_early_is_no_error(size, read, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     run = subprocess.Popen(
-        [sys.executable, "-m", "pyrope", "table", "--head-dim", "8192", "--base", "1e4", "--layout", "half"],
+        [sys.executable, "-m", "pyrope", "table", "--head-dim", str(size), "--base", "1e4", "--layout", "half"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    run.stdout.read(1)
+    run.stdout.read(read)
     run.stdout.close()
     assert run.stderr.read() == b"" and run.wait() == 0
     run.stderr.close()
@@ -350,6 +364,7 @@ def test_what_a_candidate_prints_is_not_in_the_report(capfd, candidates):
     assert json.loads(capfd.readouterr().out)["layout"] == "half"
 
 
+@pytest.mark.needs("matplotlib")
 def test_check_of_several_axes(capfd, candidates, tmp_path):
     scaling = {"type": "mrope", "mrope_section": [4, 6, 6]}
     config = {"model_type": "qwen2_vl_text", "hidden_size": 64, "num_attention_heads": 2, "rope_scaling": scaling}
@@ -364,6 +379,7 @@ def test_check_of_several_axes(capfd, candidates, tmp_path):
     assert "--call offset is for one axis, but this rope has 3" in capfd.readouterr().err
 
 
+@pytest.mark.needs("ml_dtypes")
 def test_check_in_another_shape_dtype_and_from_a_config(capfd, candidates, tmp_path):
     config = {"model_type": "llama", "head_dim": 32, "rope_theta": 10000.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -458,7 +474,7 @@ def attentions(tmp_path):
         ("right", ["softmax", "--head-dim", "16"], 0, "softmax attention of 4 heads over 4, d = 16, causal"),
         ("right", ["softmax", *SMALL, "--no-cache"], 0, "2 heads over 1, d = 64, causal, scale 0.125"),
         ("right", ["softmax", *SMALL, "--not-causal"], 1, "causal by mistake"),
-        ("unscaled", ["softmax", "--dtype", "bfloat16"], 1, "scale missing"),
+        pytest.param("unscaled", ["softmax", "--dtype", "bfloat16"], 1, "scale missing", marks=pytest.mark.needs("ml_dtypes")),
         ("windowed", ["softmax", *SMALL, "--not-causal", "--window", "5", "--softcap", "20", "--scale", "0.3"], 0, "window 5"),
         ("windowed", ["softmax", *SMALL, "--not-causal", "--window", "6", "--softcap", "20", "--scale", "0.3"], 1, "one too narrow"),
         ("fused", ["softmax", *SMALL, *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
@@ -615,9 +631,19 @@ def test_a_hub_id_is_not_a_path(capsys, tmp_path, monkeypatch, arguments):
     assert main([word for word in [*arguments, "some-lab/Model-1.5-8B"] if word]) == 2
     error = capsys.readouterr().err
     assert "some-lab/Model-1.5-8B does not exist: if this is the id of a model on the Hugging Face Hub" in error
+    assert main([word for word in [*arguments, "gpt2"] if word]) == 2
+    assert "gpt2" in (error := capsys.readouterr().err) and ("the Hugging Face Hub" in error or "smollm2" in error)
     (tmp_path / "some-lab").mkdir()
     assert main([word for word in [*arguments, "some-lab/Model-1.5-8B"] if word]) == 2
     assert "Hub" not in capsys.readouterr().err
+
+
+def test_layers_without_rope_are_noted(capfd, tmp_path):
+    config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 40}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["table", "--config", str(tmp_path)]) == 0
+    noted = "pyrope: layers 3, 7, 11, 15, 19, 23, 27, 31, … of this config are not rotated: the rope is of others\n"
+    assert capfd.readouterr().err == noted
 
 
 def test_a_length_without_effect_is_noted(capfd, candidates):
@@ -638,6 +664,7 @@ def test_a_length_without_effect_is_noted(capfd, candidates):
         (["vectors", "x", "--suite", "rotatoin"], "did you mean rotation?"),
         ([*PLAIN[:-1], "neox"], "did you mean half?"),
         ([*PLAIN[:-1], "GPT-J"], "did you mean interleaved?"),
+        ([*PLAIN[:-1], "llama"], "(llama is half in checkpoints of Hugging Face's form, interleaved in Meta's own)"),
         (["check", "x:f", "--dtype", "fp16"], "did you mean float16?"),
         (["check", "x:f", "--dtype", "bf16"], "did you mean bfloat16?"),
         (["identify", "x:f", "--head-dim", "8", "--dtype", "half"], "did you mean float16?"),
@@ -680,6 +707,7 @@ def test_plot_is_of_the_rope_that_is_given(tmp_path, monkeypatch):
     assert main(["plot", "decay", "-o", str(tmp_path / "x.png")]) == 0 and drawn["rope"] is None
 
 
+@pytest.mark.needs("matplotlib")
 def test_check_draws_the_operator_where_the_fault_shows(capsys, candidates, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setitem(plots.PLOTS, "operator", lambda **options: drawn.update(options) or plots.rotation_figure())

@@ -2,9 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
 from pyrope.models import conventions
 from pyrope.theta import LAYOUTS
 
@@ -57,6 +58,15 @@ def half(**more):
         pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64}, Rope(256, 10000.0, "interleaved", 64), id="GPT-J"),
         pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16}, Rope(256, 10000.0, "interleaved", 64), id="GPT-J, its default width"),
         pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": None}, Rope(256, 10000.0, "interleaved"), id="GPT-J, whole head"),
+        pytest.param(
+            {"model_type": "kimi_k2", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 50000, "max_position_embeddings": 131072, "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}},
+            Rope(192, 50000.0, "interleaved-to-half", 64, "suffix", YaRN(32.0, 4096, 1.0, 1.0, mscale=1.0, mscale_all_dim=1.0)), id="Kimi-K2: DeepSeek-V3's form, equal betas",
+        ),
+        pytest.param({"model_type": "dbrx", "d_model": 256, "n_heads": 4, "attn_config": {"rope_theta": 500000}}, half(base=500000.0), id="DBRX, its own names"),
+        pytest.param({"model_type": "ernie4_5_vl_moe_text", "head_dim": 8, "rope_scaling": {"mrope_section": [1, 1, 2]}}, Rope(8, 500000.0, "interleaved", axes=Axes("listed", (1, 2, 0, 0))), id="ERNIE 4.5 VL: rows and columns, then times"),
+        pytest.param({"model_type": "kimi_k25_vision", "head_dim": 8, "rope_parameters": {"rope_type": "axial"}}, Rope(8, 10000.0, "half", axes=Axes("listed", (1, 0, 1, 0), "own")), id="Kimi's vision: columns and rows"),
+        pytest.param({"model_type": "qwen2_vl_vision", "embed_dim": 256, "num_heads": 4, "hidden_size": 999}, half(axes=Axes("axial")), id="the vision part of Qwen2-VL"),
+        pytest.param({"model_type": "ministral3", "head_dim": 64, "rope_parameters": {"rope_type": "yarn", **YARN, "llama_4_scaling_beta": 0.1}}, half(base=1e6, scaling=YaRN(32.0, 4096)), id="queries that grow are not of the rope"),
         pytest.param({"model_type": "roformer", "hidden_size": 768, "num_attention_heads": 12}, Rope(64, 10000.0, "interleaved"), id="RoFormer"),
         pytest.param({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16}, Rope(256, 10000.0, "half"), id="Gemma's head is not hidden size / heads"),
         pytest.param({"model_type": "glm4", "hidden_size": 4096, "num_attention_heads": 32}, Rope(128, 10000.0, "interleaved", 64), id="GLM-4"),
@@ -169,7 +179,7 @@ def test_layer_types_of_the_wrong_kind():
         ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor'"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT}}, ValueError, "lacks 'long_factor'"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[:5]}}, ValueError, "long list must have one factor for each of 32"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[:5]}}, ValueError, "long_factor list must have one factor for each of 32"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, TypeError, "factor must be a number, was '4'"),
         ({"rope_scaling": "linear"}, TypeError, "must be a dict, was 'linear'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}, ValueError, "both rope_parameters and rope_scaling, and they differ"),
@@ -180,13 +190,24 @@ def test_layer_types_of_the_wrong_kind():
         ({"num_attention_heads": 0}, ValueError, "num_attention_heads must be at least 1"),
         ({"head_dim": 63}, ValueError, "head_dim must be even"),
         ({"partial_rotary_factor": 1.5}, ValueError, "partial_rotary_factor must be .* at most 1, was 1.5"),
-        ({"partial_rotary_factor": 0.27}, ValueError, "rotary_dim must be even, was 17"),
+        ({"partial_rotary_factor": 0.27}, ValueError, "partial_rotary_factor 0.27 makes 17 of the head_dim, 64"),
         ({"partial_rotary_factor": 0.5, "rotary_dim": 16}, ValueError, "rotary_dim 16 and a partial_rotary_factor that makes 32"),
         ({"qk_rope_head_dim": 64}, ValueError, "lacks 'qk_nope_head_dim'"),
         ({"alibi": True}, ValueError, "ALiBi instead of RoPE"),
         ({"model_type": "qwen2_vl"}, ValueError, "several position axes: the config must say mrope_section"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, ValueError, "must add up to the number of pairs, 32"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": 32}}, TypeError, "sections must be a list of integers"),
+        ({"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, ValueError, r"mrope_section \(16, 24, 25\) must add up to the number of pairs, 32"),
+        ({"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": 32}}, TypeError, "mrope_section must be a list of integers"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}, ValueError, r"not which pairs turn with which axis.*axes=Axes\(\"sections\", …\)"),
+        ({"model_type": "ernie4_5_vl_moe_text", "rope_scaling": {"mrope_section": [10, 11, 11]}}, ValueError, "as many rows as columns"),
+        ({"model_type": "hunyuan_vl_text"}, ValueError, "'hunyuan_vl_text' is not read: the two features of a pair follow different axes"),
+        ({"model_type": "dbrx", "d_model": 64, "n_heads": 2, "attn_config": {"rope_theta": 5e5}, "rope_parameters": {"rope_theta": 1e4}}, ValueError, r"attn_config.rope_theta is 500000.0, but 10000 in rope_parameters"),
+        ({"rope_parameters": {"rope_type": "axial"}}, ValueError, "was 'axial'"),
+        ({"model_type": "zamba2"}, ValueError, "has RoPE only where the config says use_mem_rope: True"),
+        ({"model_type": "laguna"}, ValueError, "layers of model_type 'laguna' differ: the config must say rope_parameters for each"),
+        ({"model_type": "granite_swa", "layer_rope_theta": [1e4, 1e6, 0]}, ValueError, "layer_rope_theta says several bases"),
+        ({"model_type": "jetmoe", "kv_channels": "many"}, TypeError, "kv_channels must be an integer, was 'many'"),
+        ({"rope_scaling": LLAMA3_OLD | {"low_freq_factor": 5.0}}, ValueError, "high_freq_factor must be at least low_freq_factor, 5, was 4"),
+        ({"rope_scaling": LLAMA3_OLD | {"original_max_position_embeddings": 1}}, ValueError, "original_max_position_embeddings must be at least 2, was 1"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}, ValueError, "unexpected keys, .*: alpha"),
         ({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, ValueError, "says rope_type 'linear' and type 'yarn'"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 262144}}, ValueError, "factor must be finite and at least 1, was 0.5"),
@@ -215,20 +236,75 @@ def test_a_base_that_nobody_says_is_asked_for():
 def test_every_convention_makes_a_rope(model_type):
     convention = conventions.MODEL_TYPES[model_type]
     assert convention.layout in LAYOUTS
-    config = {"model_type": model_type, "head_dim": 64, "global_head_dim": 64, "rope_parameters": {"type": "default"}}
+    config = {"model_type": model_type, "head_dim": 80, "global_head_dim": 80, "rope_parameters": {"type": "default"}}
+    config |= {own: 80 for own, usual in convention.names.items() if usual == "head_dim"}
+    if convention.switch:
+        with pytest.raises(ValueError, match=f"has RoPE only where the config says {convention.switch[0]}"):
+            Rope.from_config(config)
+        config |= dict([convention.switch])
     if convention.latent:
         with pytest.raises(ValueError, match="lacks 'qk_rope_head_dim', which its model_type needs"):
             Rope.from_config(config)
-        config |= {"qk_rope_head_dim": 64, "qk_nope_head_dim": 64}
+        config |= {"qk_rope_head_dim": 80, "qk_nope_head_dim": 80}
     if convention.axes:
-        config["rope_parameters"]["mrope_section"] = [12, 10, 10]
+        rest = int(40 * convention.fraction) - 6
+        sections = [3, 3, rest] if convention.axes == "ernie" else [rest, 3, 3]
+        config["rope_parameters"]["mrope_section"] = sections
+    if convention.by_layer:
+        with pytest.raises(ValueError, match="differ: the config must say rope_parameters for each layer type"):
+            Rope.from_config(config)
+        config["rope_parameters"] = {"first": config["rope_parameters"] | {"rope_theta": 5.0}, "second": None}
+        assert Rope.from_config(config, layer_type="first").base == 5.0
+        return
     for layer_type in convention.layers or [None]:
         rope = Rope.from_config(config, layer_type=layer_type)
         assert rope.base == (convention.layers[layer_type].base if layer_type else convention.base)
-        assert rope.width == (convention.rotary_dim or 64 * convention.fraction)
+        assert rope.width == (78 if convention.axes == "thirds" else convention.rotary_dim or 80 * convention.fraction)
+        assert (rope.axes is not None) == bool(convention.axes)
     if convention.explicit:
         with pytest.raises(ValueError, match="scales its frequencies: the config must say rope_parameters"):
             Rope.from_config(config | {"rope_parameters": None}, layer_type=layer_type)
+
+
+def test_steps_instead_of_ramps():
+    """Llama 4 Scout's low = high, and Kimi K2's beta_fast = beta_slow, by numbers that are worked out here."""
+    scout = LLAMA | {"head_dim": 128, "rope_theta": 500000.0, "rope_scaling": LLAMA3_OLD | {"high_freq_factor": 1.0}}
+    theta, w = frequencies(Rope.from_config(scout)), 500000.0 ** (-np.arange(64) / 64)
+    slow = 2 * np.pi / w > 8192
+    assert 0 < slow.sum() < 64 and np.allclose(theta, np.where(slow, w / 8, w), rtol=1e-14)
+    yarn = {
+        "rope_type": "yarn",
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+    }
+    theta, w = frequencies(Rope.from_config(LLAMA | {"rope_scaling": yarn})), 10000.0 ** (-np.arange(32) / 32)
+    step = 32 * np.log(4096 / (2 * np.pi)) / np.log(10000)  # between pairs 22 and 23
+    assert np.allclose(theta, np.where(np.arange(32) > step, w / 32, w), rtol=1e-14)
+
+
+def test_the_two_ropes_of_deepseek_v4():
+    """In a flat config the scaling is that of compressed layers alone, and YaRN's factor is left out."""
+    config = {"model_type": "deepseek_v4", "qk_rope_head_dim": 32, "rope_scaling": {"type": "yarn", **YARN}}
+    main, compress = (Rope.from_config(config, layer_type=kind) for kind in ("main", "compress"))
+    assert main == Rope(512, 10000.0, "interleaved", 32, "suffix")
+    assert compress == Rope(512, 160000.0, "interleaved", 32, "suffix", YaRN(32.0, 4096, attention_factor=1.0))
+
+
+def test_layers_that_are_not_rotated_are_said():
+    smollm3 = {"model_type": "smollm3", "num_hidden_layers": 8}
+    assert conventions.still_layers(smollm3) == [3, 7]
+    assert conventions.still_layers(smollm3 | {"no_rope_layer_interval": 2}) == [1, 3, 5, 7]
+    assert conventions.still_layers(smollm3 | {"no_rope_layers": [1, 1, 0, 1]}) == [2]
+    assert conventions.still_layers(smollm3 | {"model_type": "muse_spark_text", "num_hidden_layers": 6}) == [1, 5]
+    kinds = {"model_type": "cohere2", "layer_types": ["sliding_attention", "full_attention"] * 2}
+    assert conventions.still_layers(kinds | {"num_hidden_layers": 4}) == [1, 3]
+    ropes = {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None}}
+    assert conventions.still_layers(kinds | ropes | {"model_type": "beam", "num_hidden_layers": 4}) == [1, 3]
+    assert conventions.still_layers({"model_type": "granite_swa", "layer_rope_theta": [1e4, 0, 1e4]}) == [1]
+    assert conventions.still_layers(LLAMA | {"num_hidden_layers": 32}) == []
+    assert conventions.still_layers(LLAMA | {"num_hidden_layers": "many", "no_rope_layers": "x"}) == []
 
 
 def test_gemma4_has_larger_heads_in_its_global_layers():

@@ -3,17 +3,18 @@
 import json
 import math
 
-import gguf
 import gguf_files
 import numpy as np
 import pytest
-import tokenizers
-from safetensors.numpy import save_file
+from gguf_files import gguf
+from optional import package
 
 import pyrope
 from pyrope import LongRoPE, Rope, YaRN, encodings, load
 from pyrope.models.gguf import read_gguf
 from pyrope.models.text import load_tokenizer
+
+tokenizers, safetensors = package("tokenizers"), package("safetensors.numpy")
 
 
 @pytest.mark.parametrize("beta, end", [(1 / 1024, 6), (1e-7, 7)])
@@ -178,7 +179,7 @@ def test_a_gemma_3_is_the_same_model_from_a_gguf_file_and_from_a_folder(tmp_path
     }  # fmt: skip
     path = gguf_files.write(tmp_path / "gemma.gguf", "gemma3", settings, inside)
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
-    save_file(folder, tmp_path / "model.safetensors")
+    safetensors.save_file(folder, tmp_path / "model.safetensors")
     tokens = np.array([[0, 3, 1, 4, 2, 2, 0, 1]])
     one, other = (load(where, dtype="float64") for where in (path, tmp_path))
     assert one.config == other.config
@@ -197,7 +198,7 @@ def test_one_is_added_to_norms_in_float64(tmp_path):
     folder["model.norm.weight"] = np.full(32, 2.0**-30, np.float32)
     folder["model.layers.0.input_layernorm.weight"] = np.full(32, 2.0**-12, np.float16)
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
-    save_file(folder, tmp_path / "model.safetensors")
+    safetensors.save_file(folder, tmp_path / "model.safetensors")
     model = load(tmp_path, dtype="float64")
     assert (model.weights.norm.weight == 1 + 2.0**-30).all()
     assert (model.weights.layers[0].attention_norm.weight == 1 + 2.0**-12).all()

@@ -224,6 +224,7 @@ def test_the_matrix_is_orthogonal(xp, base, p, still, layout, m):
         ("interleaved", 4, 0, ("ac", "bd"), ("ac", "bd")),
         ("half", 4, 0, ("ab", "cd"), ("ab", "cd")),
         ("interleaved-to-half", 4, 0, ("ac", "bd"), ("ab", "cd")),
+        ("half-to-interleaved", 4, 0, ("ab", "cd"), ("ac", "bd")),
         ("interleaved", 4, 2, ("ce", "df"), ("ce", "df")),  # a suffix of six features
         ("half", 4, 2, ("cd", "ef"), ("cd", "ef")),
         ("interleaved-to-half", 2, 3, ("d", "e"), ("d", "e")),

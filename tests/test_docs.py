@@ -172,17 +172,20 @@ def test_the_readme_is_short():
 
 def convention_row(name: str, convention: conventions.Convention) -> str:
     """The row of a model type in docs/conventions.md."""
-    base = f"{convention.base:.0f}"
+    base = "as the config says" if convention.by_layer else f"{convention.base:.0f}"
     if convention.layers:
         base = ", ".join(f"{layer.base:.0f} {kind.partition('_')[0]}" for kind, layer in convention.layers.items())
     width = "all" if convention.fraction == 1 else f"first {convention.fraction:g}"
     if convention.latent or convention.rotary_dim:
-        width = "`qk_rope_head_dim`, last" if convention.latent else f"first {convention.rotary_dim} features"
+        where = "first" if convention.placement == "prefix" else "last"
+        width = "`qk_rope_head_dim`, last" if convention.latent else f"{where} {convention.rotary_dim} features"
     particular = {
         "direction −1": convention.direction == -1,
         f'axes "{convention.axes}"': convention.axes,
-        "a rope for each type of layer": convention.layers,
+        "a rope for each type of layer": convention.layers or convention.by_layer,
         f"{convention.still} layers do not turn": convention.still,
+        f"one layer in {abs(convention.every or 0)} does not turn": convention.every,
+        "only if the config says `{}: {}`".format(*(convention.switch or ("", ""))): convention.switch,
         "`alpha` in dynamic: another base": convention.alpha,
         "the config must say its scaling": convention.explicit,
         f"original length {convention.original_length}": convention.original_length,
@@ -193,7 +196,7 @@ def convention_row(name: str, convention: conventions.Convention) -> str:
 
 
 def test_the_table_of_conventions_is_the_data():
-    rows = re.findall(r"^\| `\w+` \| (?:half|interleaved)[^\n]*$", (ROOT / "docs/conventions.md").read_text(), re.M)
+    rows = re.findall(r"^\| `[\w-]+` \| (?:half|interleaved)[^\n]*$", (ROOT / "docs/conventions.md").read_text(), re.M)
     assert rows == [convention_row(name, data) for name, data in conventions.MODEL_TYPES.items()]
 
 

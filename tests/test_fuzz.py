@@ -198,8 +198,8 @@ CALLS = {
     "encodings.sinusoidal_decay": lambda d: ((_positions(d, 3), d.choice([2, 8])), d.options(base=[100.0])),
     "encodings.learned": lambda d: (([0, 2], d.array(3, 4)), {}),
     "encodings.shaw_embeddings": lambda d: ((range(3), range(4), d.array(5, 4)), {}),
-    "encodings.shaw_scores": lambda d: ((d.array(3, 4, dtype=FLOATS[2]), range(3), range(4), d.array(5, 4, dtype=FLOATS[2])), {}),
-    "encodings.shaw_values": lambda d: ((d.array(3, 4, dtype=FLOATS[2]), range(3), range(4), d.array(5, 4, dtype=FLOATS[2])), {}),
+    "encodings.shaw_scores": lambda d: ((d.array(3, 4, dtype=np.float32), range(3), range(4), d.array(5, 4, dtype=np.float32)), {}),
+    "encodings.shaw_values": lambda d: ((d.array(3, 4, dtype=np.float32), range(3), range(4), d.array(5, 4, dtype=np.float32)), {}),
     "encodings.t5_buckets": lambda d: ((_positions(d, 3),), {"causal": d.some(True, False), **d.options(buckets=[8, 64], max_distance=[100, 2**31])}),
     "encodings.t5_bias": lambda d: ((d.array(8, 2), range(3), range(4)), {"causal": d.some(True, False)}),
     "encodings.alibi_slopes": lambda d: ((d.randint(1, 20),), {}),
@@ -293,6 +293,52 @@ def test_calls(name):
                 with np.errstate(all="ignore"):
                     RESULTS[name](words, result, *arguments, **options)
         assert snapshot([arguments, options]) == before, f"an argument was changed: {words}"
+
+
+def _into(draw, x):
+    """Where a rotation of x may be written: an array of its own, x itself, memory that overlaps x; or something silly."""
+    if not isinstance(x, np.ndarray) or x.ndim < 2:
+        return x, draw.silly()
+    room = np.zeros((*x.shape[:-2], x.shape[-2] + 2, 2 * x.shape[-1] + 1), x.dtype)
+    kind = draw.choice(
+        ["own", "own in part", "x", "rows before", "rows after", "features after", "silly", "read-only", "dtype"]
+    )
+    if kind == "x" or "after" in kind or "before" in kind:
+        inside = room[..., 1:-1, 1 : x.shape[-1] + 1]
+        inside[...] = x
+        shift = {"x": (0, 0), "rows before": (-1, 0), "rows after": (1, 0), "features after": (0, draw.randint(1, 2))}[
+            kind
+        ]
+        rows, columns = (slice(1 + s, 1 + s + size) for s, size in zip(shift, x.shape[-2:], strict=True))
+        return inside, inside if kind == "x" else room[..., rows, columns]
+    own = {"own": np.full_like(x, 7), "own in part": room[..., 1:-1, 1:-1:2], "read-only": np.broadcast_to(x, x.shape)}
+    other = np.zeros(x.shape, draw.choice([t for t in FLOATS if t != x.dtype]))
+    return x, own[kind] if kind in own else other if kind == "dtype" else draw.silly()
+
+
+@pytest.mark.parametrize("name", ["rotate", "unrotate"])
+def test_results_are_written_where_they_should_be(name):
+    """Whatever out is, and however it overlaps x: the result is in it, or an error leaves it as it was."""
+    written = 0
+    for i in range(300 * TIMES):
+        draw = Draw(f"{name} into {i}")
+        (x, positions, rope), _ = _example(draw, name)
+        x, out = _into(draw, x)
+        words, given, before = f"{name}, example {i}: {x!r:.500}, {out!r:.500}", snapshot(x), snapshot(out)
+        read = x.copy() if isinstance(x, np.ndarray) else x
+        try:
+            with np.errstate(all="ignore"):
+                options = {"tables": pyrope.rotation_tables(rope, positions, like=x)} if draw.random() < 0.3 else {}
+                result = _function(name)(x, positions, rope, out=out, **options)
+        except (ValueError, TypeError) as error:
+            assert str(error) and snapshot(x) == given and snapshot(out) == before, words
+            continue
+        assert out is None or result is out, words
+        assert np.may_share_memory(result, x) or snapshot(x) == given, f"x was changed: {words}"
+        with np.errstate(all="ignore"):
+            _check_rotation(words, result, read, positions, rope, inverse=name == "unrotate")
+        written += 1
+    assert written > 100 * TIMES
 
 
 # --- What the results must be ---------------------------------------------------------------------------------------

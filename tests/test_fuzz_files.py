@@ -15,8 +15,8 @@ import sys
 import gguf_files
 import numpy as np
 import pytest
-import tokenizers
 from fuzzing import TIMES, Draw, damaged, damaged_json, snapshot
+from optional import needed
 from test_checkpoints import _checkpoint, _gguf_llama, _save
 from test_text import MERGES, SPECIAL, TOKENS, _metadata
 
@@ -26,6 +26,7 @@ from pyrope.oracle.traces import diff_traces, read_trace, write_trace
 from pyrope.oracle.vectors import verify_vectors, write_vectors
 from pyrope.tensors import load_npy, load_safetensors, save_npy
 
+tokenizers = needed("tokenizers")
 NPY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 TRACE = {"embedding": NPY, "layers.0.q": NPY.astype(np.float16), "logits": NPY[0].astype(np.float64)}
 

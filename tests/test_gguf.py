@@ -8,14 +8,17 @@ import sys
 import gguf_files
 import numpy as np
 import pytest
-from gguf_files import EMBEDDING, gguf
+from gguf_files import EMBEDDING
 from hostile_files import DTYPES, assert_refused, assert_refused_or_read, damages, random_values, same
 from hypothesis import given, settings, strategies as st
 from memory import little_memory
+from optional import needed
 
 import pyrope.models.gguf as gguf_module
 from pyrope.models.checkpoints import open_checkpoint
 from pyrope.models.gguf import find_smollm2, read_gguf
+
+gguf = needed("gguf")
 
 
 @pytest.fixture

@@ -79,6 +79,122 @@ def test_sequences_hold_every_position_once_a_call(lead, at, dtype):
     assert len(calls) == max([1, *np.unique(at, return_counts=True)[1]])
 
 
+def turned(x, at):
+    """Plain NumPy, x (…, n, 8): pairs (i, i + 4), angles in float64."""
+    angles = at[:, None] * 10000.0 ** (-np.arange(4) / 4)
+    a, b = x[..., :4].astype(float), x[..., 4:].astype(float)
+    y = np.concatenate((a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)), axis=-1)
+    return y.astype(x.dtype)
+
+
+COUNTED = {
+    "offset": lambda fn: from_offset(lambda x, offset: fn(x, offset + np.arange(x.shape[-2]))),
+    "sequence": lambda fn: from_sequential(lambda x: fn(x, np.arange(x.shape[-2]))),
+}
+
+
+@pytest.mark.parametrize("adapter", COUNTED)
+def test_functions_that_count_their_positions_are_called_a_thousand_times_at_most(adapter):
+    """One call for each of many scattered rows, or for each of many equal positions, would make tens of thousands."""
+    calls, rows = [], []
+
+    def fn(x, at):
+        calls.append(x.shape[-2])
+        rows.append(x.size // 8)
+        return turned(x, at)
+
+    assert pyrope.check_rotation(COUNTED[adapter](fn), HALF, max_position=4095).verdict == "right"
+    assert len(calls) < 1000 and sum(rows) < 2_000_000
+    assert {*range(1, 131), 255, 256, 1000, 1024, 2049, 4000} <= {*calls}  # as many lengths as of any other function
+
+
+@pytest.mark.parametrize("adapter", COUNTED)
+@pytest.mark.parametrize("fault, wrong", [
+    ("some lengths wrong", lambda x, at: len(at) == 97), ("heads differ", lambda x, at: x.shape[-3] == 96),
+])  # fmt: skip
+def test_functions_that_count_their_positions_are_wrong_in_some_calls(adapter, fault, wrong):
+    fn = COUNTED[adapter](lambda x, at: turned(x, at + (x.ndim > 2 and bool(wrong(x, at)))))
+    found = pyrope.check_rotation(fn, HALF, max_position=4095)
+    assert found.faults == (fault,)
+
+
+def test_lengths_that_are_wrong_are_those_that_the_function_gets():
+    fn = from_offset(lambda x, offset: turned(x, offset + np.arange(x.shape[-2]) + (x.shape[-2] >= 700)))
+    found = pyrope.check_rotation(fn, HALF, max_position=4095)
+    assert found.faults == ("some lengths wrong",)
+    assert "so all are right up to 640, and wrong from 700 on" in found.findings[0].evidence
+
+
+@pytest.mark.parametrize("adapter", COUNTED)
+def test_a_state_is_not_hidden_by_calls_that_are_left_out(adapter):
+    grown = []
+
+    def fn(x, at):
+        """A table that a longer call stretches for all calls after it."""
+        grown.append(int(at.max(initial=0)))
+        return turned(x, at * (2 if max(grown) > 3000 else 1))
+
+    assert pyrope.check_rotation(COUNTED[adapter](fn), HALF, max_position=4095).faults == ("state between calls",)
+
+
+def attended(q, k, v, at, base=10000.0, keys=1, linear=False):
+    """Causal attention with RoPE inside by hand, in float64: q, k, v (b, h, n, 8), at (n,)."""
+
+    def rotated(x, at):
+        angles = at[:, None] * base ** (-np.arange(4) / 4)
+        a, b = x[..., :4].astype(float), x[..., 4:].astype(float)
+        return np.concatenate((a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)), -1)
+
+    seen = np.tri(len(at)) > 0
+    if linear:
+        fq, fk = (np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))) for x in (q.astype(float), k.astype(float)))
+        weights = np.where(seen, rotated(fq, at) @ rotated(fk, keys * at).swapaxes(-1, -2), 0)
+        return (weights @ v / np.where(seen, fq @ fk.swapaxes(-1, -2), 0).sum(-1, keepdims=True)).astype(q.dtype)
+    scores = np.where(seen, rotated(q, at) @ rotated(k, keys * at).swapaxes(-1, -2) / np.sqrt(8), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True) @ v).astype(q.dtype)
+
+
+ATTENDING = {
+    "sequence": (from_sequential, lambda **made: lambda q, k, v: attended(q, k, v, np.arange(q.shape[2]), **made)),
+    "offset": (from_offset, lambda **made: lambda q, k, v, m: attended(q, k, v, m + np.arange(q.shape[2]), **made)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", ATTENDING)
+@pytest.mark.parametrize("linear", [False, True])
+def test_attention_whose_positions_are_implied(adapter, linear):
+    wrap, make = ATTENDING[adapter]
+
+    def check(**made):
+        own = {"linear": True} if linear else {}
+        judge = pyrope.check_linear_attention if linear else pyrope.check_attention
+        return judge(wrap(make(**made, **own)), rope=HALF, head_dim=8, key_heads=4)
+
+    found = check()
+    assert found.verdict == "right" and any("this function counts its positions" in note for note in found.notes)
+    assert check(base=500000.0).faults == ("wrong base",)
+    assert check(keys=0).faults == ("keys not rotated",)
+
+
+def test_attention_that_counts_its_positions_in_a_cache():
+    def begin(first):
+        seen = []
+
+        def step(q, k, v):
+            """The tokens so far, with those of this call: a cache of keys before they are rotated."""
+            seen.append((q, k, v))
+            q, k, v = (np.concatenate(x, axis=2) for x in zip(*seen, strict=True))
+            return attended(q, k, v, first + np.arange(q.shape[2]))[:, :, -seen[-1][0].shape[2] :]
+
+        return from_sequential(step)
+
+    options = {"rope": HALF, "head_dim": 8, "key_heads": 4}
+    whole = ATTENDING["sequence"][1]()
+    assert pyrope.check_attention(from_sequential(whole), incremental=lambda: begin(0), **options).verdict == "right"
+    assert pyrope.check_attention(from_sequential(whole), incremental=lambda: begin(9), **options).verdict == "right"
+
+
 def test_sequences_have_a_limit():
     fn = from_sequential(lambda x: x, limit=10)
     assert fn(np.ones((1, 2)), np.array([9])).shape == (1, 2)
@@ -126,6 +242,36 @@ def test_axes_are_those_that_were_asked_for(axes, lead):
     assert len(shapes) == np.prod([1, *loops])
     if axes == "n(hd)":
         assert shapes[0] == (5, sizes["h"] * 8)
+
+
+def from_the_first_byte(x):
+    """x as a kernel reads it that gets a pointer and a shape, but no strides."""
+    base = x if x.base is None else x.base
+    if not isinstance(base, np.ndarray) or base.dtype != x.dtype:
+        return x
+    first = (x.ctypes.data - base.ctypes.data) // x.itemsize
+    return np.resize(np.roll(base.reshape(-1), -first), x.shape)
+
+
+@pytest.mark.parametrize("axes", ["bhnd", "bnhd", "nhd", "nbhd", "n(hd)", "nd", "offset", "sequence"])
+def test_ignored_strides_are_named_behind_an_adapter_as_without_it(axes):
+    letters = axes.replace("(", "").replace(")", "")
+
+    def fn(x, at, read):
+        """Takes x with these axes."""
+        spread = read(x).reshape([*x.shape[:-1], -1, 8] if "(" in axes else x.shape)
+        home = [letters.index(a) for a in "bhnd" if a in letters]
+        return turned(spread.transpose(home), at).transpose(np.argsort(home)).reshape(x.shape)
+
+    def adapted(read):
+        if axes in COUNTED:
+            return COUNTED[axes](lambda x, at: turned(read(x), at))
+        return with_axes(lambda x, at: fn(x, at, read), axes)
+
+    assert pyrope.check_rotation(adapted(lambda x: x), HALF, max_position=4095).verdict == "right"
+    wrong = pyrope.check_rotation(adapted(from_the_first_byte), HALF, max_position=4095)
+    plain = pyrope.check_rotation(lambda x, at: turned(from_the_first_byte(x), at), HALF, max_position=4095)
+    assert wrong.faults == plain.faults == ("strides ignored",), wrong
 
 
 @pytest.mark.parametrize("axes", ["", "bhn", "bhd", "bnhdd", "xnd", "n(hd", "n)hd(", "n()d", "b,n,h,d", "(b)(n"])
@@ -217,7 +363,8 @@ def test_a_changed_input_is_seen(fn, make):
             spoil(still)
 
 
-@pytest.mark.parametrize("name, module", [("from_torch", "torch"), ("from_jax", "jax"), ("from_mlx", "mlx.core")])
+@pytest.mark.parametrize("name, module", [("from_torch", "torch"), ("from_jax", "jax"), ("from_mlx", "mlx.core"),
+                                          ("from_paddle", "paddle")])  # fmt: skip
 def test_a_missing_library_is_named(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=f"{name} needs {module.partition('.')[0]}, and it cannot be imported"):
@@ -526,3 +673,13 @@ def test_targets_are_found(here, target):
 def test_targets_that_do_not_exist_are_refused(here, target, message):
     with pytest.raises(ValueError, match=message):
         load_target(target)
+
+
+@pytest.mark.parametrize("axes", ["bhnd", "bnhd"])
+def test_features_are_handed_over_side_by_side(axes):
+    """As complex views need them; the array is no more contiguous than x for that."""
+    given = []
+    x = np.arange(48, dtype=np.float32).reshape(2, 3, 8)[..., ::2]
+    y = adapters.with_axes(lambda x, at: given.append(x) or x * 2, axes)(x, np.arange(3))
+    assert given[0].strides[-1] == 4 and not given[0].flags.c_contiguous
+    np.testing.assert_array_equal(y, x * 2)

@@ -46,7 +46,7 @@ def exam(kind, dtype, rope, softcap=None, n=5):
 
 def by_loops(q, k, q_at, k_at, rope, unit):
     """Σ |q_i||k_i|·ε_i of one query and one key."""
-    total, t = 0.0, angle_bound(rope, logarithm=True) * (unit / U32)
+    total, t = 0.0, angle_bound(rope, by="logarithm") * (unit / U32)
     for i, theta in enumerate(pyrope.frequencies(rope)):
         error = theta * (abs(q_at - k_at) * t[i] + (q_at + k_at) * unit * (t[i] > 0))
         for x, at in ((q, q_at), (k, k_at)):

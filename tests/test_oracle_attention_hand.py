@@ -14,6 +14,7 @@ from pyrope.oracle.attention_faults import ATTENTION, LINEAR
 
 D, SHAPE = 32, {"heads": 4, "key_heads": 2}
 ROPE = Rope(D, 10000.0, "half")
+pytestmark = pytest.mark.usefixtures("needed_trials")
 YARN = Rope(D, 10000.0, "half", scaling=YaRN(8.0, 1024))
 PARTIAL = Rope(D, 100.0, "half", rotary_dim=16)
 DYNAMIC = Rope(D, 10000.0, "half", scaling=DynamicNTK(4.0, 256, 4096))
@@ -50,6 +51,12 @@ def by(theta, factor=1.0):
 
 def at(change):
     return lambda x, positions: turn(x, change(positions))
+
+
+def rounded_to(bits, m):
+    """Whole numbers of so many bits."""
+    step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(m, 1))) + 1 - bits, 0)
+    return np.rint(m / step) * step
 
 
 def twice(x, positions):
@@ -273,6 +280,9 @@ SOFTMAX = [
     ("softcap before the scale", CAP, attention(score=lambda q, k: capped(products)(q, k) / math.sqrt(D))),
     ("softcap by clipping", CAP, attention(score=lambda q, k: np.clip(scaled(q, k), -20, 20))),
     ("softcap after the mask", CAP, attention(hide=lambda s: 20.0 * np.tanh(causal(s) / 20.0))),
+    ("another softcap", {}, attention(score=lambda q, k: 50 * np.tanh(scaled(q, k) / 50))),
+    ("another softcap", {}, attention(score=lambda q, k: 6.5 * np.tanh(scaled(q, k) / 6.5))),
+    ("another softcap", CAP, attention(score=lambda q, k: 30 * np.tanh(scaled(q, k) / 30))),
     ("ALiBi added", {}, attention(**alibi([1 / 4, 1 / 16, 1 / 64, 1 / 256]))),
     ("ALiBi added", {}, attention(**alibi([1 / 4, 1 / 16, 1 / 64, 1 / 256], sign=1))),
     ("ALiBi added", {}, attention(**alibi([1 / 4, 1 / 16, 1 / 64, 1 / 256], before=True))),
@@ -284,6 +294,12 @@ SOFTMAX = [
     ("does not see itself", {}, attention(hide=seen_if(lambda i: i > 0), soft=empty_are_zeros)),
     ("does not see itself", {}, attention(hide=seen_if(lambda i: i > 0))),
     ("does not see itself", {}, attention(hide=seen_if(lambda i: i > 0, -3e38))),
+    ("scale by the length", {}, attention(score=lambda q, k: products(q, k) / math.sqrt(k.shape[2]))),
+    ("scale by the length", {}, attention(score=lambda q, k: products(q, k) / math.sqrt(q.shape[2]))),
+    ("scale by the length", {}, attention(score=lambda q, k: scaled(q, k) * math.log(k.shape[2] + 1, 512))),
+    ("window not asked for", {}, attention(hide=seen_if(lambda i: (i >= 0) & (i < 11)))),
+    ("window not asked for", {}, attention(hide=seen_if(lambda i: (i >= 0) & (i < 100)))),
+    ("window not asked for", {}, attention(hide=seen_if(lambda i: (i >= 0) & (i < 256)))),
     ("window ignored", WINDOW, attention()),
     ("window one too wide", WINDOW, attention(hide=seen_if(lambda i: (i >= 0) & (i <= 7)))),
     ("window one too wide", SIDES, attention(hide=seen_if(lambda i: (i <= 7) & (i >= -7)))),
@@ -327,6 +343,8 @@ SOFTMAX = [
     ("causal by position", {"rope": ROPE}, causal_by_position),
     ("output transposed", {}, transposed(attention())),
     ("output transposed", {}, reshaped(attention())),
+    ("wrong pairing", {"rope": ROPE}, attention(turn_k=turn_neighbours)),
+    ("direction", {"rope": ROPE}, attention(turn_k=by(-powers()))),
     ("keys not rotated", {"rope": ROPE}, attention(turn_k=never)),
     ("queries not rotated", {"rope": ROPE}, attention(turn_q=never)),
     ("keys rotated twice", {"rope": ROPE}, attention(turn_k=twice)),
@@ -338,6 +356,8 @@ SOFTMAX = [
 ]  # fmt: skip
 # Both q and k rotated in one wrong way; the same mistakes in softmax and in linear attention.
 BOTH = [
+    ("float16 positions", ROPE, at(lambda m: m.astype(np.float16).astype(float))),
+    ("bfloat16 positions", ROPE, at(lambda m: rounded_to(8, m))),
     ("not rotated", ROPE, never),
     ("rotated twice", ROPE, twice),
     ("whole head rotated", PARTIAL, by(powers(100.0))),
@@ -345,6 +365,7 @@ BOTH = [
     ("a quarter of the width rotated", ROPE, by(powers(width=D // 4))),
     ("wrong pairing", ROPE, turn_neighbours),
     ("direction", ROPE, by(-powers())),
+    ("positions of a batch misread", ROPE, at(lambda m: np.broadcast_to(m[:1], m.shape))),
     ("wrong base", ROPE, by(powers(500000.0))),
     ("scaling ignored", YARN, by(powers())),
     ("length taken from each call", DYNAMIC, dynamic),
@@ -558,6 +579,11 @@ def linear_of_rotated(q, k, rotated, v, at):
 linear_of_rotated.phi = lambda k: elu_plus_one(k.astype(np.float64))
 
 
+def faded(decay):
+    """What a query sees of a key, the less the longer ago it was."""
+    return lambda n, m: lower(n, m) * decay ** np.maximum(distance(n, m), 0)
+
+
 def over_heads(q, k, turned_q, turned_k, see):
     total = sums(q, k, see)
     return np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
@@ -586,6 +612,9 @@ LINEARLY = [
     ("another feature map", {}, linear(phi=lambda x: 1 / (1 + np.exp(-x)))),
     ("another feature map", {}, linear(phi=lambda x: x / (1 + np.exp(-x)))),
     ("another feature map", {}, linear(phi=softmax)),
+    ("another feature map", {}, linear(phi=lambda x: np.maximum(x, 0) + 0.01)),  # none that is known: read from weights
+    ("another feature map", {}, linear(phi=lambda x: elu_plus_one(x) + 0.01)),
+    ("another feature map", {}, linear(phi=lambda x: x**2)),
     ("scaled before the feature map", {}, linear(scales=(ROOT, 1))),
     ("scaled before the feature map", {}, linear(scales=(FOURTH, FOURTH))),
     ("scaled before the feature map", {}, linear(scales=(1, ROOT))),
@@ -595,7 +624,11 @@ LINEARLY = [
     ("numerator lost between chunks", {}, recurrent(("z",), 16)),
     ("normaliser lost between chunks", {}, recurrent(("S",), 16)),
     ("state decays", {}, recurrent(decay=0.95)),
+    ("state decays", {}, linear(see=faded(0.999), normaliser=lambda q, k, turned_q, turned_k, see: sums(q, k, see > 0))),
+    ("direction", {}, linear(turn_k=by(-powers()))),
     ("last partial block dropped", {}, chunks_without_the_last(16)),
+    ("eps in the denominator", {}, linear(normaliser=lambda q, k, turned_q, turned_k, see: sums(q, k, see) + 2e-5)),
+    ("some values wrong", {}, linear(normaliser=lambda q, k, turned_q, turned_k, see: np.maximum(sums(q, k, see), 0.01))),
     ("eps in the denominator", {}, linear(normaliser=lambda q, k, turned_q, turned_k, see: sums(q, k, see) + 2.0)),
     ("keys and values exchanged", {}, lambda q, k, v, at: linear()(q, v, k, at)),
     ("queries and keys exchanged", {"key_heads": 4}, lambda q, k, v, at: linear()(k, q, v, at)),
@@ -630,7 +663,7 @@ STEPS["linear"] += [("normaliser not kept", stepwise("S")), ("numerator not kept
 
 def test_there_is_one_by_hand_of_every_mistake():
     assert {name for name, *_ in SOFTMAX + STEPS["softmax"]} == ATTENTION.keys()
-    assert {name for name, *_ in LINEARLY + STEPS["linear"]} == LINEAR.keys()
+    assert {name for name, *_ in LINEARLY + STEPS["linear"]} - {"some values wrong"} == LINEAR.keys()
 
 
 @pytest.mark.parametrize("rope", [None, ROPE])
@@ -661,6 +694,33 @@ def test_a_mistake_of_attention_made_by_hand_has_its_name(name, options, fn):
 def test_a_mistake_of_linear_attention_made_by_hand_has_its_name(name, options, fn):
     report = check_linear_attention(fn, **(SHAPE | {"rope": ROPE} | options))
     assert report.faults == (name,), str(report)
+
+
+def test_how_scores_act_is_said():
+    """Of what no known mistake is: softmax of normed vectors, and relu instead of exp."""
+
+    def normed(q, k):
+        return scaled(*(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k)))
+
+    evidence = check_attention(attention(score=normed), head_dim=D).findings[0].evidence
+    assert "beside one of 1, scores of -8, -4, -2, -1, 2, 4, 8 act as" in evidence and "1, 1, 1, expected" in evidence
+    relu = attention(soft=lambda s: np.maximum(s, 0) / np.maximum(np.maximum(s, 0).sum(axis=-1, keepdims=True), 1e-9))
+    assert "act as -inf, -inf, -inf, -inf, 1.693" in check_attention(relu, head_dim=D).findings[0].evidence
+
+
+def test_outputs_that_are_a_multiple_are_said_to_be():
+    for fn in (lambda *x: 1.001 * attention()(*x), lambda *x: attention()(*x) / 8):
+        report = check_attention(lambda *x, fn=fn: fn(*x).astype(np.float32), head_dim=D)
+        factor = "1.001" if fn(*np.ones((3, 1, 1, 1, D))).max() > 1 else "0.125"
+        assert f"all outputs are the right ones times {factor}" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-8])
+def test_a_small_eps_in_the_denominator_is_right(eps):
+    added = linear(normaliser=lambda q, k, turned_q, turned_k, see: sums(q, k, see) + eps)
+    bounded = linear(normaliser=lambda q, k, turned_q, turned_k, see: np.maximum(sums(q, k, see), eps))
+    for fn in (added, bounded):
+        assert check_linear_attention(fn, rope=ROPE, max_position=600).verdict == "right"
 
 
 @pytest.mark.parametrize("kind, name, begin", [(kind, *case) for kind, listed in STEPS.items() for case in listed])

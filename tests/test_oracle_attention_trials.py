@@ -434,6 +434,64 @@ def test_whatever_the_search_does_there_is_a_report(monkeypatch):
     assert report.faults == ("unexplained",) and any("ZeroDivisionError: no name" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("result, words", [
+    (lambda out: (out, None), "it returns tuple, which is no NumPy array, from a step of incremental="),
+    (lambda out: out.tolist(), "it returns list, which is no NumPy array, from a step of incremental="),
+    (lambda out: None, "it returns nothing from a step of incremental="),
+])  # fmt: skip
+def test_steps_that_return_no_array_are_not_judged(result, words):
+    def begin():
+        step = caching(lambda m, n: slice(None))()
+        return lambda q, k, v: result(step(q, k, v))
+
+    report = check_attention(plain, head_dim=D, incremental=begin)
+    assert report.verdict == "not judged" and report.failure.reason == words
+    assert "return the result alone" in report.failure.fix
+
+
+# ── Weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def dropping(share, rng):
+    """Dropout that is left on, as torch's dropout_p=share."""
+
+    def fn(q, k, v):
+        s = scores_of(q, k)
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p = p / p.sum(axis=-1, keepdims=True) * (rng().random(s.shape) >= share) / (1 - share)
+        return (p @ np.repeat(v, q.shape[1] // v.shape[1], axis=1)).astype(q.dtype)
+
+    return fn
+
+
+def test_dropout_is_named_with_a_seed_and_without():
+    one = np.random.default_rng(5)
+    for share, words in ((0.1, "1.111"), (0.004, "1.004")):
+        seeded = check_attention(dropping(share, lambda: np.random.default_rng(0)), head_dim=D)
+        assert seeded.faults == ("dropout",) and f"the right ones times {words}" in seeded.findings[0].evidence
+    changing = check_attention(dropping(0.1, lambda: one), head_dim=D)
+    assert changing.faults == ("dropout",) and "the same call twice" in changing.findings[0].evidence
+    assert check_attention(dropping(0.0, lambda: one), head_dim=D).verdict == "right"
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_products_in_float16_before_they_are_scaled_overflow(size):
+    def narrow(q, k, v, first=1.0):
+        with np.errstate(all="ignore"):
+            k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+            s = ((q * np.float16(first)).astype(float) @ k.swapaxes(-1, -2)).astype(np.float16)
+            n, m = s.shape[-2:]
+            s = np.where(np.tri(n, m, m - n, dtype=bool), (s * np.float16(size**-0.5 / first)).astype(float), -np.inf)
+            p = np.exp(s - s.max(axis=-1, keepdims=True))
+            return (p / p.sum(axis=-1, keepdims=True) @ v).astype(q.dtype)
+
+    eager = check_attention(narrow, head_dim=size, dtype=np.float16)
+    assert eager.verdict == "right" and any("q·k overflows float16" in note for note in eager.notes)
+    scaled = check_attention(lambda *x: narrow(*x, first=size**-0.5), head_dim=size, dtype=np.float16)
+    assert scaled.verdict == "right" and not any("overflows" in note for note in scaled.notes)
+    assert check_attention(lambda *x: -narrow(*x), head_dim=size, dtype=np.float16).verdict == "wrong"
+
+
 # ── Defaults ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

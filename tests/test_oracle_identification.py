@@ -1,6 +1,7 @@
 """A rope that is hidden in a black box is read out of it; what cannot be told apart is said to be so."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -196,7 +197,7 @@ def test_measured_pairs_are_those_of_the_rope(rope):
     assume(not ((farthest > 0.9e-9) & (farthest < 1.1e-9)).any())
     pairs = find_pairs(operator)
     np.testing.assert_array_equal(pairs.reads, recipe.reads[turning])
-    if rope.layout != "interleaved-to-half" or turning.all():
+    if "-to-" not in rope.layout or turning.all():
         np.testing.assert_array_equal(pairs.writes, recipe.writes[turning])
     fast = frequencies(rope)[turning] < 3
     if fast.all():  # faster ones cannot be told from slower ones at whole positions
@@ -267,3 +268,42 @@ def test_a_base_that_is_nearly_a_usual_one_is_not_taken_for_it():
 def test_suspects_are_a_list():
     with pytest.raises(TypeError, match="suspects must be a list of ropes, was Rope"):
         identify(right(Rope(64, 10000.0, "half"))["engine"], 64, suspects=Rope(64, 10000.0, "half"))
+
+
+@pytest.mark.parametrize("factor", [4.1829, 2.71828, 1.00021])
+def test_factors_of_many_digits(factor):
+    rope = Rope(64, 500000.0, "half", scaling=Linear(factor))
+    found = identify(lambda x, m: pyrope.rotate(x, m, rope), 64)
+    assert found.rope == rope and f"linear scaling by {factor:g} " in found.explanations[0], found
+
+
+@pytest.mark.parametrize("scaling", [YaRN(128.0, 8192), YaRN(40.0, 4096)])
+def test_factors_in_bfloat16_are_given_with_their_uncertainty(scaling):
+    rope = Rope(64, 10000.0, "half", scaling=scaling)
+    found = identify(lambda x, m: pyrope.rotate(x, m, rope), 64, dtype=DTYPES["bfloat16"], max_position=4095)
+    (number, off) = re.search(r"(?:factor|scaling by) ([\d.]+) ± ([\d.]+)", found.explanations[0]).groups()
+    assert abs(float(number) - scaling.factor) <= float(off) <= 0.1 * scaling.factor, found
+
+
+def xpos(x, m, sign=1, scale=512):
+    """As torchscale has it, for queries (+1) or keys (-1), with m counted from 0."""
+    half = x.shape[-1] // 2
+    zeta = (np.arange(0, 2 * half, 2) + 0.4 * 2 * half) / (1.4 * 2 * half)
+    angle = m[:, None] * (1.0 / 10000 ** (np.arange(half) / half))
+    grown = zeta ** (sign * m[:, None] / scale)
+    cos, sin = np.cos(angle) * grown, np.sin(angle) * grown
+    out, a, b = np.empty_like(x), x[..., ::2].astype(float), x[..., 1::2].astype(float)
+    out[..., ::2], out[..., 1::2] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_xpos_is_named(sign, dtype):
+    fn = lambda x, m: xpos(x, m, sign)  # noqa: E731
+    found = identify(fn, 64, dtype=DTYPES[dtype], max_position=4095)
+    assert found.layout == "interleaved" and "xPos" in " ".join(found.notes) and not found.behaviour, found
+    assert found.attention_factor == 1.0 and found.rope == Rope(64, 10000.0, "interleaved")
+    report = pyrope.check_rotation(fn, found.rope, dtype=DTYPES[dtype], max_position=4095)
+    assert report.faults == ("lengths grow with the position",), report
+    assert f"as in xPos, ζ^({'−' * (sign < 0)}m/512)" in report.findings[0].evidence

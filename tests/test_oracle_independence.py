@@ -55,6 +55,8 @@ def linear(q, k, v, at):
 CHECKS = f"""
 import kernels, pyrope
 from pyrope import Rope, YaRN
+from pyrope.oracle import attention_trials, trials
+trials.PATIENCE = attention_trials.PATIENCE = -1  # every length has tests of its own
 rope = {ROPE}
 def words(report):
     return report.verdict, *report.faults
@@ -79,7 +81,11 @@ def verdicts(folder: pathlib.Path, file: str | None = None, old: str = "", new: 
         assert text.count(old) == 1, f"{file} no longer has this line once: choose another one to break"
         (folder / "pyrope" / file).write_text(text.replace(old, new))
     run = subprocess.run(
-        [sys.executable, "-c", CHECKS], cwd=folder, capture_output=True, text=True, env={"PYTHONPATH": str(folder)}
+        [sys.executable, "-c", CHECKS],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr
     return [ast.literal_eval(line) for line in run.stdout.splitlines()]

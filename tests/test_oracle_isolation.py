@@ -125,17 +125,17 @@ def raises_in_heads_last(x, *rest):
 def pair_in_heads_last(x, *rest):
     return x, x
 """.replace("HANG", str(HANG))
-CALL = "x of shape (3, 4, 8), dtype float32, and 4 positions"
+CALL = "x of shape (3, 4, 8), dtype float32, and positions of shape (4,)"
 # By function: words of the report, in this order.
 FAILURES = {
     "raises": ("raises RuntimeError (broken in line 26)", CALL, "in raises", "in inner", "RuntimeError: broken"),
     "silent": ("raises Silent", "cannot be printed", CALL, "in silent"),
-    "pair": ("returns tuple", CALL, "fn(x, positions)[0]"),
+    "pair": ("returns tuple", CALL, "fn(…)[0]"),
     "nothing": ("returns nothing", CALL, "return the result alone"),
     "narrow": ("returns shape (3, 4, 6)", CALL, "--axes"),
     "exits": ("raises SystemExit (used as a script)", CALL, "in exits"),
     "ends": ("ends its process, with status 0", CALL, "--in-process"),
-    "crashes": ("crashes: its process was killed by SIGSEGV", CALL + " from 0 to 65535", "in crashes"),
+    "crashes": ("crashes: its process was killed by SIGSEGV", CALL + ", from 0 to 65535", "in crashes"),
     "stops": ("crashes: its process was killed by SIGKILL, as when memory runs out", CALL),
     "loops": ("takes longer than 3 s", CALL, "--timeout", "in loops"),
     "needs_a_gpu": ("CUDA error", CALL, "run it where its device is", "in needs_a_gpu"),

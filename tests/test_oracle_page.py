@@ -13,7 +13,16 @@ from hypothesis.extra import numpy as npst
 
 import pyrope
 from pyrope import LongRoPE, Rope, check_attention, check_rotation, identify
-from pyrope.oracle import attention_faults, drawings, gallery, page, report as reports, rotation_faults
+from pyrope.oracle import (
+    attention_faults,
+    backward_faults,
+    drawings,
+    gallery,
+    page,
+    report as reports,
+    rotation_faults,
+    sharding,
+)
 from pyrope.oracle.drawings import Errors, Frequencies, Markup, element
 from pyrope.oracle.readings import errors_by_place
 from pyrope.oracle.report import ErrorRow, Failure, Finding, Report
@@ -132,13 +141,10 @@ def test_every_issue_of_the_catalogues_can_be_linked():
         attention_faults.ATTENTION,
         attention_faults.LINEAR,
         attention_faults.BEHAVIOUR,
+        backward_faults.BACKWARD,
     )
-    named = {
-        name
-        for faults in catalogues
-        for fault in faults.values()
-        for name in re.findall(r"([\w.-]+)#\d", fault.happened)
-    }
+    faults = [*sharding.FAULTS, *(fault for catalogue in catalogues for fault in catalogue.values())]
+    named = {name for fault in faults for name in re.findall(r"([\w.-]+)#\d", fault.happened)}
     assert len(named) > 10 and named <= page.REPOSITORIES.keys()
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", place) for place in page.REPOSITORIES.values())
 
@@ -293,10 +299,79 @@ def test_attention_has_its_errors_by_token():
     assert "Errors by token" in text and "R(m)" not in text
 
 
+def without_a_minus(x, positions):
+    """Halves, with both sines added: no rotation."""
+    angle = positions[:, None] * THETA
+    a, b = np.split(x.astype(np.float64), 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate((a * cos + b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    "candidate, reason",
+    [(without_a_minus, "the pairs do not turn"), (lambda x, m: np.full_like(x, np.nan), "NaN or infinity")],
+)
+def test_frequencies_of_no_rotation_are_not_shown(candidate, reason):
+    report = check_rotation(candidate, ROPE)
+    assert sides(report)["frequencies"].measured == f"cannot be read: {reason}"
+    assert not {"direction", "position offset", "factor", "rule"} & sides(report).keys()
+    assert report.readings.frequencies is None and report.readings.operators is not None
+    assert "by pair" not in Parts(page.report_section(report)).text
+
+
+def test_pairs_that_are_missing_are_counted():
+    """Feature 3 is NaN: its pair, (3, 19), cannot be read, the 15 others can."""
+
+    def candidate(x, positions):
+        y = rotated(x, positions, THETA)
+        y[..., 3] = np.nan
+        return y
+
+    shown = sides(check_rotation(candidate, ROPE))
+    assert shown["pairs"].measured == "half, without 1 of the 16 pairs"
+    assert shown["frequencies"].expected.endswith(", of 16 pairs")
+    assert shown["frequencies"].measured.endswith(", of 15 pairs")
+
+
+def test_no_rotation_is_identified_as_none():
+    found = identify(without_a_minus, 32)
+    assert found.frequencies == () and len(found.pairs) == 16 and found.readings.frequencies is None
+    assert ("frequencies", "cannot be read: the pairs do not turn") in found.rows()
+    assert not any(name in ("direction", "offset", "factor", "rule") for name, _ in found.rows())
+    assert "no rotation" in Parts(found._repr_html_()).text.splitlines()[-1]
+    assert found.rows()[-1][1].startswith("no rotation: within the pairs R is off by ")
+    odd = identify(lambda x, m: np.concatenate((x[..., :1] * 2, rotated(x, m, THETA)[..., 1:]), -1), 32)
+    assert re.search(r"no rotation: \d features belong to no pair, and within", odd.rows()[-1][1])
+
+
+def test_errors_that_are_not_finite_have_no_numbers():
+    rows = (ErrorRow("here", math.nan, math.nan, math.nan), ErrorRow("there", 3.0, 1.0, 2e-7))
+    finding = Finding("not finite", "x", "y", "z")
+    text = page.report_section(Report("rotation", "x", "wrong", (finding,), errors=rows))
+    cells = [Parts(cell).text for cell in re.findall("<td.*?</td>", text)]
+    assert cells == ["here", "", "not finite", "—", "—", "there", "", "2e-07", "3", "1"]
+    assert text.count('class="bar"') == 1
+
+
+def test_the_gallery_has_a_line_for_each_report(right, one_pair):
+    rows = [gallery.Row("one", right, ROPE, True), gallery.Row("two", one_pair, None, True)]
+    text = page.gallery_section(rows)
+    lines = [
+        [Parts(cell).text for cell in re.findall("<span>.*?</span>", line)]
+        for line in re.findall("<summary>(.*?)</summary>", text)
+    ]
+    worst = [max(row.absolute for row in report.errors) for report in (right, one_pair)]
+    assert lines == [["one", "✓ right", f"{worst[0]:.2g}", "half 10000"],
+                     ["two", "✗ wrong", f"{worst[1]:.2g}", "unexplained"]]  # fmt: skip
+    assert all(str(page.report_section(report, "h3")) in text for report in (right, one_pair))
+
+
 def test_identification_has_a_page():
     found = identify(lambda x, m: rotated(x, m, THETA), 32)
     text = Parts(found._repr_html_()).text
     assert "rotation of 32 features" in text and "base 10000" in text and "identified" in text
+    title = Parts(re.search("<h1.*?</h1>", found._repr_html_())[0]).text
+    assert found.explanations[0].startswith("base 10000, not rescaled (NTK") and title.endswith(", not rescaled")
     unknown = identify(lambda x, m: x * (1 + m[:, None] % 2).astype(x.dtype), 32)
     assert "rotation of 32 features" in Parts(unknown._repr_html_()).text
 
@@ -400,7 +475,19 @@ def test_marks_stand_where_the_axis_says(points):
     dots, crosses = marks(svg)
     assert (len(dots), len(crosses)) == (int((~beyond).sum()), int(beyond.sum()))
     for value, (_, y) in zip([*worst[~beyond], *worst[beyond]], [*dots, *crosses], strict=True):
-        assert math.log10(value) == pytest.approx(e0 + (y - y0) * (e1 - e0) / (y1 - y0), abs=0.02 * abs(e1 - e0))
+        drawn = max(math.log10(value), e1)  # of many errors, one that is far below the others is at the lower end
+        assert drawn == pytest.approx(e0 + (y - y0) * (e1 - e0) / (y1 - y0), abs=0.02 * abs(e1 - e0))
+    assert math.log10(np.sort(worst)[len(worst) // 10]) >= e1
+
+
+def test_one_tiny_error_does_not_make_the_axis_long():
+    """Of 21 errors two are far below: they are at the lower end, the others where the axis says; NaN is above it."""
+    worst = np.array([1e-300, 1e-16, *np.geomspace(1e-7, 1e-6, 19)])
+    drawn = ticks(drawings.errors_drawing(Errors("position", np.arange(21), worst, worst > 1, {})))
+    assert min(drawn.values()) == -9 and max(drawn.values()) == -6
+    svg = drawings.errors_drawing(Errors("position", np.arange(2), np.array([1e-3, np.nan]), worst[:2] > 1, {}))
+    beside, *numbers = sorted(ticks(svg.replace(">NaN, ∞<", ">10⁹<")))
+    assert min(y for _, y in marks(svg)[0]) == beside and beside + 10 < min(numbers) and len(numbers) == 2
 
 
 def test_zero_and_infinity_have_a_place():

@@ -81,7 +81,7 @@ def failing(kind):
 
 
 @pytest.mark.parametrize(("kind", "words"), [
-    ("raises", r"it raises KeyError \('cos_cached\\nsecond line'\) for x of shape \(3, 4, 16\), dtype float32, and 4 positions from 0"),
+    ("raises", r"it raises KeyError \('cos_cached\\nsecond line'\) for x of shape \(3, 4, 16\), dtype float32, and positions of shape \(4,\), from 0"),
     ("none", "it returns nothing for x"), ("list", "it returns list"),
     ("shape", r"it returns shape \(3, 4, 15\)"), ("integers", "it returns int64"),
 ])  # fmt: skip
@@ -316,3 +316,14 @@ def test_what_fails_in_a_usual_way_gets_a_hint(fn, fix):
 def test_positions_have_an_end():
     with pytest.raises(ValueError, match=r"max_position must be at most 2\^31, was 5000000000"):
         check_rotation(lambda x, m: x, ROPE, max_position=5 * 10**9)
+
+
+def test_a_prompt_that_is_counted_is_no_state():
+    """Positions that begin with 0 are taken for 0, 1, 2, …: in every call alike."""
+
+    def counted(x, positions):
+        return pyrope.rotate(
+            x, np.arange(len(positions)) if len(positions) > 1 and positions[0] == 0 else positions, ROPE
+        )
+
+    assert "state between calls" not in check_rotation(counted, ROPE).faults

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from optional import package
+from optional import Dtypes, package
 from oracle_cases import DTYPES, right, ropes
 
 import pyrope
@@ -18,7 +18,7 @@ from pyrope.oracle.truth import rotated
 
 mpmath = package("mpmath")
 
-ALL = {**DTYPES, "float64": np.float64}
+ALL = Dtypes(**DTYPES, float64=np.float64)
 
 
 def ratios(rope, fn, dtype):
@@ -186,3 +186,18 @@ def test_float64_computed_in_float32_is_judged_by_its_grade(rope):
     assert not check_rotation(
         lambda x, m: pyrope.rotate(x.astype(np.float16), m, rope).astype(x.dtype), rope, dtype=np.float64
     ).ok
+
+
+@pytest.mark.parametrize(("dtype", "bits", "verdict"), [
+    ("float16", 15, "right"), ("float16", 11, "wrong"), ("bfloat16", 12, "right"), ("bfloat16", 8, "wrong"),
+])  # fmt: skip
+def test_tables_in_fixed_point_beside_narrow_numbers(dtype, bits, verdict):
+    """Whose sines near 0 are worse than those of the dtype, and all others better; up to sixteen times its grain."""
+
+    def fixed(x, positions):
+        angle, steps = positions[:, None] / 10000.0 ** (np.arange(32) / 32), 2.0**bits
+        cos, sin = np.rint(np.cos(angle) * steps) / steps, np.rint(np.sin(angle) * steps) / steps
+        a, b = np.split(x.astype(np.float64), 2, axis=-1)
+        return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+    assert pyrope.check_rotation(fixed, pyrope.Rope(64, 10000.0, "half"), dtype=DTYPES[dtype]).verdict == verdict

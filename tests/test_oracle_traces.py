@@ -11,7 +11,7 @@ from strategies import DTYPES
 
 import pyrope
 from pyrope import Linear, Rope, YaRN
-from pyrope.oracle.traces import diff_traces, read_trace, write_trace
+from pyrope.oracle.traces import _turn, diff_traces, read_trace, write_trace
 from pyrope.tensors import save_safetensors
 
 ml_dtypes = package("ml_dtypes")
@@ -357,3 +357,15 @@ def test_a_batch_of_one_may_have_no_axis_of_its_own():
     late = {name: array[0] for name, array in model(at=range(1, N + 1)).items()}
     report = diff_traces(one, late)
     assert report.faults == ("offset",) and "1 positions further on" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("place, start", [("prefix", 0), ("suffix", 2)])
+def test_a_single_pair_that_turns_is_found(place, start):
+    x = np.random.default_rng(0).standard_normal((5, 4))
+    z = (x[:, start] + 1j * x[:, start + 1]) * 2 * np.exp(1j * (0.5 + 0.3 * np.arange(5)))
+    y = x.copy()
+    y[:, start], y[:, start + 1] = z.real, z.imag
+    turn = _turn(x, y, 1e-9)
+    assert turn.pairing == f"half, 2 of 4 features, the {place}" and turn.factor == pytest.approx(2)
+    assert turn.theta == pytest.approx([0.3]) and turn.start == pytest.approx([0.5])
+    assert _turn(x[:1], y[:1], 1e-9) is None and _turn(x, y + x[:, ::-1], 1e-9) is None

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from optional import package
+from oracle_cases import turn
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
@@ -25,13 +26,6 @@ ROPE = Rope(D, BASE, "half")
 
 def angles(m, d=D, base=BASE):
     return np.asarray(m, np.float64)[..., None] * base ** (-np.arange(0, d, 2) / d)
-
-
-def turn(x, angle):
-    """Rotate-half by these angles, in float64, rounded once."""
-    cos, sin, p = np.cos(angle), np.sin(angle), x.shape[-1] // 2
-    a, b = x[..., :p].astype(float), x[..., p:].astype(float)
-    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
 
 
 def right(x, m):
@@ -179,7 +173,8 @@ def test_positions_for_each_row_of_a_batch_are_right_where_they_are_taken():
     taken = check_rotation(fn, ROPE, batched=True)
     assert taken.verdict == "right" and not taken.notes
     refused = check_rotation(lambda x, m: turn(x, angles(m.reshape(len(m)))), ROPE, batched=True)
-    assert refused.verdict == "right" and "which batched= claims, are not taken" in refused.notes[-1]
+    assert refused.verdict == "not judged" and "(b, 1, n), which batched= claims: it raises" in refused.failure.reason
+    assert check_rotation(lambda x, m: turn(x, angles(m.reshape(len(m)))), ROPE).verdict == "right"
     axes = Rope(D, BASE, "half", axes=Axes("sections", (8, 12, 12)))
     assert check_rotation(lambda x, m: pyrope.rotate(x, m, axes), axes, batched=True).verdict == "right"
     one = check_rotation(lambda x, m: pyrope.rotate(x, m if m.ndim == 2 else m[:, 0], axes), axes, batched=True)
@@ -377,6 +372,56 @@ def ntk(stretch):
     return lambda x, m: turn(x, angles(m, base=base))
 
 
+def of_each_call(theta):
+    """A table that is made for each call, by its largest position."""
+
+    def fn(x, m):
+        angles = m[:, None] * theta(int(m.max(initial=0)))
+        a, b = x[..., : D // 2].astype(float), x[..., D // 2 :].astype(float)
+        c, s = np.cos(angles), np.sin(angles)
+        return np.concatenate((a * c - b * s, b * c + a * s), axis=-1).astype(x.dtype)
+
+    return fn
+
+
+def listed(switch):
+    long, plain = 1 + np.arange(D // 2) / 8, BASE ** (-np.arange(D // 2) / (D // 2))
+    return of_each_call(lambda last: plain / (long if switch(last) else 1))
+
+
+def stretched(length):
+    def theta(last):
+        base = BASE * (2.0 * length(last) / 4096 - 1) ** (D / (D - 2))
+        return base ** (-np.arange(D // 2) / (D // 2))
+
+    return of_each_call(theta)
+
+
+LENGTHS_OF_CALLS = {
+    "LongRoPE": (listed(lambda last: last + 1 > 4096), ""),
+    "LongRoPE, >=": (listed(lambda last: last + 1 >= 4096), "of length 4096: it has the Θ of length 4097, so the length is compared by >="),
+    "LongRoPE, the position": (listed(lambda last: last > 4096), "of length 4097: it has the Θ of length 4096, so the largest position is"),
+    "LongRoPE from half the length on": (listed(lambda last: last > 1000), "a call up to position 2047, of length 2048: first at"),
+    "NTK": (stretched(lambda last: max(last + 1, 4096)), ""),
+    "NTK, one more to begin with": (stretched(lambda last: 4096 if last < 4097 else last + 1), "of length 4097: it has the Θ of length 4096"),
+    "NTK that shrinks": (stretched(lambda last: max(last + 1, 3000)), "a call up to position 2047, of length 2048: first at"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LENGTHS_OF_CALLS)
+def test_the_length_at_which_a_rope_changes(case):
+    fn, words = LENGTHS_OF_CALLS[case]
+    lists = LongRoPE([1.0] * 32, [1 + i / 8 for i in range(32)], 8.0, 4096, attention_factor=1.0)
+    rope = Rope(D, BASE, "half", scaling=DynamicNTK(2.0, 4096) if case.startswith("NTK") else lists)
+    found = check_rotation(fn, rope.at(8192))
+    assert any("and some near the original one" in note for note in found.notes)
+    if words:
+        (finding,) = found.findings
+        assert finding.fault == "switch at another length" and words in finding.evidence
+    else:
+        assert found.verdict == "right"
+
+
 NTK = Rope(D, BASE, "half", scaling=DynamicNTK(2.0, 4096, 16384))
 YARN = Rope(D, BASE, "half", scaling=YaRN(8.0, 4096, attention_factor=1.0))
 POWER = D / (D - 2)
@@ -418,6 +463,7 @@ NAMES = {
     "sign in the first half": (term(lambda a, b, c, s: a * c + b * s, two), ROPE, "sign missing"),
     "sine lost in one half": (term(one, lambda a, b, c, s: b * c), ROPE, "wrong term in the pairs"),
     "cosine lost in one half": (term(lambda a, b, c, s: -b * s, two), ROPE, "wrong term in the pairs"),
+    "cosine lost": (term(one, lambda a, b, c, s: b + a * s), ROPE, "wrong term in the pairs"),
     "minus on a cosine": (term(one, lambda a, b, c, s: a * s - b * c), ROPE, "wrong term in the pairs"),
     "in place": (in_place, ROPE, "in-place aliasing"),
     "rest zeroed": (rest_zeroed, Rope(D, BASE, "half", 32), "rest zeroed"),
@@ -429,6 +475,7 @@ NAMES = {
     "40 of 64 features": (
         lambda x, m: np.concatenate((turn(x[..., :40], angles(m, 40)), x[..., 40:]), -1), ROPE, "another rotary width"),
     "NTK without − (s − 1)": (ntk(lambda s, n: (s * n) ** POWER), NTK, "dynamic NTK formula"),
+    "NTK for one token more": (ntk(lambda s, n: (s * 16385 / 4096 - s + 1) ** POWER), NTK, "dynamic NTK formula"),
     "NTK without the factor": (ntk(lambda s, n: n**POWER), NTK, "dynamic NTK formula"),
     "NTK by the factor alone": (ntk(lambda s, n: s**POWER), NTK, "dynamic NTK formula"),
     "NTK with the exponent upside down": (ntk(lambda s, n: (s * n - s + 1) ** (1 / POWER)), NTK, "dynamic NTK formula"),
@@ -453,7 +500,9 @@ NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.needs("ml_dtypes")] * ("bfloat16" in name)) for name in NAMES]
+)
 def test_mistakes_written_by_hand_are_named(name):
     fn, rope, fault = NAMES[name]
     report = check_rotation(fn, rope)
@@ -528,6 +577,16 @@ def test_evidence_of_what_nobody_knows():
     assert report.faults == ("unexplained",) and "pair 31 is multiplied with" in evidence and "index" in evidence
 
 
+@pytest.mark.parametrize("theta, words", [
+    (np.round(BASE ** (-np.arange(32) / 32), 4), "pair 2 turns by 0.5623, 0.5623413 expected, "),
+    (BASE ** (-np.r_[0:16, 31:15:-1] / 32), "in another order: pair 16 turns by 0.0001333521, 0.01 expected, "),
+    (BASE ** (-np.r_[1, 0, 2:32] / 32), "pair 0 turns by 0.7498942, 1 expected, pair 1 turns by 1, 0.7498942 expected, all"),
+], ids=["rounded", "in another order", "exchanged"])  # fmt: skip
+def test_the_frequencies_that_differ_are_listed(theta, words):
+    report = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * theta), ROPE)
+    assert report.faults == ("unexplained",) and words in report.findings[0].evidence
+
+
 def test_numbers_that_differ_are_printed_so_that_they_do():
     """Never "base 100000 instead of 100000"."""
     report = check_rotation(lambda x, m: turn(x, angles(m, base=100000.4)), Rope(D, 100000.0, "half"))
@@ -545,6 +604,93 @@ def test_nan_says_from_where_on():
     fn = lambda x, m: np.where((np.asarray(m) >= 5000)[:, None], np.nan, right(x, m)).astype(x.dtype)  # noqa: E731
     report = check_rotation(fn, ROPE)
     assert report.faults == ("not finite",) and "right below position 5000" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("m", [0, 5, 77, 1000, 3000, 65536])
+def test_one_bad_row_of_a_table_is_named_by_its_position(m):
+    report = check_rotation(lambda x, at: turn(x, angles(np.where(np.asarray(at) == m, m + 1, at))), ROPE)
+    assert report.faults == ("one position wrong",) and f"first at position {m}," in report.findings[0].evidence
+    two = check_rotation(lambda x, at: turn(x, angles(np.where(np.isin(at, [m, m + 2]), 9, at))), ROPE)
+    assert "one position wrong" not in two.faults and not two.ok
+
+
+@pytest.mark.parametrize("theta, words", [
+    (angles(1) / 4, "from there on the frequencies are those of base 10000, linear scaling by 4"),
+    (angles(1, base=5e5), "from there on the frequencies are those of base 500000"),
+])  # fmt: skip
+def test_a_table_that_is_grown_by_another_rule_says_by_which(theta, words):
+    fn = lambda x, m: turn(x, np.asarray(m)[:, None] * np.where(np.asarray(m)[:, None] < 4096, angles(1), theta))  # noqa: E731
+    report = check_rotation(fn, ROPE)
+    assert report.faults == ("wrong beyond a position",) and words in report.findings[0].evidence, report
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, m: apart(x, angles(m, 32)), lambda x, m: apart(x, ggml_angles(m, 32)),
+], ids=["power", "recurrence"])  # fmt: skip
+def test_partners_in_the_other_half_of_a_partial_head_are_no_recurrence(fn):
+    """Pairs (i, i + d/2), where (i, i + r/2) are meant."""
+    assert check_rotation(fn, Rope(D, BASE, "half", 32)).faults == ("proportional instead of contiguous",)
+
+
+def apart(x, angle):
+    y, p = x.astype(float), angle.shape[-1]
+    a, b = y[..., :p].copy(), y[..., D // 2 : D // 2 + p].copy()
+    y[..., :p], y[..., D // 2 : D // 2 + p] = (
+        a * np.cos(angle) - b * np.sin(angle),
+        a * np.sin(angle) + b * np.cos(angle),
+    )
+    return y.astype(x.dtype)
+
+
+def ggml_angles(m, r):
+    factors = np.full((len(m), r // 2), BASE ** (-2 / r), np.float32)
+    factors[:, 0] = m
+    return np.multiply.accumulate(factors, axis=1, dtype=np.float32)
+
+
+# ── Angles in turns ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def phase(bits, whole=np.rint):
+    """The angle as an integer that wraps at 2^bits for a full turn, added up from position to position."""
+    step = whole(angles(1) / (2 * np.pi) * 2.0**bits).astype(np.int64)
+    return lambda x, m: turn(x, np.asarray(m)[:, None] * step % 2**bits * (2 * np.pi / 2.0**bits))
+
+
+def half_turns(x, m, count):
+    """As CUDA's sincospi: count is the number of half turns, which it reduces exactly."""
+    return turn(x, np.float32(np.pi) * np.fmod(count, 2).astype(np.float32))
+
+
+@pytest.mark.parametrize("fn", [
+    phase(32), phase(32, np.floor), phase(48),
+    lambda x, m: half_turns(x, m, np.fmod(angles(m) / np.pi, 2)),  # reduced before it is rounded to float32
+    lambda x, m: turn(x, np.fmod(angles(m), 6.283185307)),
+], ids=["phase of 32 bits", "truncated", "48 bits", "sincospi of what is reduced", "2π of ten digits"])  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_an_angle_error_far_below_that_of_a_float32_angle_is_right(fn, dtype):
+    """Also in the first pair, where a float32 angle is exact."""
+    assert check_rotation(fn, ROPE, dtype=dtype).verdict == "right"
+
+
+def test_the_angle_error_of_a_phase_is_right_up_to_one_unit_for_each_position():
+    for units, verdict in ((0.98, "right"), (1.1, "wrong")):
+        fn = lambda x, m, units=units: turn(x, angles(m) + np.asarray(m)[:, None] * (units * 2 * np.pi / 2**32))  # noqa: E731
+        assert check_rotation(fn, ROPE).verdict == verdict
+
+
+@pytest.mark.parametrize(("fn", "fault", "words"), [
+    (lambda x, m: half_turns(x, m, (angles(m) / np.pi).astype(np.float32)), "fast sine", "angle in half turns is rounded"),
+    (lambda x, m: half_turns(x, m, np.float32(m)[:, None] * np.float32(angles(1) / np.pi)), "fast sine", "θ/π is rounded"),
+    (lambda x, m: turn(x, np.fmod(angles(m), 6.283185)), "2π rounded", "reduced by 6.283185, 2π is"),
+    (lambda x, m: turn(x, np.fmod(angles(m), 2 * 3.1416)), "2π rounded", "reduced by 6.2832, 2π is"),
+    (lambda x, m: turn(x, np.fmod(np.float32(angles(m)), np.float32(2 * np.pi))), "2π rounded", "reduced by 6.28318548"),
+    (phase(30), "unexplained", "the error of the angle grows with the position, by up to"),
+    (phase(24), "unexplained", "in fast and slow pairs alike, as that of a phase of 24 bits for a turn"),
+])  # fmt: skip
+def test_turns_in_too_few_bits_are_told_apart(fn, fault, words):
+    report = check_rotation(fn, ROPE)
+    assert report.faults == (fault,) and words in report.findings[0].evidence, report
 
 
 # ── Verdicts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -586,7 +732,9 @@ def reshaping(x, m):
     (raising(GeneratorExit()), "it raises GeneratorExit", "mend"),
     (raising(Unprintable()), "a message that cannot be printed", "mend"),
     (raising(RuntimeError("Found no NVIDIA driver: CUDA is not available")), "CUDA", "run it where its device is"),
-    (lambda x, m: (x, x), "it returns tuple", r"fn\(x, positions\)\[0\]"), (lambda x, m: None, "it returns nothing", "return"),
+    (raising(RuntimeError("Found no NVIDIA driver on your system")), "NVIDIA", "run it where its device is"),
+    (raising(MemoryError("Unable to allocate 72.8 TiB for an array with shape (10,)")), "TiB", "memory"),
+    (lambda x, m: (x, x), "it returns tuple", r"fn\(…\)\[0\]"), (lambda x, m: None, "it returns nothing", "return"),
     (lambda x, m: x[..., :3], r"it returns shape \(3, 4, 3\)", "with_axes"), (lambda x, m: x.astype(int), "int64", "floats"),
     (lambda q, k, cos, sin: q, "positional argument", "from_cos_sin"), (reshaping, "changes the shape of x", "reshape"),
 ])  # fmt: skip
@@ -624,3 +772,21 @@ def test_an_error_in_the_search_leaves_the_verdict(monkeypatch):
 def test_the_page_has_these_figures():
     text = (pathlib.Path(__file__).parent.parent / "docs/diagnosis.md").read_text()
     assert f"named | {len(TRIGGERS)} of {len(TRIGGERS)} |" in text and f"named | {len(NAMES)} of {len(NAMES)} |" in text
+
+
+def test_a_candidate_that_is_wrong_everywhere_is_tried_with_fewer_calls():
+    """The lengths of every kind are for when it is mended."""
+
+    def counted(base):
+        shapes = []
+
+        def fn(x, positions):
+            shapes.append(x.shape)
+            return turn(x, angles(positions, base=base))
+
+        return fn, shapes
+
+    (fine, all_), (wrong, few) = counted(BASE), counted(5e5)
+    assert check_rotation(fine, ROPE).verdict == "right"
+    assert check_rotation(wrong, ROPE).faults == ("wrong base",)
+    assert len(few) < len(all_) - 200

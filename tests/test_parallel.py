@@ -138,6 +138,11 @@ def test_what_is_sent_and_when_and_what_is_skipped():
         ("exit", 5, ["rank 1 of 3 failed:\n", "SystemExit: 5"]),
         ("inside", 1, ["rank 1 of 3 failed:\n", "MemoryError: no room for the second shard"]),
         ("denominator", 1, ["rank 1 of 2 failed:\n", "ValueError: denominators must be finite and nonzero"]),
+        (
+            "overflow",
+            1,
+            ["rank 1 of 3 failed:\n", "ValueError: scores must not exceed float32, 3.4e+38: queries reach 1e+20"],
+        ),
         ("dtype", 1, ["rank 0 made ring_attention(q float32", "rank 1 ring_attention(q float64"]),
         (
             "leaves",

@@ -184,7 +184,7 @@ def test_time_is_measured_with_one_thread(monkeypatch):
         calls.append(options["env"])
         return subprocess.CompletedProcess(command, 0, b'{"softmax, Eq. (2)": [1.0], "linear, Eq. (19)": [1.0]}')
 
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    names = ("PYROPE_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     for name in names:
         monkeypatch.setenv(name, "2")
     monkeypatch.setattr(plots.subprocess, "run", run)
@@ -201,7 +201,16 @@ def test_cosines_are_a_score_of_three_pairs():
     (panel,) = _panels(plots.cosines_figure())
     total = _lines(panel)["their sum S(Δ)"]
     np.testing.assert_allclose(total[[0, 2, 20, 50, 377]], [3, 1.4042, 1.9086, -0.5959, 3], atol=6e-5)
-    assert [text.get_text() for text in panel.texts][-1] == "S(377) = 3.00"
+    marked = ["S(0) = 3.00", "S(2) = 1.40", "S(20) = 1.91", "S(50) = −0.60", "S(126) = 2.94", "S(377) = 3.00"]
+    assert [text.get_text() for text in panel.texts] == marked
+
+
+@pytest.mark.parametrize("factor, arrows", [(1.0, False), (1.5, True)])
+def test_a_colour_bar_has_arrows_only_where_values_are_beyond_it(factor, arrows):
+    rope = Rope(8, 10000.0, "half")
+    figure = plots.operator_figure(lambda x, m: (factor * pyrope.rotate(x, m, rope)).astype(x.dtype), rope)
+    bars = [axes._colorbar.extend for axes in figure.axes if hasattr(axes, "_colorbar")]
+    assert bars == ["both" if arrows else "neither", "neither"]
 
 
 def test_zero_is_white_and_signs_can_be_read_in_grey():

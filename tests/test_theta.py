@@ -149,6 +149,8 @@ def test_proportional_keeps_the_whole_head_as_denominator():
     [
         (Axes("sections", (1, 2, 1)), [(0, 0), (1, 1), (1, 2), (2, 3)]),
         (Axes("interleaved", (2, 1, 1)), [(0, 0), (1, 1), (2, 2), (0, 3)]),
+        (Axes("interleaved", (2, 2)), [(0, 0), (1, 1), (0, 2), (1, 3)]),
+        (Axes("listed", (1, 2, 0, 0)), [(1, 0), (2, 1), (0, 2), (0, 3)]),
         (Axes("axial"), [(0, 0), (0, 2), (1, 0), (1, 2)]),
         (Axes("pixtral"), [(0, 0), (0, 2), (1, 1), (1, 3)]),
     ],
@@ -157,6 +159,19 @@ def test_axes_assign_axis_and_frequency(axes, expected):
     assert axes.assign(4) == expected
     theta = pyrope.frequencies(Rope(**HALF))
     assert pyrope.frequencies(Rope(**HALF, axes=axes)).tolist() == [theta[i] for _, i in expected]
+
+
+def test_axes_with_a_series_of_their_own():
+    """Flux: 4 features for the first axis and 6 for each of the others, each with the frequencies of so wide a head."""
+    axes = Axes("sections", (2, 3, 3), series="own")
+    assert axes.assign(8) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    small, large = (pyrope.frequencies(Rope(d, 10000.0, "half")).tolist() for d in (4, 6))
+    assert pyrope.frequencies(Rope(16, 10000.0, "interleaved", axes=axes)).tolist() == small + large + large
+    halves = Axes("sections", (4, 4), series="own")
+    expected = pyrope.frequencies(Rope(16, 10000.0, "half", axes=Axes("axial")))
+    assert pyrope.frequencies(Rope(16, 10000.0, "half", axes=halves)).tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="a series of their own take no scaling but Linear, was YaRN"):
+        Rope(16, 10000.0, "interleaved", axes=axes, scaling=YaRN(4.0, 4096))
 
 
 def bad(error, match, **fields):
@@ -186,7 +201,9 @@ def bad(error, match, **fields):
         bad(TypeError, "base must be a number, was '10000'", base="10000"),
         bad(TypeError, "base must be a number, was None", base=None),
         bad(
-            ValueError, "layout must be one of 'interleaved', 'half', 'interleaved-to-half', was 'neox'", layout="neox"
+            ValueError,
+            "layout must be one of 'interleaved', 'half', 'interleaved-to-half', 'half-to-interleaved', was 'neox'",
+            layout="neox",
         ),
         bad(ValueError, "layout must be one of .* was None", layout=None),
         bad(ValueError, "placement must be one of 'prefix', 'suffix', was 'middle'", placement="middle"),
@@ -243,7 +260,7 @@ def test_bad_ropes(fields, error, match):
         (
             lambda: YaRN(2.0, 2048, beta_fast=1.0, beta_slow=32.0),
             ValueError,
-            "beta_fast must be greater than beta_slow, 32, was 1",
+            "beta_fast must be at least beta_slow, 32, was 1",
         ),
         (lambda: YaRN(2.0, 2048, beta_slow=0.0), ValueError, "beta_slow must be finite and greater than 0, was 0.0"),
         (lambda: YaRN(2.0, 2048, beta_fast=None), TypeError, "beta_fast must be a number"),
@@ -258,14 +275,17 @@ def test_bad_ropes(fields, error, match):
         (lambda: LongRoPE([1, 0], [1, 1], 1.0, 64), ValueError, r"short\[1\] must be finite and greater than 0, was 0"),
         (lambda: LongRoPE([1, 1], [1, math.nan], 1.0, 64), ValueError, r"long\[1\] must be finite"),
         (lambda: LongRoPE([1], [1], 1.0, 1), ValueError, "original_length must be at least 2, was 1"),
-        (lambda: Llama3(8.0, 4.0, 1.0, 8192), ValueError, "high must be greater than low, 4, was 1"),
+        (lambda: Llama3(8.0, 4.0, 1.0, 8192), ValueError, "high must be at least low, 4, was 1"),
         (lambda: Llama3(8.0, 0.0, 1.0, 8192), ValueError, "low must be finite and greater than 0"),
         (lambda: Proportional(0.0), ValueError, "fraction must be finite and greater than 0 and at most 1, was 0.0"),
         (lambda: Proportional(1.5), ValueError, "fraction must be .* at most 1, was 1.5"),
         (lambda: Axes("spiral"), ValueError, "axes style must be one of 'sections', "),
         (lambda: Axes("axial", (2, 2)), ValueError, 'axes style "axial" takes no sections'),
         (lambda: Axes("sections", (4,)), ValueError, "takes at least two sections"),
-        (lambda: Axes("interleaved", (2, 2)), ValueError, "takes three sections"),
+        (lambda: Axes("interleaved", (2,)), ValueError, "takes at least two sections"),
+        (lambda: Axes("listed", (0, 2, 2)), ValueError, r"must be 0, 1, … without a gap, were \[0, 2\]"),
+        (lambda: Axes("axial", series="own"), ValueError, 'series="own" is for sections'),
+        (lambda: Axes("sections", (2, 2), "each"), ValueError, "series must be one of 'shared', 'own'"),
         (lambda: Axes("sections", (5, -1)), ValueError, r"sections\[1\] must be at least 0, was -1"),
         (lambda: Axes("sections", 4), TypeError, "sections must be a list of integers"),
         (lambda: Rope(**HALF).at(0), ValueError, "length must be at least 1, was 0"),

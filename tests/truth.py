@@ -39,7 +39,11 @@ def theta(rope: Rope) -> list[mpf]:
     if rope.axes is None:
         return w
     p, style, sections = r // 2, rope.axes.style, rope.axes.sections
-    assert style in ("axial", "pixtral") or sum(sections) == p
+    assert style in ("axial", "pixtral") or (len(sections) if style == "listed" else sum(sections)) == p
+    if rope.axes.series == "own":
+        owners, factor = axis(rope), MP.mpf(1 if s is None else s.factor)
+        within = [owners[:i].count(owner) for i, owner in enumerate(owners)]
+        return [MP.power(base, MP.mpf(-j) / owners.count(a)) / factor for j, a in zip(within, owners, strict=True)]
     if style == "axial":
         return w[::2] * 2
     return w[::2] + w[1::2] if style == "pixtral" else w
@@ -50,10 +54,12 @@ def axis(rope: Rope) -> list[int]:
     p, sections = rope.width // 2, rope.axes.sections
     if rope.axes.style == "sections":
         return sum(([j] * n for j, n in enumerate(sections)), [])
+    if rope.axes.style == "listed":
+        return list(sections)
     if rope.axes.style == "interleaved":
-        axes = [0] * p
-        axes[1 : 3 * sections[1] : 3] = [1] * len(axes[1 : 3 * sections[1] : 3])
-        axes[2 : 3 * sections[2] : 3] = [2] * len(axes[2 : 3 * sections[2] : 3])
+        axes, k = [0] * p, len(sections)
+        for j in range(1, k):
+            axes[j : k * sections[j] : k] = [j] * len(axes[j : k * sections[j] : k])
         return axes
     return [0] * (p // 2) + [1] * (p // 2)
 

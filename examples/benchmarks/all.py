@@ -3,7 +3,8 @@
     python examples/benchmarks/all.py [-o benchmarks.md] [--quick]
 
 Takes some minutes; run it where nothing else runs. With --quick, everything is tiny: that shows that it works and says
-nothing about speed. torch, transformers and SmolLM2 are optional; what is not installed is left out, and a row says so.
+nothing about speed. torch, transformers, threadpoolctl and SmolLM2 are optional; what is not installed is left out, and
+a row says so. Everything is measured with one thread and with every core.
 """
 
 from __future__ import annotations
@@ -15,26 +16,24 @@ import platform
 import textwrap
 from types import ModuleType
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
-
 import attention
 import forward
 import numpy as np
 import oracle
 import rotation
-from rows import Row, show
+from rows import CONTROL, CORES, Row, show
 
 import pyrope
 
 PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": forward, "The oracle": oracle}
 TINY: dict[ModuleType, dict[str, object]] = {
-    rotation: {"HEADS": 2, "LENGTH": 64, "POSITIONS": 256},
+    rotation: {"HEADS": 2, "LENGTH": 64, "POSITIONS": 256, "ROUNDS": 3},
     attention: {"HEADS": 2, "LENGTH": 256, "MEMORY": 512, "LENGTHS": (192, 384, 768), "BEFORE": (16, 64), "STEPS": 3},
     forward: {
         "VOCABULARY": 64, "WIDTH": 32, "HEADS": 2, "LAYERS": 2, "MLP": 64, "PREFILLS": (16, 32), "BEFORE": 16,
         "STEPS": 3, "SMOLLM2_STEPS": 2,
     },
-    oracle: {"SIZES": (16,), "ATTENTION": 16},
+    oracle: {"SIZES": (16,), "ATTENTION": (16,)},
 }  # fmt: skip
 
 
@@ -43,8 +42,10 @@ RATIOS = 'Times are the shortest of several. "pyrope / it" is pyrope\'s time ove
 
 
 def machine() -> str:
-    threads = os.environ["OPENBLAS_NUM_THREADS"]
-    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, OPENBLAS_NUM_THREADS={threads}"
+    limited = os.environ.get("OPENBLAS_NUM_THREADS")
+    blas = f", OPENBLAS_NUM_THREADS={limited}" if limited else ""
+    control = "with" if CONTROL else "without"
+    system = f"{platform.system()} {platform.machine()}, {CORES} cores{blas}, {control} threadpoolctl"
     return f"pyrope {pyrope.__version__}, Python {platform.python_version()}, NumPy {np.__version__}; {system}"
 
 

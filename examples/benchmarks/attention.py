@@ -4,19 +4,19 @@
 
 Softmax: causal, float32, 8 heads × 4096 positions × 64 features, and memory at 32,768 positions. Linear: causal,
 Eq. (19), the same heads, from 2,048 to 262,144 positions, and decoding token by token. "bare matrix products" are
-those of the same blocks or chunks and nothing else. torch is optional; it runs with two threads.
+those of the same blocks or chunks and nothing else, with as many threads. All of it with one thread and with every
+core; the latter needs threadpoolctl, without which the products alone have several threads. torch is optional.
 Times are the shortest of several rounds, taken in turns. NumPy's OpenBLAS waits for all its threads in every
-product: where other programs keep the cores busy, OPENBLAS_NUM_THREADS=1 is faster, and the ratios mean more.
+product: run this where nothing else runs.
 """
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from rows import Row, show
+from rows import CONTROL, COUNTS, Row, counted, in_turns, show, threads
 
 import pyrope
 from pyrope import Rope
@@ -27,17 +27,6 @@ MEMORY = 32768  # positions
 LENGTHS = (2048, 4096, 32768, 262144)  # of linear attention; times per token are held against the second
 BEFORE = (16, 4096, 262144)  # tokens before the one that is decoded
 STEPS = 500
-
-
-def in_turns(functions: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
-    """The shortest time of each, in seconds: taken in turns, so that a busy moment hits all of them."""
-    seconds = dict.fromkeys(functions, float("inf"))
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            seconds[name] = min(seconds[name], time.perf_counter() - start)
-    return seconds
 
 
 def inputs(n: int) -> list[np.ndarray]:
@@ -62,7 +51,6 @@ def torch_forms(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Callab
         import torch
     except ImportError:
         return {}
-    torch.set_num_threads(2)
     a, b, c = (torch.from_numpy(x)[None] for x in (q, k, v))
     future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
 
@@ -81,12 +69,17 @@ def softmax_speed() -> Iterator[Row]:
         "bare matrix products": lambda: products(*arrays),
         **torch_forms(*arrays),
     }
-    limits = {"torch SDPA": "2.80", "torch eager": "0.33"}
-    seconds = in_turns(forms)
-    for name, time_taken in seconds.items():
-        ratio = seconds["pyrope.attention"] / time_taken
-        yield Row(name, f"{time_taken * 1e3:.0f} ms", ratio, "pyrope / it", limits.get(name, ""))
-    if "torch SDPA" not in seconds:
+    for count in COUNTS:
+        yield Row(f"causal softmax, {HEADS} x {LENGTH} x {HEAD_DIM}, {counted(count)}")
+        limits = {"torch eager": "0.33"}
+        if count > 1:
+            limits |= {"torch SDPA": "1.10", "bare matrix products": "1.35"}
+        with threads(count):
+            seconds = {name: times[0] for name, times in in_turns(forms, 7).items()}
+        for name, time_taken in seconds.items():
+            ratio = seconds["pyrope.attention"] / time_taken
+            yield Row(name, f"{time_taken * 1e3:.0f} ms", ratio, "pyrope / it", limits.get(name, ""))
+    if "torch SDPA" not in forms:
         yield Row("torch", "left out", note="it is not installed")
 
 
@@ -118,8 +111,8 @@ def chunk_products(n: int) -> Callable[[], None]:
     return run
 
 
-def linear_speed() -> Iterator[Row]:
-    rope, flat = Rope(HEAD_DIM, 10000.0, "half"), 0.0
+def linear_speed(count: int) -> Iterator[Row]:
+    rope, flat, most = Rope(HEAD_DIM, 10000.0, "half"), 0.0, "2.50" if count == 1 else "1.30"
     for n in LENGTHS:
         arrays, m = inputs(n), np.arange(n)
         out, tables = np.empty_like(arrays[0]), pyrope.rotation_tables(rope, m, like=arrays[0])
@@ -130,14 +123,15 @@ def linear_speed() -> Iterator[Row]:
         }
         if n <= LENGTHS[1]:
             forms["softmax"] = lambda a=arrays: pyrope.attention(*a, causal=True)
-        seconds = in_turns(forms, rounds=max(3, min(9, 2**17 // n)))
+        with threads(count):
+            seconds = {name: times[0] for name, times in in_turns(forms, max(3, min(9, 2**17 // n))).items()}
         each = seconds["linear"] / n
         flat = each if n == LENGTHS[1] else flat
         if "softmax" in seconds:
-            note, limit = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} times as long", "2.50"
+            note, limit = f"softmax takes {seconds['softmax'] / seconds['linear']:.2f} times as long", most
         else:
             note = f"{each / flat:.2f} times as long, for each token, as at {LENGTHS[1]}"
-            limit = "2.50, 1.15"
+            limit = f"{most}, 1.15"
         ratio = seconds["linear"] / seconds["products"]
         name = f"linear, {n} positions, per token"
         yield Row(name, f"{each * 1e6:.2f} µs", ratio, "x its products", limit, note)
@@ -152,7 +146,7 @@ def decoding() -> Iterator[Row]:
         def step(state: object = state, before: int = before) -> object:
             return pyrope.linear_step(x, x, x, [before], rope, state=state)
 
-        seconds = in_turns({"step": step}, rounds=STEPS)["step"]
+        seconds = in_turns({"step": step}, rounds=STEPS)["step"][0]
         tracemalloc.start()
         step()
         peak = tracemalloc.get_traced_memory()[1]
@@ -161,11 +155,13 @@ def decoding() -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    yield Row(f"causal softmax, {HEADS} x {LENGTH} x {HEAD_DIM}")
+    if not CONTROL:
+        yield Row("threadpoolctl", "left out", note="it is not installed: attention runs in order, its products do not")
     yield from softmax_speed()
     yield from softmax_memory()
-    yield Row("causal linear attention")
-    yield from linear_speed()
+    for count in COUNTS:
+        yield Row(f"causal linear attention, {counted(count)}")
+        yield from linear_speed(count)
     yield from decoding()
 
 

@@ -2,11 +2,13 @@
 
     python examples/benchmarks/forward.py
 
-A Llama of 12 layers × 768, 12 heads and a vocabulary of 32,000 with random weights, float32, two threads: decoding at
-batch 1 after 256 tokens, and prefill of 512 and of 2,048 tokens, logits of the last token alone. "bare matrix
-products" are those of the same model, attention's by blocks included, and nothing else. Then SmolLM2, if the package
-that brings it is installed; with the word smollm2, it alone and its memory. torch and transformers are optional. Times
-are the shortest and the median of several rounds, taken in turns.
+A Llama of 12 layers × 768, 12 heads and a vocabulary of 32,000 with random weights, float32: decoding at batch 1 after
+256 tokens, and prefill of 512 and of 2,048 tokens, logits of the last token alone. "bare matrix products" are those of
+the same model, attention's by blocks included, and nothing else, with as many threads. All of it with one thread and
+with every core, which needs threadpoolctl. Then SmolLM2, if the package that brings it is installed; with the word
+smollm2, it alone and its memory. torch and transformers are optional. So is llama.cpp, which decodes SmolLM2 with the
+same float32 weights if NODE_LLAMA_CPP names the directory where "npm install --ignore-scripts node-llama-cpp" was run.
+Times are the shortest and the median of several rounds, taken in turns.
 NumPy's OpenBLAS waits for all its threads in every product: run this where nothing else runs.
 """
 
@@ -14,15 +16,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import resource
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")  # before NumPy is imported
-
 import numpy as np
-from rows import Row, show
+from rows import COUNTS, Row, counted, in_turns, show, threads
 
 import pyrope
 from pyrope import Cache, Config, Layer, Model, Rope
@@ -31,17 +34,8 @@ VOCABULARY, WIDTH, HEADS, LAYERS, MLP, ROWS = 32000, 768, 12, 12, 2048, 256
 PREFILLS = (512, 2048)
 BEFORE, STEPS = 256, 40  # tokens before those that are decoded, and how many these are
 SMOLLM2_STEPS = 100
-
-
-def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """The times of each, in seconds, sorted: taken in turns, so that a busy moment hits all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: sorted(times) for name, times in seconds.items()}
+PROMPT = list(range(20, 60))
+LLAMA_CPP = os.environ.get("NODE_LLAMA_CPP", "")
 
 
 def report(title: str, seconds: dict[str, list[float]], limits: dict[str, str]) -> Iterator[Row]:
@@ -93,7 +87,6 @@ def transformers_models() -> dict[str, object]:
         import transformers
     except ImportError:
         return {}
-    torch.set_num_threads(2)
     torch.set_grad_enabled(False)
     options = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": MLP}
     config = transformers.LlamaConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, **options)
@@ -115,20 +108,18 @@ def prefill(model: Model, others: dict[str, object], n: int) -> Iterator[Row]:
 
         batch = torch.from_numpy(tokens)[None]
         forms[name] = lambda other=other, batch=batch: other(batch, logits_to_keep=1, use_cache=False)  # type: ignore[operator]
-    limits = {
-        "bare matrix products": "1.50",
-        "transformers, sdpa": "1.40",
-        "transformers, eager": "1.00",
-    }
-    if n < 2048:
-        del limits["transformers, eager"]
-    yield from report(f"prefill, {n} tokens", in_turns(forms, rounds=5 if n > 1000 else 9), limits)
+    limits = {"transformers, sdpa": "1.40"} | ({"transformers, eager": "1.00"} if n >= 2048 else {})
+    for count in COUNTS:
+        limits["bare matrix products"] = "1.50" if count == 1 else "1.15"
+        with threads(count):
+            seconds = in_turns(forms, rounds=5 if n > 1000 else 9)
+        yield from report(f"prefill, {n} tokens, {counted(count)}", seconds, limits)
 
 
 def decoding(model: Model, others: dict[str, object]) -> Iterator[Row]:
     before, rounds = BEFORE, STEPS
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, before)
-    cache = Cache(model, before + rounds + 1)
+    cache = Cache(model, before + len(COUNTS) * rounds + 1)
     pyrope.forward(model, tokens, cache=cache, logits="last")
     forms: dict[str, Callable[[], object]] = {
         "pyrope": lambda: pyrope.forward(model, [7], cache=cache, logits="last"),
@@ -140,8 +131,11 @@ def decoding(model: Model, others: dict[str, object]) -> Iterator[Row]:
         past = other(torch.from_numpy(tokens)[None], use_cache=True).past_key_values  # type: ignore[operator]
         one = torch.tensor([[7]])
         forms[name] = lambda other=other, past=past, one=one: other(one, past_key_values=past)  # type: ignore[operator]
-    limits = {"bare matrix products": "1.50", "transformers, sdpa": "1.00"}
-    yield from report(f"decoding after {before} tokens", in_turns(forms, rounds), limits)
+    for count in COUNTS:
+        limits = {"bare matrix products": "1.50" if count == 1 else "1.20", "transformers, sdpa": "1.00"}
+        with threads(count):
+            seconds = in_turns(forms, rounds)
+        yield from report(f"decoding after {before} tokens, {counted(count)}", seconds, limits)
 
 
 def smollm2() -> Iterator[Row]:
@@ -154,18 +148,61 @@ def smollm2() -> Iterator[Row]:
         yield Row("SmolLM2", "left out", note=str(error))
         return
     size = sum(weight.nbytes for weight in _arrays(model))
-    prompt = list(range(20, 60))
-    cache = Cache(model, len(prompt) + count)
-    pyrope.forward(model, prompt, cache=cache, logits="last")
+    cache = Cache(model, len(PROMPT) + count)
+    size += sum(array.nbytes for array in (*cache.keys, *cache.values))
+    with tempfile.TemporaryDirectory() as directory:
+        wide = pathlib.Path(directory, "float32.gguf")
+        if LLAMA_CPP:
+            widen(path, wide)
+        for threads_used in COUNTS:
+            yield Row(f"SmolLM2 in float32, decoding, {counted(threads_used)}")
+            with threads(threads_used):
+                own = max(decoded(model, count) for _ in range(3))
+            limit = "20 or more" if threads_used > 1 else ""
+            yield Row("pyrope", f"{own:.1f} /s", limit=limit, note="tokens per second")
+            if LLAMA_CPP:
+                other = max(llama_cpp(wide, threads_used, count) for _ in range(3))
+                yield Row("llama.cpp, the same weights", f"{other:.1f} /s", own / other, "pyrope / it", "1.00 or more")
+    if not LLAMA_CPP:
+        yield Row("llama.cpp", "left out", note="NODE_LLAMA_CPP does not name a directory with node-llama-cpp")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if before < 150_000 and not LLAMA_CPP:  # kB: this process had been small: its peak is what loading and running took
+        yield Row("peak memory", f"{peak / 1e3:.0f} MB", peak * 1024 / size, "x weights+cache", "1.30")
+
+
+def decoded(model: Model, count: int) -> float:
+    """Tokens in a second, one at a time."""
+    cache = Cache(model, len(PROMPT) + count)
+    pyrope.forward(model, PROMPT, cache=cache, logits="last")
     start = time.perf_counter()
     for token in range(count):
         pyrope.forward(model, [token], cache=cache, logits="last")
-    speed = count / (time.perf_counter() - start)
-    size += sum(array.nbytes for array in (*cache.keys, *cache.values))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield Row("SmolLM2, decoding", f"{speed:.1f} /s", limit="20 or more", note="tokens per second")
-    if before < 150_000:  # kB: this process had been small, so that its peak is what loading and running took
-        yield Row("peak memory", f"{peak / 1e3:.0f} MB", peak * 1024 / size, "x weights+cache", "1.30")
+    return count / (time.perf_counter() - start)
+
+
+def llama_cpp(model: pathlib.Path, threads_used: int, count: int) -> float:
+    """Tokens in a second by llama.cpp."""
+    script = pathlib.Path(__file__).with_name("llama_cpp.mjs")
+    command = ["node", script, LLAMA_CPP, model, str(threads_used), str(count)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)
+
+
+def widen(source: pathlib.Path, target: pathlib.Path) -> None:
+    """A copy of a GGUF file with all weights in float32."""
+    import gguf
+
+    reader, own = gguf.GGUFReader(source), ("general.architecture", "general.file_type", "general.quantization_version")
+    writer = gguf.GGUFWriter(target, reader.fields[own[0]].contents())
+    for name, field in reader.fields.items():
+        if name not in own and not name.startswith("GGUF."):
+            writer.add_key_value(name, field.contents(), *field.types[:2])
+    for tensor in reader.tensors:
+        weights = gguf.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, weights.reshape(tensor.shape[::-1].tolist()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _arrays(model: Model) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from pyrope import Report, Rope
 
 SIZES = (64, 128, 576)
 LIMITS = {64: (1, 2), 128: (1, 2), 576: (5, 5)}  # seconds, where it is right and where it is wrong
-ATTENTION = 64
+ATTENTION = (64, 128)
 
 
 def half(base: float, scale: Any = 1.0) -> Callable[..., Any]:
@@ -77,20 +77,28 @@ def rows() -> Iterator[Row]:
         for name, fn, verdict in cases:
             limit = LIMITS.get(d, (1, 2))[verdict == "wrong"]
             yield measured(name, lambda fn=fn, rope=rope: pyrope.check_rotation(fn, rope), verdict, limit)  # type: ignore[misc]
-    yield Row(f"check_attention, head size {ATTENTION}")
+    for d in ATTENTION:
+        yield from attention_rows(d)
+
+
+def attention_rows(d: int) -> Iterator[Row]:
+    """Softmax and linear attention of 4 heads of d features."""
+    yield Row(f"check_attention, head size {d}")
     for name, options, verdict in (
         ("right", {}, "right"), ("wrong scale", {"scale": 2.0}, "wrong"), ("unexplained", {"power": 1.3}, "wrong"),
     ):  # fmt: skip
         fn = lambda q, k, v, options=options: softmax(q, k, v, **options)  # noqa: E731
-        yield measured(name, lambda fn=fn: pyrope.check_attention(fn, head_dim=ATTENTION), verdict, 2)  # type: ignore[misc]
-    rope = Rope(ATTENTION, 10000.0, "half")
-    yield Row(f"check_linear_attention, head size {ATTENTION}")
-    for name, power, verdict in (("right", 1.0, "right"), ("unexplained", 1.1, "wrong")):
+        yield measured(name, lambda fn=fn: pyrope.check_attention(fn, head_dim=d), verdict, 2)  # type: ignore[misc]
+    rope = Rope(d, 10000.0, "half")
+    yield Row(f"check_linear_attention, head size {d}")
+    for name, base, factor in (("right", 1e4, 1.0), ("wrong base", 5e5, 1.0), ("unexplained", 1e4, 1.21)):
+        used = Rope(d, base, "half")
 
-        def fn(q: Any, k: Any, v: Any, at: Any, power: float = power) -> Any:
-            return (pyrope.linear_attention(q, k, v, at, rope, causal=True) * power**2).astype(q.dtype)
+        def linear(q: Any, k: Any, v: Any, at: Any, used: Rope = used, factor: float = factor) -> Any:
+            return (pyrope.linear_attention(q, k, v, at, used, causal=True) * factor).astype(q.dtype)
 
-        yield measured(name, lambda fn=fn: pyrope.check_linear_attention(fn, rope=rope), verdict, 2)  # type: ignore[misc]
+        verdict = "right" if name == "right" else "wrong"
+        yield measured(name, lambda fn=linear: pyrope.check_linear_attention(fn, rope=rope), verdict, 2)  # type: ignore[misc]
 
 
 if __name__ == "__main__":

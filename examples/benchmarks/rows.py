@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import os
 import sys
 import textwrap
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+COUNTS = (1, CORES) if CORES > 1 else (1,)  # of threads: what is measured is measured with each
+CONTROL = importlib.util.find_spec("threadpoolctl") is not None
 
 
 class Row(NamedTuple):
@@ -18,6 +26,43 @@ class Row(NamedTuple):
     of: str = ""  # what the ratio is to
     limit: str = ""  # of the ratio, unless it says otherwise
     note: str = ""
+
+
+def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """The times of each, in seconds, shortest first: taken in turns, so that a busy moment hits all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: sorted(times) for name, times in seconds.items()}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for pyrope, for NumPy's products if threadpoolctl is there to say so, and for torch."""
+    before = os.environ.get("PYROPE_THREADS")
+    os.environ["PYROPE_THREADS"] = str(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+    try:
+        if CONTROL:
+            from threadpoolctl import threadpool_limits
+
+            with threadpool_limits(count, "blas"):
+                yield
+        else:
+            yield
+    finally:
+        if before is None:
+            del os.environ["PYROPE_THREADS"]
+        else:
+            os.environ["PYROPE_THREADS"] = before
+
+
+def counted(count: int) -> str:
+    return "one thread" if count == 1 else f"{count} threads"
 
 
 def line(what: str, value: str, ratio: str, of: str, limit: str) -> str:

@@ -41,9 +41,10 @@ def errors_prefixed_with(path: pathlib.Path) -> Iterator[None]:
 
 
 def _hub_hint(path: pathlib.Path) -> str:
-    """For a path of two names in no folder that exists: what to do if it is the id of a model on a hub."""
-    files = (".json", ".safetensors", ".gguf")
-    if len(path.parts) != 2 or path.is_absolute() or path.parent.exists() or path.suffix.lower() in files:
+    """For one name, or two in no folder that exists: what to do if that is the id of a model on a hub."""
+    one = len(path.parts) == 1
+    two = len(path.parts) == 2 and not path.parent.exists()
+    if path.is_absolute() or not (one or two) or path.suffix.lower() in (".json", ".safetensors", ".gguf", ".npy"):
         return ""
     return (
         ": if this is the id of a model on the Hugging Face Hub, download it, and give its folder; nothing is fetched"

@@ -14,6 +14,7 @@ are put around each other: the array library inside, the shape of the API outsid
     with_axes(from_torch(lambda x, at: rope(at, x.clone(), x.clone())[0]), "n(hd)")  # vLLM: (positions, query, key)
     from_offset(with_axes(from_mlx(rope), "bhnd"))                                # mlx.nn.RoPE: (x, offset)
     from_sequential(with_axes(from_jax(rope), "nd"))                              # equinox: x (n, d), from 0
+    from_torch(fn, backward="x")                                                  # its backward pass, by autograd
     from_command("./my_rope {x} {positions} {y}")                                 # a program in any language
     from_attention_command("mpiexec -n 4 python mine.py {q} {k} {v} {o}")         # one that computes attention
 
@@ -47,7 +48,7 @@ import numpy as np
 from .. import checks
 from ..backend import from_numpy, get, to_numpy
 from ..tensors import NumPyArray, dtype_named, load_npy, save_npy
-from .ask import Unreadable, compiling, hand_over, last_call
+from .ask import Unreadable, compiling, counting, hand_over, last_call
 
 Function: TypeAlias = Callable[..., Any]
 Candidate: TypeAlias = Callable[[NumPyArray, NumPyArray], NumPyArray]
@@ -88,12 +89,48 @@ def _write_back(x: NumPyArray, after: NumPyArray) -> None:
         x[...] = after
 
 
-def from_torch(fn: Function, *, device: Any = None) -> Function:
+# What a backward pass gets, and returns: of a rotation, which is linear, the gradient alone, for one of x; of attention
+# q, k, v and the gradient, for those of all three.
+_BACKWARD = {"x": 1, "qkv": 3}
+
+
+def _differentiated(
+    fn: Function, backward: str | None, product: Callable[[Function, tuple[Any, ...], Any], Any], ones: Function
+) -> Function:
+    """The backward pass of fn: (g, …) -> the gradient of x, or (q, k, v, g, …) -> those of q, k and v.
+
+    product(fn, inputs, g) is the vector-Jacobian product, in the arrays of a library. The gradient of x is taken at
+    x = ones(g), not at g, so that a backward pass that mistakes one for the other is wrong.
+    """
+    if backward is None:
+        return fn
+    count = _BACKWARD[checks.choice("backward", backward, tuple(_BACKWARD))]
+
+    def call(*arguments: Any) -> Any:
+        given = arguments if count > 1 else (ones(arguments[0]), *arguments)
+        inputs, g, rest = given[:count], given[count], given[count + 1 :]
+        gradients = product(lambda *x: hand_over(fn, *x, *rest), inputs, g)
+        return gradients if count > 1 else gradients[0]
+
+    return call
+
+
+def from_torch(fn: Function, *, device: Any = None, backward: str | None = None) -> Function:
     """A function of torch tensors as one of NumPy arrays; tensors go to ``device``, the CPU if None.
 
-    On the CPU a tensor has the memory and the strides of x where torch allows it, else it is a copy.
+    On the CPU a tensor has the memory and the strides of x where torch allows it, else it is a copy. ``backward="x"``
+    makes the backward pass of fn(x, …) by autograd, as (g, …) -> the gradient of x; ``backward="qkv"`` that of
+    attention, fn(q, k, v, …), as (q, k, v, g, …) -> the gradients of q, k and v. What has no gradient gets zeros.
     """
     torch = checks.imported("torch", "from_torch")
+
+    def product(fn: Function, inputs: tuple[Any, ...], g: Any) -> Any:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        out = fn(*(leaf.clone() for leaf in leaves))  # which may be changed in place, as a leaf may not
+        if not isinstance(out, torch.Tensor) or not out.requires_grad:
+            return [torch.zeros_like(x) for x in inputs] if isinstance(out, torch.Tensor) else [out]
+        found = torch.autograd.grad(out, leaves, g.to(out.dtype), allow_unused=True)
+        return [torch.zeros_like(x) if dx is None else dx for x, dx in zip(inputs, found, strict=True)]
 
     def there(x: NumPyArray) -> Any:
         if not x.flags.writeable or min(x.strides, default=0) < 0:
@@ -109,12 +146,18 @@ def from_torch(fn: Function, *, device: Any = None) -> Function:
             return np.array(tensor.view(torch.int16).numpy()).view(dtype_named("bfloat16"))
         return np.array(tensor.numpy())
 
-    return _crossing(fn, torch.Tensor, there, back)  # type: ignore[no-any-return]
+    wrapped = _differentiated(fn, backward, product, torch.ones_like)
+    return _crossing(wrapped, torch.Tensor, there, back)  # type: ignore[no-any-return]
 
 
-def from_jax(fn: Function) -> Function:
-    """A function of JAX arrays as one of NumPy arrays; float64 and positions from 2³¹ on need ``jax_enable_x64``."""
+def from_jax(fn: Function, *, backward: str | None = None) -> Function:
+    """A function of JAX arrays as one of NumPy arrays; float64 and positions from 2³¹ on need ``jax_enable_x64``;
+    ``backward`` as for `from_torch`, by jax.vjp."""
     jax = checks.imported("jax", "from_jax")
+
+    def product(fn: Function, inputs: tuple[Any, ...], g: Any) -> Any:
+        out, pull = jax.vjp(fn, *inputs)
+        return pull(g.astype(out.dtype)) if isinstance(out, jax.Array) else [out]
 
     def there(x: NumPyArray) -> Any:
         if not jax.config.jax_enable_x64 and x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8):
@@ -126,12 +169,17 @@ def from_jax(fn: Function) -> Function:
             x = x.astype(np.int32)
         return jax.numpy.array(x)
 
-    return _crossing(compiling(fn), jax.Array, there, np.array)  # type: ignore[no-any-return]
+    wrapped = _differentiated(compiling(fn), backward, product, jax.numpy.ones_like)
+    return _crossing(wrapped, jax.Array, there, np.array)  # type: ignore[no-any-return]
 
 
-def from_mlx(fn: Function) -> Function:
-    """A function of MLX arrays as one of NumPy arrays; MLX computes float64 on the CPU only."""
+def from_mlx(fn: Function, *, backward: str | None = None) -> Function:
+    """A function of MLX arrays as one of NumPy arrays; MLX computes float64 on the CPU only; ``backward`` as for
+    `from_torch`, by mlx.core.vjp."""
     mx = checks.imported("mlx.core", "from_mlx")
+
+    def product(fn: Function, inputs: tuple[Any, ...], g: Any) -> Any:
+        return mx.vjp(lambda *x: [fn(*x)], list(inputs), [g])[1]
 
     def there(x: NumPyArray) -> Any:
         if x.dtype.name == "bfloat16":
@@ -143,7 +191,36 @@ def from_mlx(fn: Function) -> Function:
             return np.array(y.view(mx.uint16)).view(dtype_named("bfloat16"))
         return np.array(y)
 
-    return _crossing(fn, mx.array, there, back)  # type: ignore[no-any-return]
+    wrapped = _differentiated(fn, backward, product, mx.ones_like)
+    return _crossing(wrapped, mx.array, there, back)  # type: ignore[no-any-return]
+
+
+def from_paddle(fn: Function, *, backward: str | None = None) -> Function:
+    """A function of Paddle tensors as one of NumPy arrays; ``backward`` as for `from_torch`, by paddle.grad."""
+    paddle = checks.imported("paddle", "from_paddle")
+
+    def product(fn: Function, inputs: tuple[Any, ...], g: Any) -> Any:
+        leaves = [x.detach().clone() for x in inputs]
+        for leaf in leaves:
+            leaf.stop_gradient = False
+        out = fn(*(leaf.clone() for leaf in leaves))  # which may be changed in place, as a leaf may not
+        if not isinstance(out, paddle.Tensor) or out.stop_gradient:
+            return [paddle.zeros_like(x) for x in inputs] if isinstance(out, paddle.Tensor) else [out]
+        found = paddle.grad([out], leaves, [g.astype(out.dtype)], allow_unused=True)
+        return [paddle.zeros_like(x) if dx is None else dx for x, dx in zip(inputs, found, strict=True)]
+
+    def there(x: NumPyArray) -> Any:
+        if x.dtype.name == "bfloat16":
+            return paddle.to_tensor(np.array(x).view(np.int16)).view("bfloat16")
+        return paddle.to_tensor(np.array(x))
+
+    def back(tensor: Any) -> NumPyArray:
+        if tensor.dtype == paddle.bfloat16:
+            return np.array(tensor.detach().view("int16").numpy()).view(dtype_named("bfloat16"))
+        return np.array(tensor.detach().numpy())
+
+    wrapped = _differentiated(fn, backward, product, paddle.ones_like)
+    return _crossing(wrapped, paddle.Tensor, there, back)  # type: ignore[no-any-return]
 
 
 def from_cupy(fn: Function) -> Function:
@@ -156,10 +233,17 @@ def from_cupy(fn: Function) -> Function:
 # Shapes of API
 
 
-def from_cos_sin(apply: Function, tables: Callable[[NumPyArray], Any], *, part: str = "q") -> Candidate:
+def from_cos_sin(
+    apply: Function, tables: Callable[[NumPyArray], Any], *, part: str = "q", entries: str = "equal"
+) -> Candidate:
     """``apply(q, k, cos, sin)``, where tables(positions) -> (cos, sin): x goes in as q and as k.
 
     ``part`` selects the result: "q" or "k", the first or the second, or "x" for ``apply(x, cos, sin)``.
+
+    Tables as wide as x have each number twice, so that it does not show if a backward pass reads the wrong one of the
+    two. ``entries="half"`` or "interleaved", by the layout of the tables, lets the gradients of the first and of the
+    second features of all pairs go in by themselves, with zeros for the entries that must not be read then, and adds up
+    the results: for backward passes that claim to take such tables with any numbers in them.
 
     >>> def turn(q, k, cos, sin):
     ...     a, b = q[..., :1], q[..., 1:]
@@ -170,10 +254,23 @@ def from_cos_sin(apply: Function, tables: Callable[[NumPyArray], Any], *, part: 
            [0.54 , 0.841]])
     """
     checks.choice("part", part, ("q", "k", "x"))
+    checks.choice("entries", entries, ("equal", "half", "interleaved"))
 
     def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
+        if entries == "equal":
+            return turned(x, tables(positions))
+        every, feature, total = tables(positions), np.arange(x.shape[-1]), np.zeros(x.shape)
+        if any(np.shape(table)[-1] != x.shape[-1] for table in every):
+            raise ValueError(f'entries="{entries}" is for tables as wide as x, {x.shape[-1]} features')
+        first = feature < len(feature) // 2 if entries == "half" else feature % 2 == 0
+        for own in (first, ~first):
+            result = turned(np.where(own, x, x.dtype.type(0)), [np.where(own, t, 0).astype(t.dtype) for t in every])
+            total = total + result.astype(np.float64)
+        return total.astype(result.dtype)
+
+    def turned(x: NumPyArray, every: Any) -> Any:
         operands = {"x": (x,), "q": (x, x.copy()), "k": (x.copy(), x)}[part]
-        result = hand_over(apply, *operands, *tables(positions))
+        result = hand_over(apply, *operands, *every)
         if not isinstance(result, tuple | list):
             if part == "k":
                 raise Unreadable('returns one array, but part="k" is the second of two,', last_call(), "type")
@@ -239,24 +336,33 @@ def _length(positions: NumPyArray, limit: int | None) -> int:
 
 def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
     """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for.
+    Attention with RoPE inside, ``fn(q, k, v)``, gets questions whose tokens have these positions, and no others.
 
-    Positions from ``limit`` on are refused. A position that repeats takes another call.
+    Positions from ``limit`` on are refused. A position that repeats takes another call: so checks try other numbers of
+    rows at positions in a row alone.
 
     >>> fn = from_sequential(lambda x: x * np.arange(x.shape[-2])[:, None])
     >>> fn(np.ones((3, 1)), np.array([5, 2, 5])).ravel()
     array([5., 2., 5.])
     """
-    limit = checks.integer("limit", limit, 1)
+    limit, ended = checks.integer("limit", limit, 1), [0]
 
-    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+    def candidate(x: NumPyArray, *rest: NumPyArray, **options: NumPyArray) -> Any:
+        *others, positions = rest
+        if others:  # attention: from 0 on or, with a cache, from where the last call ended
+            begin = int(positions[0, 0]) if positions.size else 0
+            if begin not in (0, ended[0]):
+                raise ValueError(f"this function counts its positions: they must begin at 0, began at {begin}")
+            ended[0] = begin + positions.shape[-1]
+            return _counted(fn, (x, *others), positions, (), options)
         length, left = _length(positions, limit), np.arange(positions.size)
         out: NumPyArray | None = None
         while out is None or left.size:
             at, first = np.unique(positions[left], return_index=True)
             rows = left[first]
-            sequence = np.zeros((*x.shape[:-2], length, x.shape[-1]), x.dtype)
+            sequence = _blank(x, (*x.shape[:-2], length, x.shape[-1]))
             sequence[..., at, :] = x[..., rows, :]
-            result = hand_over(fn, sequence)
+            result = hand_over(counting(fn), sequence)
             _check_shape(result, sequence.shape)
             out = np.empty(x.shape, result.dtype) if out is None else out
             out[..., rows, :] = result[..., at, :]
@@ -265,28 +371,72 @@ def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
             left = np.delete(left, first)
         return out
 
+    return _counts_from(0, candidate, fn)
+
+
+def _counts_from(first: int, candidate: Function, fn: Function) -> Function:
+    """The candidate, with what an attention check reads off it: where all its rows begin, and the options of fn."""
+    candidate.starts = (first,) * 4  # type: ignore[attr-defined]
+    candidate.__wrapped__ = fn  # type: ignore[attr-defined]
     return candidate
 
 
+def _counted(
+    fn: Function, arrays: Sequence[NumPyArray], positions: NumPyArray, more: Sequence[int], options: Mapping[str, Any]
+) -> Any:
+    """fn(q, k, v, …), attention that counts its positions by itself."""
+    if (positions != positions[:1, :1] + np.arange(positions.shape[-1])).any():
+        raise ValueError("this function counts its positions: they must rise one by one, and be the same in all rows")
+    return hand_over(functools.partial(fn, **options), *arrays, *more)
+
+
 def from_offset(fn: Function) -> Candidate:
-    """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run.
+    """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run, so that checks try
+    other numbers of rows at positions in a row alone. Of attention with RoPE inside, ``fn(q, k, v, offset)``, all rows
+    of a batch have one offset.
 
     >>> fn = from_offset(lambda x, offset: x * (offset + np.arange(x.shape[-2]))[:, None])
     >>> fn(np.ones((4, 1)), np.array([7, 8, 3, 4])).ravel()
     array([7., 8., 3., 4.])
     """
 
-    def candidate(x: NumPyArray, positions: NumPyArray) -> NumPyArray:
+    def candidate(x: NumPyArray, *rest: NumPyArray, **options: NumPyArray) -> Any:
+        *others, positions = rest
+        if others:
+            return _counted(fn, (x, *others), positions, positions[:1, :1].ravel().tolist(), options)
         _check_one_axis(positions)
         edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size]
         parts = []
         for start, end in itertools.pairwise(edges):
-            part = x[..., start:end, :]
-            parts.append(hand_over(fn, part, int(positions[start]) if positions.size else 0))
+            view = x[..., start:end, :]
+            part = _as_contiguous_as(x, view, view.shape)
+            parts.append(hand_over(counting(fn), part, int(positions[start]) if positions.size else 0))
             _check_shape(parts[-1], part.shape)
+            _write_back(view, part)
         return np.concatenate(parts, axis=-2)
 
-    return candidate
+    return _counts_from(3, candidate, fn)
+
+
+def _as_contiguous_as(x: NumPyArray, view: NumPyArray, shape: Sequence[int]) -> NumPyArray:
+    """A view of x in this shape, as contiguous as x: so that a function that ignores strides is right and wrong in the
+    same calls as without an adapter. It is a copy where x is contiguous and the view is not, or where it must be, and
+    where its features are apart from each other: no model hands them over so, and complex views refuse them."""
+    if x.flags.c_contiguous:
+        given = np.ascontiguousarray(view).reshape(shape)
+        given.flags.writeable = x.flags.writeable
+        return given
+    given = view.reshape(shape)
+    if not np.may_share_memory(given, x) or given.strides[-1:] != (x.itemsize,):
+        given, numbers = _blank(x, shape), given
+        given[...] = numbers
+    return given
+
+
+def _blank(x: NumPyArray, shape: Sequence[int]) -> NumPyArray:
+    """Zeros like x: where it is no contiguous array, they are a part of a wider one."""
+    wide = 0 if x.flags.c_contiguous else 8
+    return np.zeros((*shape[:-1], shape[-1] + wide), x.dtype)[..., : shape[-1]]
 
 
 def _check_shape(result: Any, shape: tuple[int, ...]) -> None:
@@ -301,7 +451,8 @@ def with_axes(fn: Function, axes: str) -> Function:
     """``fn(x, …)`` for x with these axes, in this order, out of b, h, n and d; brackets merge axes.
 
     "bnhd" and "bhnd" are usual, "n(hd)" is vLLM's; a loop goes over axes that are left out, as in "nd". x (…, n, d) of
-    any number of axes is reshaped to (b, h, n, d), and the result back to the shape of x.
+    any number of axes is reshaped to (b, h, n, d), and the result back to the shape of x. If x is contiguous, so is
+    what fn gets, as from a model; else fn gets a view of x with its strides, or a part of a wider array.
 
     >>> fn = with_axes(lambda x, positions: x + positions[:, None, None], "nhd")
     >>> fn(np.zeros((2, 3, 1)), np.array([0, 5, 9]))[1].ravel()
@@ -313,11 +464,12 @@ def with_axes(fn: Function, axes: str) -> Function:
         raise ValueError(f'axes must be n, d and any of b and h, each once, such as "bnhd" or "n(hd)", was {axes!r}')
     there = [sorted(order, key="bhnd".index).index(letter) for letter in order]
 
-    def once(x: NumPyArray, rest: tuple[Any, ...]) -> NumPyArray:
-        """x has the axes that were named, in the order of bhnd."""
+    def once(x: NumPyArray, whole: NumPyArray, rest: tuple[Any, ...]) -> NumPyArray:
+        """x, a part of the whole, has the axes that were named, in the order of bhnd."""
         turned = x.transpose(there)
         sizes = dict(zip(order, turned.shape, strict=True))
-        given = np.array(turned, order="C").reshape([math.prod(sizes.get(a, 1) for a in group) for group in groups])
+        shape = [math.prod(sizes.get(a, 1) for a in group) for group in groups]
+        given = _as_contiguous_as(whole, turned, shape)
         result = hand_over(fn, given, *rest)
         _check_shape(result, given.shape)
         home = np.argsort(there)
@@ -328,7 +480,7 @@ def with_axes(fn: Function, axes: str) -> Function:
         lead = (1, 1, *x.shape[:-2])[-2:] if x.ndim <= 4 else (math.prod(x.shape[:-3]), x.shape[-3])
         four = x.reshape(*lead, *x.shape[-2:])
         loops: Any = [[slice(None)] if axis in order else range(size) for axis, size in zip("bh", lead, strict=True)]
-        results = [(place, once(four[place], rest)) for place in itertools.product(*loops)]
+        results = [(place, once(four[place], x, rest)) for place in itertools.product(*loops)]
         out = np.empty(four.shape, results[0][1].dtype if results else x.dtype)
         for place, result in results:
             out[place] = result

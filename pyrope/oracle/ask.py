@@ -22,6 +22,7 @@ Behaviour: TypeAlias = dict[str, str]
 _question: ContextVar[str] = ContextVar("_question", default="")  # what `ask` handed over, while it does so
 _last_call: ContextVar[str] = ContextVar("_last_call", default="")  # what the user's function received
 _compiles: ContextVar[bool] = ContextVar("_compiles", default=False)  # whether a call compiled for its shapes
+_counts: ContextVar[bool] = ContextVar("_counts", default=False)  # whether it was for positions in a row alone
 listeners: list[Callable[[str], None]] = []  # called with the description of each call, and with "" when it has ended
 
 
@@ -31,7 +32,9 @@ class Unreadable(TypeError, ValueError):
     def __init__(self, reason: str, received: str, kind: str) -> None:
         super().__init__(f"it {reason} {received}")
         self.reason, self.received = f"it {reason}".rstrip(","), received
-        self.kind = kind  # "raised", "reshaped", or what is wrong with the result: its "type", "shape" or "dtype"
+        self.kind = (
+            kind  # "raised", "reshaped", or what is wrong with the result: "type", "shape", "dtype", "gradients"
+        )
 
     def failure(self) -> Failure:
         """What a report says about it."""
@@ -40,9 +43,16 @@ class Unreadable(TypeError, ValueError):
 
 
 _WRAP = "wrap it by pyrope.oracle.adapters"
-_AXES = f'if it takes its axes in another order, or more of them, {_WRAP}.with_axes, or say --axes, such as "bhnd"'
-_CALLED = "a rotation is called as fn(x, positions), attention as fn(q, k, v), or with RoPE as fn(q, k, v, positions)"
+_AXES = (
+    f'if it takes its axes in another order, or more of them, {_WRAP}.with_axes, or say --axes, such as "bhnd"; a '
+    "rotation gets positions (n,), attention (b, n)"
+)
+_CALLED = (
+    "a rotation is called as fn(x, positions), attention as fn(q, k, v), or with RoPE as fn(q, k, v, positions), "
+    "and its backward pass with g after v"
+)
 _SHORT = "if its table is meant to be short, give max_position= (--max-position); if not, let it grow"
+_DEVICE = "run it where its device is, or hand over a version for the CPU"
 # What the words of the candidate's own exception suggest, the first that fits; "" fits all.
 _FIXES = {
     "raised": (
@@ -51,15 +61,19 @@ _FIXES = {
         ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),
         ("out of bounds", _SHORT),
         ("out of range", _SHORT),
-        ("CUDA", "run it where its device is, or hand over a version for the CPU"),
+        ("CUDA", _DEVICE),
+        ("NVIDIA", _DEVICE),
+        ("Unable to allocate", "give it what it takes: with these shapes, it asks for more memory than there is"),
         ("took longer", "let the program end, or give it more time: --timeout, or timeout= of from_command"),
         ("it printed", "run the program by itself on .npy files: docs/other-languages.md says what it must do"),
         ("broadcast", _AXES),
+        ("values to unpack", _AXES),
         ("shape", _AXES),
         ("", "mend the exception, whose last frames are below, or wrap the function so that it takes these arrays"),
     ),
     "reshaped": (("", "work on a view, x.reshape(…) or x.view(…), and leave the shape and dtype of x alone"),),
-    "type": (("", "return the result alone, an array like x: lambda x, positions: fn(x, positions)[0] for a tuple"),),
+    "gradients": (("", "return three gradients, (dq, dk, dv)"),),
+    "type": (("", "return the result alone, an array like x: of a tuple fn(…)[0]; of what works in place, x"),),
     "shape": (("", _AXES),),
     "dtype": (("", "return floats, of the dtype of the input"),),
 }  # fmt: skip
@@ -99,19 +113,32 @@ def hand_over(fn: Candidate, *arguments: Any) -> Any:
     return fn(*arguments)
 
 
-def compiling(fn: Candidate) -> Candidate:
-    """fn, for adapters of libraries that compile anew for every shape."""
-
+def _marked(fn: Candidate, mark: ContextVar[bool]) -> Candidate:
     def call(*arguments: Any) -> Any:
-        _compiles.set(True)
+        mark.set(True)
         return fn(*arguments)
 
     return call
 
 
+def compiling(fn: Candidate) -> Candidate:
+    """fn, for adapters of libraries that compile anew for every shape."""
+    return _marked(fn, _compiles)
+
+
+def counting(fn: Candidate) -> Candidate:
+    """fn, for adapters of functions that count their positions: other positions take several calls, or longer ones."""
+    return _marked(fn, _counts)
+
+
 def compiles() -> bool:
     """Whether the candidate that was called last compiles for every shape, so that each new one takes long."""
     return _compiles.get()
+
+
+def counts() -> bool:
+    """Whether the candidate that was called last counts its positions, so that others are no call of so many rows."""
+    return _counts.get()
 
 
 def last_call() -> str:
@@ -134,12 +161,13 @@ def ask(
     Raises `Unreadable` if the candidate fails or returns no array of floats. Adds to ``behaviour`` if it changed an
     input, which is restored, or if the result has another dtype than the first argument.
     """
-    given = {**arguments, **options}
+    given = {name: array.view() for name, array in {**arguments, **options}.items()}  # whose shape it may change
     before = {name: array.copy() for name, array in given.items()}
     _compiles.set(False)
+    _counts.set(False)
     try:
         with announced(received), np.errstate(all="ignore"):
-            out = fn(*arguments.values(), **options)
+            out = fn(*(given[name] for name in arguments), **{name: given[name] for name in options})
     except (KeyboardInterrupt, Unreadable):
         raise
     except BaseException as error:
@@ -180,4 +208,4 @@ def position_range(positions: Any) -> str:
     """Positions (…, n) in a few words."""
     if not positions.size:
         return "no positions"
-    return f"{positions.shape[-1]} positions from {positions.min()} to {positions.max()}"
+    return f"positions of shape {positions.shape}, from {positions.min()} to {positions.max()}"

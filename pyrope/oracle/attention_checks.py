@@ -30,10 +30,12 @@ from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import ATTENTION, Measurements, other_ropes
 from .attention_steps import Steps
 from .attention_trials import caches, decoding, lengths, memory, more_lengths, orders, values
+from .backward_checks import SOFTMAX_GRADIENTS, GradientCheck, softmax_questions
 from .examination import Begin, Trials, examine, make_spec
 from .floats import float_dtype
-from .questions import LENGTH, Question, Questions
+from .questions import FAR, LARGE, LENGTH, PRODUCTS, Question, Questions
 from .report import Report
+from .responses import score_response
 from .tolerance import SOFTMAX_GRADES as GRADES, softmax_bounds
 from .truth import Spec, softmax_attention
 
@@ -45,7 +47,7 @@ def check_attention(
     fn: Candidate, *, heads: int = 4, key_heads: int | None = None, head_dim: int = 64, causal: bool = True,
     rope: Rope | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None,
     dtype: Any = np.float32, cache: bool | None = None, max_position: int = 4096, grade: str = "scores rounded",
-    incremental: Begin = None,
+    incremental: Begin = None, backward: bool = False,
 ) -> Report:  # fmt: skip
     """The verdict about a candidate; see the top of this file for how it is called.
 
@@ -58,7 +60,8 @@ def check_attention(
     The options say what it is meant to do. Without ``key_heads`` there are as many as query heads, and fewer are tried
     where it takes them. Without ``cache`` fewer queries than keys are tried where it takes them, and may be masked from
     the top left, with a note; True demands them, False does not ask. ``max_position`` is for candidates with short
-    tables. ``grade`` asks for better rounding than the least that is accepted, of `GRADES`.
+    tables. ``grade`` asks for better rounding than the least that is accepted, of `GRADES`. With ``backward`` the
+    candidate is the backward pass, fn(q, k, v, g[, positions]) -> (dq, dk, dv): see `backward_checks`.
     """
     dtype = float_dtype(dtype)
     options = {"window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
@@ -68,7 +71,14 @@ def check_attention(
             "cache=True demands calls with fewer queries than keys, but with RoPE inside every token has a query: "
             "give incremental= instead, or leave cache out"
         )
+    spec = replace(spec, starts=getattr(fn, "starts", spec.starts))
     asked = GRADES.index(checks.choice("grade", grade, GRADES))
+    if checks.flag("backward", backward):
+        if cache or incremental is not None:
+            raise ValueError("a backward pass has no cache: leave out cache= and incremental=, or backward=")
+        if asked + 1 < len(GRADES):
+            raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
+        return _check_backward(fn, spec, dtype, max_position, key_heads is None)
     draw, fewer = Questions(spec, dtype, max_position), rope is None and cache is not False
     questions, notes = _questions(draw, _accepted(fn), fewer, incremental, demanded=bool(cache))
     expected = f"softmax attention of {_described(spec)}, {dtype.name}"
@@ -78,6 +88,14 @@ def check_attention(
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 
 
+def _check_backward(fn: Candidate, spec: Spec, dtype: np.dtype[Any], max_position: int, try_groups: bool) -> Report:
+    expected = f"the gradients of softmax attention of {_described(spec)}, {dtype.name}"
+    draw, accepted = Questions(spec, dtype, max_position), _accepted(fn)
+    check = GradientCheck(SOFTMAX_GRADIENTS, dtype.name, expected, notes=_untried(accepted))
+    grouped = grouped_questions(draw) if try_groups else None
+    return check.report(fn, spec, softmax_questions(draw, accepted), grouped)
+
+
 def assert_attention(fn: Candidate, **options: Any) -> None:
     """Raises `Mismatch`, with the report of `check_attention`, unless the candidate is right; `NotJudged`, from its own
     exception, if it cannot be judged."""
@@ -85,12 +103,19 @@ def assert_attention(fn: Candidate, **options: Any) -> None:
     check_attention(fn, **options).raise_unless_ok()
 
 
-def grouped_exam(exam: Exam, dtype: np.dtype[Any], max_position: int) -> Exam | None:
-    """A few questions with half as many key heads, or, of an odd number, with one; None where there is but one head."""
-    heads = exam.spec.heads
+def grouped_questions(draw: Questions) -> Questions | None:
+    """The same with half as many key heads, or, of an odd number, with one; None where there is but one head."""
+    heads = draw.spec.heads
     if heads == 1:
         return None
-    draw = Questions(replace(exam.spec, key_heads=1 if heads % 2 else heads // 2), dtype, max_position)
+    return Questions(replace(draw.spec, key_heads=1 if heads % 2 else heads // 2), draw.dtype, draw.max_position)
+
+
+def grouped_exam(exam: Exam, dtype: np.dtype[Any], max_position: int) -> Exam | None:
+    """A few questions with fewer key heads than query heads."""
+    draw = grouped_questions(Questions(exam.spec, dtype, max_position))
+    if draw is None:
+        return None
     questions = [draw.random("grouped heads", LENGTH, batch=2), draw.random("a few tokens, grouped heads", 7, batch=2)]
     return replace(exam, spec=draw.spec, questions=questions, notes=())
 
@@ -127,7 +152,7 @@ def _questions(
         draw.random("a few tokens", 7, batch=2),
     ]
     if spec.rope is not None and spec.window is None:
-        questions.append(draw.random("far apart", LENGTH, far=True))
+        questions.append(draw.random(FAR, LENGTH, far=True))
     if spec.rope is not None:
         questions.append(draw.orders(near))
     if spec.rope is not None and draw.dtype == np.float64:
@@ -137,7 +162,11 @@ def _questions(
         asked = [draw.random(name, near, queries=n) for name, n in few.items()]
         questions += [replace(question, demand="cache" if demanded else "") for question in asked]
     questions.append(draw.many())
-    extra = {"scores of ±6144": draw.large()}
+    # In float16 q·k itself stays below 65504 here, since it may be rounded before it is scaled.
+    large = LARGE if draw.dtype != np.float16 else min(LARGE, 60000 * spec.scale)
+    extra = {f"scores of ±{large:g}": draw.large(large)}
+    if draw.dtype == np.float16 and spec.scale < 0.5:
+        extra["products of ±81920"] = draw.large(81920 * spec.scale, PRODUCTS)
     extra |= {f"the softcap of {spec.softcap}": draw.saturated()} if spec.softcap is not None else {}
     extra |= {f"the edge of a window of {spec.window}": draw.edge(cache)} if near == LENGTH and spec.window else {}
     questions += [question for question in extra.values() if question is not None]
@@ -151,10 +180,12 @@ def _questions(
             replace(draw.random(f"step by step, {name}", 13), calls=calls, demand="incremental")
             for name, calls in _CALLS.items()
         ]
+    return questions, notes + _untried(accepted)
+
+
+def _untried(accepted: set[str]) -> list[str]:
     missing = [name for name in ("mask", "segments") if name not in accepted]
-    if missing:
-        notes.append(f"not tried, since the candidate has no such argument: {', '.join(missing)}")
-    return questions, notes
+    return [f"not tried, since the candidate has no such argument: {', '.join(missing)}"] if missing else []
 
 
 # ── Mistakes with a number in them ───────────────────────────────────────────────────────────────────────────────────
@@ -178,12 +209,14 @@ def _measure(evidence: AttentionEvidence, fn: Candidate | None) -> Measurements:
     """The scale, and the base: read from a candidate, or searched for."""
     scales = evidence.tuned(lambda x: {"scale": x}, np.geomspace(1 / 64, 64, 25).tolist())
     added = evidence.tuned(lambda x: {"added": x}, np.geomspace(1e-6, 1, 7).tolist(), 30)
-    if fn is None:
+    caps = evidence.tuned(lambda x: {"cap": x}, np.geomspace(0.125, 256, 12).tolist())
+    windows = evidence.windows()
+    if fn is None or hasattr(fn, "starts"):  # what counts its positions is not asked at those that tell the base best
         ropes = tuple(measured_ropes(evidence, other_ropes(evidence.exam.spec.rope)))
     else:
         read = _read_ropes(fn, evidence)
         ropes = tuple(x for rope in read for x in measured_ropes(evidence, [rope], (rope.base,)))
-    return Measurements(scales, ropes, added=added)
+    return Measurements(scales, ropes, caps=caps, added=added, windows=windows)
 
 
 def _read_ropes(fn: Candidate, evidence: AttentionEvidence) -> Iterator[Rope]:
@@ -191,7 +224,7 @@ def _read_ropes(fn: Candidate, evidence: AttentionEvidence) -> Iterator[Rope]:
     spec, rope = evidence.exam.spec, evidence.exam.spec.rope
     if rope is None or rope.width < 4 or spec.softcap is not None or (spec.window or 3) < 3:
         return
-    for layout in ("half", "interleaved") if rope.layout == "half" else ("interleaved", "half"):
+    for layout in ("half", "interleaved") if rope.layout.startswith("half") else ("interleaved", "half"):
         other = rope if layout == rope.layout[: len(layout)] else replace(rope, layout=layout)
         read = _unit_scores(fn, spec, other, evidence.exam.questions[0].q.dtype)
         if not np.isfinite(read).all():
@@ -247,4 +280,5 @@ SOFTMAX = Kind(
     faults=ATTENTION,
     low=ATTENTION["softmax in low precision"],
     measure=_measure,
+    response=score_response,
 )

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from .ask import Candidate, Unreadable
-from .attention_faults import Measurements
+from .ask import Candidate, Unreadable, last_call
+from .attention_faults import Measurements, in_words
 from .attention_steps import LinearSteps, Parts, Steps, incremental, run
 from .explain import Change, Fault, Hypothesis, Suspect
 from .floats import NARROW, UNIT
@@ -53,6 +53,7 @@ class Kind:
     faults: Mapping[str, Fault]
     low: Fault  # what noise above the dtype's is called
     measure: Callable[[AttentionEvidence, Candidate | None], Measurements]
+    response: Callable[[AttentionEvidence], tuple[str, str]]  # to single scores or features: the mistake, and words
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +113,14 @@ def call_by_call(step: Candidate, calls: Sequence[int], arguments: Iterable[Arra
     """What a candidate with a cache returns for the tokens of an array, so many in each call."""
     stops = np.cumsum(calls)[:-1]
     cut = [np.split(x, stops, axis=-2 if x.ndim > 2 else -1) for x in arguments]
-    return np.concatenate([np.asarray(step(*part)) for part in zip(*cut, strict=True)], axis=-2)
+    return np.concatenate([_array(step(*part)) for part in zip(*cut, strict=True)], axis=-2)
+
+
+def _array(result: Any) -> Array:
+    if not isinstance(result, np.ndarray):
+        what = "nothing" if result is None else f"{type(result).__name__}, which is no NumPy array,"
+        raise Unreadable(f"returns {what} from a step of incremental=", last_call(), "type")
+    return result
 
 
 class Prediction(NamedTuple):
@@ -165,6 +173,7 @@ class AttentionEvidence:
 
     remarks: list[str] = field(default_factory=list, init=False)  # about the search
     _right: dict[int, Prediction] = field(default_factory=dict, init=False)
+    _work: dict[str, int] = field(default_factory=lambda: {"done": 0}, init=False)  # in the unit of `Question.effort`
 
     def right(self, i: int) -> Prediction:
         """What the answer to the i-th question must be; made when it is first asked for."""
@@ -188,9 +197,13 @@ class AttentionEvidence:
     def fitting(self, hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
         """Those that predict every answer, the nearest one first; if none does, noise of low precision, which no
         prediction meets, if that is how the answers look."""
-        tried = self._affordable(list(hypotheses))
+        tried, ratios, before = self._affordable(list(hypotheses)), [], self._work["done"]
         with np.errstate(all="ignore"):
-            ratios = [(math.inf if _is_noise(h.fields) else self._ratio(h.fields), i) for i, h in enumerate(tried)]
+            for i, h in enumerate(tried):
+                if len(h.faults) > 1 and self._work["done"] - before > _EFFORT:
+                    self.remarks.append(f"the last {len(tried) - i} of these were left out: they take too long")
+                    break
+                ratios.append((math.inf if _is_noise(h.fields) else self._ratio(h.fields), i))
         fit = [tried[i] for ratio, i in sorted(ratios) if ratio <= 1]
         return fit or [h for h in tried if _is_noise(h.fields) and len(h.faults) == 1 and self.loses_weights]
 
@@ -251,6 +264,7 @@ class AttentionEvidence:
         any small ones. That is quickly asked: most mistakes do not explain the first."""
         for i in sorted(self.failed, key=lambda i: self.exam.questions[i].effort):
             answer, right, out = self.answers[i], self.right(i), self.exam.output(fields, self.exam.questions[i])
+            self._work["done"] += self.exam.questions[i].effort
             if answer.shape != out.shape:
                 return False
             if answer.shape != right.out.shape or not np.isfinite(answer).all():
@@ -356,6 +370,31 @@ class AttentionEvidence:
             x = moved
         return (x,)
 
+    def windows(self) -> tuple[int, ...]:
+        """How many keys a causal query may see at most, if the first tokens that are wrong show it."""
+        some = set()
+        for i in self.failed if self.exam.spec.causal else ():
+            question, token = self.exam.questions[i], self.since(i)
+            if token and not question.calls and not question.options:  # at the first one it may have begun before
+                some.add(question.k.shape[-2] - question.q.shape[-2] + token)
+        return tuple(sorted(some))[:4]
+
+    def scales(self) -> str:
+        """The scale in calls of several lengths, in words, if it is another in each, and nothing else is wrong."""
+        found: dict[int, float] = {}
+        for i in self.failed:
+            question, part = self.exam.questions[i], self.part([i])
+            m = question.k.shape[-2]
+            if not question.random or question.calls or m < 3 or m in found:
+                continue
+            for x in part.tuned(lambda x: {"scale": x}, np.geomspace(1 / 64, 64, 25).tolist()):
+                if part.predict({"scale": x}, 0).ratio(part.answers[0]) <= 1:
+                    found[m] = x * self.exam.spec.scale
+        if len(found) < 2 or max(found.values()) < 1.01 * min(found.values()):
+            return ""
+        listed = ", ".join(f"{scale:.4g} with {m} keys" for m, scale in sorted(found.items()))
+        return f"the scale is {listed}, {self.exam.spec.scale:.4g} expected"
+
     # ── In a part of the questions ──────────────────────────────────────────────────────────────────────────────────
 
     def part(self, listed: Sequence[int]) -> AttentionEvidence:
@@ -368,7 +407,8 @@ class AttentionEvidence:
         if max(question.k.shape[-2] for question in self.exam.questions) < 3:
             return []
         faults = [fault for fault in self.exam.kind.faults.values() if fault is not self.exam.kind.low]
-        ways = [(f, change) for f in faults for change in list(f.changes(self.exam.spec, Measurements()))[:_USUAL]]
+        numbers = Measurements(windows=self.windows())
+        ways = [(f, change) for f in faults for change in list(f.changes(self.exam.spec, numbers))[:_USUAL]]
         return self.fitting(Hypothesis((fault,), (change,)) for fault, change in ways)
 
     def separated(self) -> str:
@@ -382,6 +422,15 @@ class AttentionEvidence:
                 some = (", ".join(str(x) for x in sorted(part)) for part in (wrong, right))
                 words.append("by {}: wrong {}; right {}".format(name, *some))
         return "; ".join(words)
+
+    def multiple(self) -> str:
+        """Whether all answers are the right ones times one number, in words."""
+        pairs = [(self.right(i).out, answer) for i, answer in enumerate(self.answers)]
+        if any(answer.shape != out.shape or not np.isfinite(answer).all() for out, answer in pairs):
+            return ""
+        factor = sum(float((x * y).sum()) for x, y in pairs) / sum(float((x * x).sum()) for x, _ in pairs)
+        near = (factor and self.right(i).ratio(answer / factor) <= 1 for i, (_, answer) in enumerate(pairs))
+        return f"all outputs are the right ones times {factor:.6g}" if all(near) else ""
 
     # ── Describing them ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -413,10 +462,9 @@ class AttentionEvidence:
             return f'question "{name}": {(~np.isfinite(answer)).mean():.0%} of the outputs are not finite; {where}'
         error = np.abs(answer - out)
         most = np.unravel_index(int((error / allowed.worst).argmax()), error.shape)  # for its tolerance
-        words = (
-            f'question "{name}": outputs are off by up to {error.max():.2g}, by {error[most]:.2g} '
-            f"where rounding explains {allowed.worst[most]:.2g}"
-        )
+        largest, there = f"{error.max():.2g}", f"{error[most]:.2g}"
+        words = f'question "{name}": outputs are off by up to {largest}{"" if there == largest else f", by {there}"} '
+        words += f"where rounding explains {allowed.worst[most]:.2g}"
         if allowed.mean_square < math.inf:
             mean_square = math.sqrt((error**2).mean())
             words += f", and in the mean square by {mean_square:.2g} instead of {allowed.mean_square:.2g}"
@@ -427,8 +475,8 @@ class AttentionEvidence:
         if _is_noise(hypothesis.fields):
             return f"{self.described()}."
         where = f"all {len(self.answers)} questions" if len(self.answers) > 1 else "this case"
-        note = hypothesis.changes[k].note
-        return f"{self.described()}. This mistake gives the numbers of {where} ({note})."
+        words = in_words(hypothesis.changes[k])
+        return f"{self.described()}. This mistake{f' ({words})' if words else ''} gives the numbers of {where}."
 
     def since(self, i: int) -> int | None:
         """The first token whose output is wrong."""

@@ -18,6 +18,8 @@ from .rotation_faults import FAULTS
 from .sharding import LOCAL
 from .truth import Spec
 
+Fields: TypeAlias = dict[str, Any]  # of Steps or LinearSteps
+
 
 class Measurements(NamedTuple):
     """What was measured of a candidate, for the mistakes that have a number of their own."""
@@ -25,11 +27,12 @@ class Measurements(NamedTuple):
     scales: tuple[float, ...] = ()  # over the right one
     ropes: tuple[Rope, ...] = ()  # with another base
     chunks: tuple[int, ...] = ()  # lengths after which a state may be lost
-    decays: tuple[float, ...] = ()
+    decays: tuple[Fields, ...] = ()
+    caps: tuple[float, ...] = ()  # softcaps
+    windows: tuple[int, ...] = ()  # that are not meant
     added: tuple[float, ...] = ()  # to the denominator
 
 
-Fields: TypeAlias = dict[str, Any]  # of Steps or LinearSteps
 Ways: TypeAlias = Callable[[Spec, Measurements | None], Iterable[Fields]]  # measurements: None to make the mistake
 
 
@@ -37,6 +40,34 @@ def _changes(ways: Ways, spec: Spec, measured: Measurements | None = None) -> li
     """The ways to make a mistake, each with its fields in words; none where it would change nothing."""
     listed = ways(spec, measured)
     return [Change(", ".join(f"{name}={value!r}" for name, value in fields.items()), fields) for fields in listed]
+
+
+_IN_WORDS: dict[str, Callable[[Any], str]] = {
+    "scale": lambda x: f"a scale {x:.4g} times the expected one",
+    "scaled": lambda x: f"q times {x[0]:.4g} and k times {x[1]:.4g} before the map",
+    "rope": lambda x: f"{x}",
+    "table": lambda x: (
+        f"positions {'modulo' if x[0] == 'modulo' else 'cut off at'} {x[1]}" if x[1] else f"positions in {x[0]}"
+    ),
+    "root": lambda x: f"one over the root of the number of {x}",
+    "near": lambda x: f"each query sees the {x} nearest keys alone",
+    "shards": lambda x: f"{x[1]} ranks, split: {x[0]}",
+    "lag": lambda x: f"queries {x:+d} positions",
+    "sinks": lambda x: f"the first {'token' if x == 1 else f'{x} tokens'}",
+    "dropped": lambda x: f"blocks of {x[1]} {x[0]}",
+    "alibi": lambda x: f"slopes times {x:.4g}",
+    "added": lambda x: f"{x:.4g} added",
+    "online": lambda x: f"blocks of {x[1]} keys; not rescaled: {x[0] if x[0] != 'both' else 'output and total'}",
+    "feature_map": lambda x: f"{x}",
+    "chunk": lambda x: f"after {x} tokens",
+    "decay": lambda x: f"{x:.4g} for each token",
+}
+
+
+def in_words(change: Change) -> str:
+    """The numbers and choices of a change; nothing where the name of the mistake says it all."""
+    words = [_IN_WORDS[name](value) for name, value in change.fields.items() if name in _IN_WORDS]
+    return ", ".join(words) if change.fields else change.note
 
 
 def _make(right: Steps | LinearSteps, ways: Ways, spec: Spec, variant: int = 0, stepping: bool = False) -> Any:
@@ -110,13 +141,17 @@ def _windows(wider: Callable[[int], int]) -> Ways:
     return ways
 
 
-def _ropes(others: Callable[[Rope], Iterable[Rope]]) -> Ways:
-    return lambda spec, measured: () if spec.rope is None else ({"rope": rope} for rope in others(spec.rope))
+def _ropes(others: Callable[[Rope], Iterable[Rope]], *which: str) -> Ways:
+    """Another rope for queries and keys, or for the keys alone: "key_rope"."""
+    fields = which or ("rope",)
+    return lambda spec, measured: (
+        () if spec.rope is None else ({name: rope} for name in fields for rope in others(spec.rope))
+    )
 
 
 def _other_layout(rope: Rope) -> Sequence[Rope]:
     # Scores do not depend on the order in which both are written: "interleaved-to-half" has those of "interleaved".
-    other = "interleaved" if rope.layout == "half" else "half"
+    other = "interleaved" if rope.layout.startswith("half") else "half"
     return [replace(rope, layout=other)] if rope.width > 2 else []
 
 
@@ -233,6 +268,9 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
      "√ of the model's, the key heads' or half the width instead of √d", "d is the width of one head",
      _scales(lambda s: (s.heads * s.head_dim) ** -0.5, lambda s: (s.key_heads * s.head_dim) ** -0.5,
      lambda s: (s.head_dim / 2) ** -0.5)),
+    ("scale by the length", "scores", "weights too sharp in short calls, too flat in long ones",
+     "1/√n, n the number of keys or queries, instead of 1/√d", "multiply q·k by 1/√d, d the width of one head",
+     _always({"root": "keys"}, {"root": "queries"})),
     ("scale ignored", "scores", "weights too flat or too sharp", "1/√d, though the model has a scale of its own",
      "pass the scale", _scales(lambda s: s.head_dim**-0.5)),
     ("another scale", "scores", "weights too flat or too sharp", "the scale is another number",
@@ -246,6 +284,11 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
      "scale first, then cap", _if(_softcap, {"softcap": "before scale"})),
     ("softcap by clipping", "scores", "scores beyond the cap are all alike", "min and max instead of tanh",
      "scores become c·tanh(score/c)", _if(_softcap, {"softcap": "clipped"})),
+    ("another softcap", "scores", "large scores count too little, or too much",
+     "a softcap that the model does not have, or one of another number",
+     "compare the number given here with the one expected",
+     _measured(lambda x: {"cap": x}, lambda spec, measured: (0.4 * (spec.softcap or 10.0),) if measured is None else
+     measured.caps)),
     ("ALiBi added", "scores", "near keys weigh more", "a bias by distance, which the model does not have",
      "leave it out, where there is RoPE or no encoding at all",
      lambda spec, measured: [{"alibi": x} for x in dict.fromkeys((1.0, spec.scale, -1.0))]),
@@ -272,6 +315,11 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
      "the mask compares positions, which may repeat or start again, instead of the order of the tokens",
      "j ≤ i by the order of the tokens; positions are for the rotation",
      _if(_cached_rope, {"causality": "by position"})),
+    ("window not asked for", "mask", "right up to a number of tokens, then distant keys are not seen",
+     "a sliding window that is not meant, such as another model's or another layer's",
+     "leave the window out, or say window= if it is meant",
+     _measured(lambda x: {"near": x}, lambda spec, measured: () if spec.window is not None else
+     (9,) if measured is None else measured.windows)),
     ("window ignored", "mask", "all keys are seen", "the option is ignored",
      "hide keys at a distance of window or more", _if(lambda s: s.window is not None, {"window": "ignored"})),
     ("window one too wide", "mask", "one key too many", "distance ≤ window instead of < window",
@@ -385,17 +433,21 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
     ("whole head rotated", "rotation", "wrong scores from distance 1 on", _width(lambda rope: rope.head_dim)),
     ("half the width rotated", "rotation", "wrong scores from distance 1 on", _width(lambda rope: rope.width // 2)),
     ("attention factor missing", "rotation", "weights too flat", _if(_factor, {"factor": 0})),
-    ("wrong pairing", "rotation", "wrong scores from distance 1 on", _ropes(_other_layout)),
-    ("direction", "rotation", "scores as if the future were the past", _ropes(_backwards)),
+    ("wrong pairing", "rotation", "wrong scores from distance 1 on", _ropes(_other_layout, "rope", "key_rope")),
+    ("direction", "rotation", "scores as if the future were the past", _ropes(_backwards, "rope", "key_rope")),
     ("wrong base", "rotation", "wrong scores, the more the further apart", _BASES),
     ("scaling ignored", "rotation", "wrong scores at long distances", _ropes(_without_scaling)),
     ("positions ignored", "rotation", "right for 0 … n−1 only", _if(_rope, {"positions": "counted"})),
+    ("positions of a batch misread", "rotation", "right in the first row of a batch, wrong in those after it",
+     _if(_rope, {"positions": "first"})),
     ("positions of the first chunk repeated", "rotation", "right in the first half, wrong in the second",
      _split(REPEATED, *_ROTATED, *_MASKED)),
     ("positions local to the rank", "rotation", "right in the part of the first rank, as if the others began anew",
      _split(SPLITS, *_ROTATED, *_MASKED)),
     ("positions modulo a length", "rotation", "right up to a length, then from the start again", _tables("modulo")),
     ("table clamped at its end", "rotation", "right up to a length, then all at one place", _tables("clamped")),
+    ("float16 positions", "rotation", "right up to 2048, wrong from 2049 on", _if(_rope, {"table": ("float16", 0)})),
+    ("bfloat16 positions", "rotation", "right up to 256, wrong from 257 on", _if(_rope, {"table": ("bfloat16", 0)})),
 ))  # fmt: skip
 
 LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
@@ -435,8 +487,8 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
     ("normaliser lost between chunks", "state", "outputs too large from the second chunk on", "only S is carried",
      "carry z = Σ φ(k) too", _lost("denominator")),
     ("state decays", "state", "early tokens are forgotten", "a gate or decay that Eq. (19) does not have",
-     "leave it out", _measured(lambda x: {"decay": x}, lambda spec, measured: () if not spec.causal else
-     (0.97,) if measured is None else measured.decays)),
+     "leave it out", lambda spec, measured: () if not spec.causal else
+     ({"decay": 0.97}, {"decay": 0.97, "decaying": "numerator"}) if measured is None else measured.decays),
 ), (
     ("normaliser missing", "normaliser", "outputs grow with the length", _always({"denominator": "missing"})),
     ("causal by position", "mask", "packed or padded rows see the wrong tokens",
@@ -451,6 +503,8 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
      _if(lambda s: s.rope is not None and isinstance(s.rope.scaling, LENGTH_DEPENDENT), {"length": "of the call"})),
     ("positions modulo a length", "rotation", "right up to a length, then from the start again", _tables("modulo")),
     ("table clamped at its end", "rotation", "right up to a length, then all at one place", _tables("clamped")),
+    ("float16 positions", "rotation", "right up to 2048, wrong from 2049 on", _if(_rope, {"table": ("float16", 0)})),
+    ("bfloat16 positions", "rotation", "right up to 256, wrong from 257 on", _if(_rope, {"table": ("bfloat16", 0)})),
     ("last partial block dropped", "blocks", "wrong or zeros at the end, if the length is no multiple of a chunk",
      _always(*_DROPPED)),
     ("eps in the denominator", "normaliser", "outputs a little too small", _added(3.0)),
@@ -462,11 +516,13 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
     ("whole head rotated", "rotation", "wrong outputs from distance 1 on", _width(lambda rope: rope.head_dim)),
     ("half the width rotated", "rotation", "wrong outputs from distance 1 on", _width(lambda rope: rope.width // 2)),
     ("a quarter of the width rotated", "rotation", "wrong outputs from distance 1 on", _width(_quarter)),
-    ("wrong pairing", "rotation", "wrong outputs from distance 1 on", _ropes(_other_layout)),
-    ("direction", "rotation", "outputs as if the future were the past", _ropes(_backwards)),
+    ("wrong pairing", "rotation", "wrong outputs from distance 1 on", _ropes(_other_layout, "rope", "key_rope")),
+    ("direction", "rotation", "outputs as if the future were the past", _ropes(_backwards, "rope", "key_rope")),
     ("scaling ignored", "rotation", "wrong outputs at long distances", _ropes(_without_scaling)),
     ("queries one position off", "rotation", "outputs of distance m − n ± 1", _if(_rope, {"lag": 1}, {"lag": -1})),
     ("positions ignored", "rotation", "right where positions count up by one", _if(_rope, {"positions": "counted"})),
+    ("positions of a batch misread", "rotation", "right in the first row of a batch, wrong in those after it",
+     _if(_rope, {"positions": "first"})),
     ("positions of the first chunk repeated", "rotation", "right in the first half, wrong in the second",
      _split(REPEATED, *_ROTATED)),
     ("positions local to the rank", "rotation", "right in the part of the first rank, as if the others began anew",
@@ -514,7 +570,7 @@ BEHAVIOUR = {
         "result overwritten": "a result changes when the function is called again",
     }.items()
 }
-BEHAVIOUR["batch rows mixed"] = ATTENTION["batch rows mixed"]
+BEHAVIOUR |= {name: ATTENTION[name] for name in ("batch rows mixed", "window not asked for")}
 for _fault in (
     Fault("decoding wrong", "a prompt is right, one query or a few over many keys are wrong",
           "a path of its own for few queries: keys split among blocks, the last of them, or the mask's corner",
@@ -525,6 +581,8 @@ for _fault in (
     Fault("cache wrong in some calls", "right in one way to cut a sequence into calls, wrong in another",
           "a cache that is cut, wrapped or grown in the wrong place, or a chunk masked as a prompt is",
           "let a call of n new tokens after m old ones be the last n rows of one of m + n", step="calls"),
+    Fault("dropout", "some weights are zeros at random, all others too large by the same factor",
+          "dropout is left on outside of training", "model.eval(), dropout_p=0.0", step="weights"),
     Fault("some values wrong", "rows of zeros, or large or small ones, are wrong",
           "a normalisation, a clip, or a branch for zeros", "treat all values alike", step="calls"),
 ):  # fmt: skip

@@ -15,8 +15,12 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array, compute_dtype
+from ..checks import MAX_POSITION
 from ..theta import Rope
+from .floats import to_bfloat16, to_float16
 from .truth import Spec, exact_tables
+
+_NARROW: dict[str, Callable[[Any], Any]] = {"float16": to_float16, "bfloat16": to_bfloat16}
 
 
 @dataclass(frozen=True)
@@ -24,15 +28,17 @@ class Steps:
     """How softmax attention is done, step by step; the defaults are right."""
 
     scale: float = 1.0  # times the right one
+    root: str = "right"  # or "keys", "queries": one over the root of their number, whatever is meant
     groups: str = "repeated"  # or "tiled", or "first": all read key head 0
     batch: str = "own"  # or "first": all rows read the keys of row 0
     exchanged: str = ""  # or "kv", keys as values and values as keys; "qk", where there are as many queries as keys
     rotated: str = "qk"  # each as often as it stands here
     rope: Rope | None = None  # instead of the right one
+    key_rope: Rope | None = None  # the same, for the keys alone
     times: int = 1  # how often q and k are rotated
     factor: int = 2  # how often the attention factor enters a score
-    positions: str = "given"  # or "counted": 0 … n−1, whatever is given
-    table: tuple[str, int] = ("long", 0)  # or "modulo" a length, or "clamped" to it
+    positions: str = "given"  # or "counted": 0 … n−1, whatever is given; or "first": those of row 0 for all rows
+    table: tuple[str, int] = ("long", 0)  # or "modulo" a length, "clamped" to it, "float16" or "bfloat16" numbers
     length: str = "fixed"  # or "of the call": a rope that depends on the length takes it from the largest position
     shards: tuple[str, int] = ("even", 1)  # how a row is split among so many ranks, one of SPLITS …
     local: tuple[str, ...] = ()  # … which use positions of their own where they "rotate", "mask", or both
@@ -43,9 +49,11 @@ class Steps:
     corner: str = "bottom right"  # or "top left"
     window: str = "kept"  # or "ignored"
     wider: tuple[int, int] = (0, 0)  # to the past, to the future
+    near: int | None = None  # a window that is not meant
     sinks: int = 0  # so many first tokens are seen outside of the window, too
     dropped: tuple[str, int] = ("", 1)  # the "keys" or the "queries" of a last block shorter than this
     alibi: float = 0.0  # times the slope of a head and the distance, taken from the scores
+    cap: float | None = None  # instead of the softcap that is meant, or of none
     softcap: str = "right"  # or "missing", "clipped", "after mask", "no division", "before scale"
     hidden: str = "−inf"  # or "added", −1e4 added; "filled", the lowest finite number
     empty: str = "zeros"  # or "NaN": rows that see nothing
@@ -135,8 +143,11 @@ def _places(steps: Steps | LinearSteps, at: Array, n: int, turns: Any = 1) -> di
     m, (end, length) = at.shape[-1], steps.table
     if steps.positions == "counted":
         at = np.broadcast_to(np.arange(m), at.shape)
+    at = np.broadcast_to(at[:1], at.shape) if steps.positions == "first" else at
     at = at[:, own_places(m, *steps.shards)] if "rotate" in steps.local else at
     at = at % length if end == "modulo" else np.minimum(at, length - 1) if end == "clamped" else at
+    if end in _NARROW:
+        at = np.minimum(_NARROW[end](at.astype(np.float64)), MAX_POSITION).astype(np.int64)
     return {"q": at[:, m - n :] + steps.lag, "k": at * turns, "v": at}
 
 
@@ -174,6 +185,8 @@ def _turned(steps: Steps | LinearSteps, name: str, x: Array, at: Array, rope: Ro
     times = steps.times * steps.rotated.count(name)
     if rope is None or times == 0:
         return x
+    if name == "k" and steps.key_rope is not None:
+        rope = steps.key_rope if rope.attention_factor != 1.0 else steps.key_rope.pure
     at = at[:, None].astype(np.int64)
     tables = exact_tables(rope, at.tobytes(), at.shape, x.dtype)
     for _ in range(times):
@@ -203,6 +216,8 @@ def _seen(spec: Spec, steps: Steps, n: int, m: int, positions: Any, mask: Any, s
         distance, (past, future) = q_at[..., :, None] - k_at[..., None, :], steps.wider
         near = (distance < spec.window + past) & (causal | (-distance < spec.window + future))
         seen = seen & (near | (k_at[..., None, :] < steps.sinks))
+    if steps.near is not None:
+        seen = seen & (np.abs(q_at[..., :, None] - k_at[..., None, :]) < steps.near)
     if steps.dropped[0] == "keys":
         seen = seen & (np.arange(m) < m // steps.dropped[1] * steps.dropped[1])
     if mask is not None and steps.mask != "ignored":
@@ -215,7 +230,9 @@ def _seen(spec: Spec, steps: Steps, n: int, m: int, positions: Any, mask: Any, s
 
 def _scores(spec: Spec, steps: Steps, q: Array, k: Array, seen: Array) -> Array:
     """What the softmax is taken of, (b, h, n, m)."""
-    scale, cap, bias = spec.scale * steps.scale, spec.softcap, _alibi(steps, q.shape[1], seen.shape[-2:])
+    cap = spec.softcap if steps.cap is None else steps.cap
+    right = {"keys": k.shape[-2] ** -0.5, "queries": q.shape[-2] ** -0.5}.get(steps.root, spec.scale)
+    scale, bias = right * steps.scale, _alibi(steps, q.shape[1], seen.shape[-2:])
     if steps.hidden == "−inf" and (cap is None or steps.softcap in ("right", "missing")):
         return definition.attention_scores(q, k, seen, scale, cap if steps.softcap == "right" else None, bias)
     products = q @ k.swapaxes(-1, -2)
@@ -290,7 +307,8 @@ class LinearSteps:
     rotated: str = "qk"
     times: int = 1
     rope: Rope | None = None  # instead of the right one
-    positions: str = "given"  # as in Steps, and the next five
+    key_rope: Rope | None = None  # as in Steps, and the next six
+    positions: str = "given"
     table: tuple[str, int] = ("long", 0)
     length: str = "fixed"
     shards: tuple[str, int] = ("even", 1)
@@ -309,6 +327,7 @@ class LinearSteps:
     chunk: int | None = None  # after so many tokens …
     lost: str = ""  # … these sums are forgotten: "both", "numerator", "denominator"
     decay: float = 1.0  # of the state, for each token
+    decaying: str = "both"  # sums, or the "numerator" alone
     output: str = "right"
     cache: str = "right"  # as in Steps
 
@@ -385,7 +404,8 @@ def _kept(spec: Spec, steps: LinearSteps, n: int, m: int, positions: Array) -> l
     if steps.dropped[0] == "keys":
         seen = seen & (j < m // steps.dropped[1] * steps.dropped[1])
     faded = np.float64(steps.decay) ** np.maximum(i[:, None] - j, 0) * seen
-    parts = [faded * here if steps.lost in ("both", part) else faded for part in ("numerator", "denominator")]
+    sums = {"numerator": faded, "denominator": faded if steps.decaying == "both" else seen}
+    parts = [x * here if steps.lost in ("both", part) else x for part, x in sums.items()]
     return [
         x * (j >= m - n) if steps.cache == part else x
         for part, x in zip(("numerator", "denominator"), parts, strict=True)

@@ -6,17 +6,19 @@ predicts every output.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
 from .ask import Candidate, Unreadable
+from .backward_faults import BACKWARD
 from .drawings import Readings, Side
+from .explain import Fault
 from .floats import UNIT, Float64, Int64
 from .probe import HARMLESS, Probe
 from .readings import rotation_readings
@@ -26,15 +28,20 @@ from .rotation_explainer import EXPLICABLE, SPOILING, RotationExplainer
 from .rotation_faults import FAULTS
 from .sample import Graded, Sample, expected_of, graded, take_sample
 from .tolerance import ANGLE32, BOTH, LOW_ANGLE, LOW_TABLES, ONCE, bound, decides_up_to, grades, pair_errors
-from .trials import LENGTHS, Expectation, run_trials
+from .trials import LENGTHS, Expectation, at_the_switch, run_trials
 from .truth import rotated
 
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
 
+_MADE = {  # how angles are made, where the bounds of a float32 power do not hold
+    "logarithm": "the frequencies are worse than by a float32 power, and as good as by a float32 logarithm",
+    "phase": "the angles are off by up to 2⁻³² of a turn for each position, as those of a phase of 32 bits are",
+}
+
 
 def check_rotation(
     fn: Candidate, rope: Rope, *, dtype: Any = np.float32, max_position: int | None = None, grade: str | None = None,
-    equivalent: str = "right", min_position: int = 0, batched: bool = False,
+    equivalent: str = "right", min_position: int = 0, batched: bool = False, backward: bool = False,
 ) -> Report:  # fmt: skip
     """Whether fn(x, positions) -> rotated x, a black box on NumPy arrays, is the rotation of this rope.
 
@@ -51,6 +58,9 @@ def check_rotation(
     same scores, are "equivalent", which is right unless ``equivalent="wrong"`` refuses it. ``min_position`` is for
     candidates that take negative positions: it says down to which. ``batched`` claims that it takes positions (b, n) or
     (b, 1, n) for x (b, h, n, d), each row of the batch its own.
+
+    With ``backward``, fn(g, positions) -> gradient of x is its backward pass, where g is the gradient of the result:
+    Rᵀ·g, the rotation of ``rope.transposed``. None is taken for zeros, and no other order of features is right.
     """
     scaling = check_rope(rope).scaling
     if max_position is None and isinstance(scaling, LENGTH_DEPENDENT):
@@ -63,10 +73,29 @@ def check_rotation(
         raise ValueError(f"min_position must be 0, or negative where such positions are taken, was {least}")
     batched = checks.flag("batched", batched)
     strict = checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong"
+    task = _Task("rotation", repr(rope), FAULTS)
+    if checks.flag("backward", backward):
+        rope, strict, task = rope.transposed, True, _Task("rotation, backward", f"the transpose of {rope!r}", BACKWARD)
+        probe.fn = _with_gradient(fn, probe.notes)
     try:
-        return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, batched).report()
+        return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, batched, task).report()
     except Unreadable as error:
-        return Report("rotation", repr(rope), "not judged", failure=error.failure())
+        failure = error.failure()
+        return Report(
+            task.subject, task.expected, "not judged", failure=replace(failure, fix=failure.fix + _hint(rope))
+        )
+
+
+def _hint(rope: Rope) -> str:
+    """What a function may not have expected of this rope: positions of several axes, or heads that turn in part."""
+    if rope.axes is not None:
+        shape = f"this rope has {rope.axes.count} axes, so positions are ({rope.axes.count}, n)"
+        return f"; {shape}: for a function of text, check dataclasses.replace(rope, axes=None)"
+    if rope.placement == "suffix":
+        part = f"Rope({rope.width}, {rope.base:g}, {rope.layout!r}{', scaling=…' if rope.scaling else ''})"
+        shape = f"x has whole heads of {rope.head_dim} features, of which the last {rope.width} turn"
+        return f"; {shape}: for a function of these alone, check {part}"
+    return ""
 
 
 def assert_rotation(fn: Candidate, rope: Rope, **options: Any) -> None:
@@ -74,6 +103,27 @@ def assert_rotation(fn: Candidate, rope: Rope, **options: Any) -> None:
     `NotJudged`, from the candidate's own exception, if it could not be judged."""
     __tracebackhide__ = True
     check_rotation(fn, rope, **options).raise_unless_ok()
+
+
+class _Task(NamedTuple):
+    """What a candidate is asked to do, in words, and how that goes wrong."""
+
+    subject: str
+    expected: str
+    faults: Mapping[str, Fault]
+
+
+def _with_gradient(fn: Candidate, notes: list[str]) -> Candidate:
+    """fn, with zeros for None, by which a framework says that there is no gradient, and a note about it."""
+    note = "it returns None, which is taken for a gradient of zeros"
+
+    def candidate(g: Any, positions: Any) -> Any:
+        result = fn(g, positions)
+        if result is None and note not in notes:
+            notes.append(note)
+        return np.zeros_like(g) if result is None else result
+
+    return candidate
 
 
 def _finding(name: str, evidence: str) -> Finding:
@@ -90,6 +140,7 @@ class _Check:
     strict: bool  # whether features in another order are wrong
     least: int  # the least position that is tried, negative or 0
     batched: bool  # whether positions of their own for each row of a batch are tried
+    task: _Task
     explainer: RotationExplainer = field(init=False)
     by_call: bool = False  # whether a table depends on the largest position of its call
     order: Float64 | None = None  # of an equivalent candidate: what brings its outputs into the expected order
@@ -102,22 +153,22 @@ class _Check:
             self.by_call = True  # as it should, or may
             probe.notes.append(
                 "its frequencies follow the largest position of each call: judged were only calls that hold position "
-                f"{probe.max_position}, where they must be those of the expected length"
+                f"{probe.max_position}, where they must be those of the expected length, and some near the original one"
             )
         sample, verdict = take_sample(probe, rope), "right"
         notes = list(probe.notes)
         result = graded(sample, rope, probe.dtype)
         if result.grade is None and (equivalent := self._unpermuted(sample)):
-            self.order, note = equivalent
+            self.order, order = equivalent
             sample = sample._replace(y=np.where(np.isfinite(sample.y), sample.y, 0) @ self.order)
             verdict, result = "equivalent", graded(sample, rope, probe.dtype)
-            notes.append(note)
+            notes.append(order)
         if result.grade is None and (short := self._in_short_calls(len(sample.at))):
             sample, result = short, graded(short, rope, probe.dtype)
-        self.explainer = RotationExplainer(probe, rope, sample, self.worst)
+        self.explainer = RotationExplainer(probe, rope, sample, self.worst, self.task.faults)
         result = self._with_recurrence(result)
         if result.grade is not None:
-            self.explainer.expected = Expectation(partial(self._expected, result.logarithm))
+            self.explainer.expected = Expectation(partial(self._expected, result.by))
         grade, findings = result.grade, list(self._behaviour())
         if grade is None:
             findings += self._explained(result.ratios[grades(probe.dtype)[-1]], notes)
@@ -125,21 +176,23 @@ class _Check:
             grade = LOW_ANGLE if any(name.startswith(_LOW) for name in names) else None
             if names - probe.behaviour.keys():
                 findings = [finding for finding in findings if finding.fault not in EXPLICABLE]
-        elif result.logarithm and (recursive := self.explainer.recursive()):
+        elif result.by == "logarithm" and (recursive := self.explainer.recursive()):
             findings.append(recursive)
         elif grades(probe.dtype).index(grade) > grades(probe.dtype).index(self.worst):
             findings.append(self._coarse(grade, result.ratios[self.worst]))
         elif grade in (ANGLE32, BOTH) and self.explainer.recurrence():
             notes.append("each angle is the one before times a ratio, as in ggml: about as good as a float32 angle")
-        elif result.logarithm:
-            notes.append("the frequencies are worse than by a float32 power, and as good as by a float32 logarithm")
+        elif result.by in _MADE:
+            notes.append(_MADE[result.by])
         findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
         if verdict == "equivalent" and self.strict:
-            findings.append(_finding("another order of features", notes.pop(len(probe.notes))))
+            notes.remove(order)
+            findings.append(self.task.faults["another order of features"].finding(order))
         verdict = "wrong" if findings else verdict
         notes += self._undecided(grade)
         rows, readings = self._rows(), self._readings(result, grade)
-        return Report("rotation", repr(rope), verdict, tuple(findings), grade, rows, tuple(notes), readings=readings)
+        subject, expected, _ = self.task
+        return Report(subject, expected, verdict, tuple(findings), grade, rows, tuple(notes), readings=readings)
 
     def _readings(self, result: Graded, grade: str | None) -> Readings | None:
         """What the page of the report shows: nothing, if the candidate cannot be read once more."""
@@ -156,10 +209,10 @@ class _Check:
     def _behaviour(self) -> list[Finding]:
         return [_finding(name, evidence) for name, evidence in self.probe.behaviour.items()]
 
-    def _expected(self, logarithm: bool, x: Float64, positions: Int64) -> tuple[Float64, Float64]:
+    def _expected(self, by: str, x: Float64, positions: Int64, rope: Rope | None = None) -> tuple[Float64, Float64]:
         """What a call must return, in the candidate's own order of features, and how far off each output may be."""
         worst = grades(self.probe.dtype)[-1]
-        truth, allowed = expected_of(x, positions, self.rope, self.probe.dtype, logarithm, (worst,))
+        truth, allowed = expected_of(x, positions, rope or self.rope, self.probe.dtype, by, (worst,))
         if self.order is None:
             return truth, allowed[worst]
         return truth @ self.order.T, allowed[worst] @ np.abs(self.order).T
@@ -193,6 +246,8 @@ class _Check:
         probe = self.probe
         if isinstance(self.rope.scaling, LENGTH_DEPENDENT) or probe.behaviour.keys() - {LENGTHS, *HARMLESS}:
             return None
+        if probe.single == "seven rows":  # it was read so: longer calls are refused
+            return None
         probe.single = "seven rows"
         sample = take_sample(probe, self.rope)
         if graded(sample, self.rope, probe.dtype).grade is None:
@@ -206,7 +261,16 @@ class _Check:
         if self.explainer.expected is None or self.probe.behaviour.keys() - {LENGTHS, *HARMLESS}:
             return findings
         named = set(self.probe.behaviour)
-        wrong, refused = run_trials(self.probe, self.explainer.expected, self.by_call, self.least, self.batched)
+        expected, few = self.explainer.expected, bool({finding.fault for finding in findings} - named)
+        try:
+            wrong, refused = run_trials(self.probe, expected, self.by_call, self.least, self.batched, few=few)
+        except Unreadable:  # too little is taken for "right", but not for what is known to be wrong
+            if findings:
+                return findings
+            raise
+        scaling = self.rope.scaling
+        if self.by_call and isinstance(scaling, LENGTH_DEPENDENT) and not (findings or wrong):
+            wrong = at_the_switch(self.probe, self.rope, scaling.original_length, partial(self._expected, "logarithm"))
         self.probe.look_again()
         notes += refused
         new = {**{name: words for name, words in self.probe.behaviour.items() if name not in named}, **wrong}
@@ -243,14 +307,15 @@ class _Check:
     def _order(self, u: Float64, moved: int) -> str:
         """What a signed permutation of the outputs means for the other side."""
         order = f"{moved} of {len(u)} outputs come out in another place"
+        reads = self.rope.layout.partition("-to-")[0]
         for layout in ("half", "interleaved"):
-            other = replace(self.rope, layout=layout) if self.rope.layout == "interleaved-to-half" else None
-            if other is None and self.rope.layout == "interleaved" and layout == "half":
-                other = replace(self.rope, layout="interleaved-to-half")
-            if other and (u[recipe_of(other).writes, recipe_of(self.rope).writes] == 1).all():
+            other = replace(self.rope, layout=layout if layout == reads else f"{reads}-to-{layout}")
+            if other != self.rope and (u[recipe_of(other).writes, recipe_of(self.rope).writes] == 1).all():
                 order = f"pairs are written {layout}, expected was {self.rope.layout}"
         negative = int((u < 0).sum())
         order += f", {negative} with the other sign" if negative else ""
+        if self.task.faults is not FAULTS:
+            return order
         return f"{order}. Scores are the same if queries and keys, cached ones too, are all made this way."
 
     def _rows(self) -> tuple[ErrorRow, ...]:

@@ -23,6 +23,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 352, 8, 194  # of the area of a chart
 _MOST_CELLS = 192  # rows of a drawn matrix: of larger ones, cells are pooled
 _SHADES = 12
 _RED, _BLUE = (178, 24, 43), (33, 102, 172)
+_LEAST = 0.1  # this part of the errors may lie below a chart, and is drawn at its lower end
 _DASHES = ("none", "7 3", "2 2.5", "7 3 2 3")
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -197,21 +198,22 @@ def power(exponent: int) -> str:
     return f"{10**exponent}" if 0 <= exponent <= 2 else f"10{str(exponent).translate(_SUPERSCRIPT)}"
 
 
-def _decades(values: Iterable[Float64]) -> tuple[int, int]:
-    """The powers of ten around all values that have a logarithm."""
-    every = np.concatenate([np.ravel(value) for value in values])
-    every = every[np.isfinite(every) & (every > 0)]
-    if not every.size:
+def _decades(values: Sequence[Float64], least: float) -> tuple[int, int]:
+    """The powers of ten around all values that have a logarithm, down to two below this quantile of each series."""
+    series = [x[np.isfinite(x) & (x > 0)] for x in values]
+    series = [x for x in series if x.size]
+    if not series:
         return -8, 0
-    low, high = math.floor(np.log10(every.min())), math.ceil(np.log10(every.max()))
-    return low, max(high, low + 1)
+    low = math.floor(np.log10(min(max(x.min(), np.quantile(x, least, method="lower") / 100) for x in series)))
+    return low, max(math.ceil(np.log10(max(x.max() for x in series))), low + 1)
 
 
-def _vertical(values: Iterable[Float64]) -> tuple[_Scale, list[Markup]]:
-    """A logarithmic scale for these values, and its grid."""
-    low, high = _decades(values)
-    scale, step = _Scale(low, high, _BOTTOM, _TOP), max(1, -(-(high - low) // 6))
-    grid = []
+def _vertical(values: Sequence[Float64], least: float = 0.0) -> tuple[_Scale, list[Markup]]:
+    """A logarithmic scale for these values, and its grid; what is not finite stands above it."""
+    low, high = _decades(values, least)
+    finite = all(np.isfinite(x).all() for x in values)
+    scale, step = _Scale(low, high if finite else high + 1, _BOTTOM, _TOP), max(1, -(-(high - low) // 6))
+    grid = [] if finite else [element("text", "NaN, ∞", class_="tick", x=_LEFT - 4, y=_TOP + 3.5, text_anchor="end")]
     for exponent in range(low, high + 1, step):
         y = scale(exponent)
         grid.append(element("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y, y2=y))
@@ -251,7 +253,7 @@ def _height(scale: _Scale, value: float) -> float:
 
 def errors_drawing(errors: Errors) -> Markup:
     """The largest error at each place, both axes logarithmic, and the bound of each grade."""
-    y, grid = _vertical([errors.worst, *errors.bounds.values()])
+    y, grid = _vertical([errors.worst, *errors.bounds.values()], _LEAST)
     top = max(1, int(errors.at.max()))
     x = _Scale(0.0, math.log10(top + 1), _LEFT + 4, _RIGHT - 4)
     powers = [0, *(10**k for k in range(len(str(top))))]
@@ -288,7 +290,7 @@ def deviations_drawing(frequencies: Frequencies) -> Markup | None:
     off = deviations(frequencies)
     if off is None or frequencies.allowed is None:
         return None
-    y, grid = _vertical([off, frequencies.allowed])
+    y, grid = _vertical([off, frequencies.allowed], _LEAST)
     x, axis = _pairs(len(off))
     line = _line([(x(i), _height(y, value)) for i, value in enumerate(frequencies.allowed)], "grade0", _DASHES[1])
     wrong = differing(frequencies)

@@ -7,7 +7,7 @@ who influences whom.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,9 +22,10 @@ from .attention_faults import BEHAVIOUR, Measurements
 from .attention_trials import Trial, caches, decoding, orders, overwritten, run_trials
 from .explain import Change, Fault, Hypothesis, Suspect, findings, search
 from .floats import NARROW, UNIT
-from .questions import ORDERS, Question, Questions
+from .questions import ORDERS, PRODUCTS, Question, Questions
 from .readings import attention_readings
 from .report import Failure, Finding, Report
+from .responses import dropped_weights
 from .tolerance import ANGLE32
 from .truth import Spec
 
@@ -69,48 +70,46 @@ def examine(
     accepted. If it is right, it is asked the trials, too, and, as far as it takes them, grouped key heads."""
     behaviour, notes = Behaviour(), list(exam.notes)
     try:
-        exam, answers = _answered(exam, fn, incremental, behaviour, notes)
+        exam, answers, refusal = _answered(exam, fn, incremental, behaviour, notes)
     except Unreadable as error:
-        failure = error.failure()
-        return Report(exam.kind.subject, exam.expected, "not judged", notes=tuple(notes), failure=failure)
-
-    def asks(question: Question) -> Array:
-        return _ask(fn, incremental, question, Behaviour())
-
-    evidence, reached = _graded(exam, answers, asks)
+        return _not_judged(exam, notes, error.failure())
+    evidence, reached = _graded(exam, answers, lambda question: _ask(fn, incremental, question, Behaviour()))
     if reached is None and exam.prefill and (rest := _prefill(evidence)):
         notes.append(_TOP_LEFT)
         trials = trials and trials._replace(others=tuple(some for some in trials.others if some is not decoding))
-        evidence, reached = _graded(*rest, asks)
-        exam = evidence.exam
+        evidence, reached = _graded(*rest, evidence.asks)
+    if reached is None and exam.dtype == "float16" and (rest := _within_float16(evidence)):
+        notes.append(_OVERFLOW)
+        evidence, reached = _graded(*rest, evidence.asks)
     behaviour |= _state(evidence, fn, incremental)
     wrong = [_behaviour(name, observation) for name, observation in behaviour.items()]
     try:
-        if "state between calls" not in behaviour:  # what follows from it is not listed
+        changing = behaviour.get("state between calls", "")
+        if (changing or reached is None) and (lost := dropped_weights(evidence)):
+            wrong = [finding for finding in wrong if finding.fault != "state between calls"]
+            wrong.append(_behaviour("dropout", f"{lost}; {changing}" if changing else lost))
+        elif "state between calls" not in behaviour:  # what follows from it is not listed
             wrong += _arithmetic(evidence, reached, asked, fn)
-            if trials is not None and not {finding.fault for finding in wrong} - {"unexplained", *_HARMLESS}:
-                wrong = _with_trials(wrong, evidence, fn, incremental, trials, notes)
-        if grouped is not None and not wrong:
+            wrong = _with_trials(wrong, evidence, fn, incremental, None if refusal else trials, notes)
+        if grouped is not None and not wrong and not refusal:
             wrong += _grouped(grouped, fn, asked, notes)
     except Exception as error:  # whatever the candidate returns, its report is made
         reason = f"the search for what is wrong stopped, by an error of its own: {type(error).__name__}: {error}"
-        notes.append(reason)
         if reached is None and not wrong:
             wrong.append(_unexplained(f"{len(evidence.failed)} of {len(answers)} questions have wrong answers"))
         if not wrong:  # what was asked so far is right, but not all that is asked for "right"
-            failure = Failure(reason, "", "this is a mistake of pyrope: please report it, with the function")
-            return Report(exam.kind.subject, exam.expected, "not judged", notes=tuple(notes[:-1]), failure=failure)
+            fix = "this is a mistake of pyrope: please report it, with the function"
+            return _not_judged(exam, notes, Failure(reason, "", fix))
+        notes.append(reason)
+    if refusal and {finding.fault for finding in wrong} <= {"unexplained"}:
+        return _not_judged(exam, notes, refusal)
     precision, verdict = None if reached is None else exam.grades[reached], "wrong" if wrong else "right"
-    return Report(
-        exam.kind.subject,
-        exam.expected,
-        verdict,
-        tuple(wrong),
-        precision,
-        evidence.errors(),
-        tuple(notes),
-        readings=attention_readings(evidence),
-    )
+    errors, readings, parts = evidence.errors(), attention_readings(evidence), (exam.kind.subject, exam.expected)
+    return Report(*parts, verdict, tuple(wrong), precision, errors, tuple(notes), readings=readings)
+
+
+def _not_judged(exam: Exam, notes: Sequence[str], failure: Failure) -> Report:
+    return Report(exam.kind.subject, exam.expected, "not judged", notes=tuple(notes), failure=failure)
 
 
 class Trials(NamedTuple):
@@ -127,14 +126,34 @@ _TOP_LEFT = (
     "prefill alone, n = m; with a cache, give a mask from the bottom right, and ask by cache=True"
 )
 
+_OVERFLOW = (
+    "q·k overflows float16 before it is scaled, as in eager code: judged where it does not; scale q first, or keep the "
+    "products in float32, if q·k may be above 65504"
+)
+
 
 def _graded(
-    exam: Exam, answers: Sequence[Array], asks: Callable[[Question], Array]
+    exam: Exam, answers: Sequence[Array], asks: Callable[[Question], Array] | None
 ) -> tuple[AttentionEvidence, int | None]:
     """The evidence at the best grade that holds, and its index; if none does, at the worst."""
     by_grade = [AttentionEvidence(exam, answers, grade, asks=asks) for grade in exam.grades]
     reached = next((level for level, evidence in enumerate(by_grade) if evidence.holds), None)
     return by_grade[-1 if reached is None else reached], reached
+
+
+def _cut(evidence: AttentionEvidence, kept: list[int]) -> tuple[Exam, list[Array]]:
+    """Some of the questions, and their answers."""
+    cut = replace(evidence.exam, questions=[evidence.exam.questions[i] for i in kept])
+    return cut, [evidence.answers[i] for i in kept]
+
+
+def _within_float16(evidence: AttentionEvidence) -> tuple[Exam, list[Array]] | None:
+    """The questions whose products q·k are within float16, if their answers are finite and those of others are not."""
+    finite = [bool(np.isfinite(answer).all()) for answer in evidence.answers]
+    within = [question.name != PRODUCTS for question in evidence.exam.questions]
+    if all(within) or finite != within:
+        return None
+    return _cut(evidence, [i for i, kept in enumerate(within) if kept])
 
 
 def _prefill(evidence: AttentionEvidence) -> tuple[Exam, list[Array]] | None:
@@ -146,8 +165,7 @@ def _prefill(evidence: AttentionEvidence) -> tuple[Exam, list[Array]] | None:
         return None
     for fields in ({"corner": "top left"}, {"corner": "top left", "empty": "NaN"}):
         if all(evidence.predict(fields, i).ratio(evidence.answers[i]) <= 1 for i in others):
-            cut = replace(evidence.exam, questions=[questions[i] for i in square])
-            return cut, [evidence.answers[i] for i in square]
+            return _cut(evidence, square)
     return None
 
 
@@ -169,11 +187,13 @@ def _with_trials(
     evidence: AttentionEvidence,
     fn: Candidate,
     incremental: Begin,
-    trials: Trials,
+    trials: Trials | None,
     notes: list[str],
 ) -> list[Finding]:
-    """The findings, with those of special calls. What is unexplained is tried at other lengths alone, or with other
-    calls of a cache if it shows there only: that may say what it is."""
+    """The findings, with those of special calls, if no mistake is known yet. What is unexplained is tried at other
+    lengths alone, or with other calls of a cache if it shows there only: that may say what it is."""
+    if trials is None or {finding.fault for finding in wrong} - {"unexplained", *_HARMLESS}:
+        return wrong
     exam, draw, seen = evidence.exam, trials.draw, Behaviour()
 
     def asks(question: Question) -> Array:
@@ -243,7 +263,7 @@ def _grouped(exam: Exam, fn: Candidate, asked: int, notes: list[str]) -> list[Fi
 def _ask(fn: Candidate, incremental: Begin, question: Question, behaviour: Behaviour) -> Array:
     """The answer to a question, in float64. Raises `Unreadable` if it has neither the shape of q, nor that with heads
     and tokens exchanged, which is a mistake with a name."""
-    call = f'in the question "{question.name}", q {question.q.shape}, k and v {question.k.shape}, {question.q.dtype}'
+    call = f'for the question "{question.name}", {question.shapes}, {question.q.dtype}'
     arguments, options, own = question.arguments, question.options, Behaviour()
     if question.calls and incremental is not None:
         begin = incremental
@@ -265,9 +285,9 @@ def _ask_raw(fn: Candidate, question: Question) -> Array:
 
 def _answered(
     exam: Exam, fn: Candidate, incremental: Begin, behaviour: Behaviour, notes: list[str]
-) -> tuple[Exam, list[Array]]:
-    """The exam with the questions that the candidate answers, and the answers. Raises the first `Unreadable` if it
-    answers none, or none of a kind that was asked for by name."""
+) -> tuple[Exam, list[Array], Failure | None]:
+    """The exam with the questions that the candidate answers, the answers, and why they do not suffice for "right", if
+    so. Raises the first `Unreadable` if it answers none, or none of a kind that was asked for by name."""
     answers, refused = dict[int, Array](), dict[int, Unreadable]()
     for i, question in enumerate(exam.questions):
         try:
@@ -278,10 +298,29 @@ def _answered(
     for i, failure in refused.items():
         if not answers or (exam.questions[i].demand or "") not in {"", *kinds}:
             raise failure
-    if refused:
+    refusal = _refusal(exam.questions, refused)
+    if refused and refusal is None:
         names, reason = [exam.questions[i].name for i in refused], next(iter(refused.values())).reason
         notes.append(f"not taken by the candidate: {', '.join(names)}; {reason}")
-    return replace(exam, questions=[exam.questions[i] for i in answers]), list(answers.values())
+    return replace(exam, questions=[exam.questions[i] for i in answers]), list(answers.values()), refusal
+
+
+def _refusal(questions: Sequence[Question], refused: Mapping[int, Unreadable]) -> Failure | None:
+    """Why a candidate cannot be called right by what it takes: for that it must take the first question, and at least
+    half of the plain ones. Whatever is special about the others it may refuse."""
+    plain = [i for i, question in enumerate(questions) if question.plain]
+    missed = [i for i in plain if i in refused]
+    if 0 not in refused and 2 * len(missed) <= len(plain):
+        return None
+    taken = ", ".join(f'"{questions[i].name}" ({questions[i].shapes})' for i in plain if i not in refused)
+    names, first = ", ".join(f'"{questions[i].name}"' for i in missed), refused[missed[0]]
+    return Failure(
+        f"it refuses {len(missed)} of {len(plain)} plain calls, {names}: {first.reason}; it takes {taken or 'none'}",
+        first.received,
+        "let it take any number of rows and tokens, with positions (b, n) where there are positions, or wrap it in a "
+        "function that does, row by row or by padding",
+        first.__cause__,
+    )
 
 
 def _state(evidence: AttentionEvidence, fn: Candidate, incremental: Begin) -> Behaviour:
@@ -374,6 +413,8 @@ def _noise(fault: Fault, evidence: AttentionEvidence, more: str) -> Finding:
 def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
     """What can be said without a mistake that fits: who influences whom, by changing keys that must not matter."""
     exam, described = evidence.exam, evidence.described()
+    if scales := evidence.exam.kind.subject == "attention" and evidence.scales():
+        return [exam.kind.faults["scale by the length"].finding(f"{described}; {scales}.")]
     if elsewhere := _elsewhere(evidence):
         name, how = elsewhere
         return [exam.kind.faults[name].finding(f"{described}; {how}.")]
@@ -395,7 +436,10 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
         return influences
     if not np.isfinite(evidence.answers[evidence.failed[0]]).all():
         return [_behaviour("not finite", described)]
-    more = (*evidence.remarks, evidence.separated(), _weights(evidence))
+    name, response = exam.kind.response(evidence)
+    if name:
+        return [exam.kind.faults[name].finding(f"{described}; {response}.")]
+    more = (evidence.multiple(), *evidence.remarks, evidence.separated(), response, _weights(evidence))
     return [_unexplained("; ".join((described, *(words for words in more if words))))]
 
 

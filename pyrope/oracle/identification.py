@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import checks
 from ..theta import Rope, check_rope
 from . import page
 from .ask import Candidate, Unreadable
 from .drawings import Readings
-from .floats import Float64
-from .measure import Measured, measure
+from .floats import Float64, Int64
+from .measure import Measured, axis_of_pairs, growth_of, measure
 from .probe import Probe, probe_positions
-from .readings import frequency_readings, operator_readings
-from .recipes import as_is
+from .readings import ILLEGIBLE, frequency_readings, operator_readings
 from .report import finite
-from .rules import Explanation, layout_of, low_precision, rules
+from .rules import Explanation, layout_of, low_precision, rules, rules_of_axes
 from .sample import graded, take_sample
 from .tolerance import LOW_ANGLE
 
@@ -35,7 +36,7 @@ class Identification:
     placement: str
     pairs: tuple[tuple[int, int], ...]  # features read together, in order
     direction: int
-    frequencies: tuple[float, ...]
+    frequencies: tuple[float, ...]  # none where the pairs do not turn
     uncertainty: tuple[float, ...]
     offset: float
     attention_factor: float
@@ -45,6 +46,7 @@ class Identification:
     behaviour: tuple[str, ...]  # what it does beside rotating
     notes: tuple[str, ...] = ()
     multiple: bool = False  # whether every position returns attention_factor·x
+    axes: tuple[int, ...] | None = None  # which axis of the positions turns each pair, if they have several
     readings: Readings | None = field(default=None, repr=False, compare=False)  # what its page draws
 
     def rows(self) -> list[tuple[str, str]]:
@@ -52,13 +54,19 @@ class Identification:
         theta = self.frequencies
         turning = f"{self.rotary_dim} of {self.head_dim} features, {self.placement}, {self.layout}"
         still = "nothing: every position returns x times a number" if self.multiple else "no two features as a pair"
-        rows = [("turns", turning if theta else still)]
+        rows = [("turns" if theta else "pairs", turning if self.pairs else still)]
         if theta:
             rows += [
                 ("direction", f"{self.direction:+d}"),
                 ("offset", f"{self.offset:g} position{'' if abs(self.offset) == 1 else 's'}"),
             ]
             rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
+        elif self.pairs:
+            rows += [("frequencies", ILLEGIBLE)]
+        if self.axes is not None:
+            runs = [(axis, len(list(run))) for axis, run in itertools.groupby(self.axes)]
+            dealt = ", ".join(f"{axis} × {count}" if count > 1 else str(axis) for axis, count in runs)
+            rows += [("axes", f"{len(set(self.axes))}, of the pairs in order: {dealt}")]
         rows += [("factor", f"{self.attention_factor:.6g}")] if theta or self.multiple else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)]
@@ -84,8 +92,9 @@ class Identification:
 
 @np.errstate(invalid="ignore", over="ignore")  # whatever the candidate returns
 def identify(
-    fn: Candidate, head_dim: int, *, dtype: Any = None, max_position: int | None = None, suspects: Iterable[Rope] = ()
-) -> Identification:
+    fn: Candidate, head_dim: int, *, dtype: Any = None, max_position: int | None = None, suspects: Iterable[Rope] = (),
+    axes: int | None = None,
+) -> Identification:  # fmt: skip
     """What rotation a black box fn(x, positions) -> rotated x performs, without being told.
 
     >>> import pyrope
@@ -102,35 +111,29 @@ def identify(
       precision   tables or products in x's dtype
 
     ``dtype`` is that of x, float32 if it is not given; ``max_position`` the largest that the candidate can take
-    (131071). LongRoPE's lists would fit any frequencies: it is named only if it is one of the ``suspects``.
+    (131071). LongRoPE's lists would fit any frequencies: it is named only if it is one of the ``suspects``. With
+    ``axes``, the candidate takes positions (axes, n), and which of them turns each pair is read too.
     """
-    probe = Probe(fn, head_dim, np.float32 if dtype is None else dtype, max_position)
+    axes = None if axes is None else checks.integer("axes", axes, 1, 64)
+    probe = Probe(fn, head_dim, np.float32 if dtype is None else dtype, max_position, axes)
     if not isinstance(suspects, Iterable):
         raise TypeError(f"suspects must be a list of ropes, was {type(suspects).__name__}")
     suspects = tuple(check_rope(rope) for rope in suspects)
     try:
-        probe.behave()
-        positions = probe_positions(probe.max_position)
-        operator = probe.operator(positions)
+        operator, measured, axis, notes = _read(probe)
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be read: {error}") from error
-    measured = measure(operator, positions, probe.unit, probe.step)
     layout, width, placement, _ = layout_of(measured.pairs, head_dim)
-    notes, matches, narrow = list(probe.notes), list[Explanation](), ""
-    if measured.linear_up_to < positions[-1]:
-        notes.append(f"phases are proportional to the position up to {measured.linear_up_to} only")
-    if measured.start > 0.1:
-        notes.append(f"at position 0 pairs are turned by up to {measured.start:.4g} more than any offset explains")
     if measured.pairs.odd or measured.pairs.skew > 32 * probe.unit * max(1.0, measured.factor):
-        notes.append(f"no rotation: {measured.pairs.odd} features belong to no pair, and within the pairs R is off by "
-                     f"{measured.pairs.skew:.2g} from a rotation times a number")  # fmt: skip
+        odd = f"{measured.pairs.odd} features belong to no pair, and " if measured.pairs.odd else ""
+        skew = f"within the pairs R is off by {measured.pairs.skew:.2g} from a rotation times a number"
+        notes.append(f"no rotation: {odd}{skew}")
+        matches, narrow = list[Explanation](), ""
     else:
-        matches = rules(measured, head_dim, suspects)
-        # Only then, since frequencies that are powers of two are right in any dtype.
-        narrow, rounding = ("", as_is) if matches or layout == "none" else low_precision(measured)
-        matches = rules(measured, head_dim, suspects, rounding) if narrow else matches
+        matches, narrow = _explanations(measured, head_dim, axis, suspects)
     rope = next((match.rope for match in matches if match.rope is not None), None)
-    unknown = ("none of these: no published rule has these frequencies",) if width else ()
+    legible = measured.legible
+    unknown = ("none of these: no published rule has these frequencies",) if width and legible else ()
     return Identification(
         head_dim=probe.head_dim,
         dtype=probe.dtype.name,
@@ -139,8 +142,8 @@ def identify(
         placement=placement,
         pairs=tuple(map(tuple, measured.pairs.reads.tolist())),
         direction=measured.direction,
-        frequencies=tuple(measured.theta.tolist()),
-        uncertainty=tuple(measured.uncertainty.tolist()),
+        frequencies=tuple(measured.theta.tolist()) if legible else (),
+        uncertainty=tuple(measured.uncertainty.tolist()) if legible else (),
         offset=measured.offset,
         attention_factor=measured.factor,
         explanations=tuple(match.words for match in matches) or unknown,
@@ -149,8 +152,50 @@ def identify(
         behaviour=tuple(f"{name}: {evidence}" for name, evidence in probe.behaviour.items()),
         notes=tuple(notes),
         multiple=_multiple(operator, measured.factor, probe.unit),
+        axes=None if axis is None else tuple(axis.tolist()),
         readings=_readings(probe, rope, measured),
     )
+
+
+class _Read(NamedTuple):
+    operator: Float64
+    measured: Measured
+    axis: Int64 | None  # which turns each pair, if there are several
+    notes: list[str]
+
+
+def _read(probe: Probe) -> _Read:
+    """The operator of a candidate, and what is measured in it."""
+    probe.behave()
+    positions = probe_positions(probe.max_position)
+    operator = probe.operator(positions)
+    measured = measure(operator, positions, probe.unit, probe.step)
+    axis = None if probe.axes is None else axis_of_pairs(probe, measured)
+    notes = list(probe.notes)
+    if measured.linear_up_to < positions[-1]:
+        notes.append(f"phases are proportional to the position up to {measured.linear_up_to} only")
+    if (growth := growth_of(operator, measured.pairs, positions)) is not None:
+        at_zero = measure(operator[:1].repeat(2, axis=0), np.array([0, 1]), probe.unit, probe.step)
+        measured = measured._replace(factor=at_zero.factor)
+        rates = f"at rates from {growth.min():.3g} to {growth.max():.3g} of themselves"
+        notes.append(f"pairs grow or shrink with the position, {rates}: xPos, or the like; the factor is at position 0")
+    if measured.start > 0.1:
+        notes.append(f"at position 0 pairs are turned by up to {measured.start:.4g} more than any offset explains")
+    return _Read(operator, measured, axis, notes)
+
+
+def _explanations(
+    measured: Measured, head_dim: int, axis: Int64 | None, suspects: tuple[Rope, ...]
+) -> tuple[list[Explanation], str]:
+    """The rules that have these frequencies, and the dtype that they were rounded to, if that is narrow."""
+    if axis is not None:
+        return rules_of_axes(measured, head_dim, axis) if len(axis) else [], ""
+    matches = rules(measured, head_dim, suspects)
+    if matches or layout_of(measured.pairs, head_dim)[0] == "none":
+        return matches, ""
+    # Only now, since frequencies that are powers of two are right in any dtype.
+    narrow, rounding = low_precision(measured)
+    return rules(measured, head_dim, suspects, rounding) if narrow else [], narrow
 
 
 def _readings(probe: Probe, rope: Rope | None, measured: Measured) -> Readings | None:
@@ -159,7 +204,8 @@ def _readings(probe: Probe, rope: Rope | None, measured: Measured) -> Readings |
         operators = operator_readings(probe, rope, min(3, probe.max_position), differing=False)
     except Unreadable:
         return None
-    return Readings("identified", operators=operators, frequencies=frequency_readings(rope, measured))
+    shown = frequency_readings(rope, measured) if measured.legible else None
+    return Readings("identified", operators=operators, frequencies=shown)
 
 
 def _multiple(operator: Float64, factor: float, unit: float) -> bool:

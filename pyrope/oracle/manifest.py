@@ -21,14 +21,21 @@ from ..definition import FEATURE_MAPS
 from ..tensors import NumPyArray, PathLike, as_bits, json_file, load_npy
 from ..theta import SCALINGS, Axes, Rope
 from .floats import BITS
-from .vector_cases import SUITES, TRUTH, Case
+from .vector_cases import KINDS, TRUTH, Case
 
 FORMAT, VERSION = "pyrope-vectors", 1
 _MOST_SCORES = 2**24  # of a case, over all heads: a file may claim any length
-_INPUTS = {"rotation": ("x", "positions")} | dict.fromkeys(SUITES[1:], ("q", "k", "v", "q_positions", "k_positions"))
+_ATTENTION = ("q", "k", "v", "q_positions", "k_positions")
+_INPUTS = {
+    **dict.fromkeys(KINDS[1:3], _ATTENTION),
+    **dict.fromkeys(KINDS[4:], (*_ATTENTION, "g")),
+    "rotation": ("x", "positions"),
+    "rotation-backward": ("g", "positions"),
+}
 _DTYPES = {"y": "float64"} | dict.fromkeys(("positions", "q_positions", "k_positions"), "int64")  # others: the case's
 _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "causal": checks.flag,
+    "of": partial(checks.choice, choices=("q", "k", "v")),
     "window": partial(checks.integer, least=1),
     "feature_map": partial(checks.choice, choices=tuple(FEATURE_MAPS)),
     **dict.fromkeys(("softcap", "scale"), partial(checks.in_range, dtype=np.dtype(np.float32))),
@@ -83,7 +90,7 @@ def widened(array: NumPyArray, dtype: str) -> NumPyArray:
 def read_case(directory: Path, manifest: Mapping[str, Any], entry: Any) -> tuple[Case, NumPyArray]:
     """A case of the manifest and its true result."""
     try:
-        name, kind = entry["name"], checks.choice("kind", entry["kind"], SUITES)
+        name, kind = entry["name"], checks.choice("kind", entry["kind"], KINDS)
         dtype = checks.choice("dtype", entry["dtype"], tuple(BITS))
         expected = {key: _DTYPES.get(key, dtype) for key in (*_INPUTS[kind], "y")}
         arrays = {}
@@ -130,8 +137,8 @@ def _check_truth(case: Case, y: NumPyArray) -> None:
 
 def _check_shapes(case: Case) -> None:
     inputs, rope, shapes = case.inputs, case.rope, {name: x.shape for name, x in case.inputs.items()}
-    if case.kind == "rotation":
-        (*axes, n), x = shapes["positions"], shapes["x"]
+    if case.rotates:
+        (*axes, n), x = shapes["positions"], case.x.shape
         fits = rope is not None and x[1:] == (n, rope.head_dim) and len(x) == 3
         fits = fits and axes == ([] if rope is None or rope.axes is None else [rope.axes.count])
     else:
@@ -139,6 +146,7 @@ def _check_shapes(case: Case) -> None:
         fits = shapes["k"] == shapes["v"] == (g, m, d) and h % g == 0 and n <= m and h * n * m <= _MOST_SCORES
         fits = fits and at.shape == (m,) and np.array_equal(at[m - n :], inputs["q_positions"])
         fits = fits and (rope is None or (rope.head_dim == d and rope.axes is None))
-        fits = fits and ("feature_map" in case.options) == (case.kind == "linear")
+        fits = fits and ("feature_map" in case.options) == case.kind.startswith("linear")
+        fits = fits and ("of" in case.options) == ("g" in shapes) and shapes.get("g", (h, n, d)) == (h, n, d)
     if not fits:
         raise ValueError(f"its rope, its options and the shapes of its tensors must fit each other: {shapes}")

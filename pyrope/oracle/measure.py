@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .floats import Float64, Int64
+from .probe import Probe
 
 _TWO_PI = 2 * np.pi
 
@@ -37,6 +38,11 @@ class Measured(NamedTuple):
     factor: float
     linear_up_to: int  # the last position up to which phases grow in proportion
     unit: float  # unit roundoff of what was measured
+
+    @property
+    def legible(self) -> bool:
+        """Whether the pairs turn, be it coarsely: else the frequencies, the offset and the factor mean nothing."""
+        return math.isfinite(self.factor) and self.pairs.skew <= 0.1 * max(1.0, self.factor)
 
 
 def find_pairs(operator: Float64) -> Pairs:
@@ -88,9 +94,38 @@ def measure(operator: Float64, positions: Int64, unit: float, step: float = 0.0)
     if not chosen.size:  # nothing turns
         chosen = operator.diagonal(axis1=1, axis2=2)
     factor = float(np.nanmedian(chosen)) if np.isfinite(chosen).any() else math.nan
-    offset = _offset(direction * phase[0], direction * theta, unit)
+    offset = offset_of(direction * phase[0], direction * theta, unit)
     start = float(np.abs(_wrapped(direction * phase[0] - offset * direction * theta)).max(initial=0.0))
     return Measured(pairs, direction * theta, uncertainty, direction, offset, start, factor, limit, unit)
+
+
+def growth_of(operator: Float64, pairs: Pairs, positions: Int64) -> Float64 | None:
+    """The logarithm of what the length of each pair is multiplied with from position to position, (k,), if lengths grow
+    or shrink in this way and no other; None if they stay."""
+    size = np.abs(np.nan_to_num(_turns(operator, pairs)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.nan_to_num(np.log(size) - np.log(size[0]), nan=-99.0, posinf=99.0, neginf=-99.0)
+    if not size.size or np.abs(logs).max() < 0.05:
+        return None
+    known = np.abs(logs) < 8  # beyond it the smallest numbers of a narrow dtype would show
+    last = known.shape[0] - 1 - np.argmax(known[::-1], axis=0)
+    columns = np.arange(size.shape[1])
+    growth = logs[last, columns] / np.maximum(positions[last], 1)
+    straight = np.abs(logs - positions[:, None] * growth) <= 0.03 + 0.01 * np.abs(logs)
+    return np.asarray(growth) if (straight | ~known).all() else None
+
+
+def axis_of_pairs(probe: Probe, measured: Measured) -> Int64:
+    """Which axis of the positions turns each pair, (k,): the one that, alone, turns it as far as all do."""
+    top, axes, far = probe.max_position, probe.axes or 1, []
+    at = np.array([top, top // 2, top // 3, min(7, top)])
+    for axis in range(axes):
+        positions = np.zeros((axes, len(at)), np.int64)
+        positions[axis] = at
+        turned = phases(probe.operator(positions), measured.pairs)
+        off = turned - measured.direction * at[:, None] * measured.theta
+        far.append(np.square(np.abs(np.exp(1j * off) - 1)).sum(axis=0))
+    return np.asarray(np.argmin(far, axis=0))
 
 
 def _unwrap(phase: Float64, positions: Int64, unit: float, step: float) -> tuple[Float64, Float64, int]:
@@ -117,7 +152,7 @@ def _wrapped(angle: Any) -> Any:
     return angle - _TWO_PI * np.rint(angle / _TWO_PI)
 
 
-def _offset(phase: Float64, theta: Float64, unit: float) -> float:
+def offset_of(phase: Float64, theta: Float64, unit: float) -> float:
     """By how many positions the phases at position 0 are ahead: slow pairs first, which are unambiguous."""
     if not (np.abs(phase) > 8 * unit).any():
         return 0.0

@@ -29,15 +29,18 @@ REPOSITORIES = {
     "DeepSpeed": "deepspeedai/DeepSpeed",
     "ERNIE-Image": "baidu/ERNIE-Image",
     "MNN": "alibaba/MNN",
+    "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
     "Megatron-LM": "NVIDIA/Megatron-LM",
+    "Paddle": "PaddlePaddle/Paddle",
     "TensorRT-LLM": "NVIDIA/TensorRT-LLM",
     "VeloxQuant-MLX": "rajveer43/VeloxQuant-MLX",
+    "candle": "huggingface/candle",
     "diffusers": "huggingface/diffusers",
     "exllamav3": "turboderp-org/exllamav3",
     "gpt-neox": "EleutherAI/gpt-neox",
     "imp": "kekzl/imp",
     "llama.cpp": "ggml-org/llama.cpp",
-    "mlx-rs": "oxideai/mlx-rs",
+    "mlx-rs": "oxiglade/mlx-rs",
     "mlx-vlm": "Blaizzy/mlx-vlm",
     "nanochat": "karpathy/nanochat",
     "pie": "pie-project/pie",
@@ -46,6 +49,7 @@ REPOSITORIES = {
     "transformers": "huggingface/transformers",
     "unsloth": "unslothai/unsloth",
     "vllm": "vllm-project/vllm",
+    "x-transformers": "lucidrains/x-transformers",
 }
 _ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
 # Ten numbers or more in brackets.
@@ -67,7 +71,9 @@ _STYLE = """
   --link: #003a80; --right: #14552a; --right-paper: #ffffff; --equivalent: #0f4a53; --equivalent-paper: #ffffff;
   --wrong: #8a1410; --wrong-paper: #ffffff; --not-judged: #5e3d00; --not-judged-paper: #ffffff; --blue: #1f6fb2;
   --teal: #00796b; --violet: #7d3c98; color-scheme: light; font-size: 11pt; padding: 0; }
-  .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; } }
+  .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; }
+  .pyrope h2, .pyrope h3, .pyrope h4, .pyrope thead { break-after: avoid; }
+  .pyrope .bar, .pyrope .shades span { -webkit-print-color-adjust: exact; print-color-adjust: exact; } }
 .pyrope * { box-sizing: border-box; }
 .pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 0; color: inherit; }
 .pyrope h4 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
@@ -101,6 +107,7 @@ _STYLE = """
   border-bottom: 1px solid var(--rule); background: none; color: inherit; white-space: normal; }
 .pyrope th { color: var(--quiet); font-weight: 500; }
 .pyrope td.number, .pyrope th.number { text-align: right; font-variant-numeric: tabular-nums; }
+.pyrope td.number { white-space: nowrap; }
 .pyrope th, .pyrope td { overflow-wrap: break-word; }
 .pyrope .sides table { table-layout: fixed; } .pyrope .sides th:first-child { width: 27%; }
 @media (max-width: 480px) { .pyrope .bars { display: none; } .pyrope table { font-size: .87rem; } }
@@ -110,6 +117,8 @@ _STYLE = """
 .pyrope figure { margin: 0; min-width: 0; }
 .pyrope .charts { display: grid; gap: 1.5rem; margin-top: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
+.pyrope .charts > figure:last-child:nth-child(odd) { grid-column: 1 / -1; display: grid; gap: 0 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); align-items: center; }
 .pyrope .matrices { display: grid; grid-template-columns: 1fr 1fr; gap: .75rem; max-width: 56rem; }
 .pyrope .matrices p { margin: 0 0 .25rem; font-weight: 600; font-size: .93rem; }
 .pyrope figcaption { margin-top: .4rem; }
@@ -130,6 +139,15 @@ _STYLE = """
   background: linear-gradient(to right, rgb(33, 102, 172), #ffffff, rgb(178, 24, 43)); }
 .pyrope details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem .75rem; }
 .pyrope summary { cursor: pointer; font-weight: 600; }
+.pyrope .rows .head, .pyrope .rows > details > summary { display: grid; gap: 0 .75rem; align-items: baseline;
+  grid-template-columns: minmax(0, 4fr) minmax(0, 2fr) minmax(0, 1.3fr) minmax(0, 5fr); padding-left: 1.2rem; }
+.pyrope .rows .head { color: var(--quiet); font-size: .93rem; margin-top: 1rem; }
+.pyrope .rows > details { border-width: 0 0 1px; border-radius: 0; margin: 0; padding: .35rem 0; }
+.pyrope .rows > details > summary { font-weight: 400; position: relative; }
+.pyrope .rows > details > summary::before { content: "▸"; position: absolute; left: 0; color: var(--quiet); }
+.pyrope .rows > details[open] > summary::before { content: "▾"; }
+@media (max-width: 600px) { .pyrope .rows .head, .pyrope .rows > details > summary {
+  grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); } }
 .pyrope footer { margin-top: 2rem; color: var(--quiet); font-size: .85rem; }
 """
 _BODY = """
@@ -268,14 +286,22 @@ def _errors_table(errors: Sequence[ErrorRow]) -> Markup:
     rows = []
     for row in errors:
         numbers = [f"{row.worst:.3g}", f"{row.typical:.3g}"]
-        numbers = [f"{row.absolute:.2g}", *numbers] if absolute else numbers
-        part = math.log10(row.worst + 1) / most if math.isfinite(row.worst) else 1.0
-        bar = element("span", class_="bar", style=f"width: {100 * part:.1f}%")
+        numbers = [_number(row.absolute), *numbers] if absolute else numbers
+        if math.isfinite(row.worst):
+            part = math.log10(row.worst + 1) / most
+            bar = element("span", class_="bar", style=f"width: {100 * part:.1f}%")
+        else:
+            bar, numbers = Markup(""), [_number(row.worst), *("—" for _ in numbers[1:])]
         cells = [element("td", row.where), element("td", bar, class_="bars")]
         rows.append(element("tr", *cells, *(element("td", number, class_="number") for number in numbers)))
     names = ["worst", "in ulps", "typical, in ulps"] if absolute else ["worst, in ulps", "typical, in ulps"]
     head = {"where": None, "on a logarithmic scale": "bars", **dict.fromkeys(names, "number")}
     return _table(head, rows)
+
+
+def _number(value: float | None) -> str:
+    """An absolute error in a table."""
+    return "—" if value is None else f"{value:.2g}" if math.isfinite(value) else "not finite"
 
 
 # ── What was read ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,7 +368,8 @@ def _errors(errors: Errors) -> Markup:
         entries.append((drawings.dot_swatch(True), "beyond what is accepted"))
     key = _key([*entries, *drawings.swatches(errors)])
     caption = f"The largest absolute error by {errors.place}. Lines: the most that any output of a grade may be off."
-    return element("figure", drawings.errors_drawing(errors), key, element("figcaption", caption))
+    words = element("div", key, element("figcaption", caption))
+    return element("figure", drawings.errors_drawing(errors), words)
 
 
 def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
@@ -351,7 +378,7 @@ def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
         marks.append((drawings.dot_swatch(True), f"measured, not as {reference}"))
     key = _key(marks if frequencies.expected is None else [(drawings.line_swatch(), reference), *marks])
     caption = element("figcaption", "The frequency θ of each pair, in radians per position.")
-    figures = [element("figure", drawings.frequencies_drawing(frequencies), key, caption)]
+    figures = [element("figure", drawings.frequencies_drawing(frequencies), element("div", key, caption))]
     if (off := drawings.deviations_drawing(frequencies)) is not None:
         words = f"How far each frequency is off the {reference} one, relative to it. Dashed: what rounding explains."
         figures.append(element("figure", off, element("figcaption", words)))
@@ -365,7 +392,8 @@ def identification_section(result: Identification) -> Markup:
     """What was read of a candidate of which nothing is expected."""
     title, *_ = str(result).splitlines()
     named = result.rope is not None
-    words = f"{title}: {result.explanations[0] if result.explanations else 'no rotation'}"
+    rule, *_ = result.explanations[0].split(" (") if result.explanations else ["no rotation"]  # the rest is in the rows
+    words = f"{title}: {rule}"
     rows = _definitions(result.rows())
     head = element("h1", element("span", "✓" if named else "?", class_="symbol", aria_hidden="true"),
                    element("span", words), class_=f"verdict {'right' if named else 'not-judged'}")  # fmt: skip
@@ -409,16 +437,34 @@ def _folded(report: Report, title: str | None = None) -> Markup:
     return _fold(joined([symbol, title or report.subject]), [report_section(report, "h3")])
 
 
+_GALLERY = (
+    "The error is the largest absolute one of any output, up to position 131071, where a float32 angle alone explains "
+    "about 0.01. Each line opens its report."
+)
+_LEGEND = {
+    "right": "all outputs are within the bounds",
+    "equivalent": "the same attention, if the other side is written alike",
+    "wrong": "with the name of the mistake",
+}
+
+
 def gallery_section(rows: Sequence[Row]) -> Markup:
-    """A line for each implementation, and its report."""
+    """A line for each implementation, which opens its report."""
     good = sum(row.as_expected for row in rows)
     verdict = "right" if good == len(rows) else "wrong"
     parts = [_verdict(verdict, f"gallery: {len(rows)} implementations, {good} judged as they should be")]
-    lines = []
+    legend = [element("li", _judged(verdict), f": {words}") for verdict, words in _LEGEND.items()]
+    parts.append(element("ul", *legend, class_="key"))
+    parts.append(element("p", _GALLERY, class_="quiet"))
+    names = ("implementation", "verdict", "error", "identified, or what is wrong")
+    lines = [element("div", *(element("span", name) for name in names), class_="head")]
     for row in rows:
-        words = element("td", f"{SYMBOLS[row.report.verdict]} {row.report.verdict}", class_=_class(row.report.verdict))
-        lines.append(element("tr", element("td", row.name), words, element("td", row.remark)))
-    parts.append(_table(dict.fromkeys(("implementation", "verdict", "identified, or what is wrong")), lines))
-    parts.append(element("h2", "The reports"))
-    parts += [_folded(row.report, row.name) for row in rows]
-    return element("section", *parts)
+        worst = _number(max((e.absolute for e in row.report.errors if e.absolute is not None), default=None))
+        cells = (row.name, _judged(row.report.verdict), worst, row.remark)
+        title = joined(element("span", cell) for cell in cells)
+        lines.append(_fold(title, [report_section(row.report, "h3")]))
+    return element("section", *parts, element("div", *lines, class_="rows"))
+
+
+def _judged(verdict: str) -> Markup:
+    return element("b", f"{SYMBOLS[verdict]} {verdict}", class_=_class(verdict))

@@ -18,7 +18,8 @@ from .truth import Spec
 TOKENS = 2049  # of the longest calls with all heads
 LENGTH = 24  # tokens of most questions
 LARGE = 6144.0  # a score whose difference to −6144 is above 10000, and times √64 within float16
-ORDERS = "positions in other orders"
+ORDERS, FAR = "positions in other orders", "far apart"
+LARGE_SCORES, PRODUCTS = "large scores", "products beyond float16"  # the second: with scores, scaled, within it
 MANY = "many small weights"  # the question of which a low-precision sum loses some
 
 
@@ -43,6 +44,13 @@ class Question:
         given = {"q": self.q, "k": self.k, "v": self.v}
         return given if self.positions is None else given | {"positions": self.positions}
 
+    @property
+    def shapes(self) -> str:
+        """Those of its arguments, in words."""
+        others = {**({} if self.positions is None else {"positions": self.positions}), **self.options}
+        more = "".join(f", {name} {x.shape}" for name, x in others.items())
+        return f"q {self.q.shape}, k and v {self.k.shape}{more}"
+
     def last(self, stop: int, count: int) -> Question:
         """The same for the queries before this one alone, so many of them, who see none of the keys after it."""
         n, m = self.q.shape[-2], self.k.shape[-2]
@@ -59,6 +67,12 @@ class Question:
     def wide(self) -> list[Array]:
         """The arguments, in float64 but for the positions."""
         return [x if name == "positions" else x.astype(np.float64) for name, x in self.arguments.items()]
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is special about the call but its numbers: one that any attention must take."""
+        special = self.options or self.calls or self.name in (ORDERS, FAR)
+        return bool(not special and self.q.shape[-2] == self.k.shape[-2])
 
     @property
     def telling(self) -> bool:
@@ -99,7 +113,7 @@ class Questions:
         if far:
             some = [np.sort(self.rng.choice(self.max_position, n, replace=False)) for _ in range(b)]
             return np.array(some, np.int64)
-        return np.arange(n) + np.array([3, 0, 7, 1])[:b, None]
+        return np.arange(n) + np.array(self.spec.starts)[:b, None]
 
     def random(self, name: str, n: int, *, queries: int | None = None, batch: int = 3, far: bool = False) -> Question:
         """Random numbers, values ±1, at consecutive positions or far apart."""
@@ -120,10 +134,10 @@ class Questions:
         rows = (counted % (n // 2), np.maximum(counted - 5, 0), counted[::-1] + 2)
         return replace(self.random(ORDERS, n), positions=np.stack(rows))
 
-    def small(self) -> Question:
-        """Features so small that the first denominators are below 1, about 0.3 at the first token."""
-        question = self.random("small features", 7, batch=2)
-        size, phi = (0.3 / self.spec.head_dim) ** 0.5, self.spec.feature_map
+    def small(self, size: float = 0.3, name: str = "small features") -> Question:
+        """Features so small that the first denominators are below 1, about 0.3, or so, at the first token."""
+        question = self.random(name, 7, batch=2)
+        size, phi = (size / self.spec.head_dim) ** 0.5, self.spec.feature_map
         features = [size * self.rng.uniform(0.5, 1.5, x.shape) for x in (question.q, question.k)]
         q, k = ({"relu": x, "relu2": np.sqrt(x)}.get(phi, np.log(x)).astype(self.dtype) for x in features)
         return replace(question, q=q, k=k)
@@ -152,23 +166,23 @@ class Questions:
             return 0
         if rope.width < rope.head_dim:
             return rope.width if rope.start == 0 else 0
-        return rope.pairs - 1 if rope.layout == "half" else rope.width - 2
+        return rope.pairs - 1 if rope.layout.startswith("half") else rope.width - 2
 
     def _turns(self, n: int) -> float:
         """By how much RoPE turns the still direction over so many tokens."""
         rope = self.spec.rope
         return 0.0 if rope is None or rope.width < rope.head_dim else float(frequencies(rope)[-1]) * n
 
-    def large(self) -> Question | None:
-        """Scores of ±6144, values of the same sign: a query that sees no positive key must return −1."""
+    def large(self, score: float = LARGE, name: str = LARGE_SCORES) -> Question | None:
+        """Scores of ±6144, or so, values of the same sign: a query that sees no positive key must return −1."""
         n = 2 * (min(LENGTH, self.spec.window or LENGTH) // 2) or 2
         if self._turns(n) > 0.5:
             return None
-        size = math.sqrt(LARGE)
+        size = math.sqrt(score)
         signs = np.array([np.ones(n), np.where(np.arange(n) < n // 2, -1.0, 1.0)])
         q, k = self._along(2, self.spec.heads, np.full((2, n), size)), self._along(2, self.spec.key_heads, signs * size)
         v = np.broadcast_to(signs[:, None, :, None], k.shape).astype(self.dtype)
-        return Question("large scores", q, k, v, positions=self._positions(2, n), random=False)
+        return Question(name, q, k, v, positions=self._positions(2, n), random=False)
 
     def saturated(self) -> Question | None:
         """Scores of 3 to 6 times the softcap, which all become nearly the same: values −1 for the lesser ones."""

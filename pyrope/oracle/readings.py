@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from .drawings import Errors, Flags, Frequencies, Operators, Readings, Side
 from .floats import Float64, Int64
 from .measure import Measured, measure
 from .probe import Probe
+from .recipes import recipe_of
 from .rules import layout_of, rules
 from .sample import Sample, expected_of
 from .tolerance import angle_bound, grades
@@ -20,6 +22,7 @@ from .truth import rotated
 if TYPE_CHECKING:
     from .attention_evidence import AttentionEvidence
 
+ILLEGIBLE = "cannot be read: the pairs do not turn"
 _QUESTIONS = 8  # of attention that are shown side by side, wrong ones first
 _CLEAR = 0.5  # R(m) is shown at the first position where an error has this part of the largest one
 
@@ -30,7 +33,7 @@ def rotation_readings(
     """Of a candidate that was judged by this sample. ``beyond`` is the error of each output over what is accepted of
     it, None if all are accepted; ``measured`` is what was measured already."""
     measured = measured or _measured(probe)
-    shown = frequency_readings(rope, measured)
+    shown = frequency_readings(rope, measured, beyond is None) if measured.legible else None
     errors = _rotation_errors(sample, rope, probe, beyond)
     m = 3 if beyond is None else int(errors.at[np.argmax(errors.worst >= _CLEAR * errors.worst.max())])
     operators = operator_readings(probe, rope, min(m, probe.max_position), differing=beyond is not None)
@@ -56,7 +59,7 @@ def operator_readings(probe: Probe, rope: Rope | None, m: int, differing: bool =
     cells = np.zeros(measured.shape, bool)
     if differing:
         worst = grades(probe.dtype)[-1]
-        allowed = expected_of(units, at, rope, probe.dtype, True, (worst,))[1][worst][:, 0].T
+        allowed = expected_of(units, at, rope, probe.dtype, "logarithm", (worst,))[1][worst][:, 0].T
         cells = _of_pairs(~(np.abs(measured - expected) <= allowed), expected)
     return Operators(where, measured, expected, cells)
 
@@ -67,39 +70,53 @@ def _of_pairs(wrong: Flags, expected: Float64) -> Flags:
     return np.asarray(wrong | ((expected != 0) & rows))
 
 
-def frequency_readings(rope: Rope | None, measured: Measured) -> Frequencies:
-    """The measured frequencies beside those of a rope, as far as its pairs turn."""
+def frequency_readings(rope: Rope | None, measured: Measured, accepted: bool = False) -> Frequencies:
+    """The measured frequencies beside those of a rope, as far as its pairs turn; those of a phase may be accepted."""
     if rope is None:
         return Frequencies(measured.theta, None, None)
     expected = frequencies(rope)
     turning = expected > 0
-    allowed = angle_bound(rope, logarithm=True)[turning]
+    allowed = np.maximum(angle_bound(rope, by="logarithm"), accepted * angle_bound(rope, by="phase"))[turning]
     if len(measured.theta) == len(allowed):
         allowed = allowed + 4 * measured.uncertainty / expected[turning]
     return Frequencies(measured.theta, expected[turning], allowed)
 
 
-def _sides(rope: Rope, measured: Measured, shown: Frequencies) -> list[Side]:
+def _sides(rope: Rope, measured: Measured, shown: Frequencies | None) -> list[Side]:
     """Each property of a rotation, expected and measured."""
     d, expected = rope.head_dim, frequencies(rope)
     width = 2 * int(np.count_nonzero(expected))
     layout, turning, placement, _ = layout_of(measured.pairs, d)
-    sides = [
-        _side("pairs", rope.layout, layout if layout != "none" else _odd(measured)),
-        _side("features that turn", _width(width, d, rope.placement), _width(turning, d, placement)),
-    ]
+    sides = [_side("pairs", rope.layout, layout if layout != "none" else _odd(rope, measured))]
+    if shown is None:
+        return [*sides, Side("frequencies", _span(expected[expected > 0]), _illegible(measured), False)]
+    sides.append(_side("features that turn", _width(width, d, rope.placement), _width(turning, d, placement)))
     if turning:
         same = _same(shown)
-        spans = (f"{theta[0]:.4g} … {theta[-1]:.4g}" for theta in (expected[expected > 0], measured.theta))
         rule = f"base {rope.base:g}" + ("" if rope.scaling is None else f", {type(rope.scaling).__name__}")
         sides += [
             _side("direction", f"{rope.direction:+d}", f"{measured.direction:+d}"),
-            Side("frequencies", next(spans), next(spans), same),
+            Side("frequencies", *_spans(expected[expected > 0], measured.theta), same),
             Side("rule", rule, rule if same else _rule(measured, d), same),
             _side("position offset", "0", f"{measured.offset:g}"),
         ]
     factor = abs(measured.factor / rope.attention_factor - 1) < 1e-3
     return [*sides, Side("factor", f"{rope.attention_factor:.6g}", f"{measured.factor:.6g}", factor)]
+
+
+def _span(theta: Float64) -> str:
+    return f"{theta[0]:.4g} … {theta[-1]:.4g}" if len(theta) else "none"
+
+
+def _spans(expected: Float64, measured: Float64) -> tuple[str, str]:
+    """Both, with their numbers where these are not the same."""
+    if len(expected) == len(measured):
+        return _span(expected), _span(measured)
+    return f"{_span(expected)}, of {len(expected)} pairs", f"{_span(measured)}, of {len(measured)} pairs"
+
+
+def _illegible(measured: Measured) -> str:
+    return ILLEGIBLE if math.isfinite(measured.factor) else "cannot be read: NaN or infinity"
 
 
 def _side(name: str, expected: str, measured: str) -> Side:
@@ -110,7 +127,11 @@ def _width(width: int, head_dim: int, placement: str) -> str:
     return f"{width} of {head_dim}" if width in (0, head_dim) else f"{width} of {head_dim}, {placement}"
 
 
-def _odd(measured: Measured) -> str:
+def _odd(rope: Rope, measured: Measured) -> str:
+    reads = recipe_of(rope).reads, measured.pairs.reads
+    meant, got = ({tuple(sorted(pair)) for pair in pairs.tolist()} for pairs in reads)
+    if got and got < meant:
+        return f"{rope.layout}, without {len(meant - got)} of the {len(meant)} pairs"
     pairs = [f"({a}, {b})" for a, b in measured.pairs.reads[:3].tolist()]
     return f"{', '.join(pairs)}, …: no known layout" if pairs else "no two features as a pair"
 

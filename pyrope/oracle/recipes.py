@@ -34,6 +34,19 @@ def fast_cos_sin(angle: Any) -> tuple[Any, Any]:
     return _cos(rest), _sin(rest)
 
 
+def half_turn_cos_sin(angle: Any) -> tuple[Any, Any]:
+    """As sincospi does it with a float32 number of half turns, which is rounded before its whole part is taken off."""
+    turns = np.asarray(np.asarray(angle, np.float64) / np.pi, np.float32)
+    rest = (turns - 2 * np.rint(turns / 2)) * np.float32(np.pi)
+    return _cos(rest), _sin(rest)
+
+
+def reduced_cos_sin(turn: float, whole: Callable[[Any], Any], angle: Any) -> tuple[Any, Any]:
+    """Of an angle from which a whole number of turns of this size is taken, which is not quite 2π."""
+    rest = angle - turn * whole(angle / turn)
+    return _cos(rest), _sin(rest)
+
+
 def plain_cos_sin(angle: Any) -> tuple[Any, Any]:
     return _cos(angle), _sin(angle)
 
@@ -41,6 +54,12 @@ def plain_cos_sin(angle: Any) -> tuple[Any, Any]:
 Block: TypeAlias = tuple[tuple[str, str], tuple[str, str]]
 FORWARDS: Block = (("cos", "-sin"), ("sin", "cos"))
 BACKWARDS: Block = (("cos", "sin"), ("-sin", "cos"))
+
+
+def block_terms(cos: Any, sin: Any) -> dict[str, Any]:
+    """What a feature may be multiplied with in a block, by its name; 1 is a cosine that was lost."""
+    one = np.ones_like(cos)
+    return {"cos": cos, "-cos": -cos, "sin": sin, "-sin": -sin, "0": 0 * one, "1": one}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +81,7 @@ class Recipe:
     round_table: Rounding = as_is
     round_result: Rounding = as_is
     round_input: Rounding = as_is
+    growth: Float64 | None = None  # (p,): the logarithm of what a pair's length is multiplied with at every position
     ratio: float | None = None  # the angle of a pair is that of the pair before times this, in float32
     rest: float = 1.0  # what the features that do not turn are multiplied with
     in_place: bool = False  # pair after pair into the array that is still being read
@@ -90,6 +110,8 @@ class Recipe:
             theta = self.round_theta(self.theta.astype(dtype)).astype(dtype)
             angle = self._recurrence(m) if self.ratio is not None else self.round_angle(m * theta).astype(dtype)
             cos, sin = self.cos_sin(angle)
+            if self.growth is not None:
+                cos, sin = (table * np.exp(m * self.growth).astype(dtype) for table in (cos, sin))
             return tuple(self.round_table(table * dtype(self.factor)).astype(dtype) for table in (cos, sin))
 
     def _recurrence(self, m: Any) -> Any:
@@ -122,7 +144,7 @@ class Recipe:
 
         def output(k: int, x1: Any, x2: Any) -> Any:
             cos, sin = ((cos1, sin1), (cos2, sin2))[k]
-            terms = {"cos": cos, "-cos": -cos, "sin": sin, "-sin": -sin, "0": np.zeros_like(cos)}
+            terms = block_terms(cos, sin)
             return x1 * terms[self.block[k][0]] + x2 * terms[self.block[k][1]]
 
         if self.aliased == 0:
@@ -165,9 +187,31 @@ def features_apart(pairs: int, distance: int) -> Int64:
     return np.asarray(np.arange(pairs)[:, None] + np.array([0, distance]))
 
 
+@dataclass(frozen=True)
+class OnOneAxis:
+    """A change of the positions (axes, n) of one axis alone."""
+
+    place: Callable[[Int64], Any]
+    axis: int
+
+    def __call__(self, positions: Int64) -> Any:
+        changed = np.array(positions)
+        changed[self.axis] = np.asarray(self.place(positions))[self.axis]
+        return changed
+
+
 def frequency_order(rope: Rope) -> Int64:
-    """Which frequency of Θ each pair has, (p,)."""
+    """Which frequency of Θ each pair has, (p,), or of the series of its axis."""
     return np.array(range(rope.pairs) if rope.axes is None else [i for _, i in rope.axes.assign(rope.pairs)])
+
+
+def one_series(rope: Rope) -> Int64:
+    """One pair for each frequency of a series: of Θ, or of the axis with the most pairs."""
+    order = frequency_order(rope)
+    if rope.axes is not None and rope.axes.series == "own":
+        axis = np.array([axis for axis, _ in rope.axes.assign(rope.pairs)])
+        return np.flatnonzero(axis == np.bincount(axis).argmax())
+    return np.unique(order, return_index=True)[1]
 
 
 @lru_cache(maxsize=64)

@@ -6,17 +6,17 @@ much nearer to the outputs than the truth is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..theta import Rope
-from .explain import Change, Hypothesis, Suspect
+from .explain import Change, Fault, Hypothesis, Suspect
 from .floats import U32, UNIT, Float64, Int64
-from .recipes import Recipe, recipe_of
+from .recipes import OnOneAxis, Recipe, recipe_of
 from .rotation_faults import FAULTS, Measurements
 from .sample import Sample
 from .tolerance import theta_bound
@@ -32,6 +32,7 @@ class RotationEvidence:
     dtype: str  # its name
     ratio: Float64  # (h, n, d): the error over what the worst grade of precision allows
     behaviour: Set[str] = frozenset()  # what the candidate does wrong beside rotating
+    faults: Mapping[str, Fault] = field(default_factory=lambda: FAULTS)  # the known mistakes
 
     @cached_property
     def truth(self) -> Float64:
@@ -44,11 +45,12 @@ class RotationEvidence:
 
     def known(self, measured: Measurements) -> list[Suspect]:
         """The ways to make each known mistake, with the numbers that were measured."""
-        faults = (fault for fault in FAULTS.values() if self.dtype not in fault.right_in)
+        faults = (fault for fault in self.faults.values() if self.dtype not in fault.right_in)
         return [(fault, change) for fault in faults for change in fault.changes(self.rope, measured)]
 
     def matters(self, change: Change) -> bool:
-        return True
+        # Of those on one axis there are too many to be one of two mistakes; a ratio takes the place of any other θ.
+        return not isinstance(change.fields.get("place"), OnOneAxis) and "ratio" not in change.fields
 
     def recipe(self, hypothesis: Hypothesis) -> Recipe:
         """The right recipe with the changes of a hypothesis."""
@@ -65,7 +67,10 @@ class RotationEvidence:
         return [h for h in fit if len(h.faults) > 1 or not h.faults[0].generic] or fit
 
     def _possible(self, recipe: Recipe) -> bool:
-        """Whether rows that differ, where the candidate's do, would differ by this recipe too."""
+        """Whether rows that differ, where the candidate's do, would differ by this recipe too. There is no growth of
+        each pair together with fewer pairs."""
+        if recipe.growth is not None and len(recipe.growth) != len(recipe.theta):
+            return False
         return "rows differ" not in self.behaviour or recipe.by_row(self.sample.positions)
 
     def _holds(self, recipe: Recipe) -> bool:
@@ -90,6 +95,9 @@ class RotationEvidence:
             own = recipe.angles if recipe.angles is not None else np.arange(len(recipe.theta))[:, None].repeat(2, 1)
             angle[:, recipe.writes] = turned[:, own]
         rounding = 8 * (UNIT[self.dtype] + U32) * (4 if recipe.in_place else 1)
+        if recipe.growth is not None:  # measured, so that it is known no better than what comes back is
+            grown = np.minimum(m * recipe.growth, 80).max(axis=1, keepdims=True)
+            length, rounding = length * np.exp(np.maximum(grown, 0)), rounding + 64 * U32 * np.abs(grown)
         return np.asarray(length * (rounding + self._relative * angle))
 
     def _predicts(self, recipe: Recipe) -> bool:
@@ -113,21 +121,37 @@ class RotationEvidence:
         return bool(same.mean() > 0.97 and part.size and part.mean() > 0.97 and part.mean(axis=(0, 1)).min() > 0.5)
 
     def explains(self, recipe: Recipe) -> bool:
-        """Whether a recipe is much nearer than the truth, where that misses: low precision leaves room for many that
-        are no better than it."""
-        with np.errstate(invalid="ignore"):
-            missed = np.abs(self.truth - self.sample.y)[self.ratio > 1]
-        return bool(np.median(self._left(recipe)) < np.median(np.nan_to_num(missed, nan=np.inf)) / 2)
+        """Whether a recipe is much nearer than the truth where that misses, and no worse on the whole: low precision
+        leaves room for many that are no better than it."""
+        beyond, left = self.ratio > 1, self._left(recipe)
+        much_nearer = np.median(left[beyond]) < np.median(self._missed[beyond]) / 2
+        return bool(much_nearer and np.square(left).mean() <= np.square(self._missed).mean())
+
+    @cached_property
+    def _missed(self) -> Float64:
+        """How far off the truth is, (h, n, d)."""
+        return _apart(self.truth, self.sample.y)
+
+    def by_chance(self, recipe: Recipe) -> bool:
+        """Whether a recipe leaves so much open wherever the truth misses, as at position 2³¹, that anything would fit:
+        then only one that is far nearer than the truth says something."""
+        sample, beyond = self.sample, self.ratio > 1
+        left_open = self._allowed(recipe, sample.x, sample.positions, np.arange(sample.x.shape[1]))[beyond]
+        missed = self._missed[beyond]
+        return bool((left_open >= missed / 2).all() and self.distance(recipe) > np.median(missed) / 64)
 
     def distance(self, recipe: Recipe) -> float:
         """How far off a recipe is where the truth misses, in the mean square."""
-        return float(np.sqrt(np.square(self._left(recipe)).mean()))
+        return float(np.sqrt(np.square(self._left(recipe)[self.ratio > 1]).mean()))
 
     def _left(self, recipe: Recipe) -> Float64:
-        """How far off a recipe is where the truth misses."""
-        beyond = self.ratio > 1
-        y, predicted = self.sample.y[beyond], recipe.predict(self.sample.x, self.sample.positions)[beyond]
-        with np.errstate(invalid="ignore"):
-            left = np.abs(predicted - y)
-        left[~np.isfinite(predicted) & ~np.isfinite(y)] = 0
-        return np.nan_to_num(left, nan=np.inf)
+        """How far off a recipe is, (h, n, d)."""
+        return _apart(recipe.predict(self.sample.x, self.sample.positions), self.sample.y)
+
+
+def _apart(predicted: Float64, y: Float64) -> Float64:
+    """How far apart two arrays are: not at all where neither is finite, infinitely where only one is."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(predicted - y)
+    apart[~np.isfinite(predicted) & ~np.isfinite(y)] = 0
+    return np.nan_to_num(apart, nan=np.inf)

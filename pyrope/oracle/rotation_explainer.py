@@ -6,6 +6,8 @@ else is named by `explain.search`, if a mistake predicts every output.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,9 +18,9 @@ from ..phase import cos_sin
 from ..theta import Proportional, Rope, frequencies
 from .explain import Change, Fault, Hypothesis, Suspect, findings, search
 from .floats import U32, Float64, Int64
-from .measure import Measured, measure, phases
+from .measure import Measured, axis_of_pairs, growth_of, measure, offset_of, phases
 from .probe import Probe, along_axes, probe_positions
-from .recipes import Block, Recipe, as_is, frequency_order, recipe_of
+from .recipes import Block, Recipe, as_is, block_terms, one_series, recipe_of
 from .report import Finding
 from .rotation_evidence import RotationEvidence
 from .rotation_faults import FAULTS, Measurements
@@ -51,6 +53,7 @@ class RotationExplainer:
     rope: Rope
     sample: Sample
     grade: str  # the worst that is accepted
+    faults: Mapping[str, Fault] = field(default_factory=lambda: FAULTS)  # the known mistakes
     measured: Measured = field(init=False)  # once something has to be explained
     expected: Expectation | None = None  # what the mistakes that were named predict of any other call
     _length: int | None = None  # the first position that is wrong, if some before it are right
@@ -65,12 +68,14 @@ class RotationExplainer:
         behaviour = self.probe.behaviour.keys()
         if behaviour & SPOILING:
             return []
-        evidence = RotationEvidence(self.sample, self.rope, self.probe.dtype.name, ratio, set(behaviour))
+        evidence = RotationEvidence(self.sample, self.rope, self.probe.dtype.name, ratio, set(behaviour), self.faults)
         self._ratio, self._length = ratio, self._first_wrong(ratio)
         known = evidence.known(self._measurements()._replace(length=self._length))
         if (subtle := self._subtle(ratio)) is not None:
             return [self._to_the_last_digit(subtle, evidence, known)]
-        if matches := search(evidence, known, self._rules):
+        turns = [suspect for suspect in known if suspect[0].name == "2π rounded"]  # not before other frequencies
+        known = [suspect for suspect in known if suspect not in turns]
+        if matches := search(evidence, known, lambda: self._rules() + turns):
             recipe = evidence.recipe(matches[0])
             if not recipe.rounds:
                 self.expected = Expectation(partial(evidence.expected, recipe), recipe.place is not as_is)
@@ -101,7 +106,7 @@ class RotationExplainer:
         operator = self.probe.operator(positions)
         self.measured = measured = measure(operator, positions, self.probe.unit, self.probe.step)
         if len(measured.theta) == self.rope.pairs:  # one pair for each frequency, in the order of Θ
-            first = np.unique(frequency_order(self.rope), return_index=True)[1]
+            first = one_series(self.rope)
             measured = measured._replace(theta=measured.theta[first], uncertainty=measured.uncertainty[first])
         theta, p = measured.theta, len(measured.theta)
         block = self._block(operator, positions)
@@ -120,10 +125,20 @@ class RotationExplainer:
         offset = int(measured.offset) if measured.offset == int(measured.offset) else None
         # A factor is the median of many roundings: rounded only as far as these reach.
         factor, (narrow, _) = rounded(measured.factor, self.probe.unit / 4), low_precision(measured)
+        owners = self._owners()
         return Measurements(
-            bases, slower, offset, factor, axis=self._owners(), block=block, width=2 * p, narrow=narrow,
+            bases, slower, offset, self._offsets(operator[:1], owners), factor, axis=owners, block=block, width=2 * p,
+            turn=self._turn(), growth=growth_of(operator, self.measured.pairs, positions), narrow=narrow,
             narrow_theta=self.measured.theta if narrow and self._near() else None,
         )  # fmt: skip
+
+    def _turn(self) -> float | None:
+        """What is taken for 2π where angles are reduced, if the first pair may show another number."""
+        theta, expected = self.measured.theta, frequencies(self.rope)
+        if len(theta) != len(expected) or not 0.9 < theta[0] / (expected[0] or np.inf) < 1.1:
+            return None
+        turn, known = 2 * np.pi * expected[0] / theta[0], 2 * self.measured.uncertainty[0] / theta[0]
+        return None if abs(turn / (2 * np.pi) - 1) <= known else rounded(float(turn), float(known))
 
     def _near(self) -> bool:
         """Whether the measured frequencies are the expected ones, as far as a few roundings to bfloat16 let them be."""
@@ -131,10 +146,9 @@ class RotationExplainer:
         return len(theta) == len(expected) and bool((np.abs(theta - expected) <= 2.0**-5 * np.abs(expected)).all())
 
     def _block(self, operator: Float64, positions: Int64) -> Block | None:
-        """What the features of every pair are multiplied with, if that is ±cos, ±sin or 0 in all pairs alike."""
+        """What the features of every pair are multiplied with, if that is ±cos, ±sin, 1 or 0 in all pairs alike."""
         right, at = recipe_of(self.rope), self.probe.everywhere(positions)
-        cos, sin = cos_sin(replace(self.rope, direction=1), at)
-        terms = {"cos": cos, "-cos": -cos, "sin": sin, "-sin": -sin, "0": np.zeros_like(cos)}
+        terms = block_terms(*cos_sin(replace(self.rope, direction=1), at))
         allowed = 8 * (self.probe.unit + U32) + 2 * theta_bound(self.rope).max() * np.abs(positions)[:, None]
 
         def factor(to: int, source: int) -> str | None:
@@ -147,17 +161,18 @@ class RotationExplainer:
 
     def _owners(self) -> Int64 | None:
         """Which axis turns each pair: the one that, alone, turns it as far as all do."""
-        axes, measured, top = self.probe.axes, self.measured, self.probe.max_position
-        if axes is None or len(measured.theta) != self.rope.pairs:
+        if self.probe.axes is None or len(self.measured.theta) != self.rope.pairs:
             return None
-        at, far = np.array([top, top // 2, top // 3, min(7, top)]), []
-        for axis in range(axes):
-            positions = np.zeros((axes, len(at)), np.int64)
-            positions[axis] = at
-            turned = phases(self.probe.operator(positions), measured.pairs)
-            off = turned - measured.direction * at[:, None] * measured.theta
-            far.append(np.square(np.abs(np.exp(1j * off) - 1)).sum(axis=0))
-        return np.asarray(np.argmin(far, axis=0))
+        return axis_of_pairs(self.probe, self.measured)
+
+    def _offsets(self, at_zero: Float64, owners: Int64 | None) -> tuple[int | None, ...]:
+        """By how many positions the pairs of each axis are ahead, where that is an integer."""
+        measured, offsets = self.measured, []
+        for axis in range(0 if owners is None else self.probe.axes or 0):
+            own, phase = owners == axis, measured.direction * phases(at_zero, measured.pairs)[0]
+            offset = offset_of(phase[own], measured.theta[own], self.probe.unit)
+            offsets.append(int(offset) if offset == int(offset) else None)
+        return tuple(offsets)
 
     def _first_wrong(self, ratio: Float64) -> int | None:
         """The first position that is wrong, as far as halving (by 64 at once) tells, if there are some before it."""
@@ -239,13 +254,23 @@ class RotationExplainer:
         pairs: Any = np.asarray((ratio > 1).any(axis=(0, 1)))[right.writes].any(axis=1)  # (p,)
         if not pairs[0] and not self._drifts():
             return None
-        first = "fast sine" if pairs[0] else "recursive frequencies"
-        fault, other = FAULTS[first], () if pairs[0] else ("fast sine",)
         evidence = (
             f"{int(pairs.sum())} of {len(pairs)} pairs, from pair {int(np.argmax(pairs))} on, are off by up to "
             f"{ratio.max():.3g} times what a float32 angle allows"
         )
-        return fault.finding(evidence, self.since, other)
+        if not pairs[0]:
+            return FAULTS["recursive frequencies"].finding(evidence, self.since, ("fast sine",))
+        cause = "angles that are reduced, or kept, in too few bits: a hardware sine, a short phase, a rounded 2π"
+        fix = "reduce angles in float64 or in integers of 32 bits, or leave that to a full sine"
+        return Finding("unexplained", f"{evidence}; {self._angle_errors()}", cause, fix, self.since)
+
+    def _angle_errors(self) -> str:
+        """How far off the angles are for each position, in words; all pairs of the sample's third head are (1, 0)."""
+        writes, at = recipe_of(self.rope).writes, self.sample.at
+        turned, right = (z[2][:, writes[:, 0]] + 1j * z[2][:, writes[:, 1]] for z in (self.sample.y, self.truth))
+        rates = np.abs(np.angle(turned * right.conj()) / np.maximum(at, 1)[:, None])[at > at.max() // 16].max(axis=0)
+        where = f"in the first pair, where a float32 angle is exact, and up to {rates[1:].max(initial=0):.2g} in others"
+        return f"the error of the angle grows with the position, by up to {rates[0]:.2g} for each {where}"
 
     def _drifts(self) -> bool:
         """Whether errors of the frequencies change little from pair to pair, as those of a running product do."""
@@ -280,10 +305,30 @@ class RotationExplainer:
         if measured := getattr(self, "measured", None):
             parts += self._oddities(measured)
         if self._switches():
-            return FAULTS["wrong beyond a position"].finding("; ".join(parts), self.since)
+            parts.insert(1, self._rule_beyond())
+            return FAULTS["wrong beyond a position"].finding("; ".join(filter(None, parts)), self.since)
+        mixed = None if self._ratio is None else self._scattered(self._ratio)
+        if mixed and self._alone(self.sample.at[mixed[0]]):
+            return FAULTS["one position wrong"].finding(parts[0])
         cause, fix = "not among the known mistakes", "compare the numbers above with yours; see also identify()"
-        mixed = self._ratio is not None and self._scattered(self._ratio) is not None  # then there is no "from there on"
-        return Finding("unexplained", "; ".join(parts), cause, fix, None if mixed else self.since)
+        since = self.since if mixed is None else None  # else there is no "from there on"
+        return Finding("unexplained", "; ".join(parts), cause, fix, since)
+
+    def _alone(self, wrong: Int64) -> bool:
+        """Whether one position is wrong, and its neighbours, as many as there are in a short call, are not."""
+        near = np.arange(max(int(wrong[0]) - 16, 0), min(int(wrong[0]) + 17, self.probe.max_position + 1))
+        ratios = error_ratios(self._read(near), self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
+        return bool((wrong == wrong[0]).all() and (near[(ratios > 1).any(axis=(0, 2))] == wrong[0]).all())
+
+    def _rule_beyond(self) -> str:
+        """The rule of the frequencies from the first wrong position on, in words, if one has them."""
+        start = self._length or 0
+        steps = np.array([0, *(2**k for k in range((self.probe.max_position - start).bit_length() - 1))])
+        if self.probe.axes is not None or len(steps) < 4:
+            return ""
+        beyond = measure(self.probe.operator(start + steps), steps, self.probe.unit, self.probe.step)
+        listed = ", or of ".join(rule.words for rule in rules(beyond, self.rope.head_dim))
+        return f"from there on the frequencies are those of {listed}" if listed else ""
 
     def _switches(self) -> bool:
         """Whether nearly all is wrong from the first wrong position on, and far off at once: errors that grow slowly,
@@ -319,6 +364,8 @@ class RotationExplainer:
             bad, good = (np.unique(self.sample.at[rows]) for rows in mixed)
             listed = (", ".join(map(str, some[:6])) + (", …" if len(some) > 6 else "") for some in (bad, good))
             where = "wrong at positions {}, right at {}; ".format(*listed) + where
+        elif self.since is not None and self.since > self.sample.at[(ratio > 1).any(axis=(0, 2))].min():
+            where += f", from position {self.since} on by more than tests usually allow"
         lost = ~np.isfinite(self.sample.y).all(axis=(0, 2))
         if lost.any():
             where += f"; NaN or infinity from position {self._length or int(self.sample.at[lost].min())} on"
@@ -341,7 +388,8 @@ class RotationExplainer:
             words.append(f"the factor is {measured.factor:.6g}, {self.rope.attention_factor:.6g} expected")
         if measured.offset:
             words.append(f"the position offset is {measured.offset:g}")
-        words += ["the frequencies are those of " + ", or of ".join(r.words for r in self.rules)] if self.rules else []
+        if self.rules and not self._switches():
+            words.append("the frequencies are those of " + ", or of ".join(rule.words for rule in self.rules))
         return [*words, self._worst_block()]
 
     def _partners(self, measured: Measured) -> list[str]:
@@ -370,10 +418,18 @@ class RotationExplainer:
         pairs = np.flatnonzero(np.abs(off) > 1e-5)
         if not pairs.size:
             return []
-        if pairs.size > 4:
-            return [f"measured frequencies are off by {off.min():+.2g} to {off.max():+.2g} of themselves"]
-        listed = ", ".join(f"pair {i} turns by {theta[i]:.6g}, {expected[i]:.6g} expected" for i in pairs)
-        return [f"{listed}, all others as expected"]
+        words = ", ".join(f"pair {i} turns by {theta[i]:.7g}, {expected[i]:.7g} expected" for i in pairs[:4])
+        fast, slow = (float(np.abs(part).max(initial=0)) for part in np.array_split(theta - expected, 2))
+        if slow < 4 * fast < 16 * slow:
+            grows = f"the error of the angle grows with the position, by up to {max(fast, slow):.2g} for each"
+            bits = round(math.log2(np.pi / max(fast, slow)))
+            return [f"{grows}, in fast and slow pairs alike, as that of a phase of {bits} bits for a turn: {words}, …"]
+        if pairs.size <= 4:
+            return [f"{words}, all others as expected"]
+        same = np.abs(np.sort(theta) / np.sort(expected) - 1).max() <= 1e-5
+        order = ", which are the expected ones in another order" if same else ""
+        off_by = f"off by {off.min():+.2g} to {off.max():+.2g} of themselves"
+        return [f"the frequencies of {pairs.size} of {len(theta)} pairs are {off_by}{order}: {words}, …"]
 
     def _worst_block(self) -> str:
         """The 2 × 2 block of the pair that is furthest off, beside the expected one: at the first wrong position or, if

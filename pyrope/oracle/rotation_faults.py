@@ -20,7 +20,19 @@ from .ask import Candidate
 from .explain import Change, Fault
 from .floats import Float64, Int64, to_bfloat16, to_float16
 from .probe import DEFAULT_MAX_POSITION, along_axes, probe_positions
-from .recipes import BACKWARDS, FORWARDS, Block, fast_cos_sin, features, features_apart, frequency_order, recipe_of
+from .recipes import (
+    BACKWARDS,
+    FORWARDS,
+    Block,
+    OnOneAxis,
+    fast_cos_sin,
+    features,
+    features_apart,
+    frequency_order,
+    half_turn_cos_sin,
+    recipe_of,
+    reduced_cos_sin,
+)
 from .tolerance import angle_bound
 
 
@@ -30,6 +42,7 @@ class Measurements(NamedTuple):
     bases: tuple[float, ...] = ()  # bases that may explain its frequencies
     stretches: tuple[float, ...] = ()  # by how much its pairs are slower than without any rescaling
     offset: int | None = None
+    offsets: tuple[int | None, ...] = ()  # of the pairs of each axis
     factor: float | None = None
     length: int | None = None  # the first position that is wrong, if some before it are right
     axis: Int64 | None = None  # (p,): which axis turns each pair
@@ -37,6 +50,8 @@ class Measurements(NamedTuple):
     theta: Float64 | None = None  # its frequencies, if there are such rules
     block: Block | None = None  # its 2 × 2 blocks, if all pairs have the same
     width: int | None = None  # how many of its features turn
+    growth: Float64 | None = None  # (p,): by how much its pairs grow with the position, if they do
+    turn: float | None = None  # what it takes for 2π where it reduces angles, if its first pair shows another number
     narrow: str = ""  # the dtype that all its frequencies are numbers of, if that is a narrow one
     narrow_theta: Float64 | None = None  # these frequencies
 
@@ -49,23 +64,43 @@ def _ways(changes: Changes, of_axes: bool, rope: Rope, measured: Measurements | 
     """The ways to make a mistake with this rope; none where it would change nothing."""
     if of_axes and rope.axes is None:
         return []
+    if of_axes or rope.axes is None:
+        return _possible(changes, rope, measured)
+    return [*_dealt(changes, rope, measured), *_on_one_axis(changes, rope, measured)]
+
+
+def _dealt(changes: Changes, rope: Rope, measured: Measurements | None) -> Iterator[Change]:
+    """Changes of a rope without axes for this one, its pairs as many: each has the frequency that it would have in a
+    head as wide as its series. Where a series is not changed, such as one of one pair, it is right."""
+    widths, plain, order = _dealing(rope).widths(rope.pairs), replace(rope, axes=None), frequency_order(rope)
+    narrower = {r: dict(_possible(changes, replace(plain, rotary_dim=r), measured)) for r in {*widths} - {rope.width}}
+    for note, fields in _possible(changes, plain, measured):
+        if "theta" in fields:
+            if len(fields["theta"]) != rope.pairs:
+                continue
+            theta = frequencies(rope).copy()
+            for r in {*widths}:
+                own, part = np.array(widths) == r, fields if r == rope.width else narrower[r].get(note, {})
+                theta[own] = part["theta"][order[own]] if "theta" in part else theta[own]
+            fields = {**fields, "theta": theta}
+        yield Change(note, fields)
+
+
+def _possible(changes: Changes, rope: Rope, measured: Measurements | None) -> list[Change]:
     try:
-        if of_axes:
-            return list(changes(rope, measured))
-        return list(_dealt(changes(replace(rope, axes=None), measured), rope))
+        return list(changes(rope, measured))
     except ValueError:  # a rope that cannot be, such as LongRoPE's lists with another width
         return []
 
 
-def _dealt(changes: Iterable[Change], rope: Rope) -> Iterator[Change]:
-    """Changes of a rope without axes for this one: frequencies in the order of its pairs, which stay as many."""
-    order = frequency_order(rope)
-    for note, fields in changes:
-        if rope.axes is not None and "theta" in fields:
-            if len(fields["theta"]) != rope.pairs:
-                continue
-            fields = {**fields, "theta": fields["theta"][order]}
-        yield Change(note, fields)
+def _on_one_axis(changes: Changes, rope: Rope, measured: Measurements | None) -> Iterator[Change]:
+    """Changes of the positions alone, made on one of the axes."""
+    for axis in range(_dealing(rope).count):
+        if measured is not None:
+            measured = measured._replace(offset=measured.offsets[axis] if measured.offsets else None)
+        for note, fields in _possible(changes, replace(rope, axes=None), measured):
+            if fields.keys() == {"place"}:
+                yield Change(f"{note or 'so'}, on axis {axis} alone", {"place": OnOneAxis(fields["place"], axis)})
 
 
 def _broken(
@@ -132,8 +167,9 @@ def _ratio(rope: Rope, w: Float64) -> Float64:
 
 
 def _llama3(w: Float64, s: Llama3 | YaRN, low: float, high: float) -> Float64:
-    """A ramp over the turns that a pair makes within the original length."""
-    t = np.clip((s.original_length * w / (2 * np.pi) - low) / (high - low), 0, 1)
+    """A ramp over the turns that a pair makes within the original length; a step where it has no width."""
+    turns = s.original_length * w / (2 * np.pi)
+    t = np.clip((turns - low) / (high - low), 0, 1) if high != low else turns > low
     return np.asarray(w * ((1 - t) / s.factor + t))
 
 
@@ -178,6 +214,7 @@ def _pairing(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         "half": ("interleaved", "interleaved-to-half"),
         "interleaved": ("half",),
         "interleaved-to-half": ("half",),
+        "half-to-interleaved": ("interleaved",),
     }
     for layout in others[rope.layout] if rope.pairs > 1 else ():
         reads, writes = features(layout, rope.pairs, rope.start)
@@ -196,7 +233,7 @@ def _mixed(layout: str, one: Any, two: Any) -> Changes:
 
 
 def _in_place(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
-    if rope.layout == "interleaved-to-half" and rope.pairs > 1:
+    if "-to-" in rope.layout and rope.pairs > 1:
         yield Change("", {"in_place": True})
 
 
@@ -241,6 +278,7 @@ def _proportional(rope: Rope, measured: Measurements | None) -> Iterable[Change]
         apart = features_apart(rope.pairs, d // 2)
         w = _ratio(rope, _powers(rope, denominator=d))
         yield Change(f"pairs {d // 2} apart, exponent over {d}", {"reads": apart, "writes": apart, "theta": w})
+        yield Change(f"pairs {d // 2} apart, exponent over {rope.width}", {"reads": apart, "writes": apart})
 
 
 def _contiguous(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -268,7 +306,7 @@ _add("interleaved-to-half in place", "R is not orthogonal; later pairs read what
      "write to another array, or permute after the rotation", "—", _in_place)  # fmt: skip
 _add("whole head rotated", "features beyond the rotary width turn",
      "partial_rotary_factor ignored: all d features turn",
-     "rotate the first r features only, with 2i/r in the exponent", "vllm#43676",
+     "rotate the first r features only, with 2i/r in the exponent", "vllm#43770",
      _width(lambda rope: rope.head_dim))  # fmt: skip
 _add("half the width rotated", "features within the rotary width do not turn",
      "the rotary width divided by two once too often (r/2 is the number of pairs)", "rotate r features, r/2 pairs",
@@ -283,8 +321,8 @@ _add("proportional instead of contiguous", "pairs are d/2 apart though only r fe
      "Gemma's proportional rotation where a contiguous part was meant", "pair i with i + r/2, exponent 2i/r",
      "pie#602", _proportional)  # fmt: skip
 _add("contiguous instead of proportional", "the features that turn are the first 2k instead of k in each half",
-     "a proportional rotation read as a partial one", "pair i with i + d/2, exponent 2i/d, zeros behind", "pie#602",
-     _contiguous)  # fmt: skip
+     "a proportional rotation read as a partial one", "pair i with i + d/2, exponent 2i/d, zeros behind",
+     "Megatron-Bridge#4195", _contiguous)  # fmt: skip
 
 
 # ── Frequencies ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,7 +387,7 @@ def _yarn_swapped(rope: Rope, measured: Measurements | None) -> Iterable[Change]
 
 
 def _yarn_wavelength(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
-    if isinstance(s := rope.scaling, YaRN):
+    if isinstance(s := rope.scaling, YaRN) and s.beta_fast > s.beta_slow:
         w = _powers(rope)
         wave, lo, hi = 2 * np.pi / w, s.original_length / s.beta_fast, s.original_length / s.beta_slow
         gamma = np.clip((wave - lo) / (hi - lo), 0, 1)
@@ -434,6 +472,9 @@ def _ntk_formula(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         "the exponent d/(d − 2)": right ** (rope.head_dim / (rope.head_dim - 2)),
         "the exponent 1 + 2/r": right ** (1 + 2 / rope.width),
     }
+    for length in (s.length + 1, s.length - 1) if s.length else ():  # the last position for the length, or the reverse
+        stretch = s.factor * max(length, s.original_length) / s.original_length - (s.factor - 1)
+        ways[f"the length {length:g} instead of {s.length:g}"] = stretch**power
     for words, stretch in ways.items():
         if 1 < rope.base * stretch <= 1e12:
             yield from _theta(f"base times {stretch:.6g}: {words}", _powers(rope, base=rope.base * stretch), rope)
@@ -503,7 +544,7 @@ def _ordered(note: str, order: Callable[[int], Any]) -> Changes:
 
 
 def _twice(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
-    if rope.layout != "interleaved-to-half":
+    if "-to-" not in rope.layout:
         a = rope.attention_factor
         yield from _theta(
             "angles doubled, the factor squared", 2 * frequencies(rope), rope, **({"factor": a * a} if a != 1 else {})
@@ -541,7 +582,7 @@ def _recurrent(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
 
 _CONFIG = "read it from the config, under its new and its old name (rope_parameters, rope_scaling)"
 _add("scaling ignored", "the slow frequencies are those of the unscaled rope", "rope_scaling not read", _CONFIG,
-     "mlx-vlm#1710, transformers#32330", _ignored)  # fmt: skip
+     "mlx-vlm#1710, unsloth#6907", _ignored)  # fmt: skip
 for _name, _make, _kinds in (
     ("linear", lambda s, n, rope: Linear(s), (Linear,)),
     ("NTK", lambda s, n, rope: DynamicNTK(s, 2048, 4096 - int(2048 / s)), (DynamicNTK,)),  # base·s^(r/(r−2))
@@ -550,7 +591,7 @@ for _name, _make, _kinds in (
 ):
     _add(f"{_name} scaling instead", f"the frequencies follow the {_name} rule with the right factor",
          f"one rescaling taken for another: {_name} for what the config says",
-         "dispatch on rope_type, and refuse a type that is not known", "mlx-vlm#1710",
+         "dispatch on rope_type, and refuse a type that is not known", "—",
          _rule(_make, *_kinds))  # fmt: skip
 _add("YaRN ramp truncation", "the band between kept and interpolated pairs differs by fractions of a pair",
      "⌊⌋ and ⌈⌉ of the ramp's ends left out, or applied where truncate is false", "follow `truncate`",
@@ -578,7 +619,7 @@ _add("linear factor inverted", "the frequencies are times the factor instead of 
      "positions multiplied by the factor, or its reciprocal stored", "divide by the factor", "—",
      _factor_power(-1))  # fmt: skip
 _add("linear factor applied twice", "the frequencies are over the factor squared",
-     "both positions and frequencies were interpolated", "interpolate one of them", "TensorRT-LLM#16378",
+     "both positions and frequencies were interpolated", "interpolate one of them", "—",
      _factor_power(2))  # fmt: skip
 _add("positions divided in integers", "several positions in a row are turned alike",
      "position // factor instead of position / factor", "divide as floats, or divide the frequencies", "—",
@@ -587,7 +628,7 @@ _add("another factor", "the slow frequencies are divided by another number",
      "the factor of another model, or none meant", _CONFIG, "—", _other_factor, GENERIC)  # fmt: skip
 _add("another rescaling", "the frequencies follow a published rule with other numbers, or one that is not meant",
      "original length, betas or limits of another model, or a rule applied where the config has none", _CONFIG,
-     "vllm#48623, torchtitan#3787", _other_rule, GENERIC)  # fmt: skip
+     "torchtitan#3787", _other_rule, GENERIC)  # fmt: skip
 _add("NTK exponent missing", "the base is larger, but not as large as it should be",
      "base·g instead of base·g^(r/(r−2))", "raise g to r/(r−2)", "—", _ntk_exponent)  # fmt: skip
 _add("dynamic NTK formula", "the base is stretched by another number than the formula's",
@@ -600,7 +641,7 @@ _add("LongRoPE factors inverted", "each pair is multiplied with its factor inste
      "the factors, or their reciprocals, taken for the other", "θ_i = base^(−2i/r) / factor_i", "—",
      _multiplied_list)  # fmt: skip
 _add("exponent over the head size", "the frequencies fall too slowly",
-     "base^(−2i/d) though only r of d features turn", "base^(−2i/r)", "vllm#43676",
+     "base^(−2i/d) though only r of d features turn", "base^(−2i/r)", "pie#602",
      _exponent("2i/d", lambda rope: _powers(rope, denominator=rope.head_dim)))  # fmt: skip
 _add("exponent over r − 2", "the frequencies fall too fast: the slowest is 1/base",
      "linspace(0, 1, r/2) as the exponent", "exponents 2i/r, which stop short of 1", "—",
@@ -645,7 +686,8 @@ _add("recursive frequencies", "the slopes drift with the index of the pair, ten 
 
 
 def _shift(by: int) -> Changes:
-    return lambda rope, measured: [Change(f"position m turns by (m {by:+d})·θ", {"place": lambda m: m + by})]
+    words = f"position m turns by (m {'+' if by > 0 else '−'} {abs(by)})·θ"
+    return lambda rope, measured: [Change(words, {"place": lambda m: m + by})]
 
 
 def _any_shift(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -710,7 +752,7 @@ def _scale(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
 
 
 def _aliased(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
-    if rope.layout != "interleaved-to-half":
+    if "-to-" not in rope.layout:
         yield Change("the second output is computed from the first", {"aliased": 0})
         yield Change("the first output is computed from the second", {"aliased": 1})
 
@@ -739,7 +781,18 @@ def _factor(make: Callable[[Rope, Measurements | None], float | None], wanted: b
 
 def _fast(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if not angle_bound(rope)[0]:  # else its error is as small as that of a float32 angle, and hides behind it
-        yield Change("", {"cos_sin": fast_cos_sin})
+        yield Change("the angle in turns is rounded to float32", {"cos_sin": fast_cos_sin})
+        half_turns, way = np.float32(frequencies(rope) / np.pi).astype(np.float64), {"cos_sin": half_turn_cos_sin}
+        yield Change("the angle in half turns is rounded to float32", way)
+        yield Change("θ/π is rounded to float32, and its product with m", {"theta": half_turns * np.pi, **way})
+
+
+def _rounded_turn(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    turn = 6.2832 if measured is None else measured.turn
+    if turn is not None:
+        for whole in (np.floor, np.rint):
+            change = {"cos_sin": partial(reduced_cos_sin, turn, whole)}
+            yield Change(f"angles are reduced by {turn:.10g}, 2π is {2 * math.pi:.10g}", change)
 
 
 def _block(note: str, first: tuple[str, str], second: tuple[str, str]) -> Changes:
@@ -765,7 +818,10 @@ def _as_equations(block: Block) -> str:
     """Such as "x·cos − y·sin, x·sin + y·cos"."""
 
     def output(row: tuple[str, str]) -> str:
-        terms = [(factor, f"{feature}·{factor.lstrip('-')}") for factor, feature in zip(row, "xy", strict=True)]
+        terms = [
+            (factor, f"{feature}·{factor.lstrip('-')}".removesuffix("·1"))
+            for factor, feature in zip(row, "xy", strict=True)
+        ]
         words = "".join(f" {'−' if factor[0] == '-' else '+'} {term}" for factor, term in terms if factor != "0")
         return words.removeprefix(" + ").replace(" − ", "−", 1) if words[:3] == " − " else words.removeprefix(" + ")
 
@@ -790,7 +846,7 @@ _add("table clamped at its end", "all positions beyond a length turn alike",
      "a lookup that clips its index (JAX does)", "grow the table, or raise", "XLA's clamped gather",
      _clamped)  # fmt: skip
 _add("positions ignored", "rows turn by their index in the call", "arange(n) instead of the positions given",
-     "index with the positions", "VeloxQuant-MLX#389",
+     "index with the positions", "x-transformers#346",
      _fixed(place=lambda m: np.zeros_like(m) + np.arange(m.shape[-1])))  # fmt: skip
 _add("consecutive positions assumed", "rows turn by the first position plus their index", "positions[0] + arange(n)",
      "index with the positions", "kernels that take an offset",
@@ -811,7 +867,7 @@ for _kind, _rounding, _limit, _in in (
          f"inverse frequencies kept in {_kind}, by model.to({_kind}) or in the checkpoint", _keep, "gpt-neox#1003",
          _low_theta(_kind, _rounding))  # fmt: skip
     _add(f"{_kind} positions", f"exact up to {_limit}, wrong from {_limit + 1} on", f"positions cast to {_kind}",
-         _keep, "diffusers#13920", _fixed(round_position=_rounding))  # fmt: skip
+         _keep, "diffusers#13920" if _kind == "bfloat16" else "—", _fixed(round_position=_rounding))  # fmt: skip
     _add(f"{_kind} tables", f"errors of 1 in {2 * _limit} from the first positions on, everywhere alike",
          f"cos and sin cast to {_kind}, or computed there, though x is wider", "tables in the dtype of x, or wider",
          "kernels with a packed cache of cos and sin", _fixed(round_table=_rounding), right_in=_in)  # fmt: skip
@@ -825,8 +881,11 @@ for _kind, _rounding, _limit, _in in (
          f"m·θ computed in {_kind}, by autocast or model.to({_kind})", _keep, "gpt-neox#1003",
          _low_angle(_rounding))  # fmt: skip
 _add("fast sine", "residual phase grows with the position even where the angle is exact",
-     "a hardware sine (__sinf, fast math) without a proper reduction of the angle", "a full sine for the table",
-     "imp#1316", _fast)  # fmt: skip
+     "a hardware sine (__sinf, fast math), or sincospi of a float32 number: turns are rounded before they are reduced",
+     "a full sine for the table, or turns that are reduced in float64 or in integers", "imp#1316", _fast)  # fmt: skip
+_add("2π rounded", "angles are off by the same amount more with each full turn",
+     "angles are reduced by a 2π of few digits, such as 6.2832 or float32's", "2π in float64, or a sine that reduces",
+     "—", _rounded_turn, GENERIC)  # fmt: skip
 _add("attention factor missing", "the operator's norm is 1", "cos and sin are not multiplied by the attention factor",
      "multiply both tables by a", "exllamav3#259", _factor(lambda rope, measured: 1.0, True))  # fmt: skip
 _add("attention factor squared", "the operator's norm is a²",
@@ -873,6 +932,27 @@ _add("cosine of a cosine", "at position 0 the factor is cos 1, not 1",
      "megatron-core 0.16.1", _fixed(cos_sin=_twice_cos_sin))  # fmt: skip
 
 
+def xpos_growth(p: int) -> Float64:
+    """Of xPos (Sun et al., arXiv 2212.10554): lengths times ζ^(m/512) with ζ = (2i + 0.4r)/(1.4r), as a logarithm."""
+    return np.log((np.arange(p) / p + 0.4) / 1.4) / 512
+
+
+def _growing(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    usual = xpos_growth(rope.pairs)
+    growth = usual if measured is None else measured.growth
+    if growth is not None and len(growth) == rope.pairs:
+        ratio = float(np.median(growth / usual))
+        same = np.allclose(growth, ratio * usual, rtol=0.02, atol=1e-9)
+        note = f"as in xPos, ζ^({'−' * (ratio < 0)}m/{512 / abs(ratio):.4g})" if same and ratio else "not as in xPos"
+        yield Change(f"by up to {np.abs(growth).max():.3g} of themselves at every position, {note}", {"growth": growth})
+
+
+_add("lengths grow with the position", "pairs grow or shrink with the position, each at a rate of its own",
+     "the scale of xPos: queries times ζ^(m/s), keys times its inverse",
+     "leave it out, or check queries and keys without it, if the model has plain RoPE", "—", _growing,
+     GENERIC)  # fmt: skip
+
+
 # ── Axes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -903,9 +983,19 @@ def _axes_reordered(rope: Rope, measured: Measurements | None) -> Iterable[Chang
 
 def _dealt_otherwise(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     axes = _dealing(rope)
-    for style in ("sections", "interleaved") if axes.sections else ("axial", "pixtral"):
-        dealt = Axes(style, axes.sections).assign(rope.pairs)
-        yield from _turned_by(f"{style} instead of {axes.style}", rope, *zip(*dealt, strict=True))
+    styles = ("sections", "interleaved") if axes.sections else ("axial", "pixtral")
+    for style in styles if axes.style in styles else ():
+        dealt = recipe_of(replace(rope, axes=replace(axes, style=style)))
+        if dealt.axis is not None and style != axes.style:
+            yield Change(f"{style} instead of {axes.style}", {"axis": dealt.axis, "theta": dealt.theta})
+
+
+def _one_series(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    axes = _dealing(rope)
+    if axes.series == "own":
+        theta = frequencies(replace(rope, axes=replace(axes, series="shared")))
+        if (theta != frequencies(rope)).any():
+            yield Change("θ₀, θ₁, … over all axes", {"theta": theta})
 
 
 def _sections_otherwise(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -920,7 +1010,7 @@ def _sections_otherwise(rope: Rope, measured: Measurements | None) -> Iterable[C
 
 def _wide_sections(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     sections = _dealing(rope).sections
-    if sections:
+    if sections and _dealing(rope).style != "listed":
         axis = np.repeat(np.arange(len(sections)), 2 * np.array(sections))[: rope.pairs]
         yield from _turned_by("sections twice as wide, cut off at the last pair", rope, axis)
 
@@ -928,6 +1018,8 @@ def _wide_sections(rope: Rope, measured: Measurements | None) -> Iterable[Change
 def _restarted(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     """Each axis with a table of its own."""
     axes, p = _dealing(rope), rope.pairs
+    if axes.series == "own":
+        return
     axis = [axis for axis, _ in axes.assign(p)]
     within = [axis[:i].count(axis[i]) for i in range(p)]
     yield from _turned_by("θ₀, θ₁, … for each axis", rope, axis, within)
@@ -938,16 +1030,17 @@ def _restarted(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
 
 _EACH = "turn each pair by the axis that the model gives it; test with t, h and w that differ"
 _add("one axis for all pairs", "pairs of the other axes turn with the position of one",
-     "positions of text, (n,), used where (axes, n) are meant, or the other rows dropped", _EACH, "MNN#4133", _one_axis,
-     of_axes=True)  # fmt: skip
+     "positions of text, (n,), used where (axes, n) are meant, or the other rows dropped", _EACH, "sglang#36763",
+     _one_axis, of_axes=True)  # fmt: skip
 _add("axes in another order", "the right pairs, each turned by the position of another axis",
-     "(t, w, h) or (x, y) for (t, h, w) or (row, column)", _EACH, "MNN#4133", _axes_reordered,
+     "(t, w, h) or (x, y) for (t, h, w) or (row, column)", _EACH, "—", _axes_reordered,
      of_axes=True)  # fmt: skip
 _add("pairs dealt otherwise", "some pairs turn with the position of another axis",
      "sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies for axial ones, or the reverse",
-     "follow mrope_interleaved, or the model's vision code", "MNN#4133", _dealt_otherwise, of_axes=True)  # fmt: skip
+     "follow mrope_interleaved, or the model's vision code", "MNN#4133, mlx-vlm#576", _dealt_otherwise,
+     of_axes=True)  # fmt: skip
 _add("other sections", "some pairs turn with the position of another axis",
-     "the mrope_section of another model, or one position read for two axes", _EACH, "MNN#4133", _sections_otherwise,
+     "the mrope_section of another model, or one position read for two axes", _EACH, "—", _sections_otherwise,
      GENERIC, of_axes=True)  # fmt: skip
 _add("sections too wide", "pairs turn with the axis of an earlier section",
      "mrope_section counted in features: it counts pairs", "cut the frequencies, not the features, by it", "—",
@@ -955,6 +1048,9 @@ _add("sections too wide", "pairs turn with the axis of an earlier section",
 _add("frequencies restart with each axis", "the first pair of each axis is the fastest",
      "a table for each axis, where one series runs over all of them", "deal one series of frequencies to the axes", "—",
      _restarted, of_axes=True)  # fmt: skip
+_add("one series for all axes", "only the first axis has a pair that turns by 1",
+     "one series of frequencies over all pairs, where each axis has its own",
+     "give each axis base^(−j/k) for its k pairs", "—", _one_series, of_axes=True)  # fmt: skip
 
 
 # ── Behaviour ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1166,6 +1262,14 @@ FAULTS["wrong beyond a position"] = Fault(
     "wrong beyond a position", "right below a position, wrong from there on, by no known rule",
     "a table that ends there, is read beyond its end, or was grown by another rule",
     "make the table as long as the positions; grow it by the rule that made it", "sglang 0.5.23")  # fmt: skip
+FAULTS["one position wrong"] = Fault(
+    "one position wrong", "one position is wrong in every call, all others are right",
+    "a row of the table that was overwritten, or filled by something else", "compare this row with its neighbours",
+    "—")  # fmt: skip
+FAULTS["switch at another length"] = Fault(
+    "switch at another length", "right in long calls, but calls about as long as the original length have another Θ",
+    "the length compared by < for <=, or the largest position taken for the length, which is one more",
+    "the original length L₀ itself is short: switch, or stretch, where the largest position + 1 > L₀", "—")  # fmt: skip
 FAULTS["another order of features"] = Fault(
     "another order of features", "the right numbers in other places, or with other signs, at every position alike",
     "pairs are written in another layout, or the rows of a weight are permuted",

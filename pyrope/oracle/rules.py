@@ -5,6 +5,7 @@ Several rules may have the same frequencies: then all of them are returned.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..theta import Linear, Llama3, Proportional, Rope, YaRN, frequencies
-from .floats import U32, Float64, to_bfloat16, to_float16
+from ..theta import LAYOUTS, Axes, Linear, Llama3, Proportional, Rope, YaRN, frequencies
+from .floats import U32, Float64, Int64, to_bfloat16, to_float16
 from .measure import Measured, Pairs
 from .recipes import Rounding, as_is, features, features_apart
 
@@ -99,29 +100,37 @@ def _geometric(
     p, d = len(theta), rope.head_dim
     apart = rope.layout == "half" and distance == d // 2 and p < d // 2
     period = d // 2 if apart else p
-    s = rounded(1 / float(theta[0]), max(1e-4, float(tolerance[0]))) if abs(theta[0] - 1) > tolerance[0] else 1.0
+    first, slower = float(tolerance[0]), abs(theta[0] - 1) > tolerance[0]
+    # Factors of few digits first: they are meant, where frequencies do not say otherwise.
+    factors = dict.fromkeys(rounded(1 / float(theta[0]), max(step, first)) if slower else 1.0 for step in (1e-4, 1e-6))
     measured = possible_bases(theta, period, snap)
     # How far a base may be off: each pair i tells it to period/i times what is known of its own frequency.
-    known = float(((tolerance + tolerance[0] * (s != 1))[1:] * period / np.arange(1, p)).min())
+    known = float(((tolerance + first * slower)[1:] * period / np.arange(1, p)).min())
     common = sorted(COMMON_BASES, key=lambda base: abs(math.log(base / measured[0]))) if measured else []
-    for base in (*common, *measured):
+    for base, s in itertools.product((*common, *measured), factors):
         w = base ** -(np.arange(p) / period)
         if not fits(w / s):
             continue
-        name = f"base {base:g}" + (f" ± {float(f'{base * known:.2g}'):g}" if known > 5e-5 else "")
+        name = f"base {_give_or_take(base, known)}"
+        factor = _give_or_take(s, first)
         if apart:
             fraction = next(f for f in (2 * p / d, (2 * p + 0.5) / d) if int(f * d // 2) == p)
-            words = f"proportional, {name}" + (f", factor {s:g}" if s != 1 else "")
+            words = f"proportional, {name}" + (f", factor {factor}" if s != 1 else "")
             yield Explanation(words, replace(rope, base=base, scaling=Proportional(fraction, s)) if s >= 1 else None)
         elif s == 1:
             words = f"{name}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
             yield Explanation(words, replace(rope, base=base))
         elif s > 1:
-            words = f"{name}, linear scaling by {s:g} (rotated twice with linear factor {2 * s:g} is the same)"
+            words = f"{name}, linear scaling by {factor} (rotated twice with linear factor {2 * s:g} is the same)"
             yield Explanation(words, replace(rope, base=base, scaling=Linear(s)))
         else:
             yield Explanation(f"{name}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
         return
+
+
+def _give_or_take(value: float, known: float) -> str:
+    """A number, with what it may be off by where that shows; ``known`` is relative to it."""
+    return f"{value:g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
 
 
 def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
@@ -144,7 +153,8 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
             ramp = np.clip(kept if line is None else np.polyval(line, along), 0, 1)
             usual = _usual(name, replace(rope, base=base), s, measured, fits)
             if usual or (fits(w * (ramp + (1 - ramp) / s)) and (line is None or line[0] > 0)):
-                blends.append(_blend(name, base, s, line, usual, int((kept > 0.5).sum())))
+                factor = _give_or_take(s, float(_relative(measured)[np.abs(ratio * s - 1) < 0.05].min(initial=1)))
+                blends.append(_blend(name, base, factor, line, usual, int((kept > 0.5).sum())))
         if blends:
             yield from blends
             return
@@ -152,14 +162,19 @@ def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:
 
 def slowed(ratio: Float64, measured: Measured, among: int | None = None) -> float:
     """1 over the ratio of the slowest pairs (among the first ones), from the one of them that is known best."""
-    off = (4 * measured.uncertainty / np.maximum(np.abs(measured.theta), 1e-300) + 64 * U32)[:among]
+    off = _relative(measured)[:among]
     alike = np.abs(ratio / ratio[-1] - 1) <= off + off[-1]
     best = int(np.argmin(np.where(alike, off, np.inf)))
     return rounded(1 / float(ratio[best]), max(1e-5, float(off[best])))
 
 
-def _blend(name: str, base: float, s: float, line: Any, usual: Sequence[Rope], kept: int) -> Explanation:
-    words = f"{name}, base {base:g}, factor {s:g}"
+def _relative(measured: Measured) -> Float64:
+    """How far the measured frequencies may be off, relative to them."""
+    return np.asarray(4 * measured.uncertainty / np.maximum(np.abs(measured.theta), 1e-300) + 64 * U32)
+
+
+def _blend(name: str, base: float, factor: str, line: Any, usual: Sequence[Rope], kept: int) -> Explanation:
+    words = f"{name}, base {base:g}, factor {factor}"
     if line is None:
         words += f", without a ramp: pairs up to {kept - 1} are kept, those after it slowed down"
     else:
@@ -195,13 +210,55 @@ def _with_factor(rope: Rope, measured: Measured) -> Rope:
     return replace(rope, scaling=replace(rope.scaling, attention_factor=factor))
 
 
+def rules_of_axes(measured: Measured, head_dim: int, axis: Int64) -> list[Explanation]:
+    """The rules that explain what was measured of pairs that these axes turn, (p,); as `rules`, with axes.
+
+    One series of frequencies is taken: that of all pairs, or of the axis that has the most of them. A rule explains it
+    if, with the same numbers, it has the frequencies of all pairs.
+    """
+    layout, width, placement, _ = layout_of(measured.pairs, head_dim)
+    p = len(axis)
+    if layout == "none":
+        return []
+    found = []
+    for axes in _dealings(axis):
+        index = np.array([j for _, j in axes.assign(p)])
+        own = axis == np.bincount(axis).argmax() if axes.series == "own" or axes.style == "axial" else axis >= 0
+        order = np.flatnonzero(own)[np.argsort(index[own])]
+        series = measured._replace(theta=measured.theta[order], uncertainty=measured.uncertainty[order])
+        shape = Rope(2 * len(order), 10000.0, layout, direction=measured.direction)
+        for words, rope in explain(series, shape, len(order)):
+            if rope is None or not isinstance(rope.scaling, Linear | None) and len(order) < p:
+                continue
+            whole = Rope(head_dim, rope.base, layout, width, placement, rope.scaling, axes, measured.direction)
+            expected = frequencies(whole)
+            if (np.abs(measured.theta - expected) <= 4 * measured.uncertainty + 256 * U32 * expected).all():
+                found.append(Explanation(words, whole))
+        if found:
+            break
+    return found
+
+
+def _dealings(axis: Int64) -> Iterator[Axes]:
+    """The ways to say that these axes turn the pairs, the simplest first."""
+    p, counts = len(axis), np.bincount(axis).tolist()
+    styles = [Axes(style, counts) for style in ("sections", "interleaved")] if len(counts) > 1 else []
+    styles = [axes for axes in styles if [a for a, _ in axes.assign(p)] == axis.tolist()]
+    if p > 1 and set(axis.tolist()) == set(range(len(counts))):
+        styles.append(Axes("listed", axis.tolist()))
+    yield from styles[:1]
+    if p % 2 == 0 and axis.tolist() == [0] * (p // 2) + [1] * (p // 2):
+        yield from (Axes("axial"), Axes("pixtral"))
+    yield from (replace(axes, series="own") for axes in styles[:1])
+
+
 def layout_of(pairs: Pairs, head_dim: int) -> tuple[str, int, str, int]:
     """Layout, rotary width, placement and distance of the halves; "none" where no layout has these pairs."""
     k = len(pairs.reads)
     if not k:
         return "none", 0, "prefix", 0
     distance = int(pairs.reads[0, 1] - pairs.reads[0, 0])
-    for layout in ("interleaved", "half", "interleaved-to-half"):
+    for layout in LAYOUTS:
         for start in (0, head_dim - 2 * k):
             reads, writes = features(layout, k, start)
             if np.array_equal(reads, pairs.reads) and np.array_equal(writes, pairs.writes):

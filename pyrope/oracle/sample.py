@@ -14,7 +14,7 @@ from .ask import Unreadable
 from .floats import U32, UNIT, Float64, Int64
 from .probe import Probe, along_axes, probe_positions
 from .recipes import recipe_of
-from .tolerance import ANGLE32, bound, grades, pair_errors
+from .tolerance import ANGLE32, BY, bound, grades, pair_errors
 
 
 class Sample(NamedTuple):
@@ -55,21 +55,23 @@ class Graded(NamedTuple):
 
     grade: str | None  # the best that holds
     ratios: dict[str, Float64]  # error over bound, by grade
-    logarithm: bool  # whether a bound needs frequencies by a logarithm, which are worse than those by a power
+    by: str  # how angles may be made: by a logarithm or a phase, if the bounds of those by a power do not hold
 
 
 def graded(sample: Sample, rope: Rope, dtype: np.dtype[Any]) -> Graded:
-    for logarithm in (False, True):
-        ratios = error_ratios(sample, rope, dtype, logarithm)
+    failed = []
+    for by in BY:
+        ratios = error_ratios(sample, rope, dtype, by)
         grade = next((grade for grade, ratio in ratios.items() if ratio.max() <= 1), None)
+        failed.append(Graded(grade, ratios, by))
         if grade is not None:
-            break
-    return Graded(grade, ratios, logarithm)
+            return failed[-1]
+    return failed[1]  # by a logarithm, which allows the most
 
 
-def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False) -> dict[str, Float64]:
+def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], by: str = "power") -> dict[str, Float64]:
     """Error over bound for every output, by grade."""
-    truth, allowed = expected_of(sample.x, sample.positions, rope, dtype, logarithm)
+    truth, allowed = expected_of(sample.x, sample.positions, rope, dtype, by)
     error = np.abs(sample.y - truth)
     error[np.isnan(error)] = np.inf
     with np.errstate(all="ignore"):
@@ -77,14 +79,14 @@ def error_ratios(sample: Sample, rope: Rope, dtype: np.dtype[Any], logarithm: bo
 
 
 def expected_of(
-    x: Float64, positions: Int64, rope: Rope, dtype: np.dtype[Any], logarithm: bool = False,
+    x: Float64, positions: Int64, rope: Rope, dtype: np.dtype[Any], by: str = "power",
     among: Sequence[str] | None = None,
 ) -> tuple[Float64, dict[str, Float64]]:  # fmt: skip
     """The truth of a call, and how far off each output may be, by grade. Features that do not turn may be rounded once,
     to float32 where that is the grade."""
     tables, turning = cos_sin(rope, positions), slice(rope.start, rope.start + rope.width)
     truth = definition.rotate(x, *tables, *definition.pairs(rope.layout, rope.width, rope.start))
-    measures, allowed = pair_errors(x, positions, rope, logarithm=logarithm, tables=tables), {}
+    measures, allowed = pair_errors(x, positions, rope, by=by, tables=tables), {}
     for grade in grades(dtype) if among is None else among:
         allowed[grade] = np.abs(x) * (max(UNIT[dtype.name], U32) if grade == ANGLE32 else UNIT[dtype.name])
         allowed[grade][..., turning] = bound(grade, measures, truth[..., turning], dtype, rope.attention_factor)

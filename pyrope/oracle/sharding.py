@@ -146,15 +146,19 @@ def check_sharding(fn: Sharding) -> Report:
     expected = "each position of 0 … n−1 on one rank"
     refused, notes = list[str](), list[str]()
     for n, size in EVEN + UNEVEN:
-        shards = []
+        shards, calls = list[list[int]](), 0
         try:
             for rank in range(size):
-                shards.append(_row(checks.positions("positions", on_host(fn(n, rank, size)))))
+                held = fn(n, rank, size)
+                calls += 1
+                shards.append(_row(checks.positions("positions", on_host(held))))
         except Exception as error:
             if (n, size) in UNEVEN and isinstance(error, ValueError | AssertionError):
                 refused.append(f"{n} tokens on {size} ranks")
                 continue
             fix = "return the positions that a rank holds, as integers"
+            if calls == len(shards):  # it did not return
+                fix = "mend what the function raises; a ValueError may refuse a length that cannot be split"
             failure = Failure(f"{type(error).__name__}: {error}", f"n={n}, rank={len(shards)}, size={size}", fix, error)
             return Report("sharding", expected, "not judged", failure=failure)
         if (fault := _fault(n, shards)) is not None:  # the first: a remainder would only hide what is wrong without one
@@ -163,7 +167,8 @@ def check_sharding(fn: Sharding) -> Report:
         if (n, size) == EVEN[0]:
             work = [sum(m + 1 for m in shard) for shard in shards]
             share = max(work) * size / sum(work)
-            notes.append(f"under a causal mask the busiest of {size} ranks has {share:.2f} times the mean work")
+            whose = f"under a causal mask, with {n} tokens, the busiest of {size} ranks"
+            notes.append(f"{whose} has {share:.2f} times the mean work")
     if refused:
         notes.append(f"refused, which is no mistake: {', '.join(refused)}")
     return Report("sharding", expected, "right", notes=tuple(notes))

@@ -40,6 +40,10 @@ SECOND_ORDER = 1 + 2.0**-10  # products of roundings, far below the roundings th
 # A float32 angle that is reduced to one turn first, or a table in fixed point, has an absolute error: up to this it is
 # as good as a float32 angle, though not where that one is exact. A float16 table has 250 times as much.
 _REDUCED = 2.0**-20
+# A phase that wraps at 2³² for a turn has steps that are off by one unit at most, in all pairs alike: 1/40 of what one
+# rounding of a float32 angle is off by where θ = 1.
+_PHASE = 2 * math.pi * 2.0**-32
+_FIXED = 1 / 16  # of a narrow dtype's unit: the same for a table in fixed point beside tables in that dtype
 # Half the smallest subnormal number.
 _STEP = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 2.0**-1074}
 
@@ -92,6 +96,9 @@ def theta_bound(rope: Rope, *, tensor_length: bool = False, logarithm: bool = Fa
     """
     r, scaling = check_rope(rope).width, rope.scaling
     e = 2 * np.arange(rope.pairs) / r
+    if own := rope.axes is not None and rope.axes.series == "own":
+        dealt = zip(rope.axes.assign(rope.pairs), rope.axes.widths(rope.pairs), strict=True)
+        e = np.array([2 * j / width for (_, j), width in dealt])
     delta: Any
     steps = 4 if logarithm else 1
     errors = 4 + steps * e * math.log(rope.base)
@@ -113,7 +120,8 @@ def theta_bound(rope: Rope, *, tensor_length: bool = False, logarithm: bool = Fa
         theta = w * (1 - np.clip(gamma, 0, 1) * (1 - 1 / s))
         errors = errors + 4.5 + np.where(_in_ramp(gamma), (1 - 1 / s) * delta * w / theta, 0)
     elif isinstance(scaling, Llama3):
-        s, span = scaling.factor, scaling.high - scaling.low
+        # Without a ramp, low = high, no pair lies in it: a span that is nothing beside 1 says that too.
+        s, span = scaling.factor, max(scaling.high - scaling.low, 1e-9)
         turns = scaling.original_length * w / (2 * math.pi)
         t = (turns - scaling.low) / span
         delta = (turns * (errors + 3) + scaling.low) / span + 4
@@ -128,7 +136,7 @@ def theta_bound(rope: Rope, *, tensor_length: bool = False, logarithm: bool = Fa
         if tensor_length:
             rho = (3 * s * ratio + (s - 1) + g) / g
             errors = 3 + e * (k * rho + k * math.log(g) + 4) + steps * e * log_base
-    if rope.axes is not None:
+    if rope.axes is not None and not own:
         errors = errors[[index for _, index in rope.axes.assign(rope.pairs)]]
     return np.asarray(errors * U32 * SECOND_ORDER)
 
@@ -138,15 +146,22 @@ def _in_ramp(t: Any) -> Any:
     return (t > -1e-3) & (t < 1 + 1e-3)
 
 
-def angle_bound(rope: Rope, *, logarithm: bool = False, large: bool = False) -> Float64:
+BY = ("power", "logarithm", "phase")  # how angles are made
+
+
+def angle_bound(rope: Rope, *, by: str = "power", large: bool = False) -> Float64:
     """Relative error allowed to each float32 angle m·θ_i, (p,): that of θ_i, by a power or a logarithm, and one
-    rounding more; two where m is ``large``, above 2²⁴, and is rounded itself.
+    rounding more; two where m is ``large``, above 2²⁴, and is rounded itself. By a "phase" of 32 bits, the error is
+    absolute: for each position one unit of the phase, and nothing else.
 
     Nothing is rounded at all in the first pair where θ₀ = base⁰ = 1, or that over a power of two: the power, the
     quotient, a ramp that has not begun or has ended, and the product with m ≤ 2²⁴ are exact. There a library's sine
     shows its own error.
     """
-    bound = theta_bound(rope, tensor_length=True, logarithm=logarithm) + (1 + large) * U32
+    if by == "phase":
+        theta = frequencies(rope)
+        return np.asarray(np.where(theta > 0, _PHASE / np.where(theta > 0, theta, 1), 0))
+    bound = theta_bound(rope, tensor_length=True, logarithm=by == "logarithm") + (1 + large) * U32
     if math.frexp(float(frequencies(rope)[0]))[0] == 0.5:
         bound[0] = large * U32
     return bound
@@ -173,7 +188,7 @@ class PairErrors(NamedTuple):
     length: Float64  # a·|z|: the length of the pair
 
 
-def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False, tables: Any = None) -> PairErrors:
+def pair_errors(x: Any, positions: Any, rope: Rope, *, by: str = "power", tables: Any = None) -> PairErrors:
     """The measures of `PairErrors`, written in the order of the rope's layout; ``tables`` spare their computation."""
     first, second = (np.asarray(x, np.float64)[..., part] for part in pairs(rope.layout, rope.width, rope.start)[0])
     cos, sin = cos_sin(rope, positions) if tables is None else tables
@@ -185,7 +200,7 @@ def pair_errors(x: Any, positions: Any, rope: Rope, *, logarithm: bool = False, 
     length = np.hypot(first, second) * rope.attention_factor
     size = length * (np.abs(m) * frequencies(rope))
     sums = np.abs(first * cos) + np.abs(second * sin), np.abs(second * cos) + np.abs(first * sin)
-    exact, large = (angle_bound(rope, logarithm=logarithm, large=large) for large in (False, True))
+    exact, large = (angle_bound(rope, by=by, large=large) for large in (False, True))
     relative = np.broadcast_to(np.where(np.abs(m) <= _EXACT, exact, large), size.shape)
     both = ((value, value) for value in (size, relative, length))
     return PairErrors(*(_written(*pair, rope) for pair in (sums, *both)))
@@ -223,6 +238,8 @@ def bound(grade: str, measures: PairErrors, truth: Float64, dtype: np.dtype[Any]
     rest += _STEP[dtype.name] * (2 + 2 * measures.length)
     if grade in (LOW_TABLES, ANGLE64, BOTH):
         rest += (2 + (factor != 1.0)) * u * measures.sums
+    if grade == BOTH:
+        rest += _FIXED * u * measures.length
     if grade == ANGLE64:
         rest += 6 * U64 * measures.sums
     if grade in (ANGLE32, BOTH):
@@ -274,7 +291,7 @@ def angle_errors(rope: Rope, q: Array, k: Array, positions: Array, unit: float, 
     """
     first, second = pairs(rope.layout, rope.width, rope.start)[1]
     n, m, large = q.shape[-2], k.shape[-2], bool((np.abs(positions) > _EXACT).any())
-    theta, relative = frequencies(rope), angle_bound(rope, logarithm=True, large=large) * (unit / U32)
+    theta, relative = frequencies(rope), angle_bound(rope, by="logarithm", large=large) * (unit / U32)
     q_at, k_at = positions[:, None, m - n :], positions[:, None, :]
     rounded = theta * unit * (1 + large) * (relative > 0)
     given = (q, q_at), (k, k_at)  # the errors of each vector by itself are (b, h, n, p):

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .ask import Behaviour, Unreadable, compiles
+from ..theta import Rope
+from .ask import Behaviour, Unreadable, compiles, counts
 from .floats import Float64, Int64
 from .probe import Probe
 
@@ -44,7 +45,9 @@ LENGTHS, CONSECUTIVE, POSITIONS = "some lengths wrong", "consecutive positions w
 MEMORY, VALUES, STEPS = "strides ignored", "not linear", "one row differs"
 HEADS, BATCHES = "heads read as positions", "heads differ"
 MISREAD, NEGATIVE = "positions misread", "negative positions wrong"
-BY_ROW = "positions of a batch misread"
+SWITCH = "switch at another length"
+BY_ROW, ONE = "positions of a batch misread", "one position wrong"
+_ALONE = ", all of them at position "
 _FAULTS = (LENGTHS, CONSECUTIVE, POSITIONS, STEPS, HEADS, BATCHES, MEMORY, MISREAD, VALUES, NEGATIVE)
 
 
@@ -77,15 +80,21 @@ class Trial(NamedTuple):
     needed: bool = True  # even where calls are slow
 
 
-def trials(probe: Probe, by_call: bool, least: int = 0, compiled: bool = False) -> Iterator[Trial]:
+def trials(
+    probe: Probe, by_call: bool, least: int = 0, compiled: bool = False, few: bool = False, counted: bool = False
+) -> Iterator[Trial]:
     """All trials for this candidate, with positions from ``least`` on; those that may be left out come last, and are
-    left out where each new shape is compiled. If its table depends on the largest position of a call, only calls that
-    hold the largest position of all can be judged."""
+    left out where few are enough, or each new shape is compiled. If its table depends on the largest position of a
+    call, only calls that hold the largest position of all can be judged. If it counts its positions, scattered ones are
+    no call of so many rows, so that lengths and heads are tried with positions from 0 on."""
     usual = sorted({probe.head_dim // 2, probe.head_dim, probe.head_dim + 1} | _USUAL)
     pools = _pools(probe, by_call)
-    more = () if compiled else (_more_heads(probe, pools), _more_lengths(probe, set(usual), pools))
+    pools = pools._replace(scattered=pools.counted) if counted else pools
+    more = () if compiled or few else (_more_heads(probe, pools), _more_lengths(probe, set(usual), pools))
     lengths = _lengths(probe, _COMPILED if compiled else usual, pools)
     for trial in chain(lengths, _orders(probe), _axes(probe, compiled), _memory(probe), _values(probe), *more):
+        if counted and trial.fault == CONSECUTIVE and trial.pool is pools.counted and not trial.start:
+            continue  # a length that is tried already
         if not by_call or trial.positions.max(initial=-1) == probe.max_position:
             yield trial
     if least < 0 and not by_call:
@@ -267,28 +276,38 @@ class Expectation:
 
     expected: Expected
     by_row: bool = False  # whether the result of a row depends on where in the call it stands
-    _pools: dict[int, tuple[Float64, Float64]] = field(default_factory=dict)
+    _pools: dict[int, tuple[Float64, Float64, set[int]]] = field(default_factory=dict)  # and the blocks that are known
 
     def of(self, trial: Trial) -> tuple[Float64, Float64]:
         """What a trial must return, and how far off each output may be."""
         if trial.pool is None or self.by_row:
             return self.expected(trial.x.astype(np.float64), trial.positions)
-        out, allowed = self._pool(trial.pool)
         rows = slice(trial.start, trial.start + trial.x.shape[-2])
+        out, allowed = self._pool(trial.pool, rows)
         if trial.x.shape[:-2] == (1,):
             return out[None, rows], allowed[None, rows]
         multiples = _multiples(trial.x.shape[:-2])
         return multiples * out[rows], np.abs(multiples) * allowed[rows]
 
-    def _pool(self, pool: Pool) -> tuple[Float64, Float64]:
+    def _pool(self, pool: Pool, wanted: slice) -> tuple[Float64, Float64]:
+        """The results of a pool, of which these rows are known."""
         if id(pool.x) not in self._pools:
-            out, allowed = np.empty(pool.x.shape), np.empty(pool.x.shape)
-            for start in range(0, len(out), _BLOCK):
+            self._pools[id(pool.x)] = np.empty(pool.x.shape), np.empty(pool.x.shape), set()
+        out, allowed, known = self._pools[id(pool.x)]
+        for start in range(wanted.start // _BLOCK * _BLOCK, wanted.stop, _BLOCK):
+            if start not in known:
+                known.add(start)
                 rows = slice(start, start + _BLOCK)
                 result = self.expected(pool.x[None, rows].astype(np.float64), pool.positions[..., rows])
                 out[rows], allowed[rows] = (part[0] for part in result)
-            self._pools[id(pool.x)] = out, allowed
-        return self._pools[id(pool.x)]
+        return out, allowed
+
+
+def hollow(x: Any) -> Any:
+    """An array of the shape of x that holds one number: of calls that were right nothing else is needed any more."""
+    out: Any = np.ndarray(x.shape, x.dtype, bytearray(x.itemsize), strides=(0,) * x.ndim)
+    out.flags.writeable = x.flags.writeable
+    return out
 
 
 def cpu_seconds() -> float:
@@ -297,27 +316,63 @@ def cpu_seconds() -> float:
 
 
 def run_trials(
-    probe: Probe, expected: Expectation, by_call: bool, least: int = 0, batched: bool = False
+    probe: Probe, expected: Expectation, by_call: bool, least: int = 0, batched: bool = False, *, few: bool = False
 ) -> tuple[Behaviour, list[str]]:
-    """What the candidate does wrong in some calls, by the name of the mistake, and what was not tried, in words."""
+    """What the candidate does wrong in some calls, by the name of the mistake, and what was not tried, in words. Few
+    are tried of a candidate that is wrong already: the others are for when that is mended. Raises `Unreadable` if it
+    refuses more than half of them, and takes none wrongly."""
     begin, compiled, outcomes, refused = cpu_seconds(), compiles(), list[Outcome](), dict[str, list[str]]()
-    notes = []
+    notes, errors = [], list[Unreadable]()
     if compiled:
         notes.append(f"each new shape is compiled: of the lengths only {', '.join(map(str, _COMPILED))} were tried")
-    for trial in trials(probe, by_call, least, compiled):
+    for trial in trials(probe, by_call, least, compiled, few, counts()):
         if not trial.needed and cpu_seconds() - begin > PATIENCE:
             notes.append(f"its calls are slow: other lengths, from {trial.name} on, were not tried")
             break
         try:
-            outcomes.append(Outcome(trial, _compared(probe, expected, trial)))
+            wrong = _compared(probe, expected, trial)
+            outcomes.append(Outcome(trial if wrong else trial._replace(x=hollow(trial.x), pool=None), wrong))
         except Unreadable as error:
             if trial.x.size:  # nothing at all may be refused
+                errors.append(error)
                 refused.setdefault(trial.fault, [f"not tried, since {error}"]).append(trial.name)
+    if len(errors) > len(outcomes) and not any(o.wrong for o in outcomes):
+        first, total = errors[0], len(errors) + len(outcomes)
+        names = listed_names([o.trial.name for o in outcomes])
+        reason = f"refuses {len(errors)} of {total} calls of many shapes, and takes {names or 'none'}: {first.reason}"
+        raise Unreadable(reason, first.received, first.kind) from first.__cause__
     if again := _right_now(probe, expected, outcomes):
         return {"state between calls": again}, notes
-    named, note = _by_batch_row(probe, expected, by_call) if batched else ({}, [])
-    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()] + note
-    return {**_named(outcomes), **named}, notes
+    notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()]
+    named = _named(outcomes)
+    with contextlib.suppress(*[Unreadable] * bool(named)):  # what is wrong anyway needs no claim
+        named |= _by_batch_row(probe, expected, by_call) if batched else {}
+    return named, notes
+
+
+def at_the_switch(
+    probe: Probe, rope: Rope, original: int, expected: Callable[[Any, Int64, Rope], tuple[Float64, Float64]]
+) -> Behaviour:
+    """What is wrong in calls half as long as the original length, as long, and one longer, of a candidate that takes
+    the length of each call from its largest position."""
+    wrong = []
+    causes = {
+        original: "the length is compared by >= instead of >",
+        original + 1: "the largest position is compared instead of the length, which is one more",
+    }
+    for length in (original // 2, original, original + 1):
+        if length < 2 or length - 1 > probe.max_position:
+            continue
+        at = np.unique([0, 1, length // 3, length // 2, length - 2, length - 1])
+        x = probe.random(2, len(at), seed=31)
+        with contextlib.suppress(Unreadable):
+            y = probe.call(x, at)
+            if words := _wrong(*expected(x.astype(np.float64), at, rope.at(length)), y, at):
+                other = original if length > original else original + 1
+                if length in causes and not _wrong(*expected(x.astype(np.float64), at, rope.at(other)), y, at):
+                    words = f"it has the Θ of length {other}, so {causes[length]}"
+                wrong.append(f"a call up to position {length - 1}, of length {length}: {words}")
+    return {SWITCH: "; ".join(wrong)} if wrong else {}
 
 
 def _right_now(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> str:
@@ -358,18 +413,19 @@ def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     row = int(rows[np.argmin(np.abs(at[rows]))])
     head = tuple(int(i) for i in np.argwhere(bad[..., row, :])[0])
     index = (*head[:-1], row, head[-1])
+    alone = f"{_ALONE}{at[row]}" if len(set(at[rows].tolist())) == 1 < len(set(at.tolist())) else ""
     return (
         f"first at position {at[row]}, index {index}: expected {truth[index]:.6g}, got {y[index]:.6g}; "
-        f"{int(bad.sum())} of {bad.size} outputs are wrong"
+        f"{int(bad.sum())} of {bad.size} outputs are wrong{alone}"
     )
 
 
-def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[Behaviour, list[str]]:
-    """Whether each row of a batch is turned by its own positions, (b, n) or (b, 1, n), and a note if neither is taken.
-    The sizes are different primes, so that nothing fits by chance."""
+def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> Behaviour:
+    """Whether each row of a batch is turned by its own positions, (b, n) or (b, 1, n). Raises `Unreadable` if it takes
+    neither: what was claimed cannot be judged. The sizes are different primes, so that nothing fits by chance."""
     b, h, n = [k for k in (3, 2, 5, 7, 11) if k not in (probe.head_dim, probe.head_dim // 2)][:3]
     if probe.max_position < 4 * b * n:
-        return {}, []
+        return {}
     at = 3 * np.random.default_rng(n).permutation(b * n).reshape(b, n)
     at[:, 0] = probe.max_position if by_call else at[:, 0]
     x, positions, taken = probe.random(b, h, n, seed=29), probe.apart(at), False
@@ -385,20 +441,28 @@ def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> tuple[B
     for shape, given in ((f"({b}, {n})", positions), (f"({b}, 1, {n})", positions[..., None, :])):
         try:
             y = probe.hand_over(x, given.copy())
-        except Unreadable:
+        except Unreadable as error:
+            refused = error
             continue
         taken = True
         if words := first_wrong_row(y, own=True):
             first = not first_wrong_row(y, own=False)
             how = "all rows are turned by the positions of row 0; " if first else ""
-            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}, []
-    return {}, [] if taken else ["positions (b, n) and (b, 1, n), which batched= claims, are not taken"]
+            return {BY_ROW: f"positions of shape {shape} for x of shape {x.shape}: {how}{words}"}
+    if not taken:
+        reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {refused.reason}"
+        raise Unreadable(reason, refused.received, refused.kind) from refused.__cause__
+    return {}
 
 
 def _named(outcomes: list[Outcome]) -> Behaviour:
     """The mistakes that show, and in which calls. Nothing else is to blame where all wrong calls have something in
     common that no right one has, where the same number of rows goes wrong with any positions, or where every number of
     rows does."""
+    bad = [o for o in outcomes if o.wrong]
+    places = {_place(o) for o in bad}
+    if len(places) == 1 < len(bad) and "" not in places:
+        return {ONE: _evidence(bad, [])}
     if common := _in_common(outcomes):
         evidence = (
             f"{_evidence([o for o in outcomes if o.wrong], [])}; so all calls with {common} are wrong, and no others"
@@ -416,6 +480,12 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
     if lengths and not right[LENGTHS]:
         wrong = {LENGTHS: wrong[LENGTHS]}
     return {fault: _evidence(failed, right[fault]) for fault, failed in wrong.items() if failed}
+
+
+def _place(outcome: Outcome) -> str:
+    """The only position that is wrong in a call, or the only one there is; empty if there are several."""
+    positions = outcome.trial.positions
+    return str(positions.max()) if positions.shape[-1] == 1 else outcome.wrong.partition(_ALONE)[2]
 
 
 _READ_ONLY = "a read-only x"
@@ -458,7 +528,8 @@ def lengths_in_words(wrong: set[int], right: set[int]) -> str:
         return f"; so all are right up to {max(right)}, and wrong from {min(wrong)} on"
     if max(wrong) < min(right):
         return f"; so all are wrong up to {max(wrong)}, and right from {min(right)} on"
-    for k in (math.gcd(*wrong), math.gcd(*(n for n in right if n > min(wrong)))):
+    above = [n for n in right if n > min(wrong)]
+    for k in (math.gcd(*wrong), math.gcd(*above) if len(above) > 1 else 1):  # one length alone is no rule
         if k > 1 and not any(n % k == 0 for n in right):
             return f"; so the multiples of {k} are wrong"
         if k > 1 and not any(n % k == 0 for n in wrong):

@@ -28,6 +28,12 @@ class Spec:
     rope: Rope | None = None  # rotates inside
     feature_map: str = "elu+1"  # linear attention alone
     low: np.dtype[Any] = np.dtype(np.float16)  # what "low precision" is
+    starts: tuple[int, ...] = (
+        3,
+        0,
+        7,
+        1,
+    )  # the first position of each row, unless a question has others
 
 
 def rotated(x: Array, positions: Array, rope: Rope | None) -> np.ndarray[Any, Any]:
@@ -52,12 +58,17 @@ def softmax_attention(
     n, m = q.shape[-2], k.shape[-2]
     if spec.rope is not None:
         q, k = (rotated(x, positions[:, None, m - x.shape[-2] :], spec.rope) for x in (q, k))
-    seen = definition.visible(np.arange(m - n, m), np.arange(m), spec.causal, spec.window)
+    return definition.attention(q, k, v, seen(spec, n, m, mask, segments), spec.scale, spec.softcap)
+
+
+def seen(spec: Spec, n: int, m: int, mask: Any = None, segments: Any = None) -> Array:
+    """Which of the m tokens each of the last n sees: (n, m), or (b, 1, n, m) with a mask or segments."""
+    visible = definition.visible(np.arange(m - n, m), np.arange(m), spec.causal, spec.window)
     if mask is not None:
-        seen = seen & mask
+        visible = visible & mask
     if segments is not None:
-        seen = seen & (segments[:, None, m - n :, None] == segments[:, None, None, :])
-    return definition.attention(q, k, v, seen, spec.scale, spec.softcap)
+        visible = visible & (segments[:, None, m - n :, None] == segments[:, None, None, :])
+    return visible
 
 
 def linear_attention(spec: Spec, q: Array, k: Array, v: Array, positions: Array) -> Array:

@@ -19,16 +19,23 @@ import numpy as np
 
 from .. import checks
 from ..tensors import NumPyArray
-from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
+from ..theta import LENGTH_DEPENDENT, Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope
 from . import tolerance, truth
 from .attention_checks import SOFTMAX
 from .attention_evidence import Exam
+from .backward_checks import LINEAR_GRADIENTS, SOFTMAX_GRADIENTS, Asked, Gradients
 from .floats import BITS
+from .gradients import Roundings
 from .linear_checks import LINEAR_KIND
 from .questions import Question
-from .tolerance import OWN, Allowed
+from .tolerance import ANGLE32, OWN, Allowed
 
-SUITES = ("rotation", "attention", "linear")
+KINDS = ("rotation", "attention", "linear", "rotation-backward", "attention-gradient", "linear-gradient")
+SUITES: dict[str, tuple[str, ...]] = {
+    **{kind: (kind,) for kind in KINDS[:3]},
+    "gradients": KINDS[3:],
+    "all": KINDS[:3],
+}
 POSITIONS = (
     0, 1, 2, 3, 7, 8, 100, 255, 256, 257, 2047, 2048, 2049, 4095, 4096, 8192, 65535, 65536, 131071, 2**20 + 1,
     2**24 + 1, 2**31 - 1, 2**31,
@@ -40,11 +47,26 @@ class Case:
     """One test: inputs, as exact float64 values or int64 positions, and what is to be computed from them."""
 
     name: str
-    kind: str  # one of SUITES
+    kind: str  # one of KINDS
     dtype: str  # of the inputs and of the output that is asked for
     rope: Rope | None
     options: Mapping[str, Any]
     inputs: Mapping[str, NumPyArray]
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it is a rotation, or its backward pass."""
+        return self.kind.startswith("rotation")
+
+    @property
+    def turn(self) -> Rope | None:
+        """The rope of the rotation: that of the backward pass is the transpose."""
+        return self.rope if self.rope is None or self.kind == "rotation" else self.rope.transposed
+
+    @property
+    def x(self) -> NumPyArray:
+        """What is rotated: vectors, or gradients."""
+        return self.inputs["x" if self.kind == "rotation" else "g"]
 
 
 class Truth(NamedTuple):
@@ -133,24 +155,95 @@ def _linear_cases() -> Iterator[tuple[str, str, Rope | None, dict[str, Any], tup
         yield f"{equation}-grouped", "float32", turning, {"causal": True, "feature_map": "elu+1"}, (6, 2, 24, 24, 16, 0)
 
 
-def cases(suite: str = "all") -> list[Case]:
-    """The cases of a suite: "rotation", "attention", "linear", or "all" of them."""
-    checks.choice("suite", suite, (*SUITES, "all"))
-    made, at = list[Case](), np.array(POSITIONS, np.int64)
-    for name, dtype, rope in _rotation_cases():
-        count = 1 if rope.axes is None else rope.axes.count
+@dataclass(frozen=True)
+class Own:
+    """Shapes and positions of cases for one's own rope."""
+
+    rope: Rope
+    heads: int = 4
+    key_heads: int | None = None  # as many as heads
+    max_position: int | None = None  # the largest that is used: all of POSITIONS, or what the rope's length allows
+
+    def __post_init__(self) -> None:
+        check_rope(self.rope)
+        heads = checks.size("heads", self.heads)
+        key_heads = heads if self.key_heads is None else checks.size("key_heads", self.key_heads)
+        if heads % key_heads:
+            raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
+        if self.max_position is not None:
+            checks.integer("max_position", self.max_position, 64, checks.MAX_POSITION)
+
+    @property
+    def last(self) -> int:
+        """The largest position."""
+        scaling, last = self.rope.scaling, self.max_position or POSITIONS[-1]
+        return min(last, max(int(scaling.length or 1) - 1, 0)) if isinstance(scaling, LENGTH_DEPENDENT) else last
+
+    def rotations(self) -> Iterator[tuple[str, str, Rope, tuple[int, ...], int]]:
+        scattered = (*(m for m in POSITIONS if m < self.last), self.last)
+        for dtype in BITS:
+            yield f"scattered-{dtype}", dtype, self.rope, scattered, self.heads
+            yield f"prompt-{dtype}", dtype, self.rope, tuple(range(min(64, self.last + 1))), self.heads
+            yield f"decode-{dtype}", dtype, self.rope, (self.last,), self.heads
+
+    def attention(self, **options: Any) -> Iterator[tuple[str, str, Rope | None, dict[str, Any], tuple[int, ...]]]:
+        m = min(24, self.last + 1)
+        shape = (self.heads, self.key_heads or self.heads)
+        for dtype in BITS:
+            more = {"causal": True, **options}
+            yield f"causal-{dtype}", dtype, self.rope, more, (*shape, m, m, self.rope.head_dim, 0)
+            first = min(1000, self.last + 1 - m)
+            yield f"continued-{dtype}", dtype, self.rope, more, (*shape, min(3, m), m, self.rope.head_dim, first)
+
+
+def cases(suite: str = "all", own: Own | None = None, dtype: str | None = None) -> list[Case]:
+    """The cases of a suite, one of SUITES: the standard ones, or those for one's own rope; of one dtype, or of all."""
+    kinds = SUITES[checks.choice("suite", suite, tuple(SUITES))]
+    if dtype is not None:
+        checks.choice("dtype", dtype, tuple(BITS))
+    if own is not None and own.rope.axes is not None:  # in attention positions are (b, n)
+        kinds = tuple(kind for kind in kinds if kind.startswith("rotation"))
+        if not kinds:
+            raise ValueError("a rope with several axes has vectors for rotations alone: give --suite rotation")
+    made = list[Case]()
+    for kind in KINDS:
+        made += (_rotations if kind.startswith("rotation") else _attentions)(kind, len(made), own)
+    return [case for case in made if case.kind in kinds and dtype in (None, case.dtype)]
+
+
+def _rotations(kind: str, seed: int, own: Own | None) -> list[Case]:
+    """Each case has numbers of its own, of the next seed."""
+    made, name_of_x = list[Case](), "x" if kind == "rotation" else "g"
+    standard = ((*case, POSITIONS, 2) for case in _rotation_cases())
+    for name, dtype, rope, listed, heads in standard if own is None else own.rotations():
+        at, count = np.array(listed, np.int64), 1 if rope.axes is None else rope.axes.count
         positions = np.stack([np.roll(at, 5 * axis) for axis in range(count)])  # each axis goes its own way
-        x = _numbers(len(made), (2, at.size, rope.head_dim), dtype)
-        inputs = {"x": x, "positions": positions if rope.axes else at}
-        made.append(Case(f"rotation-{name}", "rotation", dtype, rope, {}, inputs))
-    for kind, listed in (("attention", _attention_cases()), ("linear", _linear_cases())):
-        for name, dtype, own, options, (h, g, n, m, d, first) in listed:
-            shapes = {"q": (h, n, d), "k": (g, m, d), "v": (g, m, d)}
-            inputs = {key: _numbers(8 * len(made) + i, shape, dtype) for i, (key, shape) in enumerate(shapes.items())}
-            keys = np.arange(first, first + m, dtype=np.int64)  # by default int32 on 32-bit platforms
-            inputs |= {"k_positions": keys, "q_positions": keys[m - n :]}
-            made.append(Case(f"{kind}-{name}", kind, dtype, own, options, inputs))
-    return [case for case in made if suite in (case.kind, "all")]
+        x = _numbers(seed + len(made), (heads, at.size, rope.head_dim), dtype)
+        inputs = {name_of_x: x, "positions": positions if rope.axes else at}
+        made.append(Case(f"{kind}-{name}", kind, dtype, rope, {}, inputs))
+    return made
+
+
+def _attentions(kind: str, seed: int, own: Own | None) -> list[Case]:
+    """The cases of attention; three for each gradient, of the same inputs."""
+    made, linear, gradient = list[Case](), kind.startswith("linear"), kind.endswith("gradient")
+    if own is not None and own.rope.axes is not None:
+        return made
+    if own is None:
+        listed = _linear_cases() if linear else _attention_cases()
+    else:
+        listed = own.attention(feature_map="elu+1") if linear else own.attention()
+    for name, dtype, rope, options, (h, g, n, m, d, first) in listed:
+        shapes = {"q": (h, n, d), "k": (g, m, d), "v": (g, m, d)} | ({"g": (h, n, d)} if gradient else {})
+        at = 8 * (seed + len(made))
+        inputs = {key: _numbers(at + i, shape, dtype) for i, (key, shape) in enumerate(shapes.items())}
+        keys = np.arange(first, first + m, dtype=np.int64)  # by default int32 on 32-bit platforms
+        inputs |= {"k_positions": keys, "q_positions": keys[m - n :]}
+        if not gradient:
+            made.append(Case(f"{kind}-{name}", kind, dtype, rope, options, inputs))
+        for of in "qkv" if gradient else "":
+            made.append(Case(f"{kind}-{name}-d{of}", kind, dtype, rope, {**options, "of": of}, inputs))
+    return made
 
 
 # Truth
@@ -164,7 +257,7 @@ class _Format(NamedTuple):
 
 
 def _rotation(case: Case) -> Truth:
-    x, positions, rope = case.inputs["x"], case.inputs["positions"], case.rope
+    x, positions, rope = case.x, case.inputs["positions"], case.turn
     if rope is None:  # as a wrong guess
         return Truth(x, {"": Allowed(np.zeros(x.shape))}, np.abs(x), 0.0)
     out: NumPyArray = truth.rotated(x, positions, rope)
@@ -188,7 +281,7 @@ def exam_of(case: Case) -> Exam:
     scale = float(case.options.get("scale") or d**-0.5)
     spec = truth.Spec(h, g, d, bool(case.options.get("causal")), scale, rope=case.rope, **options)
     q, k, v, positions = (case.inputs[name][None] for name in ("q", "k", "v", "k_positions"))
-    kind = SOFTMAX if case.kind == "attention" else LINEAR_KIND
+    kind = SOFTMAX if case.kind.startswith("attention") else LINEAR_KIND
     return Exam(kind, "", spec, case.dtype, [Question(case.name, q, k, v, positions=positions)])
 
 
@@ -203,4 +296,28 @@ def _attention(case: Case) -> Truth:
     return Truth(out[0], one_row, (sizes @ np.abs(parts.v))[0], error)
 
 
-TRUTH: dict[str, Callable[[Case], Truth]] = {"rotation": _rotation, "attention": _attention, "linear": _attention}
+def gradient_asked(case: Case) -> Asked:
+    """A case of a gradient as the checks ask it."""
+    exam = exam_of(case)
+    return Asked(exam.spec, exam.questions[0], case.inputs["g"][None])
+
+
+def gradients_of(case: Case) -> Gradients:
+    return SOFTMAX_GRADIENTS if case.kind.startswith("attention") else LINEAR_GRADIENTS
+
+
+def _gradient(case: Case) -> Truth:
+    asked, bounds, name = gradient_asked(case), {}, f"d{case.options['of']}"
+    angles = {OWN: False, ANGLE32: True} if case.dtype == "float64" and case.rope is not None else {OWN: True}
+    for grade, float32 in angles.items():
+        gradient = asked.gradients(gradients_of(case), Roundings.of(case.dtype, float32), {})[name]
+        allowed = gradient.allowed(case.dtype)
+        bounds[grade] = allowed._replace(worst=allowed.worst[0])
+    exact = asked.gradients(gradients_of(case), Roundings.of("float64", False), {})[name]
+    size = np.full(exact.value[0].shape, max(float(np.sqrt(np.square(exact.value).mean())), 1e-30))
+    return Truth(exact.value[0], bounds, size, float(exact.allowed("float64").worst.max()))
+
+
+TRUTH: dict[str, Callable[[Case], Truth]] = dict(
+    zip(KINDS, (_rotation, _attention, _attention, _rotation, _gradient, _gradient), strict=True)
+)

@@ -24,6 +24,8 @@ from ..tensors import NumPyArray, PathLike, load_npy, load_safetensors, save_npy
 from ..theta import SCALINGS, Rope, frequencies
 from . import tolerance
 from .attention_evidence import AttentionEvidence
+from .backward_checks import GradientCheck
+from .backward_faults import BACKWARD
 from .drawings import Readings
 from .examination import explained
 from .explain import Change, Fault, Hypothesis, findings
@@ -36,7 +38,7 @@ from .rotation_evidence import RotationEvidence
 from .rotation_faults import FAULTS, Measurements
 from .rules import COMMON_BASES, rounded
 from .sample import Sample
-from .vector_cases import TRUTH, Case, Truth, cases, exam_of
+from .vector_cases import TRUTH, Case, Own, Truth, cases, exam_of, gradient_asked, gradients_of
 
 # Files
 
@@ -71,7 +73,7 @@ def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray
     """A case in the manifest; tolerances are for each position, or row, the greatest error of a right result."""
     *_, n, _ = truth.out.shape
     rows = {grade: np.moveaxis(allowed.worst, -2, 0).reshape(n, -1) for grade, allowed in truth.bounds.items()}
-    if case.kind != "rotation":
+    if not case.rotates:
         rows["any"] = list(rows.values())[-1]  # as in manifests of 0.1.0: the loosest
     squares = {g: _rounded_up(a.mean_square) for g, a in truth.bounds.items() if math.isfinite(a.mean_square)}
     return {
@@ -96,8 +98,11 @@ def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray
     }
 
 
-def write_vectors(directory: PathLike, suite: str = "all") -> dict[str, Any]:
-    """Writes a suite ("rotation", "attention", "linear" or "all") to a directory, and returns its manifest.
+def write_vectors(
+    directory: PathLike, suite: str = "all", *, own: Own | None = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """Writes a suite ("rotation", "attention", "linear", "all" of these three, or "gradients") to a directory, and
+    returns its manifest: the standard cases, or those for one's own rope, of one dtype or of all.
 
     The directory appears when all is written. One that exists is replaced if it is empty, or holds such vectors and
     nothing else.
@@ -107,7 +112,7 @@ def write_vectors(directory: PathLike, suite: str = "all") -> dict[str, Any]:
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         (draft / "npy").mkdir(parents=True)
-        manifest = _write(draft, cases(suite))
+        manifest = _write(draft, cases(suite, own, dtype))
         _replace(draft, target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -123,7 +128,7 @@ def _write(draft: Path, listed: list[Case]) -> dict[str, Any]:
             name: ("int64" if array.dtype == np.int64 else case.dtype, _stored(array, case.dtype))
             for name, array in case.inputs.items()
         }
-        if case.kind == "rotation" and case.rope is not None:
+        if case.rotates and case.rope is not None:
             cos, sin = cos_sin(case.rope, case.inputs["positions"])
             tensors |= {"cos": ("float64", cos), "sin": ("float64", sin)}
         tensors["y"] = ("float64", truth.out)
@@ -258,7 +263,7 @@ def _not_judged(case: Case, expected: str, reason: str, fix: str) -> Report:
 def _limits(case: Case, grade: str) -> tuple[str, ...]:
     """What a grade leaves undecided."""
     if (
-        case.kind != "rotation"
+        not case.rotates
         or case.rope is None
         or "float32" not in grade
         or (last := tolerance.decides_up_to(case.rope)) >= 2**31
@@ -274,10 +279,10 @@ def _ulps(case: Case, off: NumPyArray, truth: Truth) -> NumPyArray:
     return np.asarray(off * np.exp2(-exponent.astype(np.float64)))
 
 
-def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
-    """Names of ranges of positions, by decade, and which rows lie in them."""
-    if case.kind != "rotation":
-        return [("all rows", np.ones(case.inputs["q"].shape[-2], bool))]
+def _ranges(case: Case, count: int) -> list[tuple[str, NumPyArray]]:
+    """Names of ranges of positions, by decade, and which of so many rows lie in them."""
+    if not case.rotates:
+        return [("all rows", np.ones(count, bool))]
     at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
     named = [("position 0", at == 0), ("positions 1 to 9", (at > 0) & (at < 10))]
     named += [(f"positions {10**k} to {10 ** (k + 1) - 1}", (at >= 10**k) & (at < 10 ** (k + 1))) for k in range(1, 10)]
@@ -286,7 +291,7 @@ def _ranges(case: Case) -> list[tuple[str, NumPyArray]]:
 
 def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ...]:
     errors, every = [], _ulps(case, off, truth)
-    for name, rows in _ranges(case):
+    for name, rows in _ranges(case, off.shape[-2]):
         ulps = every[..., rows, :]
         errors.append(ErrorRow(name, float(ulps.max()), float(np.median(ulps)), float(off[..., rows, :].max())))
     return tuple(errors)
@@ -295,10 +300,10 @@ def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ..
 def _readings(case: Case, off: NumPyArray, truth: Truth, wrong: bool) -> Readings:
     """The errors by position, or by token."""
     at = np.arange(off.shape[-2])
-    if case.kind == "rotation":
+    if case.rotates:
         at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
     allowed = {grade or "allowed": bound.worst for grade, bound in truth.bounds.items()}
-    place = "position" if case.kind == "rotation" else "token"
+    place = "position" if case.rotates else "token"
     return Readings(errors=errors_by_place(place, at, off, allowed, (off > truth.loosest) & wrong))
 
 
@@ -314,8 +319,12 @@ def _why(case: Case, out: NumPyArray, off: NumPyArray, truth: Truth) -> list[Fin
     if not bad.any():  # it is the mean square that is off
         bad = off == off.max()
     description, since = _described(case, bad, off, truth)
-    if case.kind == "rotation" and case.rope is not None:
-        named = _named_rotation(case, case.rope, out, bad, description)
+    if case.turn is not None and case.rotates:
+        named = _named_rotation(case, case.turn, out, bad, description)
+    elif "of" in case.options:
+        name = f"d{case.options['of']}"
+        asked = replace(gradient_asked(case), answers={name: out[None]})
+        named = GradientCheck(gradients_of(case), case.dtype, "").explained(asked, name)
     else:
         exam = exam_of(case)
         evidence = AttentionEvidence(exam, [out[None]], exam.grades[-1], description)
@@ -330,12 +339,17 @@ def _why(case: Case, out: NumPyArray, off: NumPyArray, truth: Truth) -> list[Fin
 
 def _named_rotation(case: Case, rope: Rope, out: NumPyArray, bad: NumPyArray, description: str) -> list[Finding] | str:
     """The mistake, of those that `check_rotation` knows, that gives these numbers; or a note."""
-    sample = Sample(case.inputs["x"].astype(np.float64), out, case.inputs["positions"])
-    evidence = RotationEvidence(sample, rope, case.dtype, np.where(bad, 2.0, 0.0))
-    same_scores = {"interleaved": "interleaved-to-half", "interleaved-to-half": "interleaved"}
-    if other := same_scores.get(rope.layout):
+    sample = Sample(case.x.astype(np.float64), out, case.inputs["positions"])
+    backward = rope is not case.rope
+    faults = BACKWARD if backward else FAULTS
+    evidence = RotationEvidence(sample, rope, case.dtype, np.where(bad, 2.0, 0.0), faults=faults)
+    reads, _, writes = rope.layout.partition("-to-")
+    others = {"interleaved": "interleaved-to-half", "half": "half-to-interleaved"}
+    if other := reads if writes else others[reads]:
         written = Change("", {"writes": recipe_of(replace(rope, layout=other)).writes})
-        if evidence.fitting([Hypothesis((FAULTS["wrong pairing"],), (written,))]):
+        if evidence.fitting([order := Hypothesis((faults["another order of features"],), (written,))]):
+            if backward:
+                return [order.faults[0].finding(description)]
             return f'the features are in the order of "{other}": scores agree if keys are so too'
     factor = None
     if rope.width == rope.head_dim and np.isfinite(out).all():
@@ -343,6 +357,7 @@ def _named_rotation(case: Case, rope: Rope, out: NumPyArray, bad: NumPyArray, de
     known = evidence.known(Measurements(bases=COMMON_BASES, factor=factor))
     known += [(_INT32, change) for change in _INT32.changes(rope, None)]
     matches = evidence.fitting(Hypothesis((fault,), (change,)) for fault, change in known)
+    matches = [h for h in matches if not evidence.by_chance(evidence.recipe(h))]
     return findings(matches, lambda h, k: "; ".join(filter(None, (h.changes[k].note, description))), None)
 
 
@@ -351,7 +366,7 @@ def _described(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tu
     where = np.unravel_index(int(np.argmax(np.where(bad, off, -1.0))), off.shape)
     worst = f"{off[where]:.3g} ({_ulps(case, off, truth)[where]:.3g} ulps) at {tuple(map(int, where))}"
     words = f"{int(bad.sum())} of {bad.size} numbers are off, the worst by {worst}"
-    if case.kind != "rotation":
+    if not case.rotates:
         return words, None
     at = np.atleast_2d(case.inputs["positions"]).max(axis=0)
     rows, features = bad.any(axis=(0, 2)), bad.any(axis=(0, 1))

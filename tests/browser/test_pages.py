@@ -31,6 +31,7 @@ def sections() -> dict[str, list]:
     wrong = check_rotation(lambda x, m: pyrope.rotate(x, m, other), rope)
     right = check_rotation(lambda x, m: pyrope.rotate(x, m, rope), rope)
     listed = check_rotation(lambda x, m: pyrope.rotate(x, m, other), long)
+    lost = check_rotation(lambda x, m: np.full_like(x, np.nan), rope)
     failed = Report(HOSTILE, HOSTILE, "not judged", failure=Failure(HOSTILE, HOSTILE, HOSTILE, RuntimeError(HOSTILE)))
     attention = check_attention(lambda q, k, v: pyrope.attention(q, k, v, causal=True, scale=1.0))
     x = np.arange(1.0, 9.0).reshape(1, 2, 4)
@@ -42,6 +43,7 @@ def sections() -> dict[str, list]:
         "wrong": [page.report_section(wrong)],
         "right": [page.report_section(right)],
         "lists": [page.report_section(listed)],
+        "lost": [page.report_section(lost)],
         "failed": [page.report_section(failed)],
         "attention": [page.report_section(attention)],
         "trace": [page.report_section(trace)],

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         print(f"expected: {ready}. Is a wheel of CuPy installed here? It must not be: pip uninstall cupy-cuda13x")
         return 1
     print(ready, flush=True)
-    tests = ("-n", "auto", "--ignore=tests/peers", "-k", "cupy")
+    tests = ("-n", "auto", "--ignore=tests/peers", "--ignore=tests/world", "-k", "cupy")
     environment = {"HYPOTHESIS_PROFILE": "device", **os.environ}
     return subprocess.run([sys.executable, "-m", "pytest", *tests, *arguments], env=environment).returncode
 

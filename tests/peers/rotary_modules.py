@@ -15,8 +15,20 @@ from typing import Any
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from pyrope.models.conventions import MODEL_TYPES
+from pyrope.models import conventions
 
+# The families that are examined in every way: their functions under the oracle, whole models, configs of all spellings.
+# All others that are read are compared with their classes in test_families_peers.py.
+EXAMINED = (
+    "apertus arcee bitnet codegen cohere cohere2 csm deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5 "
+    "ernie4_5_moe exaone4 falcon flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe "
+    "glm4_moe_lite gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe helium hunyuan_v1_dense lfm2 llama "
+    "llama4_text minimax_m2 ministral mistral mixtral mllama_text_model modernbert nanochat nemotron olmo olmo2 "
+    "olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl qwen2_vl_text "
+    "qwen3 qwen3_moe qwen3_next qwen3_vl_moe_text qwen3_vl_text roformer seed_oss smollm3 stablelm starcoder2 "
+    "vaultgemma youtu"
+)
+MODEL_TYPES = {name: conventions.MODEL_TYPES[name] for name in EXAMINED.split()}
 COMPOSITE = ("qwen2_vl", "qwen2_5_vl")  # a text and a vision part; older configs have the text part at the top level
 SINUSOIDAL = ("codegen", "gptj", "roformer")  # tables made once, no base in the config, no rotary module
 MROPE = [name for name, convention in MODEL_TYPES.items() if convention.axes]

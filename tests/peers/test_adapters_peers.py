@@ -87,6 +87,26 @@ def test_any_strides_cross(library, view):
         assert_same_bits(LIBRARIES[library](lambda x: x)(x), x)
 
 
+@pytest.mark.parametrize("axes", ["bnhd", "n(hd)"])
+def test_tensors_behind_other_axes_keep_odd_strides(axes):
+    """A kernel that gets a pointer and a shape: right for contiguous tensors, and wrong for all others."""
+    rope = Rope(8, 10000.0, "half")
+    theta = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+
+    def turned(x, at):  # (…, n, h, d)
+        c, s = (table(at[:, None, None] * theta) for table in (torch.cos, torch.sin))
+        a, b = x.reshape(*x.shape[: axes.index("n") + 1], -1, 8).double().chunk(2, dim=-1)
+        return torch.cat((a * c - b * s, b * c + a * s), dim=-1).reshape(x.shape).to(x.dtype)
+
+    def pointer(x):
+        return torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
+
+    right = with_axes(from_torch(turned), axes)
+    wrong = with_axes(from_torch(lambda x, at: turned(pointer(x), at)), axes)
+    assert pyrope.check_rotation(right, rope, max_position=4095).verdict == "right"
+    assert pyrope.check_rotation(wrong, rope, max_position=4095).faults == ("strides ignored",)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_results_are_copies_and_what_is_not_an_array_is_refused(library):
     held = []
@@ -112,7 +132,7 @@ def test_a_failure_tells_which_tensors_the_function_received():
 
     received = (
         "torch.Tensor of shape (1, 4, 3, 8), torch.float32; torch.Tensor of shape (4,), torch.int64, "
-        "adapted from x of shape (3, 4, 8), dtype float32, and 4 positions from 0 to 4"
+        "adapted from x of shape (3, 4, 8), dtype float32, and positions of shape (4,), from 0 to 4"
     )
     for fn, reason in ((raising, "it raises RuntimeError"), (pair, "it returns tuple"), (print, "it returns nothing")):
         report = pyrope.check_rotation(with_axes(from_torch(fn), "bnhd"), pyrope.Rope(8, 10000.0, "half"))

@@ -20,6 +20,7 @@ from peer_bounds import U32, float32_bound, theta_bound  # noqa: E402
 from rotary_modules import (  # noqa: E402
     COMPOSITE,
     LATENT,
+    MODEL_TYPES,
     MROPE,
     SINUSOIDAL,
     class_of,
@@ -35,7 +36,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: 
 
 import pyrope  # noqa: E402
 from pyrope import Rope, YaRN  # noqa: E402
-from pyrope.models.conventions import MODEL_TYPES  # noqa: E402
 from pyrope.theta import LAYOUTS  # noqa: E402
 
 OWN_ATTENTION = ("codegen", "falcon", "gptj", "gpt_neox_japanese", "roformer")

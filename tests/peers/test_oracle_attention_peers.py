@@ -57,13 +57,12 @@ def sdpa(backend="math", *, window=None, scale=None, causal=True, rope=None):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "options", [{}, {"causal": False}, {"window": 5}, {"scale": 0.5}, {"rope": Rope(64, 1e4, "half")}], ids=str
-)
-def test_torch_is_right(options, backend, dtype):
-    for shape in SHAPES:
-        report = check_attention(sdpa(backend, **options), dtype=DTYPES[dtype], **shape, **options)
-        assert report.ok, str(report)
+@pytest.mark.parametrize("options, shape", [
+    ({}, 0), ({}, 1), ({"causal": False}, 0), ({"window": 5}, 1), ({"scale": 0.5}, 0), ({"rope": Rope(64, 1e4, "half")}, 1),
+], ids=str)  # fmt: skip
+def test_torch_is_right(options, shape, backend, dtype):
+    report = check_attention(sdpa(backend, **options), dtype=DTYPES[dtype], **SHAPES[shape], **options)
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,6 +128,8 @@ def test_eager_attention_of_transformers(dtype):
         )
         return
     assert report.ok, str(report)
+    if dtype == "float16":  # it scales after the product: NaN where q·k is beyond 65504
+        assert any("q·k overflows float16" in note for note in report.notes), str(report)
     assert report.precision == ("float32 angle" if dtype == "float32" else "scores rounded")
     assert check_attention(fn, dtype=DTYPES[dtype], rope=rope).faults == ("empty rows are uniform",)
 
