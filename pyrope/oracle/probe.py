@@ -11,6 +11,7 @@ vectors show what unit vectors cannot, such as products in a low precision. What
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -356,7 +357,17 @@ class Probe:
         self._kept = (before, before) if np.may_share_memory(first, x) else (first, before)
         ask(self.fn, {"x": -2 * x, "positions": at[..., ::-1].copy()}, {}, received, self.behaviour)
         self.look_again()
-        sentinel = self.dtype.type(97.25)  # memory that was just given back is what the next array gets
+        self._writes_all(x, at, before.astype(np.float64))
+        with suppress(Unreadable):  # a candidate need not take a single row
+            self._writes_all(x[:1, :1].copy(), at[..., :1])
+
+    def _writes_all(self, x: Any, at: Int64, before: Float64 | None = None) -> None:
+        """No output may hold what stood in memory before, or differ from what came out ``before``, if that is given.
+
+        Memory that was just given back is what the next array gets: always if it is small, since NumPy keeps small
+        pieces by their size; often if it is larger.
+        """
+        sentinel = self.dtype.type(97.25)
         for _ in range(4):
             freed = [np.full(x.shape, sentinel) for _ in range(8)]
             del freed
@@ -365,5 +376,5 @@ class Probe:
                 evidence = f"{left} of {x.size} outputs are what stood in memory before"
                 self.behaviour = {"output not written": evidence}
                 return
-            if difference := self._differ(again, before.astype(np.float64)):
+            if before is not None and (difference := self._differ(again, before)):
                 self.behaviour.setdefault("state between calls", f"the same call, some calls later: {difference}")
