@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 from optional import package
+from oracle_cases import by_the_sample_alone
 
 import pyrope
 from pyrope import plots
@@ -393,7 +394,8 @@ def test_check_of_a_program(capfd, tmp_path):
     for base, code in ((10000.0, 0), (500000.0, 1)):
         (tmp_path / "my_rope.py").write_text(PROGRAM.format(base=base))
         command = f"{sys.executable} {tmp_path / 'my_rope.py'} {{x}} {{positions}} {{y}}"
-        assert main(["check", "--exec", command, *ROPE, "--max-position", "4095"]) == code
+        with by_the_sample_alone():  # each call starts a process
+            assert main(["check", "--exec", command, *ROPE, "--max-position", "4095"]) == code
     assert "wrong base" in capfd.readouterr().out
     assert main(["check", "--exec", f"{sys.executable} -c 1/0 {{x}} {{positions}} {{y}}", *ROPE]) == 3
     output = capfd.readouterr().out

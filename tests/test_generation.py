@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from models import KINDS, PLAIN, configs
+from models import KINDS, PLAIN, configs, fewer
 
 from pyrope import DynamicNTK, Rope, from_numpy, to_numpy
 from pyrope.models import generation
@@ -34,6 +34,7 @@ def _asked(logits, *options):
 # --- Greedy ---
 
 
+@fewer
 @given(config=configs(causal=st.just(True)), seed=st.integers(0, 99), data=st.data())
 def test_greedy_tokens_are_the_likeliest_of_full_passes(xp, config, seed, data):
     model = random_model(config, seed, xp, "float64")

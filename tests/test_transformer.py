@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from models import KINDS, PLAIN, attentions, by_definition, configs, named_weights, turn
+from models import KINDS, PLAIN, attentions, by_definition, configs, fewer, named_weights, turn
 from test_families import CONFIGS
 
 from pyrope import DynamicNTK, LongRoPE, Rope, definition, encodings, from_numpy, to_numpy
@@ -74,6 +74,7 @@ def _row(x, i):
     return None if x is None else x[i]
 
 
+@fewer
 @given(case=cases())
 def test_forward_is_its_definition(xp, case):
     config, w, tokens, positions, segments = case
@@ -87,6 +88,7 @@ def test_forward_is_its_definition(xp, case):
     assert all(np.array_equal(after[name], w[name]) for name in w), "weights were changed"
 
 
+@fewer
 @given(case=cases(configs(max_layers=2)))
 def test_float32_stays_float32_and_is_near_the_definition(xp, case):
     config, w, tokens, positions, segments = case
@@ -181,6 +183,7 @@ def _in_parts(model, cache, tokens, positions, segments, parts):
     return np.concatenate(out, axis=1)
 
 
+@fewer
 @given(data=st.data(), case=cases(configs(causal=causal), max_n=8), more=st.integers(0, 3))
 def test_any_parts_are_one_pass(xp, data, case, more):
     config, w, tokens, positions, segments = case
@@ -190,6 +193,7 @@ def test_any_parts_are_one_pass(xp, data, case, more):
         close(_in_parts(model, Cache(model, n + more, b), tokens, positions, segments, parts), at_once)
 
 
+@fewer
 @given(data=st.data(), attention=attentions)
 def test_padded_batches_and_what_follows_them_are_separate_runs(xp, data, attention):
     """Rows of different lengths, padded on the left with anything, then decoded for a while."""
@@ -211,6 +215,7 @@ def test_padded_batches_and_what_follows_them_are_separate_runs(xp, data, attent
         close(logits[i, n - len(row) :], ran(model, row + tail))
 
 
+@fewer
 @given(data=st.data(), config=configs())
 def test_packed_sequences_are_separate_runs(xp, data, config):
     model = model_of(config, arrays_of(config, 1), xp)
@@ -282,6 +287,7 @@ def test_sequences_of_different_lengths_need_a_cache_where_frequencies_depend_on
 # --- Rows, and the last logits ---
 
 
+@fewer
 @given(data=st.data(), case=cases(max_b=3))
 def test_a_row_does_not_depend_on_the_others(xp, data, case):
     config, w, tokens, positions, segments = case
@@ -297,6 +303,7 @@ def test_a_row_does_not_depend_on_the_others(xp, data, case):
     close(ran(model, tokens[row], **alone), ran(model, tokens, **options)[row], 1e-9)
 
 
+@fewer
 @given(case=cases())
 def test_the_last_logits_are_the_last_of_all(xp, case):
     config, w, tokens, positions, segments = case
@@ -310,6 +317,7 @@ def test_the_last_logits_are_the_last_of_all(xp, case):
 # --- Traces ---
 
 
+@fewer
 @given(case=cases(), cached=st.booleans())
 def test_a_trace_has_every_intermediate_and_changes_nothing(xp, case, cached):
     config, w, tokens, positions, segments = case
@@ -349,6 +357,7 @@ def test_a_trace_has_every_intermediate_and_changes_nothing(xp, case, cached):
     assert np.array_equal(trace["logits"], traced)
 
 
+@fewer
 @given(config=configs(causal=causal), seed=st.integers(0, 99), start=st.integers(-5, 2**30))
 def test_what_a_trace_holds_fits_together(xp, config, seed, start):
     arrays, tokens, n = arrays_of(config, seed), np.arange(5) % config.vocabulary, 5
