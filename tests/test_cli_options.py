@@ -168,7 +168,7 @@ def test_a_backward_pass_is_asked_for(handed, capsys, monkeypatch):
     for words, message in (
         (["m:f", *ROPE, "--autograd"], "--autograd needs --framework torch, jax, mlx or paddle"),
         (["--exec", "run", *ROPE, *torch], "--autograd needs --framework torch, jax, mlx or paddle"),
-        (["--exec", "run", "--attention", "softmax", "--backward"], "--backward with --attention is for functions"),
+        (["--exec", "run", "--attention", "softmax", *torch], "--autograd needs --framework torch, jax, mlx or paddle"),
     ):
         assert main(["check", "--in-process", *words]) == 2 and message in capsys.readouterr().err
     monkeypatch.setattr(cli.isolation, "run_apart", lambda *arguments: Failure("it crashed", "", "look"))
@@ -204,6 +204,10 @@ def test_a_program_is_called_as_the_options_say(monkeypatch):
         (["check", "--attention", "softmax", "--head-dim", "8"], ("attention", {"positions": False, "timeout": 60.0})),
         (["check", "--attention", "softmax", *ROPE], ("attention", {"positions": True, "timeout": 60.0})),
         (["check", "--attention", "linear"], ("attention", {"positions": True, "timeout": 60.0})),
+        (
+            ["check", "--attention", "linear", "--backward"],
+            ("attention", {"positions": True, "timeout": 60.0, "backward": True}),
+        ),
         (["identify", "--head-dim", "8"], ("rotation", {"timeout": 60.0})),
     ):
         cli._candidate(parsed(*words, "--exec", "run it"))
