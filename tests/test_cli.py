@@ -542,7 +542,13 @@ def test_check_of_a_program_that_computes_attention(capfd, tmp_path, names, opti
 @pytest.mark.parametrize(
     "names, options, row, code, says",
     [
-        ("q k v g positions mask segments dq dk dv", [*SMALL, *ROPE, "--dtype", "float16"], "row", 0, "dk, all questions"),
+        (
+            "q k v g positions mask segments dq dk dv",
+            [*SMALL, *ROPE, "--dtype", "float16"],
+            "row",
+            0,
+            "dk, all questions",
+        ),
         ("q k v g dq dk dv", ["--heads", "2", "--head-dim", "16"], "0", 1, "row term missing"),
         ("q k v g dk dq dv", [*SMALL, "--head-dim", "16"], "row", 3, "{dq} must be float32 of shape"),
     ],
