@@ -125,6 +125,33 @@ def test_flux_is_read():
     assert other.rope is not None and abs(other.rope.base - 33.3) < 1e-4 and other.rope.axes == FLUX.axes, other
 
 
+def dealt(still):
+    """Pairs (i, i + 8) that three axes turn in turn, but for those that stay as they are."""
+
+    def fn(x, at):
+        turns = np.stack([at[i % 3] * 10000.0 ** -(i / 8) * (i not in still) for i in range(8)], axis=-1)
+        z = (x[..., :8] + 1j * x[..., 8:].astype(np.float64)) * np.exp(1j * turns)
+        return np.concatenate((z.real, z.imag), axis=-1).astype(x.dtype)
+
+    return fn
+
+
+def test_pairs_that_stay_among_others_are_said():
+    """As ggml's IMROPE leaves those whose section has ended."""
+    read = identify(dealt({4, 6}), 16, axes=3)
+    assert read.rotary_dim == 12 and read.axes == (0, 1, 2, 0, 2, 1)
+    (note,) = read.notes
+    assert note == (
+        "features 4, 6, 12, 14 do not turn: they may follow an axis of the positions that was not given, or is always 0"
+    )
+    one = identify(lambda x, at: dealt({4, 6})(x, np.stack((at, at, at))), 16)
+    assert one.notes == ("features 4, 6, 12, 14 do not turn",)
+    assert identify(dealt(set()), 16, axes=3).notes == ()
+    assert (
+        identify(lambda x, at: np.concatenate((dealt(set())(x[..., :16], at), x[..., 16:]), -1), 20, axes=3).notes == ()
+    )
+
+
 def test_frequencies_of_no_rule_are_read_too():
     found = identify(by_list([0, 1] * 4, np.linspace(1, 0.1, 8)), 16, axes=2)
     assert found.rope is None and found.axes == (0, 1) * 4 and found.explanations[0].startswith("none of these")
