@@ -87,6 +87,7 @@ _IDENTIFY_EXAMPLES = """\
 examples:
   pyrope identify mymodel.rope:apply --head-dim 128
   pyrope identify --exec "./my_rope {x} {positions} {y}" --head-dim 64
+  pyrope identify vision.py:rotate --head-dim 128 --position-axes 3
 
 exit 0: read; 2: misuse; 3: not judged, because the target raised, crashed or
 returned nothing readable
@@ -301,6 +302,8 @@ def _add_identify(commands: Any) -> None:
     )
     _add_candidate_options(identify, optional=False)
     identify.add_argument("--head-dim", type=int, required=True, metavar="N", help="size of a head")
+    several = "positions have so many axes, as of images: the target takes them as (N, n)"
+    identify.add_argument("--position-axes", type=int, metavar="N", help=several)
 
 
 def _add_vectors(commands: Any) -> None:
@@ -746,11 +749,15 @@ def _gallery_line(row: gallery.Row) -> str:
 def _identify(options: argparse.Namespace) -> int:
     _check_page(options)
     expected, dtype = f"any rotation of {options.head_dim} features", dtype_named(options.dtype)
+    axes = None if options.position_axes is None else checks.integer("--position-axes", options.position_axes, 1, 64)
+    chosen = {"dtype": dtype, "max_position": options.max_position, "axes": axes}
+    if axes is not None and options.call != "positions":
+        raise ValueError(f"--call {options.call} is for one axis: leave out --position-axes, or --call")
 
     def judge(fn: Any) -> int:
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                result = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
+                result = identification.identify(fn, options.head_dim, **chosen)
         except ValueError as error:
             if not isinstance(error.__cause__, Unreadable):
                 raise
