@@ -66,7 +66,9 @@ def test_a_block_of_features_for_each_axis_is_right(dtype):
         (moved(lambda m: m - 1), "positions one too low", "on axis 1 alone"),
         (moved(lambda m: m + 23), "positions shifted", "(m + 23)·θ, on axis 1 alone"),
         (moved(lambda m: m % 64), "positions modulo a length", "modulo 64, on axis 1 alone"),
+        (moved(lambda m: m % 1000), "positions modulo a length", "modulo 1000, on axis 1 alone"),
         (moved(lambda m: np.minimum(m, 127)), "table clamped at its end", "at row 127, on axis 1 alone"),
+        (moved(lambda m: np.minimum(m, 49)), "table clamped at its end", "at row 49, on axis 1 alone"),
         (lambda x, at: flux(x, -at), "direction", ""),
     ],
 )
