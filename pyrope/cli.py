@@ -71,6 +71,8 @@ examples:
   pyrope check flash.py:backward --attention softmax --backward
   pyrope check --attention softmax \\
       --exec "mpiexec -n 4 python mine.py {q} {k} {v} {o}"
+  pyrope check --attention softmax --backward \\
+      --exec "./mine {q} {k} {v} {g} {dq} {dk} {dv}"
 
 a target is module:function or file.py:function, called as fn(x, positions) on
 arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
@@ -85,6 +87,7 @@ _IDENTIFY_EXAMPLES = """\
 examples:
   pyrope identify mymodel.rope:apply --head-dim 128
   pyrope identify --exec "./my_rope {x} {positions} {y}" --head-dim 64
+  pyrope identify vision.py:rotate --head-dim 128 --position-axes 3
 
 exit 0: read; 2: misuse; 3: not judged, because the target raised, crashed or
 returned nothing readable
@@ -226,7 +229,8 @@ def _add_output_options(parser: Any, what: str = "the report") -> None:
 def _add_candidate_options(parser: Any, optional: bool) -> None:
     parser.add_argument("target", nargs="?", help="module:function" + (", or nothing: the gallery" if optional else ""))
     program = "a program that reads {x} and {positions} and writes {y}, all .npy"
-    program += ", or with --attention reads {q}, {k} and {v} and writes {o}" if optional else ""
+    more = ", or with --attention reads {q}, {k} and {v} and writes {o}; its gradients: also {g}, for {dq}, {dk}, {dv}"
+    program += more if optional else ""
     parser.add_argument("--exec", metavar="CMD", help=program)
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="for each call (default: 60 s)")
     own = "call the target in this process, for a debugger: no time limit, and its crash is a crash of pyrope"
@@ -298,6 +302,8 @@ def _add_identify(commands: Any) -> None:
     )
     _add_candidate_options(identify, optional=False)
     identify.add_argument("--head-dim", type=int, required=True, metavar="N", help="size of a head")
+    several = "positions have so many axes, as of images: the target takes them as (N, n)"
+    identify.add_argument("--position-axes", type=int, metavar="N", help=several)
 
 
 def _add_vectors(commands: Any) -> None:
@@ -486,7 +492,8 @@ def _candidate(options: argparse.Namespace) -> Any:
     """The black box that the options name, on NumPy arrays: fn(x, positions), or fn(q, k, v) of attention."""
     if options.exec is not None and (kind := _attention(options)) is not None:
         rotates = kind == "linear" or _has_rope(options)
-        return adapters.from_attention_command(options.exec, positions=rotates, timeout=options.timeout)
+        back = {"backward": True} if options.backward else {}
+        return adapters.from_attention_command(options.exec, positions=rotates, timeout=options.timeout, **back)
     if options.exec is not None:
         return adapters.from_command(options.exec, timeout=options.timeout)
     with announced("while it is imported"):
@@ -609,10 +616,7 @@ def _check_attention(options: argparse.Namespace) -> int:
     if rope is None and options.call != "positions":
         raise ValueError(f"--call {options.call} is for attention with RoPE inside: give the rope, or leave it out")
     chosen |= {"rope": rope, "dtype": dtype_named(options.dtype)} | ({"head_dim": rope.head_dim} if rope else {})
-    if backward := _backward(options):
-        if options.exec is not None:
-            raise ValueError("--backward with --attention is for functions: a program writes one array, {o}")
-        chosen |= backward
+    chosen |= _backward(options)
 
     def judge(fn: Any) -> int:
         with contextlib.redirect_stdout(sys.stderr):
@@ -745,11 +749,15 @@ def _gallery_line(row: gallery.Row) -> str:
 def _identify(options: argparse.Namespace) -> int:
     _check_page(options)
     expected, dtype = f"any rotation of {options.head_dim} features", dtype_named(options.dtype)
+    axes = None if options.position_axes is None else checks.integer("--position-axes", options.position_axes, 1, 64)
+    chosen = {"dtype": dtype, "max_position": options.max_position, "axes": axes}
+    if axes is not None and options.call != "positions":
+        raise ValueError(f"--call {options.call} is for one axis: leave out --position-axes, or --call")
 
     def judge(fn: Any) -> int:
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                result = identification.identify(fn, options.head_dim, dtype=dtype, max_position=options.max_position)
+                result = identification.identify(fn, options.head_dim, **chosen)
         except ValueError as error:
             if not isinstance(error.__cause__, Unreadable):
                 raise

@@ -27,6 +27,7 @@ class Kernel:
     groups: str = "sum"
     back: int = -1  # the sign of the angle in the backward pass; 0: not turned at all
     causal: bool = True
+    by_position: bool = False  # causality and the window
     window: int | None = None
     softcap: float | None = None
     cap_derivative: bool = True
@@ -44,8 +45,9 @@ class Kernel:
         s = s if self.softcap is None else self.softcap * np.tanh(s / self.softcap)
         n, m = s.shape[-2:]
         near = np.arange(m - n, m)[:, None] - np.arange(m)
+        near = positions[0][:, None, -n:, None] - positions[0][:, None, None] if self.by_position else near
         hidden = (near < 0) & self.causal
-        hidden = hidden | ((near >= (self.window or m + n)) | (-near >= (self.window or m + n)))
+        hidden = hidden | (abs(near) >= (self.window or np.inf))
         hidden = hidden if mask is None else hidden | ~mask
         top = np.where(hidden, s.min(), s).max(axis=-1, keepdims=True)
         w = np.where(hidden, 0, np.exp(np.where(hidden, 0, np.maximum(s - top, self.least))))
@@ -71,7 +73,9 @@ class Kernel:
         return {"sum": apart.sum(axis=2), "first": apart[:, :, 0], "mean": apart.mean(axis=2)}[self.groups]
 
 
-def linear(q, k, v, g, at, turn_back=True, denominator=True, slope=True, causal=True, groups="sum", stores=False):
+def linear(
+    q, k, v, g, at, turn_back=True, denominator=True, slope=True, causal=True, groups="sum", stores=False, by_position=False,
+):  # fmt: skip
     """The gradients of Eq. (19), by sums over the pairs of tokens; it may store g/D in the dtype of q."""
     dtype, h, kv = q.dtype, q.shape[1], k.shape[1]
     q, k, v, g = (x.astype(np.float64) for x in (q, k, v, g))
@@ -79,19 +83,20 @@ def linear(q, k, v, g, at, turn_back=True, denominator=True, slope=True, causal=
     tq, tk = turn(fq, at), turn(fk, at)
     fk, tk, vv = (x.repeat(h // kv, axis=1) for x in (fk, tk, v))
     seen = np.tril(np.ones((q.shape[-2],) * 2)) if causal else np.ones((q.shape[-2],) * 2)
-    d = np.einsum("bhnd,bhmd,nm->bhn", fq, fk, seen)[..., None]
-    w = np.einsum("bhnd,bhmd,nm->bhnm", tq, tk, seen) / d
+    seen = at[:, :, None] >= at[:, None] if by_position else np.broadcast_to(seen, (len(q), *seen.shape))
+    d = np.einsum("bhnd,bhmd,bnm->bhn", fq, fk, seen)[..., None]
+    w = np.einsum("bhnd,bhmd,bnm->bhnm", tq, tk, seen) / d
     shares = (g / d).astype(dtype).astype(np.float64) if stores else g / d
-    dn = np.einsum("bhnd,bhmd,nm->bhnm", shares, vv, seen)
+    dn = np.einsum("bhnd,bhmd,bnm->bhnm", shares, vv, seen)
     dd = -(shares * np.einsum("bhnm,bhmd->bhnd", w, vv)).sum(axis=-1, keepdims=True) * denominator
     dq, dk = np.einsum("bhnm,bhmd->bhnd", dn, tk), np.einsum("bhnm,bhnd->bhmd", dn, tq)
     dk, dv = (
         Kernel(groups=groups)._collected(dk, kv),
         Kernel(groups=groups)._collected(np.einsum("bhnm,bhnd->bhmd", w * d, shares), kv),
     )
-    plain = Kernel(groups=groups)._collected(np.einsum("nm,bhnd->bhmd", seen, dd * fq), kv)
+    plain = Kernel(groups=groups)._collected(np.einsum("bnm,bhnd->bhmd", seen, dd * fq), kv)
     dq, dk = (turn(dq, at, -1), turn(dk, at, -1)) if turn_back else (dq, dk)
-    dq, dk = dq + dd * np.einsum("nm,bhmd->bhnd", seen, fk), dk + plain
+    dq, dk = dq + dd * np.einsum("bnm,bhmd->bhnd", seen, fk), dk + plain
     if slope:
         dq, dk = dq * np.where(q > 0, 1, np.exp(np.minimum(q, 0))), dk * np.where(k > 0, 1, np.exp(np.minimum(k, 0)))
     return tuple(x.astype(dtype) for x in (dq, dk, dv))

@@ -438,28 +438,47 @@ def exp(q, k, v, positions):
 def crashes(q, k, v):
     os._exit(7)
 """
-# By loops over nothing but NumPy, so that it starts quickly: masked, packed and rotated, as its paths say.
+# Nothing but NumPy, so that it starts quickly: masked, packed and rotated, forward or backward, as its paths say.
 ATTENTION_PROGRAM = """
 import sys
 import numpy as np
 
 paths = dict(word.split("=") for word in sys.argv[1:])
 q, k, v = (np.load(paths[name]).astype(np.float64) for name in "qkv")
+turn = 1.0
 if "positions" in paths:
     angle = np.load(paths["positions"])[:, None, :, None] * 10000.0 ** -(np.arange(16) / 16)
     turn = np.cos(angle) + 1j * np.sin(angle)
-    q, k = (np.concatenate((z.real, z.imag), -1) for x in (q, k) for z in [(x[..., :16] + 1j * x[..., 16:]) * turn])
-n, m = q.shape[2], k.shape[2]
+
+
+def turned(x, turn):
+    z = (x[..., :x.shape[-1] // 2] + 1j * x[..., x.shape[-1] // 2:]) * turn
+    return np.concatenate((z.real, z.imag), -1)
+
+
+q, k = turned(q, turn), turned(k, turn)
+n, m, shared = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
 seen = np.tri(n, m, m - n, dtype=bool)[None, None]
 if "mask" in paths:
     seen = seen & np.load(paths["mask"])
 if "segments" in paths:
     segments = np.load(paths["segments"])
     seen = seen & (segments[:, None, m - n:, None] == segments[:, None, None, :])
-scores = np.where(seen, q @ np.repeat(k, q.shape[1] // k.shape[1], 1).swapaxes(-1, -2) / q.shape[3] ** SCALE, -np.inf)
+k, v, scale = np.repeat(k, shared, 1), np.repeat(v, shared, 1), q.shape[3] ** -SCALE
+scores = np.where(seen, q @ k.swapaxes(-1, -2) * scale, -np.inf)
 weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e300))
-o = weights @ np.repeat(v, q.shape[1] // v.shape[1], 1) / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
-np.save(paths["o"], o.astype(np.load(paths["q"]).dtype))
+weights = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+made = {"o": weights @ v}
+if "g" in paths:
+    g = np.load(paths["g"]).astype(np.float64)
+    row = (g * made["o"]).sum(-1, keepdims=True)
+    ds = weights * (g @ v.swapaxes(-1, -2) - ROW) * scale
+    made = {"dq": turned(ds @ k, np.conj(turn)), "dk": turned(ds.swapaxes(-1, -2) @ q, np.conj(turn))}
+    made["dv"] = weights.swapaxes(-1, -2) @ g
+    for name in ("dk", "dv"):
+        made[name] = made[name].reshape(len(q), -1, shared, m, q.shape[3]).sum(2)
+for name, x in made.items():
+    np.save(paths[name], x.astype(np.load(paths["q"]).dtype))
 """
 SMALL = ["--heads", "2", "--key-heads", "1"]
 
@@ -520,6 +539,32 @@ def test_check_of_a_program_that_computes_attention(capfd, tmp_path, names, opti
     assert says in output and output.startswith(f"attention: { ({0: 'RIGHT', 1: 'WRONG', 3: 'NOT JUDGED'}[code]) }"), (
         output
     )
+
+
+@pytest.mark.parametrize(
+    "names, options, row, code, says",
+    [
+        (
+            "q k v g positions mask segments dq dk dv",
+            [*SMALL, *ROPE, "--dtype", "float16"],
+            "row",
+            0,
+            "dk, all questions",
+        ),
+        ("q k v g dq dk dv", ["--heads", "2", "--head-dim", "16"], "0", 1, "row term missing"),
+        ("q k v g dk dq dv", [*SMALL, "--head-dim", "16"], "row", 3, "{dq} must be float32 of shape"),
+    ],
+)
+def test_check_of_a_program_that_computes_gradients(capfd, tmp_path, names, options, row, code, says):
+    (tmp_path / "attend.py").write_text(ATTENTION_PROGRAM.replace("SCALE", "0.5").replace("ROW", row))
+    taken = names.replace("dk dq", "dq dk").split()  # dk where dq is asked for, and the other way round
+    words = " ".join(f"{name}={{{placed}}}" for name, placed in zip(taken, names.split(), strict=True))
+    command = f"'{sys.executable}' '{tmp_path / 'attend.py'}' {words}"
+    assert main(["check", "--attention", "softmax", "--backward", "--exec", command, *options]) == code
+    output = capfd.readouterr().out
+    assert says in output and output.startswith(
+        f"attention, backward: { ({0: 'RIGHT', 1: 'WRONG', 3: 'NOT JUDGED'}[code]) }"
+    ), output
 
 
 def test_without_a_launcher_an_error_says_what_to_install(capfd, tmp_path, monkeypatch):
@@ -611,6 +656,10 @@ def test_trace_and_diff(capsys, folder):
             "must say where {positions} goes",
         ),
         (["check", "--exec", "true {q} {k} {v} {o}", *ROPE], "must say where {x} goes"),
+        (
+            ["check", "--attention", "softmax", "--backward", "--exec", "true {q} {k} {v} {g} {o}"],
+            'must say where {dq} goes, as in "./my_attention {q} {k} {v} {g} {dq} {dk} {dv}"',
+        ),
         (["check", "json:dumps", *ROPE, "--grade", "perfect"], "grade must be one of"),
         (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"),
         (["vectors", "--verify", "only-one"], "--verify needs two paths"),

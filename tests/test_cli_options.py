@@ -168,7 +168,7 @@ def test_a_backward_pass_is_asked_for(handed, capsys, monkeypatch):
     for words, message in (
         (["m:f", *ROPE, "--autograd"], "--autograd needs --framework torch, jax, mlx or paddle"),
         (["--exec", "run", *ROPE, *torch], "--autograd needs --framework torch, jax, mlx or paddle"),
-        (["--exec", "run", "--attention", "softmax", "--backward"], "--backward with --attention is for functions"),
+        (["--exec", "run", "--attention", "softmax", *torch], "--autograd needs --framework torch, jax, mlx or paddle"),
     ):
         assert main(["check", "--in-process", *words]) == 2 and message in capsys.readouterr().err
     monkeypatch.setattr(cli.isolation, "run_apart", lambda *arguments: Failure("it crashed", "", "look"))
@@ -204,6 +204,10 @@ def test_a_program_is_called_as_the_options_say(monkeypatch):
         (["check", "--attention", "softmax", "--head-dim", "8"], ("attention", {"positions": False, "timeout": 60.0})),
         (["check", "--attention", "softmax", *ROPE], ("attention", {"positions": True, "timeout": 60.0})),
         (["check", "--attention", "linear"], ("attention", {"positions": True, "timeout": 60.0})),
+        (
+            ["check", "--attention", "linear", "--backward"],
+            ("attention", {"positions": True, "timeout": 60.0, "backward": True}),
+        ),
         (["identify", "--head-dim", "8"], ("rotation", {"timeout": 60.0})),
     ):
         cli._candidate(parsed(*words, "--exec", "run it"))
@@ -392,11 +396,15 @@ def test_identify_hands_on_its_options(monkeypatch, capsys):
     monkeypatch.setattr(cli.adapters, "load_target", lambda target: target)
     words = ["identify", "--in-process", "m:f", "--head-dim", "8"]
     assert main([*words, "--dtype", "float64", "--max-position", "50"]) == 0
-    assert (
-        calls == [("m:f", 8, {"dtype": np.float64, "max_position": 50})] and capsys.readouterr().out == "a rotation\n"
-    )
+    assert calls == [("m:f", 8, {"dtype": np.float64, "max_position": 50, "axes": None})]
+    assert capsys.readouterr().out == "a rotation\n"
     assert main([*words, "--json"]) == 0 and json.loads(capsys.readouterr().out) == {"base": 5}
-    assert calls[-1][2] == {"dtype": np.float32, "max_position": None}
+    assert calls[-1][2] == {"dtype": np.float32, "max_position": None, "axes": None}
+    assert main([*words, "--position-axes", "3"]) == 0 and calls[-1][2]["axes"] == 3
+    assert main([*words, "--position-axes", "3", "--call", "offset"]) == 2 and len(calls) == 3
+    assert "--call offset is for one axis: leave out --position-axes" in capsys.readouterr().err
+    assert main([*words, "--position-axes", "0"]) == 2 and len(calls) == 3
+    assert "--position-axes must be at least 1, was 0" in capsys.readouterr().err
 
 
 def test_plot_hands_on_its_options(monkeypatch, capsys):

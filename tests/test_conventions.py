@@ -227,6 +227,19 @@ def test_bad_configs(change, error, match):
         Rope.from_config(LLAMA | change)
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_axes_of_an_unknown_type_are_no_matter_of_the_layout(key):
+    """With layout= it would be refused again, for its axes."""
+    config = {**LLAMA, "model_type": "of tomorrow", key: {"type": "default", "mrope_section": [8, 12, 12]}}
+    config["rope_theta"] = 10000.0
+    with pytest.raises(ValueError, match=r"is not listed here: write the Rope out, .*since it says mrope_section"):
+        Rope.from_config(config)
+    with pytest.raises(ValueError, match="not which pairs turn with which axis"):
+        Rope.from_config(config, layout="half")
+    with pytest.raises(ValueError, match="is not listed here: pass layout=$"):
+        Rope.from_config({**config, key: {"type": "default", "mrope_section": None}})
+
+
 def test_a_base_that_nobody_says_is_asked_for():
     with pytest.raises(ValueError, match="does not say rope_theta"):
         Rope.from_config({"head_dim": 64}, layout="half")

@@ -66,7 +66,9 @@ def test_a_block_of_features_for_each_axis_is_right(dtype):
         (moved(lambda m: m - 1), "positions one too low", "on axis 1 alone"),
         (moved(lambda m: m + 23), "positions shifted", "(m + 23)·θ, on axis 1 alone"),
         (moved(lambda m: m % 64), "positions modulo a length", "modulo 64, on axis 1 alone"),
+        (moved(lambda m: m % 1000), "positions modulo a length", "modulo 1000, on axis 1 alone"),
         (moved(lambda m: np.minimum(m, 127)), "table clamped at its end", "at row 127, on axis 1 alone"),
+        (moved(lambda m: np.minimum(m, 49)), "table clamped at its end", "at row 49, on axis 1 alone"),
         (lambda x, at: flux(x, -at), "direction", ""),
     ],
 )
@@ -123,6 +125,33 @@ def test_flux_is_read():
     assert identify(lambda x, at: flux(x, at[None].repeat(3, 0)), D).axes is None
     other = identify(lambda x, at: flux(x, at, theta=33.3), D, axes=3)
     assert other.rope is not None and abs(other.rope.base - 33.3) < 1e-4 and other.rope.axes == FLUX.axes, other
+
+
+def dealt(still):
+    """Pairs (i, i + 8) that three axes turn in turn, but for those that stay as they are."""
+
+    def fn(x, at):
+        turns = np.stack([at[i % 3] * 10000.0 ** -(i / 8) * (i not in still) for i in range(8)], axis=-1)
+        z = (x[..., :8] + 1j * x[..., 8:].astype(np.float64)) * np.exp(1j * turns)
+        return np.concatenate((z.real, z.imag), axis=-1).astype(x.dtype)
+
+    return fn
+
+
+def test_pairs_that_stay_among_others_are_said():
+    """As ggml's IMROPE leaves those whose section has ended."""
+    read = identify(dealt({4, 6}), 16, axes=3)
+    assert read.rotary_dim == 12 and read.axes == (0, 1, 2, 0, 2, 1)
+    (note,) = read.notes
+    assert note == (
+        "features 4, 6, 12, 14 do not turn: they may follow an axis of the positions that was not given, or is always 0"
+    )
+    one = identify(lambda x, at: dealt({4, 6})(x, np.stack((at, at, at))), 16)
+    assert one.notes == ("features 4, 6, 12, 14 do not turn",)
+    assert identify(dealt(set()), 16, axes=3).notes == ()
+    assert (
+        identify(lambda x, at: np.concatenate((dealt(set())(x[..., :16], at), x[..., 16:]), -1), 20, axes=3).notes == ()
+    )
 
 
 def test_frequencies_of_no_rule_are_read_too():

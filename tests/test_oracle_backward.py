@@ -274,7 +274,7 @@ def nothing(q, k, v, g):
         (["{}:forward", "--autograd"], 2, "--autograd needs --framework torch, jax, mlx or paddle"),
         (["{}:missing_module", "--backward"], 2, "has no 'missing_module'"),
         (["{}:nothing", "--backward", "--attention", "softmax"], 1, "attention, backward: WRONG"),
-        (["--exec", "cp {{q}} {{o}}", "--backward", "--attention", "softmax"], 2, "a program writes one array"),
+        (["--exec", "cp {{q}} {{o}}", "--backward", "--attention", "softmax"], 2, "must say where {k} goes"),
     ],
 )
 def test_the_command_checks_backward_passes(tmp_path, capsys, words, code, text):

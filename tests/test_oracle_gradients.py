@@ -100,6 +100,7 @@ SPECS = {
     "plain": (Kernel(), {}), "two-sided": (Kernel(causal=False), {"causal": False}), "window": (Kernel(window=5), {"window": 5}),
     "softcap": (Kernel(softcap=2.0), {"softcap": 2.0}), "scale": (Kernel(scale=1.0), {"scale": 1.0}), "grouped": (Kernel(), {"key_heads": 2}),
     "rope": (Kernel(rotates=True), {"rope": ROPE}), "rope, grouped": (Kernel(rotates=True), {"rope": ROPE, "key_heads": 1}),
+    "rope, window": (Kernel(rotates=True, causal=False, window=5), {"rope": ROPE, "causal": False, "window": 5}),
 }  # fmt: skip
 WRONG = {
     "row term": ("plain", {"row_term": False}, ("row term missing",)),
@@ -112,6 +113,8 @@ WRONG = {
     "grouped heads that were not asked for": ("plain", {"groups": "first"}, ("key heads not summed",)),
     "not causal": ("plain", {"causal": False}, ("not causal",)),
     "causal": ("two-sided", {"causal": True}, ("causal by mistake",)),
+    "causal by position": ("rope", {"by_position": True}, ("causal by position",)),
+    "a window by position": ("rope, window", {"by_position": True}, ("causal by position",)),
     "no window": ("window", {"window": None}, ("window ignored",)),
     "no softcap": ("softcap", {"softcap": None}, ("softcap missing",)),
     "softcap": ("softcap", {"cap_derivative": False}, ("softcap's derivative missing",)),
@@ -315,6 +318,7 @@ def test_what_float16_loses_below_its_normal_numbers_is_rounding():
         ({"denominator": False}, ("denominator's derivative missing",)),
         ({"slope": False}, ("feature map's derivative missing",)),
         ({"causal": False}, ("not causal",)),
+        ({"by_position": True}, ("causal by position",)),
         ({"groups": "first"}, ("key heads not summed",)),
     ],
 )

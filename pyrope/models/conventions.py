@@ -256,7 +256,10 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
         layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
     if layout is None:
         unlisted = f"and model_type {model_type!r} is not listed here"
-        raise ValueError(f"a config does not say which features make a pair, {unlisted}: pass layout=")
+        ropes = (config.get("rope_parameters"), config.get("rope_scaling"))
+        several = any(isinstance(rope, Mapping) and rope.get("mrope_section") is not None for rope in ropes)
+        fix = f"{_WRITTEN_OUT}, since it says mrope_section" if several else "pass layout="
+        raise ValueError(f"a config does not say which features make a pair, {unlisted}: {fix}")
     _refuse_other_ropes(config, convention)
     found = {usual: _at(config, own) for own, usual in convention.names.items()}
     renamed = {usual: value for usual, value in found.items() if value is not None}
@@ -289,14 +292,17 @@ def _convention(config: Json) -> Convention:
     return MODEL_TYPES.get(model_type, _UNKNOWN)
 
 
+_WRITTEN_OUT = 'write the Rope out, for instance with axes=Axes("sections", …) or Axes("interleaved", …)'
+
+
 def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> dict[str, Any] | None:
     """The arguments of the `Axes` of p pairs, or None: mrope_section means different things to different types."""
     name, style, sections = config.get("model_type"), convention.axes, parameters.get("mrope_section")
     if style is None:
         if sections is not None:
             rule = "says mrope_section, but not which pairs turn with which axis: model types differ in that"
-            fix = 'write the Rope out, for instance with axes=Axes("sections", …) or Axes("interleaved", …)'
-            raise ValueError(f"the config of model_type {name!r} {rule}, and this one is not known to have it: {fix}")
+            unknown = f"and this one is not known to have it: {_WRITTEN_OUT}"
+            raise ValueError(f"the config of model_type {name!r} {rule}, {unknown}")
         return None
     if (interleaved := parameters.get("mrope_interleaved")) is not None and interleaved is not (style == "interleaved"):
         raise ValueError(f"model_type {name!r} has {style} axes, but the config says mrope_interleaved {interleaved!r}")

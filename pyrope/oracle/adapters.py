@@ -17,6 +17,7 @@ are put around each other: the array library inside, the shape of the API outsid
     from_torch(fn, backward="x")                                                  # its backward pass, by autograd
     from_command("./my_rope {x} {positions} {y}")                                 # a program in any language
     from_attention_command("mpiexec -n 4 python mine.py {q} {k} {v} {o}")         # one that computes attention
+    from_attention_command("./mine {q} {k} {v} {g} {dq} {dk} {dv}", backward=True)  # ... its gradients
 
 If a function changes its input, x changes too, where x is writeable: an adapter hides no fault. Results are copies on
 the host, in the dtype that the function returned, bit by bit.
@@ -507,32 +508,38 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Cand
     After ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
     words = _words(command)
-    run = _program(words, ("x", "positions"), "y", timeout, "./my_rope {x} {positions} {y}")
-    return lambda x, positions: run({"x": x, "positions": np.asarray(positions, np.int64)})
+    run = _program(words, ("x", "positions"), {"y": "x"}, timeout, "./my_rope {x} {positions} {y}")
+    return lambda x, positions: run({"x": x, "positions": np.asarray(positions, np.int64)})[0]
 
 
-def from_attention_command(command: str | Sequence[str], *, positions: bool = False, timeout: float = 60.0) -> Function:
+def from_attention_command(
+    command: str | Sequence[str], *, positions: bool = False, backward: bool = False, timeout: float = 60.0
+) -> Function:
     """A program that computes attention, as fn(q, k, v): ``"mpiexec -n 4 python mine.py {q} {k} {v} {o}"``.
 
     Files and time limit are those of `from_command`; o must have the shape and dtype of q. With ``positions``, for
     attention that rotates inside, it is fn(q, k, v, positions), and the command has {positions}, int64 (b, n). If the
     command has {mask}, bool (b, 1, n, m), or {segments}, int64 (b, m), each call gets one: True, or 0, everywhere if
-    nothing else is asked for.
+    nothing else is asked for. With ``backward`` the program computes gradients, as fn(q, k, v, g) -> (dq, dk, dv): the
+    command has {g}, of the shape of q, and for {o} it has {dq}, {dk} and {dv}, of the shapes and dtype of q, k and v.
     """
-    words, example = _words(command), "./my_attention {q} {k} {v}" + " {positions}" * positions + " {o}"
+    words, results = _words(command), {"dq": "q", "dk": "k", "dv": "v"} if backward else {"o": "q"}
+    arrays = ("q", "k", "v", *["g"] * backward, *["positions"] * positions)
     options = [name for name in ("mask", "segments") if _placed(name, words)]
-    names = ("q", "k", "v", *["positions"] * positions, *options)
-    run = _program(words, names, "o", timeout, example)
+    names = (*arrays, *options)
+    example = " ".join(["./my_attention", *(f"{{{name}}}" for name in (*arrays, *results))])
+    run = _program(words, names, results, timeout, example)
     if not positions and _placed("positions", words):
         raise ValueError(
             "the command must not have {positions}, which only attention with RoPE inside gets: give its rope"
         )
 
-    def candidate(*arrays: NumPyArray, **given: NumPyArray) -> NumPyArray:
+    def candidate(*arrays: NumPyArray, **given: NumPyArray) -> Any:
         (b, _, n, _), m = arrays[0].shape, arrays[1].shape[-2]
         plain = {"mask": np.ones((b, 1, n, m), bool), "segments": np.zeros((b, m), np.int64)}
         every = plain | dict(zip(names, arrays, strict=False)) | given
-        return run({name: every[name] for name in names})
+        made = run({name: every[name] for name in names})
+        return made if backward else made[0]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
@@ -549,35 +556,39 @@ def _placed(name: str, words: Sequence[str]) -> bool:
 
 
 def _program(
-    words: Sequence[str], names: Sequence[str], result: str, timeout: float, example: str
-) -> Callable[[Mapping[str, NumPyArray]], NumPyArray]:
-    """A program as a function of arrays by name; what it writes must have the shape and dtype of the first of them."""
+    words: Sequence[str], names: Sequence[str], results: Mapping[str, str], timeout: float, example: str
+) -> Callable[[Mapping[str, NumPyArray]], tuple[NumPyArray, ...]]:
+    """A program as a function of arrays by name; each result must have the shape and dtype of the array that is named
+    beside it."""
     timeout = checks.real("timeout", timeout, 0, open=True)
-    for name in (*names, result):
+    for name in (*names, *results):
         if not _placed(name, words):
             raise ValueError(f'the command must say where {{{name}}} goes, as in "{example}"')
     if shutil.which(words[0]) is None:
         launcher = ': pip install ".[mpi]" in a clone of pyrope' if words[0] in ("mpiexec", "mpirun") else ""
         raise ValueError(f"there is no program {words[0]!r} that can be run{launcher}")
-    placeholder = re.compile(rf"\{{({'|'.join((*names, result))})\}}")
+    placeholder = re.compile(rf"\{{({'|'.join((*names, *results))})\}}")
 
     hung: list[CommandFailed] = []  # a program that took too long once would take as long again in every other call
 
-    def run(given: Mapping[str, NumPyArray]) -> NumPyArray:
+    def run(given: Mapping[str, NumPyArray]) -> tuple[NumPyArray, ...]:
         if hung:
             raise hung[0]
         with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
-            paths = {name: Path(directory, f"{name}.npy") for name in (*names, result)}
+            paths = {name: Path(directory, f"{name}.npy") for name in (*names, *results)}
             for name, array in given.items():
                 save_npy(paths[name], array)
-            log, like = Path(directory, "log"), given[names[0]]
+            log = Path(directory, "log")
             try:
                 _run([placeholder.sub(lambda match: str(paths[match[1]]), word) for word in words], timeout, log)
             except CommandFailed as error:
                 hung.extend([error] * isinstance(error.__cause__, subprocess.TimeoutExpired))
                 raise
             try:
-                return load_npy(paths[result], f"what the program wrote as {{{result}}}", like.shape, like.dtype)
+                return tuple(
+                    load_npy(paths[name], f"what the program wrote as {{{name}}}", given[like].shape, given[like].dtype)
+                    for name, like in results.items()
+                )
             except ValueError as error:
                 raise CommandFailed(f"{error}{_tail(log)}") from error
 

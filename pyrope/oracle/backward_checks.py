@@ -124,12 +124,20 @@ _FORWARD: dict[str, Callable[[Spec], Spec | None]] = {
 
 def _forward(other: Callable[[Spec], Spec | None], spec: Spec, measured: Any = None) -> Iterable[Change]:
     changed = other(spec)
-    return [Change("these are the gradients of a forward pass with this mistake", {"spec": changed})] if changed else []
+    return [Change(_OF_FORWARD, {"spec": changed})] if changed else []
+
+
+_OF_FORWARD = "these are the gradients of a forward pass with this mistake"
+_BY_POSITION = _steps(
+    lambda s: s.rope is not None and (s.causal or s.window is not None),
+    (_OF_FORWARD, Backward(causality="by position")),
+)
 
 
 def _catalogue(own: Sequence[Fault], forward: Mapping[str, Fault]) -> dict[str, Fault]:
     """Mistakes of the backward pass, then those of the forward pass."""
-    ways = {name: partial(_forward, way) for name, way in _FORWARD.items() if name in forward}
+    ways: dict[str, Callable[..., Iterable[Change]]] = {"causal by position": _BY_POSITION}
+    ways |= {name: partial(_forward, way) for name, way in _FORWARD.items() if name in forward}
     others = [replace(forward[name], changes=changes) for name, changes in ways.items()]
     return {fault.name: fault for fault in (*own, *_SHARED, *others)}
 

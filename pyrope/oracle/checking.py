@@ -90,7 +90,8 @@ def _hint(rope: Rope) -> str:
     """What a function may not have expected of this rope: positions of several axes, or heads that turn in part."""
     if rope.axes is not None:
         shape = f"this rope has {rope.axes.count} axes, so positions are ({rope.axes.count}, n)"
-        return f"; {shape}: for a function of text, check dataclasses.replace(rope, axes=None)"
+        text = "check dataclasses.replace(rope, axes=None), or say --head-dim, --base and --layout for --config"
+        return f"; {shape}: for a function of text, {text}"
     if rope.placement == "suffix":
         part = f"Rope({rope.width}, {rope.base:g}, {rope.layout!r}{', scaling=…' if rope.scaling else ''})"
         shape = f"x has whole heads of {rope.head_dim} features, of which the last {rope.width} turn"

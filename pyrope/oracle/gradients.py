@@ -126,6 +126,7 @@ class Backward:
     softcap: bool = True  # its derivative is multiplied with
     denominator: bool = True  # of linear attention: its derivative is added
     feature_map: bool = True  # of linear attention: its derivative is multiplied with
+    causality: str = "by order"  # or "by position", and the window, too: of the forward pass
     times: float = 1.0
 
 
@@ -175,6 +176,14 @@ def _places(positions: Any, n: int, m: int) -> tuple[Any, Any]:
     return (None, None) if positions is None else (positions[:, None, m - n :], positions[:, None])
 
 
+def _seen(spec: Spec, steps: Backward, q_at: Any, k_at: Any, n: int, m: int, *hidden: Any) -> Array:
+    """Which of the m tokens each of the last n sees, as `truth.seen` has it, or by their positions."""
+    if steps.causality == "by order":
+        return seen(spec, n, m, *hidden)
+    by_position = definition.visible(q_at, k_at, spec.causal, spec.window)
+    return seen(replace(spec, causal=False, window=None), n, m, *hidden) & by_position
+
+
 def softmax_gradients(
     spec: Spec, roundings: Roundings, q: Array, k: Array, v: Array, g: Array, positions: Any = None, mask: Any = None,
     segments: Any = None, steps: Backward = RIGHT,
@@ -183,7 +192,7 @@ def softmax_gradients(
     mask (b, 1, n, m). The queries are the last n of the m tokens."""
     (_, h, n, _), m, r = q.shape, k.shape[-2], roundings
     q_at, k_at = _places(positions, n, m)
-    visible = seen(spec, n, m, mask, segments)
+    visible = _seen(spec, steps, q_at, k_at, n, m, mask, segments)
     turned_q, turned_k = _turn(Noisy(q), q_at, spec.rope, r), _spread(_turn(Noisy(k), k_at, spec.rope, r), h)
     values, out = _spread(Noisy(v), h), Noisy(g)
     scores = turned_q.matmul(turned_k.swapped(), r).scaled(spec.scale).stored(r, 2)
@@ -240,7 +249,8 @@ def linear_gradients(
     """dq, dk and dv of Eq. (19), or without a rope of Eq. (18), in float64; shapes as in `softmax_gradients`."""
     (_, h, n, _), m, r = q.shape, k.shape[-2], roundings
     rope = None if spec.rope is None else spec.rope.pure
-    (q_at, k_at), visible = _places(positions, n, m), seen(replace(spec, window=None), n, m)
+    q_at, k_at = _places(positions, n, m)
+    visible = _seen(replace(spec, window=None), steps, q_at, k_at, n, m)
     phi, slope = definition.FEATURE_MAPS[spec.feature_map], _DERIVATIVES[spec.feature_map]
     fq, fk, values, out = Noisy(phi(q)), _spread(Noisy(phi(k)), h), _spread(Noisy(v), h), Noisy(g)
     fq, fk = (x.stored(r).rounded(2 * r.fine) for x in (fq, fk))

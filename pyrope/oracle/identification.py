@@ -131,6 +131,7 @@ def identify(
         matches, narrow = list[Explanation](), ""
     else:
         matches, narrow = _explanations(measured, head_dim, axis, suspects)
+        notes += _still(measured, head_dim, axis) if layout == "none" and not matches else []
     rope = next((match.rope for match in matches if match.rope is not None), None)
     legible = measured.legible
     unknown = ("none of these: no published rule has these frequencies",) if width and legible else ()
@@ -196,6 +197,16 @@ def _explanations(
     # Only now, since frequencies that are powers of two are right in any dtype.
     narrow, rounding = low_precision(measured)
     return rules(measured, head_dim, suspects, rounding) if narrow else [], narrow
+
+
+def _still(measured: Measured, head_dim: int, axis: Int64 | None) -> list[str]:
+    """A note about single features that stay as they are, among others that turn."""
+    still = sorted(set(range(head_dim)) - set(measured.pairs.reads.ravel().tolist()))
+    if not 0 < len(still) < head_dim // 2:
+        return []
+    more = ", …" * (len(still) > 8)
+    missing = "" if axis is None else ": they may follow an axis of the positions that was not given, or is always 0"
+    return [f"features {', '.join(map(str, still[:8]))}{more} do not turn{missing}"]
 
 
 def _readings(probe: Probe, rope: Rope | None, measured: Measured) -> Readings | None:

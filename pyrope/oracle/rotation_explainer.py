@@ -70,7 +70,8 @@ class RotationExplainer:
             return []
         evidence = RotationEvidence(self.sample, self.rope, self.probe.dtype.name, ratio, set(behaviour), self.faults)
         self._ratio, self._length = ratio, self._first_wrong(ratio)
-        known = evidence.known(self._measurements()._replace(length=self._length))
+        lengths = tuple(self._first_wrong_of(axis) for axis in range(self.probe.axes or 0))
+        known = evidence.known(self._measurements()._replace(length=self._length, lengths=lengths))
         if (subtle := self._subtle(ratio)) is not None:
             return [self._to_the_last_digit(subtle, evidence, known)]
         turns = [suspect for suspect in known if suspect[0].name == "2π rounded"]  # not before other frequencies
@@ -177,20 +178,30 @@ class RotationExplainer:
     def _first_wrong(self, ratio: Float64) -> int | None:
         """The first position that is wrong, as far as halving (by 64 at once) tells, if there are some before it."""
         order = np.argsort(self.sample.at)
-        positions, wrong = self.sample.at[order], np.asarray((ratio > 1).any(axis=(0, 2)))[order]
+        return self._halved(self.sample.at[order], np.asarray((ratio > 1).any(axis=(0, 2)))[order])
+
+    def _first_wrong_of(self, axis: int) -> int | None:
+        """The same of the positions of one axis, where those of all others are 0."""
+        at = probe_positions(self.probe.max_position)
+        return self._halved(at, self._wrong(at, axis), axis)
+
+    def _halved(self, positions: Int64, wrong: Any, axis: int | None = None) -> int | None:
         k = int(np.argmax(wrong))
         if k < 4:
             return None
         low, high = int(positions[k - 1]), int(positions[k])
         while high - low > 1:
             at = np.unique(np.linspace(low, high, 66).astype(np.int64))
-            sample = self._read(np.append(at, self.probe.max_position))
-            worst = error_ratios(sample, self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
-            bad = np.asarray((worst > 1).any(axis=(0, 2)))[:-1]
+            bad = self._wrong(np.append(at, self.probe.max_position), axis)[:-1]
             bad[0], bad[-1] = False, True
             high = int(at[j := int(np.argmax(bad))])
             low = int(at[j - 1])
         return high
+
+    def _wrong(self, at: Int64, axis: int | None) -> Any:
+        """At which of these positions, of all axes or of one, the worst grade is missed."""
+        worst = error_ratios(self._read(at, axis), self.rope, self.probe.dtype)[grades(self.probe.dtype)[-1]]
+        return np.asarray((worst > 1).any(axis=(0, 2)))
 
     @cached_property
     def rules(self) -> list[Explanation]:
@@ -466,9 +477,11 @@ class RotationExplainer:
                 return int(between[np.argmax(closer)])
         return int(positions[k])
 
-    def _read(self, at: Int64) -> Sample:
-        """Dense vectors at these positions."""
+    def _read(self, at: Int64, axis: int | None = None) -> Sample:
+        """Dense vectors at these positions, of all axes or of one alone."""
         x, positions = self.probe.random(2, len(at), seed=9), along_axes(at, self.probe.axes)
+        if axis is not None:
+            positions = np.where(np.arange(len(positions))[:, None] == axis, at, 0)
         return Sample(x.astype(np.float64), self.probe.read(x, positions), positions)
 
     def _visibly_wrong(self, sample: Sample) -> Any:

@@ -45,6 +45,7 @@ class Measurements(NamedTuple):
     offsets: tuple[int | None, ...] = ()  # of the pairs of each axis
     factor: float | None = None
     length: int | None = None  # the first position that is wrong, if some before it are right
+    lengths: tuple[int | None, ...] = ()  # the same of each axis alone
     axis: Int64 | None = None  # (p,): which axis turns each pair
     rules: tuple[str, ...] = ()  # published rules that explain its frequencies, in words
     theta: Float64 | None = None  # its frequencies, if there are such rules
@@ -98,6 +99,7 @@ def _on_one_axis(changes: Changes, rope: Rope, measured: Measurements | None) ->
     for axis in range(_dealing(rope).count):
         if measured is not None:
             measured = measured._replace(offset=measured.offsets[axis] if measured.offsets else None)
+            measured = measured._replace(length=measured.lengths[axis] if measured.lengths else measured.length)
         for note, fields in _possible(changes, replace(rope, axes=None), measured):
             if fields.keys() == {"place"}:
                 yield Change(f"{note or 'so'}, on axis {axis} alone", {"place": OnOneAxis(fields["place"], axis)})

@@ -1,6 +1,7 @@
-"""ggml's rotation, ggml_rope_ext, of the sources in llama-cpp-python's sdist: built once into a cache, called by ctypes.
+"""ggml's rotations, ggml_rope_ext and ggml_rope_multi, of the sources in llama-cpp-python's sdist: built once into a
+cache, called by ctypes.
 
-`python tests/world/ggml.py` fetches and builds it, or says why it cannot; `rope_ext` is then there.
+`python tests/world/ggml.py` fetches and builds it, or says why it cannot; `rope_ext` and `rope_multi` are then there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ import numpy as np
 PACKAGE, VERSION = "0.3.36", "0.25.3"  # of llama-cpp-python, and of the ggml in it
 OPTIONS = ("NATIVE", "OPENMP", "BUILD_TESTS", "BUILD_EXAMPLES", "LLAMAFILE", "CCACHE")  # none of which is needed
 NORMAL, NEOX = 0, 2  # pairs (2i, 2i + 1), and (i, i + r/2)
+MROPE, IMROPE = 8, 40  # several axes: sections of pairs, and dealt in turn
+STREAMS = 4  # of positions that ggml_rope_multi takes: time, row, column, and one more
 _F32, _I32 = 0, 26
 
 
@@ -75,6 +79,7 @@ def _functions() -> dict[str, Any]:
         "ggml_new_graph": (base, pointer, [pointer]),
         "ggml_build_forward_expand": (base, None, [pointer, pointer]),
         "ggml_rope_ext": (base, pointer, [pointer] * 4 + [i32] * 3 + [f32] * 6),
+        "ggml_rope_multi": (base, pointer, [pointer] * 4 + [i32, pointer] + [i32] * 2 + [f32] * 6),
         "ggml_graph_compute_with_ctx": (cpu, i32, [pointer, pointer, i32]),
     }
     found = {}
@@ -89,17 +94,27 @@ def rope_ext(
     extrapolated: float = 0.0, factor: float = 1.0, fast: float = 32.0, slow: float = 1.0,
 ) -> Any:  # fmt: skip
     """x (b, n, h, d), float32, at positions (n,): ggml_rope_ext in one thread."""
+    numbers = (width, mode, length, base, scale, extrapolated, factor, fast, slow)
+    return _computed("ggml_rope_ext", x, positions, numbers)
+
+
+def rope_multi(x: Any, positions: Any, width: int, sections: Sequence[int], mode: int, base: float) -> Any:
+    """x (b, n, h, d), float32, at positions (4, n): ggml_rope_multi in one thread, with sections of so many pairs."""
+    given = (ctypes.c_int * STREAMS)(*sections)
+    return _computed("ggml_rope_multi", x, positions, (width, given, mode, 0, base, 1.0, 0.0, 1.0, 32.0, 1.0))
+
+
+def _computed(name: str, x: Any, positions: Any, numbers: tuple[Any, ...]) -> Any:
     if not x.size:
         return x.copy()
     call, (b, n, h, d) = _functions(), x.shape
-    context = call["ggml_init"](_Memory(2 * x.nbytes + 8 * n + 2**22, None, False))
+    context = call["ggml_init"](_Memory(2 * x.nbytes + 8 * positions.size + 2**22, None, False))
     try:
         a = call["ggml_new_tensor_4d"](context, _F32, d, h, n, b)
-        at = call["ggml_new_tensor_1d"](context, _I32, n)
+        at = call["ggml_new_tensor_1d"](context, _I32, positions.size)
         for tensor, array in ((a, np.array(x, np.float32, order="C")), (at, np.array(positions, np.int32, order="C"))):
             ctypes.memmove(call["ggml_get_data"](tensor), array.ctypes.data, array.nbytes)
-        numbers = (width, mode, length, base, scale, extrapolated, factor, fast, slow)
-        y, graph = call["ggml_rope_ext"](context, a, at, None, *numbers), call["ggml_new_graph"](context)
+        y, graph = call[name](context, a, at, None, *numbers), call["ggml_new_graph"](context)
         call["ggml_build_forward_expand"](graph, y)
         if status := call["ggml_graph_compute_with_ctx"](context, graph, 1):
             raise RuntimeError(f"ggml ended with status {status}")

@@ -7,6 +7,10 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: its kernels then run on the CPU
 
+import importlib  # noqa: E402
+import importlib.util  # noqa: E402
+import sys  # noqa: E402
+import types  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -14,7 +18,7 @@ import pytest  # noqa: E402
 
 torch = pytest.importorskip("torch", reason="needs the package torch: tox -e world")
 
-from pyrope import Axes, Rope, YaRN, check_rotation, cos_sin, rotate  # noqa: E402
+from pyrope import Axes, Rope, YaRN, check_rotation, cos_sin, identify, rotate  # noqa: E402
 from pyrope.oracle.adapters import from_torch, with_axes  # noqa: E402
 
 HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
@@ -25,6 +29,21 @@ def doubled(positions: Any) -> Any:
     return [
         torch.tensor(np.concatenate((t, t), axis=-1), dtype=torch.float32) for t in cos_sin(HALF, positions.numpy())
     ]
+
+
+def alone(patch: pytest.MonkeyPatch, name: str) -> Any:
+    """A module without its packages' own imports: those of timm and torchtune need torchvision and torchao, whose
+    compiled parts do not load beside a torch for the CPU."""
+    packages = name.split(".")[:-1]
+    for depth in range(1, len(packages) + 1):
+        package = ".".join(packages[:depth])
+        found = importlib.util.find_spec(package)
+        if found is None:
+            pytest.skip(f"needs the package {package}: tox -e world")
+        patch.setitem(sys.modules, package, bare := types.ModuleType(package))
+        bare.__path__ = list(found.submodule_search_locations or ())
+    patch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module(name)
 
 
 def test_rotary_embedding_torch() -> None:
@@ -49,6 +68,30 @@ def test_diffusers_flux() -> None:
     fn = with_axes(from_torch(lambda x, at: embeddings.apply_rotary_emb(x, module(at.T.float()))), "bhnd")
     rope = Rope(64, 10000.0, "interleaved", axes=Axes("sections", (8, 12, 12), series="own"))
     assert check_rotation(fn, rope).verdict == "right"
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_timm(monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
+    """The rotation of EVA and its like: rows turn the first half of the pairs, columns the second, each with a series of its own."""
+    timm, side = alone(monkeypatch, "timm.layers.pos_embed_sincos"), 64
+    sin, cos = timm.build_rotary_pos_embed([side, side], dim=64, in_pixels=False, rotate_half=half)
+
+    def apply(x: Any, at: Any) -> Any:
+        rows = at[0] * side + at[1]
+        return timm.apply_rot_embed(x, sin[rows], cos[rows], half=half)
+
+    fn, layout = with_axes(from_torch(apply), "bhnd"), "half" if half else "interleaved"
+    assert check_rotation(fn, Rope(64, 10000.0, layout, axes=Axes("axial")), max_position=side - 1).verdict == "right"
+    assert identify(fn, 64, max_position=side - 1, axes=2).axes == (0,) * 16 + (1,) * 16
+    shared = Rope(64, 10000.0, layout, axes=Axes("sections", (16, 16)))
+    assert check_rotation(fn, shared, max_position=side - 1).verdict == "wrong"
+
+
+def test_torchtune(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = alone(monkeypatch, "torchtune.modules.position_embeddings")
+    rotary = module.RotaryPositionalEmbeddings(64, max_seq_len=4096)
+    fn = with_axes(from_torch(lambda x, at: rotary(x, input_pos=at[None])), "bnhd")
+    assert check_rotation(fn, INTERLEAVED, max_position=4095).verdict == "right"
 
 
 def test_liger_rope() -> None:
@@ -166,3 +209,31 @@ def test_ggml_yarn_always_truncates(ggml: Any) -> None:
     assert check_rotation(fn, rope).verdict == "right"
     whole = Rope(64, 150000.0, "half", scaling=YaRN(32.0, 4096, truncate=False))
     assert check_rotation(fn, whole).verdict == "wrong"
+
+
+def test_ggml_sections(ggml: Any) -> None:
+    """M-RoPE of Qwen2-VL; the fourth stream of positions, which no section follows, is zero as in llama.cpp."""
+    sections, rope = (16, 24, 24), Rope(128, 1000000.0, "half", axes=Axes("sections", (16, 24, 24)))
+    fn = with_axes(lambda x, at: ggml.rope_multi(x, zero_last(at), 128, (*sections, 0), ggml.MROPE, 1e6), "bnhd")
+    assert check_rotation(fn, rope).verdict == "right"
+
+
+def test_ggml_imrope_leaves_pairs_still(ggml: Any) -> None:
+    """ggml 0.25.3: the pairs that are left when a section has ended follow the fourth stream, which llama.cpp keeps at
+    zero; in Qwen3-VL they turn with time."""
+    sections, base = (24, 20, 20), 5000000.0
+    fn = with_axes(lambda x, at: ggml.rope_multi(x, at, 128, (*sections, 0), ggml.IMROPE, base), "bnhd")
+    three = lambda x, at: fn(x, zero_last(at))  # noqa: E731
+    report = check_rotation(three, Rope(128, base, "half", axes=Axes("interleaved", sections)))
+    assert report.verdict == "wrong" and "124 features turn, 128 expected" in report.findings[0].evidence
+    read = identify(three, 128, axes=3)
+    assert "features 61, 62, 125, 126 do not turn" in " ".join(read.notes)
+    # With a fourth axis it is a rope, and `identify` finds which.
+    listed = tuple(i % 3 if i < 3 * sections[i % 3] else 3 for i in range(64))
+    assert [i for i, axis in enumerate(listed) if axis == 3] == [61, 62] and identify(fn, 128, axes=4).axes == listed
+    assert check_rotation(fn, Rope(128, base, "half", axes=Axes("listed", listed))).verdict == "right"
+
+
+def zero_last(at: Any) -> Any:
+    """Positions (4, n) of (3, n), the last all zero."""
+    return np.concatenate((at, np.zeros_like(at[:1])))
