@@ -125,7 +125,7 @@ def test_numbers_of_heads_and_of_batches():
     shapes = {trial.x.shape for trial in of(BATCHES).values() if not trial.needed}
     assert shapes == {(h, 5, D) for h in (*range(1, 41), 48, 64, 96, 128)} | {
         (b, 2, 5, D) for b in (*range(1, 10), 16, 32)
-    }
+    } | {(32, 4097, D)}  # and one of more than 2²⁰ numbers
     needed = {name: trial.x.shape for name, trial in of(BATCHES).items() if trial.needed}
     assert set(needed.values()) == {
         (1, 5, 8, D), (3, 2, 1, D), (2, 96, D), (4, 3, 8, D), (2, 1, 32, 5, D), (2, 4, 8, D), (1, D),
@@ -384,7 +384,8 @@ def test_what_is_refused_is_noted_once_for_each_kind_of_call():
 
     named, notes = run(fn)
     refused = [n for n in (*sorted(USUAL), 40, 41) if n >= 511 or n in (40, 41)]
-    assert not named and len(notes) == 3
+    assert not named and len(notes) == 4
+    assert any(note.startswith(f"x of shape (32, 4097, {D}): not tried") for note in notes)
     assert any(note.startswith("int32 positions: not tried, since it raises ValueError (not these)") for note in notes)
     assert len(refused) > 6 and any(
         note.startswith("511 rows, 512 rows, 513 rows, 640 rows, 1024 rows, 4097 rows and ") for note in notes

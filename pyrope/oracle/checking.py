@@ -24,11 +24,12 @@ from .probe import HARMLESS, Probe
 from .readings import rotation_readings
 from .recipes import recipe_of
 from .report import ErrorRow, Finding, Report
+from .rotation_evidence import BY_ROW
 from .rotation_explainer import EXPLICABLE, SPOILING, RotationExplainer
-from .rotation_faults import FAULTS
+from .rotation_faults import FAULTS, Measurements
 from .sample import Graded, Sample, expected_of, graded, take_sample
 from .tolerance import ANGLE32, BOTH, LOW_ANGLE, LOW_TABLES, ONCE, bound, decides_up_to, grades, pair_errors
-from .trials import LENGTHS, Expectation, at_the_switch, run_trials
+from .trials import LENGTHS, POSITIONS, Expectation, at_the_switch, first_wrong, run_trials
 from .truth import rotated
 
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
@@ -155,6 +156,7 @@ class _Check:
                 "its frequencies follow the largest position of each call: judged were only calls that hold position "
                 f"{probe.max_position}, where they must be those of the expected length, and some near the original one"
             )
+        placed = self._placed()
         sample, verdict = take_sample(probe, rope), "right"
         notes = list(probe.notes)
         result = graded(sample, rope, probe.dtype)
@@ -170,7 +172,9 @@ class _Check:
         if result.grade is not None:
             self.explainer.expected = Expectation(partial(self._expected, result.by))
         grade, findings = result.grade, list(self._behaviour())
-        if grade is None:
+        if placed is not None:
+            findings.append(placed)
+        elif grade is None:
             findings += self._explained(result.ratios[grades(probe.dtype)[-1]], notes)
             names = {finding.fault for finding in findings}
             grade = LOW_ANGLE if any(name.startswith(_LOW) for name in names) else None
@@ -184,7 +188,8 @@ class _Check:
             notes.append("each angle is the one before times a ratio, as in ggml: about as good as a float32 angle")
         elif result.by in _MADE:
             notes.append(_MADE[result.by])
-        findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
+        if placed is None:
+            findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
         if verdict == "equivalent" and self.strict:
             notes.remove(order)
             findings.append(self.task.faults["another order of features"].finding(order))
@@ -208,6 +213,32 @@ class _Check:
 
     def _behaviour(self) -> list[Finding]:
         return [_finding(name, evidence) for name, evidence in self.probe.behaviour.items()]
+
+    def _placed(self) -> Finding | None:
+        """A mistake in which rows turn by the positions of other rows, if it predicts two calls that show whose: then
+        nothing else that was seen of rows and lengths is to blame."""
+        probe, behaviour = self.probe, self.probe.behaviour
+        odd = behaviour.keys() & {*BY_ROW, "depends on the length"}
+        if not odd or behaviour.keys() - odd - HARMLESS or probe.max_position < 30 or self.by_call:
+            return None
+        calls = [np.array([9, 4, 17, 17, 30, 4, 12]), np.array([0, 1, 2, 0, 1, 2, 3])]
+        xs, at = [probe.random(2, 7, seed=seed) for seed in (10, 11)], [probe.apart(positions) for positions in calls]
+        y, x = [probe.hand_over(*call) for call in zip(xs, at, strict=True)], [one.astype(np.float64) for one in xs]
+        allowed, right = 64 * max(probe.unit, UNIT["float32"]), recipe_of(self.rope)
+        for fault in self.task.faults.values():
+            for change in fault.changes(self.rope, Measurements()):
+                recipe = replace(right, **change.fields) if change.fields.keys() == {"place"} else right
+                if not recipe.by_others(at[0]):
+                    continue
+                predicted = [recipe.predict(*call) for call in zip(x, at, strict=True)]
+                if all(np.abs(p - q).max() <= allowed * right.factor * 4 for p, q in zip(predicted, y, strict=True)):
+                    for name in odd:
+                        del behaviour[name]
+                    truth = right.predict(x[0], at[0])
+                    bad = ~(np.abs(y[0] - truth) <= allowed * right.factor * 4)
+                    where = f"; {first_wrong(truth, y[0], bad, at[0])}" if bad.any() else ""
+                    return fault.finding(f"{change.note}, as in a call at {', '.join(map(str, calls[0]))}{where}")
+        return None
 
     def _expected(self, by: str, x: Float64, positions: Int64, rope: Rope | None = None) -> tuple[Float64, Float64]:
         """What a call must return, in the candidate's own order of features, and how far off each output may be."""
@@ -274,7 +305,8 @@ class _Check:
         self.probe.look_again()
         notes += refused
         new = {**{name: words for name, words in self.probe.behaviour.items() if name not in named}, **wrong}
-        kept = [finding for finding in findings if finding.fault not in new]
+        explained = {LENGTHS} if POSITIONS in wrong and LENGTHS not in wrong else set()  # by the order of two rows
+        kept = [finding for finding in findings if finding.fault not in {*new, *explained}]
         return kept + [_finding(name, evidence) for name, evidence in new.items()]
 
     def _coarse(self, grade: str, ratio: Float64) -> Finding:
