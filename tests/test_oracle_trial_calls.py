@@ -346,7 +346,7 @@ def test_lengths_that_are_wrong_are_not_blamed_on_anything_else():
     assert list(named) == [LENGTHS] and named[LENGTHS].startswith(
         "wrong: 8 rows; right: 1 row, 2 rows, 3 rows, 4 rows, 5 rows, 6 rows and "
     )
-    assert "first at position 2, index (0, 0, 0): expected " in named[LENGTHS]
+    assert "first at position 2, head 0, row 0, feature 0: expected " in named[LENGTHS]
     named, _ = run(lambda x, m: 3 * x if len(m) > 1 and m[0] == 0 and (np.diff(m) == 1).all() else 2 * x)
     assert list(named) == [CONSECUTIVE]
     named, _ = run(lambda x, m: 3 * x)  # every length
@@ -479,9 +479,9 @@ def test_the_first_wrong_output_is_that_of_the_least_position():
     truth, y = np.zeros((2, 3, 4)), np.zeros((2, 3, 4))
     y[1, 0, 2], y[1, 2, 3], y[1, 2, 1] = 5.0, 6.0, 7.0
     words = first_wrong(truth, y, y != 0, np.array([9, 1, -4]))
-    assert words == "first at position -4, index (1, 2, 1): expected 0, got 7; 3 of 24 outputs are wrong"
+    assert words == "first at position -4, head 1, row 2, feature 1: expected 0, got 7; 3 of 24 outputs are wrong"
     assert first_wrong(truth, y, y != 0, np.array([[3, 1, 9], [5, 0, 2]])).startswith(
-        "first at position 5, index (1, 0, 2)"
+        "first at position 5, head 1, row 0, feature 2"
     )
 
 

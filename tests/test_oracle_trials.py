@@ -159,7 +159,7 @@ def test_a_trigger_beside_another_mistake_is_named_too():
 def test_the_evidence_says_which_calls_and_where():
     evidence = check_rotation(when(lambda x, m: len(m) == 256), ROPE).findings[0].evidence
     assert "wrong: 256 rows" in evidence and "right: 1 row," in evidence
-    assert "index (0, " in evidence and "expected" in evidence and "got" in evidence
+    assert "head 0, row " in evidence and "expected" in evidence and "got" in evidence
 
 
 def test_the_evidence_says_by_which_rule_lengths_are_wrong():
@@ -635,7 +635,7 @@ def test_evidence_of_what_nobody_knows():
     """A factor that grows with the feature: no known mistake. The block of the worst pair is shown beside the right one."""
     report = check_rotation(lambda x, m: right(x, m) * np.linspace(1, 1.3, D).astype(x.dtype), ROPE)
     evidence = report.findings[0].evidence
-    assert report.faults == ("unexplained",) and "pair 31 is multiplied with" in evidence and "index" in evidence
+    assert report.faults == ("unexplained",) and "pair 31 is multiplied with" in evidence and "feature" in evidence
 
 
 @pytest.mark.parametrize("theta, words", [

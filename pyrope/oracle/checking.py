@@ -7,6 +7,7 @@ predicts every output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -267,10 +268,23 @@ class _Check:
             return [self.explainer.unexplained()]
 
     def _with_place(self, finding: Finding) -> Finding:
-        """Results that are not finite, with the position from which on they are so."""
-        if finding.fault != "not finite":
+        """Results that are not finite, with the position from which on they are so; what differs from call to call, or
+        within one, with the first wrong output of a short call, if it has one."""
+        if finding.fault == "not finite":
+            return replace(finding, evidence=f"{finding.evidence}; {self.explainer.where()}")
+        if finding.fault not in self.probe.behaviour.keys() - HARMLESS or self.by_call:
             return finding
-        return replace(finding, evidence=f"{finding.evidence}; {self.explainer.where()}")
+        x, at = (
+            self.probe.random(3, 5, seed=10),
+            self.probe.apart(np.minimum([9, 4, 0, 17, 1], self.probe.max_position)),
+        )
+        with suppress(Unreadable):
+            truth, allowed = self._expected("logarithm", x.astype(np.float64), at)
+            y = self.probe.hand_over(x, at)
+            if (bad := ~(np.abs(y - truth) <= 4 * allowed)).any():
+                where = f"in a call of shape {x.shape}, {first_wrong(truth, y, bad, at)}"
+                return replace(finding, evidence=f"{finding.evidence}; {where}")
+        return finding
 
     def _in_short_calls(self, n: int) -> Sample | None:
         """The sample from calls of seven rows, if these are right where one long call is not."""

@@ -378,7 +378,8 @@ class RotationExplainer:
             where += f", from position {self.since} on by more than tests usually allow"
         lost = ~np.isfinite(self.sample.y).all(axis=(0, 2))
         if lost.any():
-            where += f"; NaN or infinity from position {self._length or int(self.sample.at[lost].min())} on"
+            start, first = (int(self.sample.at[rows].min()) for rows in (lost, (ratio > 1).any(axis=(0, 2))))
+            where += f"; NaN or infinity from position {self._length or start if start == first else start} on"
         return where
 
     def _oddities(self, measured: Measured) -> list[str]:

@@ -455,6 +455,15 @@ def _wrong(out: Float64, allowed: Float64, y: Float64, positions: Int64) -> str:
     return first_wrong(out, y, bad, positions) if clearly.any() else ""
 
 
+def in_words(index: tuple[int, ...]) -> str:
+    """Where an output stands, such as "head 0, row 3, feature 5"."""
+    if len(index) > 4:
+        return f"index {index}"
+    return ", ".join(
+        f"{axis} {i}" for axis, i in zip(("batch", "head", "row", "feature")[-len(index) :], index, strict=True)
+    )
+
+
 def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     """The first wrong output by its row, with its index, the number expected and the number that came."""
     at = positions if positions.ndim == 1 else positions.max(axis=0)
@@ -464,10 +473,9 @@ def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     index = (*head[:-1], row, head[-1])
     alone = f"{_ALONE}{at[row]}" if len(set(at[rows].tolist())) == 1 < len(set(at.tolist())) else ""
     digits = next((k for k in range(6, 17) if f"{truth[index]:.{k}g}" != f"{y[index]:.{k}g}"), 17)  # which tell apart
-    return (
-        f"first at position {at[row]}, index {index}: expected {truth[index]:.{digits}g}, got {y[index]:.{digits}g}; "
-        f"{int(bad.sum())} of {bad.size} outputs are wrong{alone}"
-    )
+    expected, got = (f"{number:.{digits}g}" for number in (truth[index], y[index]))
+    where = f"first at position {at[row]}, {in_words(index)}: expected {expected}, got {got}"
+    return f"{where}; {int(bad.sum())} of {bad.size} outputs are wrong{alone}"
 
 
 def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> Behaviour:
