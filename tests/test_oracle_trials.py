@@ -485,6 +485,11 @@ NAMES = {
     "llama3 blended the wrong way": (llama3(1.0, 4.0, lambda t: 1 - t), LLAMA, "ramp inverted"),
     "⌊m/4⌋": (lambda x, m: turn(x, angles(np.asarray(m) // 4)), Rope(D, BASE, "half", scaling=Linear(4.0)),
               "positions divided in integers"),
+    "m/4 rounded": (lambda x, m: turn(x, angles(np.rint(np.asarray(m) / 4))), Rope(D, BASE, "half", scaling=Linear(4.0)),
+                    "positions divided in integers"),
+    "YaRN with half the factor": (
+        lambda x, m: (1.2079441541679836 * turn(x, np.asarray(m)[:, None] * pyrope.frequencies(YARN))).astype(x.dtype),
+        Rope(D, BASE, "half", scaling=YaRN(16.0, 4096)), "another factor"),
     "LongRoPE multiplied": (
         lambda x, m: (turn(x, angles(m) * (1 + np.arange(32) / 8)) * LONG.attention_factor).astype(x.dtype), LONG,
         "LongRoPE factors inverted"),

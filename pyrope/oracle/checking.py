@@ -224,7 +224,11 @@ class _Check:
             return None
         calls = [np.array([9, 4, 17, 17, 30, 4, 12]), np.array([0, 1, 2, 0, 1, 2, 3])]
         xs, at = [probe.random(2, 7, seed=seed) for seed in (10, 11)], [probe.apart(positions) for positions in calls]
-        y, x = [probe.hand_over(*call) for call in zip(xs, at, strict=True)], [one.astype(np.float64) for one in xs]
+        x = [one.astype(np.float64) for one in xs]
+        try:
+            y = [probe.hand_over(*call) for call in zip(xs, at, strict=True)]
+        except Unreadable:
+            return None
         allowed, right = 64 * max(probe.unit, UNIT["float32"]), recipe_of(self.rope)
         for fault in self.task.faults.values():
             for change in fault.changes(self.rope, Measurements()):
@@ -274,10 +278,8 @@ class _Check:
             return replace(finding, evidence=f"{finding.evidence}; {self.explainer.where()}")
         if finding.fault not in self.probe.behaviour.keys() - HARMLESS or self.by_call:
             return finding
-        x, at = (
-            self.probe.random(3, 5, seed=10),
-            self.probe.apart(np.minimum([9, 4, 0, 17, 1], self.probe.max_position)),
-        )
+        x = self.probe.random(3, 5, seed=10)
+        at = self.probe.apart(np.minimum([9, 4, 0, 17, 1], self.probe.max_position))
         with suppress(Unreadable):
             truth, allowed = self._expected("logarithm", x.astype(np.float64), at)
             y = self.probe.hand_over(x, at)

@@ -498,8 +498,14 @@ def _other_factor(rope: Rope, measured: Measurements | None) -> Iterable[Change]
         if s is None:
             yield from _theta(f"all frequencies over {stretch:.6g}", frequencies(rope) / stretch, rope)
         elif stretch >= 1:
-            other = replace(rope, scaling=replace(s, factor=stretch))
-            yield from _theta(f"factor {stretch:.6g} instead of {s.factor:g}", frequencies(other), rope)
+            other, note = (
+                replace(rope, scaling=replace(s, factor=stretch)),
+                f"factor {stretch:.6g} instead of {s.factor:g}",
+            )
+            yield from _theta(note, frequencies(other), rope)
+            if other.attention_factor != rope.attention_factor:
+                note = f"{note}, with the attention factor that follows"
+                yield from _theta(note, frequencies(other), rope, factor=other.attention_factor)
 
 
 def _ntk_exponent(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -547,8 +553,12 @@ def _multiplied_list(rope: Rope, measured: Measurements | None) -> Iterable[Chan
 
 def _whole_positions(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, Linear) and s.factor > 1:
-        whole: Any = lambda m: m // s.factor  # noqa: E731
-        yield Change(f"⌊m/{s.factor:g}⌋ for m/{s.factor:g}", {"theta": _powers(rope), "place": whole})
+        ways: dict[str, Callable[[Any], Any]] = {
+            f"⌊m/{s.factor:g}⌋": lambda m: m // s.factor,
+            f"m/{s.factor:g}, rounded": lambda m: np.rint(m / s.factor),
+        }
+        for words, whole in ways.items():
+            yield Change(f"{words}, for m/{s.factor:g}", {"theta": _powers(rope), "place": whole})
 
 
 def _other_rule(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
