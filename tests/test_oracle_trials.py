@@ -645,9 +645,10 @@ def test_evidence_of_what_nobody_knows():
 
 @pytest.mark.parametrize("theta, words", [
     (np.round(BASE ** (-np.arange(32) / 32), 4), "pair 2 turns by 0.5623, 0.5623413 expected, "),
+    (np.round(BASE ** (-np.arange(32) / 32), 2), "pair 1 turns by 0.75, 0.7498942 expected, "),
     (BASE ** (-np.r_[0:16, 31:15:-1] / 32), "in another order: pair 16 turns by 0.0001333521, 0.01 expected, "),
     (BASE ** (-np.r_[1, 0, 2:32] / 32), "pair 0 turns by 0.7498942, 1 expected, pair 1 turns by 1, 0.7498942 expected, all"),
-], ids=["rounded", "in another order", "exchanged"])  # fmt: skip
+], ids=["rounded", "to zero", "in another order", "exchanged"])  # fmt: skip
 def test_the_frequencies_that_differ_are_listed(theta, words):
     report = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * theta), ROPE)
     assert report.faults == ("unexplained",) and words in report.findings[0].evidence
@@ -675,6 +676,13 @@ def test_frequencies_that_are_far_off_are_no_phase_of_few_bits():
     theta = angles(1) * np.where(np.arange(32) % 2, 1, 1.5)
     evidence = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * theta), ROPE).findings[0].evidence
     assert "bits" not in evidence and "the frequencies of 16 of 32 pairs are off by" in evidence
+
+
+def test_features_that_are_wrong_are_told():
+    def fn(x, m):
+        return np.concatenate((right(x, m)[..., :48], x[..., 48:]), -1)
+
+    assert "in 16 of 64 features, 48 to 63" in check_rotation(fn, ROPE).findings[0].evidence
 
 
 def test_no_pair_is_shown_where_all_pairs_are_right():

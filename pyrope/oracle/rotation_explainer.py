@@ -365,9 +365,11 @@ class RotationExplainer:
         if not (ratio > 1).any():
             return "no output is beyond what the worst grade allows"
         where = first_wrong(self.truth, self.sample.y, ratio > 1, self.sample.positions)
-        features = (ratio > 1).any(axis=(0, 1))
-        only = f", feature {int(np.argmax(features))} alone" if features.sum() == 1 else ""
-        where += f", in {int(features.sum())} of {features.size} features{only}"
+        features = np.flatnonzero((ratio > 1).any(axis=(0, 1)))
+        first, last, only = int(features[0]), int(features[-1]), ""
+        if last - first + 1 == features.size < ratio.shape[-1]:
+            only = f", feature {first} alone" if first == last else f", {first} to {last}"
+        where += f", in {features.size} of {ratio.shape[-1]} features{only}"
         if self._switches():
             where = f"right below position {self._length}, wrong from there on; {where}"
         elif mixed := self._scattered(ratio):
@@ -391,8 +393,11 @@ class RotationExplainer:
         if measured.pairs.odd:
             words.append(f"{measured.pairs.odd} features belong to no pair")
         words += self._partners(measured) + self._rest()
-        if len(measured.theta) == self.rope.pairs and frequencies(self.rope).all():
-            words += self._other_frequencies(measured.theta, frequencies(self.rope))
+        found = dict(zip(map(tuple, measured.pairs.reads.tolist()), measured.theta.tolist(), strict=True))
+        pairs = [tuple(pair) for pair in recipe_of(self.rope).reads.tolist()]
+        theta = np.array([found.get(pair, 0.0) for pair in pairs]) if found.keys() <= {*pairs} else measured.theta
+        if len(theta) == self.rope.pairs and frequencies(self.rope).all() and theta.any():
+            words += self._other_frequencies(theta, frequencies(self.rope))
         if measured.direction != self.rope.direction:
             words.append("it turns the other way")
         if abs(measured.factor / self.rope.attention_factor - 1) > 1e-3:
