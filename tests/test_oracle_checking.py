@@ -420,3 +420,26 @@ def test_the_page_knows_whether_the_precision_is_accepted(monkeypatch):
         and second[1:3] == ("rounded once, or better", "float32 angle")
         and third[2] == "worse"
     )
+
+
+def test_whose_positions_rows_turn_by_is_not_asked_of_what_refuses_it():
+    """Positions of a call are reversed, and positions that come twice side by side are refused: still it is wrong."""
+
+    def fn(x, m):
+        if (np.diff(m) == 0).any() and len(m) == 7:
+            raise ValueError("not twice")
+        return right(x, m[::-1])
+
+    report = check_rotation(fn, ROPE)
+    assert report.verdict == "wrong" and "another row's position" not in report.faults
+
+
+def test_what_differs_within_a_call_says_what_was_expected():
+    def fn(x, m):
+        y = right(x, m)
+        y[..., -1, :, :] = x[..., -1, :, :] if x.ndim > 2 else y
+        return y
+
+    (finding,) = check_rotation(fn, ROPE).findings
+    assert finding.fault == "heads differ"
+    assert "in a call of shape (3, 5, 16), first at position 1, head 2, row 4, feature 0: expected" in finding.evidence

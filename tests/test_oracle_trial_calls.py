@@ -125,7 +125,7 @@ def test_numbers_of_heads_and_of_batches():
     shapes = {trial.x.shape for trial in of(BATCHES).values() if not trial.needed}
     assert shapes == {(h, 5, D) for h in (*range(1, 41), 48, 64, 96, 128)} | {
         (b, 2, 5, D) for b in (*range(1, 10), 16, 32)
-    }
+    } | {(32, 4097, D)}  # and one of more than 2²⁰ numbers
     needed = {name: trial.x.shape for name, trial in of(BATCHES).items() if trial.needed}
     assert set(needed.values()) == {
         (1, 5, 8, D), (3, 2, 1, D), (2, 96, D), (4, 3, 8, D), (2, 1, 32, 5, D), (2, 4, 8, D), (1, D),
@@ -346,7 +346,7 @@ def test_lengths_that_are_wrong_are_not_blamed_on_anything_else():
     assert list(named) == [LENGTHS] and named[LENGTHS].startswith(
         "wrong: 8 rows; right: 1 row, 2 rows, 3 rows, 4 rows, 5 rows, 6 rows and "
     )
-    assert "first at position 2, index (0, 0, 0): expected " in named[LENGTHS]
+    assert "first at position 2, head 0, row 0, feature 0: expected " in named[LENGTHS]
     named, _ = run(lambda x, m: 3 * x if len(m) > 1 and m[0] == 0 and (np.diff(m) == 1).all() else 2 * x)
     assert list(named) == [CONSECUTIVE]
     named, _ = run(lambda x, m: 3 * x)  # every length
@@ -384,7 +384,8 @@ def test_what_is_refused_is_noted_once_for_each_kind_of_call():
 
     named, notes = run(fn)
     refused = [n for n in (*sorted(USUAL), 40, 41) if n >= 511 or n in (40, 41)]
-    assert not named and len(notes) == 3
+    assert not named and len(notes) == 4
+    assert any(note.startswith(f"x of shape (32, 4097, {D}): not tried") for note in notes)
     assert any(note.startswith("int32 positions: not tried, since it raises ValueError (not these)") for note in notes)
     assert len(refused) > 6 and any(
         note.startswith("511 rows, 512 rows, 513 rows, 640 rows, 1024 rows, 4097 rows and ") for note in notes
@@ -478,9 +479,9 @@ def test_the_first_wrong_output_is_that_of_the_least_position():
     truth, y = np.zeros((2, 3, 4)), np.zeros((2, 3, 4))
     y[1, 0, 2], y[1, 2, 3], y[1, 2, 1] = 5.0, 6.0, 7.0
     words = first_wrong(truth, y, y != 0, np.array([9, 1, -4]))
-    assert words == "first at position -4, index (1, 2, 1): expected 0, got 7; 3 of 24 outputs are wrong"
+    assert words == "first at position -4, head 1, row 2, feature 1: expected 0, got 7; 3 of 24 outputs are wrong"
     assert first_wrong(truth, y, y != 0, np.array([[3, 1, 9], [5, 0, 2]])).startswith(
-        "first at position 5, index (1, 0, 2)"
+        "first at position 5, head 1, row 0, feature 2"
     )
 
 

@@ -69,6 +69,31 @@ def int64_positions(x, m):
     return right(x, np.abs(raw) % 4096)
 
 
+def from_call(k):
+    """Right up to the call before the k-th, then one position too high."""
+    calls = []
+
+    def fn(x, m):
+        calls.append(None)
+        return turn(x, angles(np.asarray(m) + (len(calls) >= k)))
+
+    return fn
+
+
+def kept_by_its_first_number():
+    """Returns the last result again if shape, positions and first number are the same."""
+    last = {}
+
+    def fn(x, m):
+        key = (x.shape, m.tobytes(), x.ravel()[:1].tobytes())
+        if key not in last:
+            last.clear()
+            last[key] = right(x, m)
+        return last[key].copy()
+
+    return fn
+
+
 TRIGGERS = {
     "a prompt from 0": (lambda: when(lambda x, m: consecutive(m) and m[0] == 0), "consecutive positions wrong"),
     "a prompt from elsewhere": (lambda: when(lambda x, m: consecutive(m) and m[0] > 0), "consecutive positions wrong"),
@@ -96,6 +121,13 @@ TRIGGERS = {
     "read-only": (lambda: when(lambda x, m: not x.flags.writeable), "strides ignored"),
     "not aligned": (lambda: when(lambda x, m: not x.flags.aligned), "strides ignored"),
     "positions as int64": (lambda: int64_positions, "positions misread"),
+    "positions 10000 to 10999": (lambda: lambda x, m: turn(x, angles(np.where(np.asarray(m) // 1000 == 10, 9, m))),
+                                 "some positions wrong"),
+    "more than 2²⁰ numbers": (lambda: when(lambda x, m: x.size > 2**20), "heads differ"),
+    "gaps filled": (lambda: when(lambda x, m: len(m) > 1 and (np.diff(m) > 0).all() and not consecutive(m),
+                                 lambda x, m: right(x, m[0] + np.arange(len(m)))), "order of positions matters"),
+    "from the 51st call on": (lambda: from_call(51), "state between calls"),
+    "results kept by a number": (kept_by_its_first_number, "state between calls"),
     "large rows": (lambda: lambda x, m: right(np.clip(x, -1000, 1000), m), "not linear"),
 }  # fmt: skip
 
@@ -127,7 +159,7 @@ def test_a_trigger_beside_another_mistake_is_named_too():
 def test_the_evidence_says_which_calls_and_where():
     evidence = check_rotation(when(lambda x, m: len(m) == 256), ROPE).findings[0].evidence
     assert "wrong: 256 rows" in evidence and "right: 1 row," in evidence
-    assert "index (0, " in evidence and "expected" in evidence and "got" in evidence
+    assert "head 0, row " in evidence and "expected" in evidence and "got" in evidence
 
 
 def test_the_evidence_says_by_which_rule_lengths_are_wrong():
@@ -438,12 +470,13 @@ LLAMA = Rope(D, 5e5, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192))
 LONG = Rope(D, BASE, "half", scaling=LongRoPE([1.0] * 32, [1 + i / 8 for i in range(32)], 8.0, 4096, length=8192))
 
 
-def llama3(low, high, blend=lambda t: t):
+def llama3(low, high, blend=lambda t: t, slow=1 / 8):
     """As the checkpoints' code has it: a choice between three cases."""
     w = 5e5 ** (-np.arange(0, D, 2) / D)
     wavelength = 2 * np.pi / w
     t = blend((8192 / wavelength - low) / (high - low))
-    theta = np.where(wavelength < 8192 / high, w, np.where(wavelength > 8192 / low, w / 8, (1 - t) * w / 8 + t * w))
+    between = (1 - t) * w * slow + t * w
+    theta = np.where(wavelength < 8192 / high, w, np.where(wavelength > 8192 / low, w * slow, between))
     return lambda x, m: turn(x, np.asarray(m)[:, None] * theta)
 
 
@@ -452,12 +485,45 @@ NAMES = {
     "llama3 blended the wrong way": (llama3(1.0, 4.0, lambda t: 1 - t), LLAMA, "ramp inverted"),
     "⌊m/4⌋": (lambda x, m: turn(x, angles(np.asarray(m) // 4)), Rope(D, BASE, "half", scaling=Linear(4.0)),
               "positions divided in integers"),
+    "m/4 rounded": (lambda x, m: turn(x, angles(np.rint(np.asarray(m) / 4))), Rope(D, BASE, "half", scaling=Linear(4.0)),
+                    "positions divided in integers"),
+    "YaRN with half the factor": (
+        lambda x, m: (1.2079441541679836 * turn(x, np.asarray(m)[:, None] * pyrope.frequencies(YARN))).astype(x.dtype),
+        Rope(D, BASE, "half", scaling=YaRN(16.0, 4096)), "another factor"),
     "LongRoPE multiplied": (
         lambda x, m: (turn(x, angles(m) * (1 + np.arange(32) / 8)) * LONG.attention_factor).astype(x.dtype), LONG,
         "LongRoPE factors inverted"),
     "linear for YaRN": (
         lambda x, m: (turn(x, angles(m) / 8) * 1.25).astype(x.dtype),
         Rope(D, BASE, "half", scaling=YaRN(8.0, 4096, attention_factor=1.25)), "linear scaling instead"),
+    **{f"positions {name}": (lambda x, m, used=used: right(x, used(m)), ROPE, "another row's position") for name, used in {
+        "in reverse": lambda m: m[::-1], "sorted": np.sort, "of the row before": lambda m: np.roll(m, 1),
+        "of the last row": lambda m: np.full_like(m, m[-1]), "counted back": lambda m: m - m[-1],
+        "ranked": lambda m: np.searchsorted(np.unique(m), m)}.items()},
+    "the least position lost": (lambda x, m: right(x, m - m.min()), ROPE, "first position taken as 0"),
+    "odd positions rounded": (lambda x, m: right(x, np.asarray(m) // 2 * 2), ROPE, "some positions wrong"),
+    "a vector's tail": (lambda x, m: turn(x, angles(m) * (np.arange(32) < 24)), ROPE, "some pairs not turned"),
+    "not inverted": (lambda x, m: turn(x, np.asarray(m)[:, None] / angles(1)), ROPE, "frequencies not inverted"),
+    "a quotient of integers": (lambda x, m: turn(x, np.asarray(m)[:, None] * np.ones(32)), ROPE, "exponent in integers"),
+    "1, 3, 5, … for 2i": (lambda x, m: turn(x, angles(m) * BASE ** (-1 / D)), ROPE, "index counted from 1"),
+    "to degrees": (lambda x, m: turn(x, np.degrees(angles(m))), ROPE, "degrees"),
+    "llama3 twice": (lambda x, m: turn(x, np.asarray(m)[:, None] * pyrope.frequencies(LLAMA) ** 2 / angles(1, base=5e5)),
+                     LLAMA, "rescaling applied twice"),
+    "llama3 times the factor": (llama3(1.0, 4.0, slow=8.0), LLAMA, "rescaling inverted"),
+    "wavelengths of llama3 blended": (llama3(1.0, 4.0, lambda t: 1 / (8 - 7 * t) * 8 / 7 - 1 / 7), LLAMA,
+                                      "wavelengths blended"),
+    "attention factor on the cosine": (
+        lambda x, m: term(lambda a, b, c, s: 1.25 * a * c - b * s, lambda a, b, c, s: 1.25 * b * c + a * s)(x, m),
+        Rope(D, BASE, "half", scaling=YaRN(1.0, 4096, attention_factor=1.25)), "attention factor in part"),
+    "attention factor on the whole head": (
+        lambda x, m: (1.25 * np.concatenate((turn(x[..., :32], angles(m, 32)), x[..., 32:]), -1)).astype(x.dtype),
+        Rope(D, BASE, "half", 32, scaling=YaRN(1.0, 4096, attention_factor=1.25)), "attention factor in part"),
+    **{f"a proportional rope, {name}": (
+        lambda x, m, theta=theta: turn(x, np.asarray(m)[:, None] * theta), Rope(D, BASE, "half", scaling=Proportional(0.25)),
+        fault) for name, theta, fault in (
+            ("its exponent over what turns", np.where(np.arange(32) < 8, BASE ** (-np.arange(32) / 8), 0),
+             "exponent over another width"),
+            ("twice as many pairs", np.where(np.arange(32) < 16, angles(1), 0), "another rotary width"))},
     "a base that is nearly right": (lambda x, m: turn(x, angles(m, base=100000.4)), Rope(D, 1e5, "half"), "wrong base"),
     "sign in the second half": (term(one, lambda a, b, c, s: b * c - a * s), ROPE, "wrong term in the pairs"),
     "sign in the first half": (term(lambda a, b, c, s: a * c + b * s, two), ROPE, "sign missing"),
@@ -574,14 +640,15 @@ def test_evidence_of_what_nobody_knows():
     """A factor that grows with the feature: no known mistake. The block of the worst pair is shown beside the right one."""
     report = check_rotation(lambda x, m: right(x, m) * np.linspace(1, 1.3, D).astype(x.dtype), ROPE)
     evidence = report.findings[0].evidence
-    assert report.faults == ("unexplained",) and "pair 31 is multiplied with" in evidence and "index" in evidence
+    assert report.faults == ("unexplained",) and "pair 31 is multiplied with" in evidence and "feature" in evidence
 
 
 @pytest.mark.parametrize("theta, words", [
     (np.round(BASE ** (-np.arange(32) / 32), 4), "pair 2 turns by 0.5623, 0.5623413 expected, "),
+    (np.round(BASE ** (-np.arange(32) / 32), 2), "pair 1 turns by 0.75, 0.7498942 expected, "),
     (BASE ** (-np.r_[0:16, 31:15:-1] / 32), "in another order: pair 16 turns by 0.0001333521, 0.01 expected, "),
     (BASE ** (-np.r_[1, 0, 2:32] / 32), "pair 0 turns by 0.7498942, 1 expected, pair 1 turns by 1, 0.7498942 expected, all"),
-], ids=["rounded", "in another order", "exchanged"])  # fmt: skip
+], ids=["rounded", "to zero", "in another order", "exchanged"])  # fmt: skip
 def test_the_frequencies_that_differ_are_listed(theta, words):
     report = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * theta), ROPE)
     assert report.faults == ("unexplained",) and words in report.findings[0].evidence
@@ -591,6 +658,39 @@ def test_numbers_that_differ_are_printed_so_that_they_do():
     """Never "base 100000 instead of 100000"."""
     report = check_rotation(lambda x, m: turn(x, angles(m, base=100000.4)), Rope(D, 100000.0, "half"))
     assert not report.ok and "base 100000 instead of 100000;" not in str(report).replace("\n            ", " ")
+    off = check_rotation(lambda x, m: right(x, m) * np.float32(1 + 2e-6), ROPE).findings[0].evidence
+    expected, got = re.search(r"expected (\S+), got (\S+);", off).groups()
+    assert expected != got and abs(float(got) / float(expected) - 1 - 2e-6) < 1e-6
+
+
+@pytest.mark.parametrize("fn, rope, words", [
+    (lambda x, m: turn(x, angles(m, base=BASE ** (64 / 96))), ROPE, "(exponents over 96 instead of 64 are the same)"),
+    (lambda x, m: turn(x, angles(m) / 4), Rope(D, BASE, "half", scaling=Linear(8.0)),
+     "(factor 4 instead of 8 is the same)"),
+], ids=["width", "factor"])  # fmt: skip
+def test_another_mistake_that_looks_the_same_is_told(fn, rope, words):
+    assert words in check_rotation(fn, rope).findings[0].evidence
+
+
+def test_frequencies_that_are_far_off_are_no_phase_of_few_bits():
+    theta = angles(1) * np.where(np.arange(32) % 2, 1, 1.5)
+    evidence = check_rotation(lambda x, m: turn(x, np.asarray(m)[:, None] * theta), ROPE).findings[0].evidence
+    assert "bits" not in evidence and "the frequencies of 16 of 32 pairs are off by" in evidence
+
+
+def test_features_that_are_wrong_are_told():
+    def fn(x, m):
+        return np.concatenate((right(x, m)[..., :48], x[..., 48:]), -1)
+
+    assert "in 16 of 64 features, 48 to 63" in check_rotation(fn, ROPE).findings[0].evidence
+
+
+def test_no_pair_is_shown_where_all_pairs_are_right():
+    def fn(x, m):
+        return np.concatenate((turn(x[..., :32], angles(m, 32)), 2 * x[..., 32:]), -1)
+
+    evidence = check_rotation(fn, Rope(D, BASE, "half", 32)).findings[0].evidence
+    assert "features 32 to 63, which should stay, are multiplied with 2" in evidence and "pair" not in evidence
 
 
 def test_theta_computed_in_bfloat16_is_known_to_the_check_too():

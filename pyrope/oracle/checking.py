@@ -7,6 +7,7 @@ predicts every output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,11 +25,12 @@ from .probe import HARMLESS, Probe
 from .readings import rotation_readings
 from .recipes import recipe_of
 from .report import ErrorRow, Finding, Report
+from .rotation_evidence import BY_ROW
 from .rotation_explainer import EXPLICABLE, SPOILING, RotationExplainer
-from .rotation_faults import FAULTS
+from .rotation_faults import FAULTS, Measurements
 from .sample import Graded, Sample, expected_of, graded, take_sample
 from .tolerance import ANGLE32, BOTH, LOW_ANGLE, LOW_TABLES, ONCE, bound, decides_up_to, grades, pair_errors
-from .trials import LENGTHS, Expectation, at_the_switch, run_trials
+from .trials import LENGTHS, POSITIONS, Expectation, at_the_switch, first_wrong, run_trials
 from .truth import rotated
 
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
@@ -156,6 +158,7 @@ class _Check:
                 "its frequencies follow the largest position of each call: judged were only calls that hold position "
                 f"{probe.max_position}, where they must be those of the expected length, and some near the original one"
             )
+        placed = self._placed()
         sample, verdict = take_sample(probe, rope), "right"
         notes = list(probe.notes)
         result = graded(sample, rope, probe.dtype)
@@ -171,7 +174,9 @@ class _Check:
         if result.grade is not None:
             self.explainer.expected = Expectation(partial(self._expected, result.by))
         grade, findings = result.grade, list(self._behaviour())
-        if grade is None:
+        if placed is not None:
+            findings.append(placed)
+        elif grade is None:
             findings += self._explained(result.ratios[grades(probe.dtype)[-1]], notes)
             names = {finding.fault for finding in findings}
             grade = LOW_ANGLE if any(name.startswith(_LOW) for name in names) else None
@@ -185,7 +190,8 @@ class _Check:
             notes.append("each angle is the one before times a ratio, as in ggml: about as good as a float32 angle")
         elif result.by in _MADE:
             notes.append(_MADE[result.by])
-        findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
+        if placed is None:
+            findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
         if verdict == "equivalent" and self.strict:
             notes.remove(order)
             findings.append(self.task.faults["another order of features"].finding(order))
@@ -209,6 +215,36 @@ class _Check:
 
     def _behaviour(self) -> list[Finding]:
         return [_finding(name, evidence) for name, evidence in self.probe.behaviour.items()]
+
+    def _placed(self) -> Finding | None:
+        """A mistake in which rows turn by the positions of other rows, if it predicts two calls that show whose: then
+        nothing else that was seen of rows and lengths is to blame."""
+        probe, behaviour = self.probe, self.probe.behaviour
+        odd = behaviour.keys() & {*BY_ROW, "depends on the length"}
+        if not odd or behaviour.keys() - odd - HARMLESS or probe.max_position < 30 or self.by_call:
+            return None
+        calls = [np.array([9, 4, 17, 17, 30, 4, 12]), np.array([0, 1, 2, 0, 1, 2, 3])]
+        xs, at = [probe.random(2, 7, seed=seed) for seed in (10, 11)], [probe.apart(positions) for positions in calls]
+        x = [one.astype(np.float64) for one in xs]
+        try:
+            y = [probe.hand_over(*call) for call in zip(xs, at, strict=True)]
+        except Unreadable:
+            return None
+        allowed, right = 64 * max(probe.unit, UNIT["float32"]), recipe_of(self.rope)
+        for fault in self.task.faults.values():
+            for change in fault.changes(self.rope, Measurements()):
+                recipe = replace(right, **change.fields) if change.fields.keys() == {"place"} else right
+                if not recipe.by_others(at[0]):
+                    continue
+                predicted = [recipe.predict(*call) for call in zip(x, at, strict=True)]
+                if all(np.abs(p - q).max() <= allowed * right.factor * 4 for p, q in zip(predicted, y, strict=True)):
+                    for name in odd:
+                        del behaviour[name]
+                    truth = right.predict(x[0], at[0])
+                    bad = ~(np.abs(y[0] - truth) <= allowed * right.factor * 4)
+                    where = f"; {first_wrong(truth, y[0], bad, at[0])}" if bad.any() else ""
+                    return fault.finding(f"{change.note}, as in a call at {', '.join(map(str, calls[0]))}{where}")
+        return None
 
     def _expected(self, by: str, x: Float64, positions: Int64, rope: Rope | None = None) -> tuple[Float64, Float64]:
         """What a call must return, in the candidate's own order of features, and how far off each output may be."""
@@ -237,10 +273,21 @@ class _Check:
             return [self.explainer.unexplained()]
 
     def _with_place(self, finding: Finding) -> Finding:
-        """Results that are not finite, with the position from which on they are so."""
-        if finding.fault != "not finite":
+        """Results that are not finite, with the position from which on they are so; what differs from call to call, or
+        within one, with the first wrong output of a short call, if it has one."""
+        if finding.fault == "not finite":
+            return replace(finding, evidence=f"{finding.evidence}; {self.explainer.where()}")
+        if finding.fault not in self.probe.behaviour.keys() - HARMLESS or self.by_call:
             return finding
-        return replace(finding, evidence=f"{finding.evidence}; {self.explainer.where()}")
+        x = self.probe.random(3, 5, seed=10)
+        at = self.probe.apart(np.minimum([9, 4, 0, 17, 1], self.probe.max_position))
+        with suppress(Unreadable):
+            truth, allowed = self._expected("logarithm", x.astype(np.float64), at)
+            y = self.probe.hand_over(x, at)
+            if (bad := ~(np.abs(y - truth) <= 4 * allowed)).any():
+                where = f"in a call of shape {x.shape}, {first_wrong(truth, y, bad, at)}"
+                return replace(finding, evidence=f"{finding.evidence}; {where}")
+        return finding
 
     def _in_short_calls(self, n: int) -> Sample | None:
         """The sample from calls of seven rows, if these are right where one long call is not."""
@@ -275,7 +322,8 @@ class _Check:
         self.probe.look_again()
         notes += refused
         new = {**{name: words for name, words in self.probe.behaviour.items() if name not in named}, **wrong}
-        kept = [finding for finding in findings if finding.fault not in new]
+        explained = {LENGTHS} if POSITIONS in wrong and LENGTHS not in wrong else set()  # by the order of two rows
+        kept = [finding for finding in findings if finding.fault not in {*new, *explained}]
         return kept + [_finding(name, evidence) for name, evidence in new.items()]
 
     def _coarse(self, grade: str, ratio: Float64) -> Finding:

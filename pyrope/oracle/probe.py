@@ -311,7 +311,13 @@ class Probe:
             bad[0, 1] = poison
             y = self.call(bad, at)
             if np.isfinite(y[0, 1]).all() and clean[0, 1].any():
-                self.behaviour.setdefault("not linear", f"a row of {poison} comes out as finite numbers")
+                evidence = f"a row of {poison} comes out as finite numbers"
+                self.call(-x, at)
+                if not np.isfinite(self.call(bad, at)[0, 1]).all():
+                    evidence = f"{evidence}, and as it is after another call: the result of an earlier one is returned"
+                    self.behaviour = {"state between calls": evidence}
+                    return
+                self.behaviour.setdefault("not linear", evidence)
             y[0, 1] = 0
             if not np.isfinite(y).all():
                 spread = int((~np.isfinite(y)).any(-1).sum())

@@ -100,8 +100,14 @@ class Recipe:
 
     def by_row(self, positions: Int64) -> bool:
         """Whether the position that is used in a row depends on where in the call it stands."""
-        backwards = np.asarray(self.place(positions[..., ::-1]))[..., ::-1]
-        return bool((backwards != np.asarray(self.place(positions))).any())
+        used, rows = np.asarray(self.place(positions)), np.arange(positions.shape[-1])
+        orders = rows[::-1], np.roll(rows, 1)
+        return any((np.asarray(self.place(positions[..., order])) != used[..., order]).any() for order in orders)
+
+    def by_others(self, positions: Int64) -> bool:
+        """Whether the position that is used in a row depends on those of other rows, or on their number."""
+        alone = [np.asarray(self.place(positions[..., j : j + 1])) for j in range(positions.shape[-1])]
+        return bool((np.concatenate(alone, axis=-1) != np.asarray(self.place(positions))).any())
 
     def tables(self, positions: Int64, dtype: Any = np.float64, rows: Int64 | slice = _ALL) -> tuple[Any, Any]:
         """cos and sin times the factor, (n, p), for the given rows of a call, with an angle computed in this dtype."""

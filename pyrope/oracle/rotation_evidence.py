@@ -22,6 +22,8 @@ from .sample import Sample
 from .tolerance import theta_bound
 from .truth import rotated
 
+BY_ROW = {"rows differ", "one row differs", "some lengths wrong"}  # how the positions of other rows show in behaviour
+
 
 @dataclass(frozen=True, eq=False)
 class RotationEvidence:
@@ -50,7 +52,10 @@ class RotationEvidence:
 
     def matters(self, change: Change) -> bool:
         # Of those on one axis there are too many to be one of two mistakes; a ratio takes the place of any other θ.
-        return not isinstance(change.fields.get("place"), OnOneAxis) and "ratio" not in change.fields
+        if isinstance(change.fields.get("place"), OnOneAxis) or "ratio" in change.fields:
+            return False
+        place = {"place": change.fields["place"]} if "place" in change.fields else {}
+        return bool(self.behaviour & BY_ROW) or not replace(recipe_of(self.rope), **place).by_row(self.sample.positions)
 
     def recipe(self, hypothesis: Hypothesis) -> Recipe:
         """The right recipe with the changes of a hypothesis."""

@@ -51,6 +51,7 @@ class Measurements(NamedTuple):
     theta: Float64 | None = None  # its frequencies, if there are such rules
     block: Block | None = None  # its 2 × 2 blocks, if all pairs have the same
     width: int | None = None  # how many of its features turn
+    turning: Any = None  # (p,): which of the expected pairs turn, where all that turn are among these
     growth: Float64 | None = None  # (p,): by how much its pairs grow with the position, if they do
     turn: float | None = None  # what it takes for 2π where it reduces angles, if its first pair shows another number
     narrow: str = ""  # the dtype that all its frequencies are numbers of, if that is a narrow one
@@ -149,11 +150,11 @@ def _add_behaviour(name: str, symptom: str, cause: str, fix: str, happened: str,
 
 
 def _powers(rope: Rope, numerator: Any = None, denominator: float | None = None, base: float | None = None) -> Float64:
-    """base^(−2i/r), or with another numerator or denominator; the base that NTK has grown."""
+    """base^(−2i/r), or with another numerator (p,) or denominator; the base that NTK has grown."""
     if base is None:
         base = _grown_base(rope) if isinstance(rope.scaling, DynamicNTK) else rope.base
-    i = np.arange(rope.pairs)
-    return np.asarray(float(base) ** -((2 * i if numerator is None else numerator(i)) / (denominator or rope.width)))
+    numerator = 2 * np.arange(rope.pairs) if numerator is None else numerator
+    return np.asarray(float(base) ** -(numerator / (denominator or rope.width)))
 
 
 def _grown_base(rope: Rope) -> float:
@@ -255,7 +256,11 @@ def _width(share: Callable[[Rope], int]) -> Changes:
 
 def _other_width(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     r = (rope.width * 3 // 4 // 2 * 2) if measured is None else measured.width
-    if not r or r == rope.width or r > rope.head_dim or isinstance(rope.scaling, Proportional):
+    if not r or r == rope.width or r > rope.head_dim:
+        return
+    if isinstance(s := rope.scaling, Proportional):
+        p, turning = 2 * int(np.count_nonzero(frequencies(rope))), 2 * np.arange(rope.pairs) < r
+        yield from _theta(f"{r} features turn, {p} expected", np.where(turning, _powers(rope) / s.factor, 0), rope)
         return
     for placement in dict.fromkeys((rope.placement, "prefix", "suffix")):
         other = recipe_of(replace(rope, rotary_dim=r, placement=placement))
@@ -286,8 +291,18 @@ def _proportional(rope: Rope, measured: Measurements | None) -> Iterable[Change]
 def _contiguous(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(rope.scaling, Proportional) and (p := int(np.count_nonzero(frequencies(rope)))) < rope.pairs:
         reads, writes = features(rope.layout, p)
-        theta = rope.base ** -(np.arange(p) / p) / rope.scaling.factor
-        yield Change(f"the first {2 * p} features", {"reads": reads, "writes": writes, "theta": theta})
+        for words, k in (("", p), (f", exponent over {rope.width}", rope.pairs)):
+            theta = rope.base ** -(np.arange(p) / k) / rope.scaling.factor
+            yield Change(f"the first {2 * p} features{words}", {"reads": reads, "writes": writes, "theta": theta})
+
+
+def _skipped(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    """Some pairs stay as they are: for a candidate, those of a last part of a vector that is not whole."""
+    turning = np.arange(rope.pairs) < rope.pairs * 7 // 8 if measured is None else measured.turning
+    if turning is not None and rope.layout != "interleaved-to-half" and not turning.all() and turning.any():
+        still = np.flatnonzero(~turning & (frequencies(rope) > 0))
+        words = ", ".join(map(str, still[:6])) + (", …" if len(still) > 6 else "")
+        yield from _theta(f"pairs that do not turn: {words}", np.where(turning, frequencies(rope), 0), rope)
 
 
 _add("wrong pairing", "off-diagonal support of R at i ± r/2 instead of i ^ 1, or the reverse",
@@ -316,6 +331,9 @@ _add("half the width rotated", "features within the rotary width do not turn",
 _add("another rotary width", "more or fewer features turn than expected",
      "rotary_dim, or the fraction of the head that turns, of another model",
      "rotate rotary_dim features, partial_rotary_factor·head_dim", "—", _other_width, GENERIC)  # fmt: skip
+_add("some pairs not turned", "some pairs come back as they were, all others turn as expected",
+     "a loop over pairs that ends early, a last part of a vector left out, or slow frequencies rounded to zero",
+     "cover all pairs, whatever the width of a vector", "kernels", _skipped, GENERIC)  # fmt: skip
 _add("wrong end rotated", "the features that turn are at the other end of the head",
      "prefix and suffix exchanged: [rope, nope] for [nope, rope]", "rotate the end that the model rotates",
      "DeepSeek's [nope, rope] read as a prefix", _placement)  # fmt: skip
@@ -336,8 +354,16 @@ def _base(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
         bases = tuple(_ungrown(rope, base) for base in bases if _round(_ungrown(rope, base)))
     for base in bases:
         if 1 < base <= 1e12:
-            note = f"base {_apart(base, rope.base)} instead of {rope.base:g}"
+            note = f"base {_apart(base, rope.base)} instead of {rope.base:g}{_as_width(rope, base)}"
             yield from _theta(note, frequencies(replace(rope, base=base)), rope)
+
+
+def _as_width(rope: Rope, base: float) -> str:
+    """The width in the exponent that would look like this base, in words, if it is a whole number."""
+    k = rope.width * math.log(rope.base) / math.log(base)
+    if abs(k - round(k)) > 1e-3 or round(k) == rope.width or round(k) % 2:
+        return ""
+    return f" (exponents over {round(k)} instead of {rope.width} are the same)"
 
 
 def _ungrown(rope: Rope, base: float) -> float:
@@ -403,11 +429,36 @@ def _yarn_turns(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
 
 def _ramp_inverted(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
-        w = _powers(rope)
-        kept = (frequencies(rope) / w - 1 / s.factor) / (1 - 1 / s.factor)  # 1: kept, 0: slowed down
+        w, kept = _powers(rope), _kept(rope, s)
         yield from _theta("fast pairs are slowed down, slow ones kept", w * (1 - kept + kept / s.factor), rope)
-        between = np.where((kept > 0) & (kept < 1), 1 - kept, kept)
+        between = np.where((kept > 1e-9) & (kept < 1 - 1e-9), 1 - kept, kept)
         yield from _theta("within the ramp alone", w * (between + (1 - between) / s.factor), rope)
+
+
+def _kept(rope: Rope, s: YaRN | Llama3) -> Float64:
+    """How far each pair is kept: 1 as it was, 0 slowed down by the factor."""
+    return np.asarray((frequencies(rope) / _powers(rope) - 1 / s.factor) / (1 - 1 / s.factor))
+
+
+def _wavelengths_blended(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
+        kept = _kept(rope, s)
+        yield from _theta("within the ramp", _powers(rope) / (kept + (1 - kept) * s.factor), rope)
+
+
+def _blend_inverted(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, YaRN | Llama3) and s.factor > 1:
+        kept = _kept(rope, s)
+        note = f"slow pairs times {s.factor:g} instead of over it"
+        yield from _theta(note, _powers(rope) * (kept + (1 - kept) * s.factor), rope)
+        yield from _theta(note, _powers(rope) ** 2 / frequencies(rope), rope)
+
+
+def _rescaled_twice(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(rope.scaling, YaRN | Llama3 | LongRoPE):
+        theta, a = frequencies(rope) ** 2 / _powers(rope), rope.attention_factor
+        for factor in dict.fromkeys((a, a * a)):
+            yield from _theta("θ rescaled once more", theta, rope, **({"factor": factor} if factor != a else {}))
 
 
 def _yarn_end(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -449,8 +500,14 @@ def _other_factor(rope: Rope, measured: Measurements | None) -> Iterable[Change]
         if s is None:
             yield from _theta(f"all frequencies over {stretch:.6g}", frequencies(rope) / stretch, rope)
         elif stretch >= 1:
-            other = replace(rope, scaling=replace(s, factor=stretch))
-            yield from _theta(f"factor {stretch:.6g} instead of {s.factor:g}", frequencies(other), rope)
+            other, note = (
+                replace(rope, scaling=replace(s, factor=stretch)),
+                f"factor {stretch:.6g} instead of {s.factor:g}",
+            )
+            yield from _theta(note, frequencies(other), rope)
+            if other.attention_factor != rope.attention_factor:
+                note = f"{note}, with the attention factor that follows"
+                yield from _theta(note, frequencies(other), rope, factor=other.attention_factor)
 
 
 def _ntk_exponent(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -498,8 +555,12 @@ def _multiplied_list(rope: Rope, measured: Measurements | None) -> Iterable[Chan
 
 def _whole_positions(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if isinstance(s := rope.scaling, Linear) and s.factor > 1:
-        whole: Any = lambda m: m // s.factor  # noqa: E731
-        yield Change(f"⌊m/{s.factor:g}⌋ for m/{s.factor:g}", {"theta": _powers(rope), "place": whole})
+        ways: dict[str, Callable[[Any], Any]] = {
+            f"⌊m/{s.factor:g}⌋": lambda m: m // s.factor,
+            f"m/{s.factor:g}, rounded": lambda m: np.rint(m / s.factor),
+        }
+        for words, whole in ways.items():
+            yield Change(f"{words}, for m/{s.factor:g}", {"theta": _powers(rope), "place": whole})
 
 
 def _other_rule(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -524,7 +585,17 @@ def _exponent(note: str, make: Callable[[Rope], Float64 | None]) -> Changes:
     return changes
 
 
+def _from_one(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if not isinstance(rope.scaling, Proportional):
+        for note, ahead in (("2(i+1)/r", 2), ("(2i+1)/r", 1)):
+            yield from _theta(note, _ratio(rope, _powers(rope, 2 * np.arange(rope.pairs) + ahead)), rope)
+
+
 def _over_another(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if isinstance(s := rope.scaling, Proportional):
+        p = int(np.count_nonzero(frequencies(rope)))
+        theta = np.where(np.arange(rope.pairs) < p, _powers(rope, denominator=2 * p) / s.factor, 0)
+        yield from _theta(f"2i/{2 * p}, over the features that turn", theta, rope)
     widths = (rope.width - 1, rope.width + 1, *(256 * k for k in (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 32)))
     others = {rope.width, rope.width - 2, rope.head_dim, 2 * rope.width}  # which have names of their own
     for k in (512,) if measured is None else widths:
@@ -532,13 +603,12 @@ def _over_another(rope: Rope, measured: Measurements | None) -> Iterable[Change]
             yield from _theta(f"2i/{k}", _ratio(rope, _powers(rope, denominator=k)), rope)
 
 
-def _times(note: str, constant: float) -> Changes:
-    return lambda rope, measured: _theta(note, frequencies(rope) * constant, rope)
+def _times(constants: dict[str, float]) -> Changes:
+    def changes(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+        for name, constant in constants.items():
+            yield from _theta(f"θ·{name}", frequencies(rope) * constant, rope)
 
-
-def _turns(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
-    for name, constant in (("2π", 2 * math.pi), ("π", math.pi), ("1/2π", 0.5 / math.pi)):
-        yield from _theta(f"θ·{name}", frequencies(rope) * constant, rope)
+    return changes
 
 
 def _ordered(note: str, order: Callable[[int], Any]) -> Changes:
@@ -547,10 +617,10 @@ def _ordered(note: str, order: Callable[[int], Any]) -> Changes:
 
 def _twice(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     if "-to-" not in rope.layout:
-        a = rope.attention_factor
-        yield from _theta(
-            "angles doubled, the factor squared", 2 * frequencies(rope), rope, **({"factor": a * a} if a != 1 else {})
-        )
+        a, s = rope.attention_factor, rope.scaling
+        same = f" (factor {s.factor / 2:g} instead of {s.factor:g} is the same)" if isinstance(s, Linear) else ""
+        note, fields = f"angles doubled, the factor squared{same}", {"factor": a * a} if a != 1 else {}
+        yield from _theta(note, 2 * frequencies(rope), rope, **fields)
 
 
 def _still(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -623,6 +693,15 @@ _add("linear factor inverted", "the frequencies are times the factor instead of 
 _add("linear factor applied twice", "the frequencies are over the factor squared",
      "both positions and frequencies were interpolated", "interpolate one of them", "—",
      _factor_power(2))  # fmt: skip
+_add("rescaling inverted", "slow pairs are times the factor instead of over it",
+     "the factor, or its reciprocal (as ggml's freq_scale), taken for the other", "divide by the factor", "—",
+     _blend_inverted)  # fmt: skip
+_add("rescaling applied twice", "each frequency is rescaled by the square of what it should be",
+     "frequencies that are rescaled already, from a checkpoint or a config, are rescaled again", "rescale once",
+     "TensorRT-LLM#16378", _rescaled_twice)  # fmt: skip
+_add("wavelengths blended", "the band between kept and slowed pairs has the wrong shape",
+     "wavelengths 2π/θ are blended where frequencies are meant", "w·((1 − γ) + γ/s)", "—",
+     _wavelengths_blended)  # fmt: skip
 _add("positions divided in integers", "several positions in a row are turned alike",
      "position // factor instead of position / factor", "divide as floats, or divide the frequencies", "—",
      _whole_positions)  # fmt: skip
@@ -650,20 +729,24 @@ _add("exponent over r − 2", "the frequencies fall too fast: the slowest is 1/b
      _exponent("2i/(r−2)",
                 lambda rope: _powers(rope, denominator=rope.width - 2) if rope.pairs > 1 else None))  # fmt: skip
 _add("exponent without its 2", "the frequencies are those of the base's root", "base^(−i/r) instead of base^(−2i/r)",
-     "arange(0, r, 2)/r", "—", _exponent("i/r", lambda rope: _powers(rope, lambda i: i)))  # fmt: skip
+     "arange(0, r, 2)/r", "—", _exponent("i/r", lambda rope: _powers(rope, np.arange(rope.pairs))))  # fmt: skip
 _add("exponent doubled", "the frequencies are those of the base squared", "base^(−4i/r): 2i over the number of pairs",
-     "arange(0, r, 2)/r", "—", _exponent("4i/r", lambda rope: _powers(rope, lambda i: 4 * i)))  # fmt: skip
+     "arange(0, r, 2)/r", "—", _exponent("4i/r", lambda rope: _powers(rope, 4 * np.arange(rope.pairs))))  # fmt: skip
 _add("exponent over another width", "the frequencies fall too slowly or too fast, as base^(−2i/k)",
      "the width of the model, or r ± 1, in the exponent", "base^(−2i/r), r the rotary width of one head", "—",
      _over_another)  # fmt: skip
 _add("index counted from 1", "every pair has its neighbour's frequency; none turns by 1",
-     "i = 1 … r/2 put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)", "—",
-     _exponent("2(i+1)/r", lambda rope: _powers(rope, lambda i: 2 * (i + 1))))  # fmt: skip
+     "i = 1 … r/2, or 1, 3, 5, … for 2i, put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)",
+     "—", _from_one)  # fmt: skip
+_add("frequencies not inverted", "every pair turns faster than the one before it", "base^(2i/r), not over 1",
+     "1/base^(2i/r)", "—", _exponent("base^(+2i/r)", lambda rope: 1 / _powers(rope)))  # fmt: skip
+_add("exponent in integers", "all pairs turn alike, by 1", "2i/r as a quotient of integers, which is 0",
+     "divide as floats", "—", _exponent("base^0", lambda rope: np.ones(rope.pairs)))  # fmt: skip
 _add("degrees", "all frequencies are off by 180/π", "degrees and radians confused", "angles in radians", "—",
-     _times("θ·π/180", math.pi / 180))  # fmt: skip
+     _times({"π/180": math.pi / 180, "180/π": 180 / math.pi}))  # fmt: skip
 _add("frequencies times 2π", "all frequencies are 2π times too high, or π times",
      "angles in turns or half turns taken for radians", "angles in radians: m·θ, without 2π", "—",
-     _turns)  # fmt: skip
+     _times({"2π": 2 * math.pi, "π": math.pi, "1/2π": 0.5 / math.pi}))  # fmt: skip
 _add("frequencies in reverse", "the first pair is the slowest", "the table is flipped", "fastest pair first", "—",
      _ordered("slowest first", lambda p: np.arange(p)[::-1]))  # fmt: skip
 _add("frequencies dealt to axes", "even frequencies first, then the odd ones", "Pixtral's order used for plain text",
@@ -706,6 +789,23 @@ def _length(measured: Measurements | None) -> int | None:
 def _from_first(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
     yield Change("m − m₀", {"place": lambda m: m - m[..., :1]})
     yield Change("m − min m", {"place": lambda m: m - m.min(axis=-1, keepdims=True)})
+
+
+def _of_other_rows(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    ways: dict[str, Callable[[Int64], Any]] = {
+        "in reverse": lambda m: m[..., ::-1],
+        "sorted": lambda m: np.sort(m, axis=-1),
+        "of the row before": lambda m: np.roll(m, 1, axis=-1),
+        "of the row after": lambda m: np.roll(m, -1, axis=-1),
+        "of the first row for all": lambda m: m[..., :1] + 0 * m,
+        "of the last row for all": lambda m: m[..., -1:] + 0 * m,
+        "the largest for all": lambda m: m.max(axis=-1, keepdims=True) + 0 * m,
+        "minus that of the last row": lambda m: m - m[..., -1:],
+        "subtracted from that of the last row": lambda m: m[..., -1:] - m,
+        "by their rank": lambda m: np.apply_along_axis(lambda row: np.unique(row, return_inverse=True)[1], -1, m),
+    }
+    for words, place in ways.items():
+        yield Change(f"positions {words}", {"place": place})
 
 
 def _modulo(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -779,6 +879,18 @@ def _factor(make: Callable[[Rope, Measurements | None], float | None], wanted: b
             yield Change(f"{a:.6g} instead of {rope.attention_factor:.6g}", {"factor": a})
 
     return changes
+
+
+def _scaled_cos_sin(cosine: float, sine: float, angle: Any) -> tuple[Any, Any]:
+    return cosine * np.cos(angle), sine * np.sin(angle)
+
+
+def _factor_in_part(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
+    if (a := rope.attention_factor) != 1:
+        yield Change("on the cosine alone", {"factor": 1.0, "cos_sin": partial(_scaled_cos_sin, a, 1.0)})
+        yield Change("on the sine alone", {"factor": 1.0, "cos_sin": partial(_scaled_cos_sin, 1.0, a)})
+        if rope.width < rope.head_dim:
+            yield Change("on the features that do not turn, too", {"rest": a})
 
 
 def _fast(rope: Rope, measured: Measurements | None) -> Iterable[Change]:
@@ -856,6 +968,9 @@ _add("consecutive positions assumed", "rows turn by the first position plus thei
 _add("first position taken as 0", "rows turn by their distance from the first row, or from the least position",
      "an offset is lost: positions − positions[0]", "use the positions as they are, in a cache too",
      "caches that count from the call", _from_first)  # fmt: skip
+_add("another row's position", "rows turn by the positions of other rows, or by their rank or distance among them",
+     "positions are sorted, reversed, shifted by a row, or those of one row are used for all",
+     "give each row its own position, as it is", "kernels", _of_other_rows)  # fmt: skip
 _add("positions of the first chunk repeated", "rows of the second half of a call turn like those of the first half",
      "context parallel: a rank that holds several chunks indexes the table for the first of them alone",
      "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]", "Megatron-LM#5243",
@@ -896,6 +1011,9 @@ _add("attention factor squared", "the operator's norm is a²",
      _factor(lambda rope, measured: rope.attention_factor**2, True))  # fmt: skip
 _add("attention factor inverted", "the operator's norm is 1/a", "divided by the attention factor", "multiply by it",
      "—", _factor(lambda rope, measured: 1 / rope.attention_factor, True))  # fmt: skip
+_add("attention factor in part", "cosines and sines have different lengths, or features that do not turn are scaled",
+     "the attention factor multiplies one table of the two, or the whole head instead of what turns",
+     "multiply cos and sin by it, and nothing else", "—", _factor_in_part)  # fmt: skip
 _add("softmax scale folded in", "all outputs are times 1/√d, or its root",
      "queries or keys are scaled for the softmax while they are rotated", "leave the scale to the attention", "kernels",
      _scale)  # fmt: skip
@@ -1268,6 +1386,10 @@ FAULTS["one position wrong"] = Fault(
     "one position wrong", "one position is wrong in every call, all others are right",
     "a row of the table that was overwritten, or filled by something else", "compare this row with its neighbours",
     "—")  # fmt: skip
+FAULTS["some positions wrong"] = Fault(
+    "some positions wrong", "some positions are wrong in every call, others, beyond them too, are right",
+    "a part of the table that was filled by something else, or positions that are rounded, or lose some of their bits",
+    "compare these rows of the table with their neighbours", "—")  # fmt: skip
 FAULTS["switch at another length"] = Fault(
     "switch at another length", "right in long calls, but calls about as long as the original length have another Θ",
     "the length compared by < for <=, or the largest position taken for the length, which is one more",

@@ -46,7 +46,7 @@ MEMORY, VALUES, STEPS = "strides ignored", "not linear", "one row differs"
 HEADS, BATCHES = "heads read as positions", "heads differ"
 MISREAD, NEGATIVE = "positions misread", "negative positions wrong"
 SWITCH = "switch at another length"
-BY_ROW, ONE = "positions of a batch misread", "one position wrong"
+BY_ROW, ONE, SOME = "positions of a batch misread", "one position wrong", "some positions wrong"
 _ALONE = ", all of them at position "
 _FAULTS = (LENGTHS, CONSECUTIVE, POSITIONS, STEPS, HEADS, BATCHES, MEMORY, MISREAD, VALUES, NEGATIVE)
 
@@ -90,7 +90,10 @@ def trials(
     usual = sorted({probe.head_dim // 2, probe.head_dim, probe.head_dim + 1} | _USUAL)
     pools = _pools(probe, by_call)
     pools = pools._replace(scattered=pools.counted) if counted else pools
-    more = () if compiled or few else (_more_heads(probe, pools), _more_lengths(probe, set(usual), pools))
+    more: tuple[Iterator[Trial], ...] = ()
+    if not (compiled or few):
+        large = _large(probe, {*usual, *_LARGER}, pools)
+        more = _more_heads(probe, pools), large, _more_lengths(probe, set(usual), pools)
     lengths = _lengths(probe, _COMPILED if compiled else usual, pools)
     for trial in chain(lengths, _orders(probe), _axes(probe, compiled), _memory(probe), _values(probe), *more):
         if counted and trial.fault == CONSECUTIVE and trial.pool is pools.counted and not trial.start:
@@ -153,6 +156,14 @@ def _more_heads(probe: Probe, pools: Pools) -> Iterator[Trial]:
     for lead in (*heads, *batches):
         name = f"x of shape {(*lead, n, probe.head_dim)}"
         yield pools.scattered.trial(BATCHES, name, 0, n, lead)._replace(needed=False)
+
+
+def _large(probe: Probe, lengths: set[int], pools: Pools) -> Iterator[Trial]:
+    """As many numbers as a prompt has in a model, in one of these lengths: an index, or a grid, may end before them."""
+    n = min((n for n in lengths if 32 * n * probe.head_dim > _LARGEST), default=_LONGEST + 1)
+    if n <= len(pools.scattered.x):
+        name = f"x of shape {(32, n, probe.head_dim)}"
+        yield pools.scattered.trial(BATCHES, name, 0, n, (32,))._replace(needed=False)
 
 
 def _more_lengths(probe: Probe, usual: set[int], pools: Pools) -> Iterator[Trial]:
@@ -322,7 +333,7 @@ def run_trials(
     are tried of a candidate that is wrong already: the others are for when that is mended. Raises `Unreadable` if it
     refuses more than half of them, and takes none wrongly."""
     begin, compiled, outcomes, refused = cpu_seconds(), compiles(), list[Outcome](), dict[str, list[str]]()
-    notes, errors = [], list[Unreadable]()
+    notes, errors, first_right = [], list[Unreadable](), list[Trial]()
     if compiled:
         notes.append(f"each new shape is compiled: of the lengths only {', '.join(map(str, _COMPILED))} were tried")
     for trial in trials(probe, by_call, least, compiled, few, counts()):
@@ -331,6 +342,7 @@ def run_trials(
             break
         try:
             wrong = _compared(probe, expected, trial)
+            first_right += [trial] * (not (wrong or first_right) and trial.x.size > 0)
             outcomes.append(Outcome(trial if wrong else trial._replace(x=hollow(trial.x), pool=None), wrong))
         except Unreadable as error:
             if trial.x.size:  # nothing at all may be refused
@@ -341,10 +353,10 @@ def run_trials(
         names = listed_names([o.trial.name for o in outcomes])
         reason = f"refuses {len(errors)} of {total} calls of many shapes, and takes {names or 'none'}: {first.reason}"
         raise Unreadable(reason, first.received, first.kind) from first.__cause__
-    if again := _right_now(probe, expected, outcomes):
+    if again := _right_now(probe, expected, outcomes) or _wrong_now(probe, expected, outcomes, first_right):
         return {"state between calls": again}, notes
     notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()]
-    named = _named(outcomes)
+    named = ({} if by_call else _at_positions(probe, expected, outcomes)) or _named(outcomes)
     with contextlib.suppress(*[Unreadable] * bool(named)):  # what is wrong anyway needs no claim
         named |= _by_batch_row(probe, expected, by_call) if batched else {}
     return named, notes
@@ -384,6 +396,43 @@ def _right_now(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> 
     return ""
 
 
+def _wrong_now(probe: Probe, expected: Expectation, outcomes: list[Outcome], first_right: list[Trial]) -> str:
+    """How the first call that was right is wrong now, in words, where others were wrong."""
+    with contextlib.suppress(Unreadable):
+        for trial in first_right if any(o.wrong for o in outcomes) else ():
+            if wrong := _compared(probe, expected, trial):
+                return f"{trial.name}, which was right before {len(outcomes)} other calls: {wrong}"
+    return ""
+
+
+def _at_positions(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> Behaviour:
+    """Which positions are wrong, if some are in any call: those that are wrong in a long call are so in a short one, in
+    no order, and those that are right in it are right there."""
+    for trial, words in [o for o in outcomes if o.wrong and o.trial.x.shape[-2] > 7 and probe.axes is None][:1]:
+        with contextlib.suppress(Unreadable):
+            rows = _wrong_rows(*expected.of(trial), probe.hand_over(trial.x, trial.positions))
+            bad, good = (np.unique(trial.positions[some]) for some in (rows, ~rows))
+            if len(bad) < 2 or len(good) < 7:
+                return {}
+            for positions, wrong in ((bad, True), (good, False)):
+                at = np.resize(positions[np.linspace(0, len(positions) - 1, 7).astype(int)], 7)[[3, 5, 0, 6, 1, 4, 2]]
+                x = probe.random(2, 7, seed=32)
+                y = probe.hand_over(x, at)
+                if (_wrong_rows(*expected.expected(x.astype(np.float64), at), y) != wrong).any():
+                    return {}
+            near = [*good[good < bad[0]][-1:], *good[good > bad[-1]][:1]]
+            which = f"{len(bad)} positions from {bad[0]} to {bad[-1]} are wrong, in short calls too"
+            return {SOME: f"{which}; right: {' and '.join(map(str, near))}; {trial.name}: {words}"}
+    return {}
+
+
+def _wrong_rows(out: Float64, allowed: Float64, y: Float64) -> Any:
+    """Which rows hold a wrong output, (n,)."""
+    with np.errstate(all="ignore"):
+        bad = ~(np.abs(y - out) <= allowed)
+    return bad.any(axis=(*range(bad.ndim - 2), bad.ndim - 1))
+
+
 def _compared(probe: Probe, expected: Expectation, trial: Trial) -> str:
     """The first wrong output of a trial, in words; a result of another shape is wrong, where others are taken."""
     try:
@@ -406,6 +455,15 @@ def _wrong(out: Float64, allowed: Float64, y: Float64, positions: Int64) -> str:
     return first_wrong(out, y, bad, positions) if clearly.any() else ""
 
 
+def in_words(index: tuple[int, ...]) -> str:
+    """Where an output stands, such as "head 0, row 3, feature 5"."""
+    if len(index) > 4:
+        return f"index {index}"
+    return ", ".join(
+        f"{axis} {i}" for axis, i in zip(("batch", "head", "row", "feature")[-len(index) :], index, strict=True)
+    )
+
+
 def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     """The first wrong output by its row, with its index, the number expected and the number that came."""
     at = positions if positions.ndim == 1 else positions.max(axis=0)
@@ -414,10 +472,10 @@ def first_wrong(truth: Float64, y: Float64, bad: Any, positions: Int64) -> str:
     head = tuple(int(i) for i in np.argwhere(bad[..., row, :])[0])
     index = (*head[:-1], row, head[-1])
     alone = f"{_ALONE}{at[row]}" if len(set(at[rows].tolist())) == 1 < len(set(at.tolist())) else ""
-    return (
-        f"first at position {at[row]}, index {index}: expected {truth[index]:.6g}, got {y[index]:.6g}; "
-        f"{int(bad.sum())} of {bad.size} outputs are wrong{alone}"
-    )
+    digits = next((k for k in range(6, 17) if f"{truth[index]:.{k}g}" != f"{y[index]:.{k}g}"), 17)  # which tell apart
+    expected, got = (f"{number:.{digits}g}" for number in (truth[index], y[index]))
+    where = f"first at position {at[row]}, {in_words(index)}: expected {expected}, got {got}"
+    return f"{where}; {int(bad.sum())} of {bad.size} outputs are wrong{alone}"
 
 
 def _by_batch_row(probe: Probe, expected: Expectation, by_call: bool) -> Behaviour:
@@ -467,7 +525,7 @@ def _named(outcomes: list[Outcome]) -> Behaviour:
         evidence = (
             f"{_evidence([o for o in outcomes if o.wrong], [])}; so all calls with {common} are wrong, and no others"
         )
-        return {MEMORY if common == _READ_ONLY else BATCHES: evidence}
+        return {_NAMED_BY.get(common, BATCHES): evidence}
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
     right = {
         fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong and o.trial.x.size] for fault in _FAULTS
@@ -488,11 +546,14 @@ def _place(outcome: Outcome) -> str:
     return str(positions.max()) if positions.shape[-1] == 1 else outcome.wrong.partition(_ALONE)[2]
 
 
-_READ_ONLY = "a read-only x"
+_READ_ONLY, _GAPS = "a read-only x", "positions that rise with gaps"
+_NAMED_BY = {_READ_ONLY: MEMORY, _GAPS: POSITIONS}
 
 
-def _properties(x: Any) -> Iterator[str]:
+def _properties(x: Any, positions: Int64) -> Iterator[str]:
     """What a path of its own may be taken for, beside the number of rows."""
+    if (steps := np.diff(positions)).size and (steps > 0).all() and (steps > 1).any():
+        yield _GAPS
     yield f"x of {x.ndim} axes"
     if x.ndim > 2:
         yield f"{x.shape[-3]} head{'s' if x.shape[-3] > 1 else ''}"
@@ -504,7 +565,10 @@ def _properties(x: Any) -> Iterator[str]:
 
 def _in_common(outcomes: list[Outcome]) -> str:
     """What all wrong calls have in common and no right one has; empty if there is no such thing."""
-    wrong, right = ([set(_properties(o.trial.x)) for o in outcomes if bool(o.wrong) is bad] for bad in (True, False))
+    wrong, right = (
+        [set(_properties(o.trial.x, o.trial.positions)) for o in outcomes if bool(o.wrong) is bad]
+        for bad in (True, False)
+    )
     return min(set.intersection(*wrong).difference(*right), default="") if wrong and right else ""
 
 
