@@ -43,13 +43,13 @@ _ATTENTION = "oracle_attention_hand oracle_attention_bounds"
 _ROTATION = "oracle_trials oracle_probe oracle_identification oracle_gallery oracle_tolerance"
 CONCERN = {
     "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
-    "models/conventions": "checkpoints", "models/files": "folders gguf", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
+    "models/conventions": "checkpoints", "models/families": "checkpoints", "models/files": "folders", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
     "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
     "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
     "oracle/backward_faults": "oracle_backward", "oracle/backward_checks": "oracle_gradients oracle_own_vectors",
     "oracle/gradients": "oracle_noise",
     **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
-    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "attention_evidence", "examination", "truth")},
+    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
     **{f"oracle/{name}": _ROTATION for name in ("recipes", "report", "sample", "ask",
        "rotation_faults", "rotation_evidence", "rotation_explainer")},
 }  # fmt: skip
