@@ -5,56 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_evidence import RIGHT, SIGNS, SPEC, evidence, fault, kind, like, question
 
+from pyrope import Rope
 from pyrope.oracle import attention_evidence as module
 from pyrope.oracle.ask import Unreadable
-from pyrope.oracle.attention_evidence import AttentionEvidence, Exam, Kind, Prediction, call_by_call, first_wrong
-from pyrope.oracle.attention_faults import Measurements
-from pyrope.oracle.attention_steps import Steps
-from pyrope.oracle.explain import Change, Fault, Hypothesis
+from pyrope.oracle.attention_evidence import AttentionEvidence, Prediction, call_by_call, first_wrong
+from pyrope.oracle.explain import Change, Hypothesis
 from pyrope.oracle.floats import U32
 from pyrope.oracle.questions import MANY, Question
-from pyrope.oracle.tolerance import OWN, Allowed
-from pyrope.oracle.truth import Spec, softmax_attention
+from pyrope.oracle.tolerance import ANGLE32, OWN, Allowed
 
-SPEC = Spec(1, 1, 2, True, scale=1.0)
 NOISE = Change("", {"low": "softmax"})
-
-
-def fault(name, *ways):
-    """A mistake with these ways to make it, if its fields are given."""
-    return Fault(name, "", "", "", changes=lambda spec, measured: [Change(str(x), x) for x in ways])
-
-
-def kind(worst=0.1, mean_square=math.inf, truth=softmax_attention, faults=()):
-    def bounds(spec, dtype, grade, parts, positions, random):
-        return Allowed(np.full(parts.out.shape, worst), mean_square)
-
-    low = fault("low", {"low": "softmax"})
-    listed = {one.name: one for one in (*faults, low)}
-    return Kind("attention", Steps(), truth, bounds, ("a", "b"), listed, low, lambda evidence, fn: Measurements(), lambda evidence: ("", ""))  # fmt: skip
-
-
-def question(values, name="a question", b=1, queries=None, **fields):
-    """Keys are zeros, so that each query takes the mean of the values that it sees."""
-    v = np.zeros((b, 1, len(values), 2), np.float32)
-    v[...] = np.array(values, np.float32)[:, None]
-    q = np.zeros((b, 1, len(values) if queries is None else queries, 2), np.float32)
-    return Question(name, q, np.zeros_like(v), v, **fields)
-
-
-def evidence(answers, questions, of=None, asks=None, spec=SPEC, **fields):
-    exam = Exam(of or kind(), "", spec, "float32", questions)
-    return AttentionEvidence(exam, answers, OWN, asks=asks, **fields)
-
-
-def like(one, *numbers):
-    """An answer to a question, by its tokens."""
-    return np.zeros(one.q.shape) + np.array(numbers, float)[:, None]
-
-
-SIGNS = question([1, -1, 1])
-RIGHT = like(SIGNS, 1, 0, 1 / 3)
 
 
 # --- Calls of a cache ---
@@ -118,6 +80,13 @@ def test_where_an_answer_is_wrong():
     assert first_wrong(lost, np.zeros((1, 1, 1, 2))).startswith("first at token 0")
 
 
+def test_the_grades_of_attention():
+    exam = evidence([], []).exam
+    turned = replace(SPEC, rope=Rope(2, 100.0, "half"))
+    assert exam.grades == (OWN,) and replace(exam, spec=turned).grades == (OWN, ANGLE32)
+    assert replace(exam, dtype="float16").grades == ("a", "b")
+
+
 def test_which_answers_are_right():
     more = question([1, 1, 1])
     some = evidence([RIGHT + 0.09, like(more, 1, 1, 1.2)], [SIGNS, more])
@@ -130,7 +99,6 @@ def test_which_answers_are_right():
 
 
 def test_the_nearest_prediction_comes_first():
-    # With a scale of 1 + s instead of 1, the scores of ones are s more; here all predictions come from a window.
     near, far = fault("near", {"causal": False}), fault("far", {"added": 0.01, "causal": False})
     tried = [Hypothesis((one,), (one.changes(SPEC, None)[0],)) for one in (far, near)]
     some = evidence([like(SIGNS, 1 / 3, 1 / 3, 1 / 3)], [SIGNS])
@@ -346,11 +314,12 @@ def test_what_rounding_looks_like(monkeypatch):
     asked = question([1] * 40)
 
     def looks(error, count=1, questions=None):
-        of = kind(truth=lambda spec, q, k, v, **options: out[:, :, -q.shape[2] :])
+        """Of errors of so many times what the outputs are."""
+        of = kind(truth=lambda spec, q, k, v, **options: 4 * out[:, :, -q.shape[2] :])
         listed = questions or [asked] * count
-        return evidence([out[:, :, -x.q.shape[2] :] + error for x in listed], listed, of).rounds_to("float16")
+        return evidence([4 * (out[:, :, -x.q.shape[2] :] + error) for x in listed], listed, of).rounds_to("float16")
 
-    assert looks(unit * noise) and looks(unit / 31 * noise) and not looks(unit / 34 * noise)
+    assert looks(unit * noise) and looks(unit / 31.9 * noise) and not looks(unit / 32.1 * noise)
     assert not looks(unit * (noise + 0.5)) and looks(unit * (noise + 0.2)) and not looks(unit * np.abs(noise))
     assert not looks(unit * (0.6 * out + 0.5 * noise)) and looks(unit * (0.2 * out + noise))
     sparse = np.where(rng.random(out.shape) < 0.3, noise, 0)
@@ -425,16 +394,21 @@ def test_the_scale_of_calls_of_several_lengths():
         weights = np.exp(scale * k[0, 0, :m, 0].astype(float))
         return np.full((1, 1, 1, 2), (weights * v[0, 0, :m, 0]).sum() / weights.sum())
 
-    def scales(listed, spec=replace(SPEC, causal=False, scale=1.0)):
+    def scales(listed, scale=1.0):
         questions = [asked(m) for m, _ in listed]
-        return evidence([answer(m, s) for m, s in listed], questions, kind(worst=1e-3), spec=spec).scales()
+        return evidence(
+            [answer(m, s) for m, s in listed],
+            questions,
+            kind(worst=1e-3),
+            spec=replace(SPEC, causal=False, scale=scale),
+        ).scales()
 
     assert scales([(3, 0.5), (4, 2.0)]) == "the scale is 0.5 with 3 keys, 2 with 4 keys, 1 expected"
     assert scales([(4, 2.0), (3, 0.5), (3, 0.6)]) == "the scale is 0.5 with 3 keys, 2 with 4 keys, 1 expected"
     assert scales([(3, 0.5)]) == scales([(3, 0.5), (4, 0.503)]) == scales([(2, 0.5), (4, 2.0)]) == ""
     assert scales([(3, 0.5), (4, 0.507)]) != ""
-    doubled = scales([(3, 0.5), (4, 2.0)], replace(SPEC, causal=False, scale=2.0))
-    assert doubled == ""  # the second is right then, so that one length alone is wrong
+    assert scales([(3, 0.5), (4, 2.0)], 2.0) == ""  # the second is right then, so that one length alone is wrong
+    assert scales([(3, 0.5), (4, 1.0)], 2.0) == "the scale is 0.5 with 3 keys, 1 with 4 keys, 2 expected"
 
 
 def test_windows_that_the_first_wrong_tokens_show():
