@@ -336,6 +336,8 @@ def test_a_long_list_is_cut(tmp_path):
     with pytest.raises(ValueError, match="missing: model.norm.weight") as caught:
         load(_save(tmp_path, raw, tensors | dict(list(extra.items())[:19])))
     assert len(str(caught.value).splitlines()) == 21 and "more" not in str(caught.value)
+    with pytest.raises(ValueError, match="and 1 more$"):
+        load(_save(tmp_path, raw, tensors | dict(list(extra.items())[:20])))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.bin", "model.gguf"])
