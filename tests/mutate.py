@@ -42,7 +42,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 _ATTENTION = "oracle_attention_hand oracle_attention_bounds"
 _ROTATION = "oracle_trials oracle_probe oracle_identification oracle_gallery oracle_tolerance"
 CONCERN = {
-    "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
+    "parallel": "parallel_threads", "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
     "models/conventions": "checkpoints", "models/families": "checkpoints", "models/files": "folders", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
     "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
     "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
