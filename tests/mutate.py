@@ -46,7 +46,7 @@ CONCERN = {
     "models/conventions": "checkpoints", "models/families": "checkpoints", "models/files": "folders", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
     "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
     "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
-    "oracle/backward_faults": "oracle_backward", "oracle/backward_checks": "oracle_gradients oracle_own_vectors",
+    "oracle/backward_faults": "oracle_backward",
     "oracle/gradients": "oracle_noise", "oracle/probe": "oracle_probe_calls", "oracle/isolation": "oracle_isolation_parts",
     **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
     **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
