@@ -48,10 +48,11 @@ CONCERN = {
     "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
     "oracle/backward_faults": "oracle_backward",
     "oracle/gradients": "oracle_noise", "oracle/probe": "oracle_probe_calls", "oracle/isolation": "oracle_isolation_parts",
+    "oracle/identification": "oracle_identification_parts",
     **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
     **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
-    **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample",
-       "rotation_faults", "rotation_explainer")},
+    "oracle/rotation_faults": "oracle_rotation_hand",
+    **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample", "rotation_explainer")},
 }  # fmt: skip
 SWAPS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],

@@ -70,6 +70,10 @@ def test_forward_passes_that_may_be_meant():
     for name, fields in expected.items():
         (change,) = module._forward(module._FORWARD[name], full)
         assert change.fields == {"spec": replace(full, **fields)}
+        for kind in (module.SOFTMAX_GRADIENTS, module.LINEAR_GRADIENTS):
+            if name in kind.faults:
+                assert list(kind.faults[name].changes(full, None)) == [change]
+    assert expected.keys() < module.SOFTMAX_GRADIENTS.faults.keys()
     assert list(module._forward(module._FORWARD["causal by mistake"], full)) == []
     plain = replace(SPEC, scale=1.0, causal=False)
     assert [name for name, other in module._FORWARD.items() if other(plain) is not None] == ["causal by mistake"]
@@ -386,9 +390,12 @@ def test_errors_in_ulps_of_the_typical_size():
     own, _, _ = judged((1, 1, 1), (1, 1, 1))
     own.asked[0].answers["dq"].flat[0] += 0.5
     right = np.concatenate([x["dq"].value.ravel() for x in own.right])
-    row = own._error_row("dq")
+    row, ulp = own._error_row("dq"), 2.0**-23 * math.sqrt((right**2).mean())
     assert row.where == "dq, all questions" and row.absolute == pytest.approx(0.5) and row.typical == 0
-    assert row.worst == pytest.approx(0.5 / (2.0**-23 * math.sqrt((right**2).mean())))
+    assert row.worst == pytest.approx(0.5 / ulp)
+    for asked in own.asked:
+        asked.answers["dq"].flat[1:] += 0.25
+    assert own._error_row("dq").typical == pytest.approx(0.25 / ulp)
 
 
 # --- The whole ---
