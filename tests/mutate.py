@@ -51,8 +51,8 @@ CONCERN = {
     "oracle/identification": "oracle_identification_parts",
     **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
     **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
-    "oracle/rotation_faults": "oracle_rotation_hand",
-    **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample", "rotation_explainer")},
+    "oracle/rotation_faults": "oracle_rotation_hand", "oracle/drawings": "oracle_page",
+    **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample")},
 }  # fmt: skip
 SWAPS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],

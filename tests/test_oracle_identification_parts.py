@@ -147,6 +147,9 @@ def test_what_is_no_rotation():
 def test_notes_on_phases():
     bent = found(turning(bend=0.05))
     assert any(note.startswith("phases are proportional to the position up to ") for note in bent.notes)
+    last = found(lambda x, m: turning()(x, m + (m == 100)))  # the last position alone
+    assert any(note.startswith("phases are proportional to the position up to ") for note in last.notes)
+    assert not any(note.startswith("phases") for note in found(turning()).notes)
     grown = found(turning(factor=2.0, grows=0.01))
     assert any(
         note.startswith("pairs grow or shrink with the position, at rates from 0.01 to 0.01 of themselves: xPos")
