@@ -186,6 +186,8 @@ def test_factors_that_are_measured():
 
     ((note, theta),) = factors(LINEAR, 8.0, 4.0, 0.5)
     assert note == "factor 8 instead of 4" and theta == pytest.approx(W / 8)
+    ((note, theta),) = factors(LINEAR, 1.5)
+    assert note == "factor 1.5 instead of 4" and theta == pytest.approx(W / 1.5)
     ((note, theta),) = factors(PLAIN, 0.5)
     assert note == "all frequencies over 0.5" and theta == pytest.approx(2 * W)
 
@@ -222,6 +224,7 @@ def test_running_products():
         product = product * ratio
     (change,) = changes("recursive frequencies", rope)
     assert change.fields["theta"].tolist() == theta
+    assert changes("recursive frequencies", Rope(8, 16.0, "half")) == []  # powers of two: no product is rounded
     three = changes("ggml's recurrence", rope, NO)
     assert [change.fields["ratio"] for change in three] == [
         float(ratio),
@@ -729,7 +732,8 @@ def test_states_and_lengths():
         angle(stale, 2)
     ) == pytest.approx(0.2 * 2 ** (-1 / 3))
     assert (
-        FAULTS["depends on the length"].make(NTK) is None
+        FAULTS["depends on the length"].make(Rope(4, BASE, "half")) is not None
+        and FAULTS["depends on the length"].make(NTK) is None
         and FAULTS["depends on the length"].make(Rope(2, BASE, "half")) is None
     )
 
