@@ -51,7 +51,7 @@ CONCERN = {
     "oracle/identification": "oracle_identification_parts",
     **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
     **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
-    "oracle/rotation_faults": "oracle_rotation_hand", "oracle/page": "oracle_sections",
+    "oracle/rotation_faults": "oracle_rotation_hand", "oracle/page": "oracle_sections", "oracle/adapters": "oracle_adapter_parts",
     **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample")},
 }  # fmt: skip
 SWAPS: dict[type, list[type]] = {

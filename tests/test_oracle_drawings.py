@@ -170,6 +170,11 @@ def test_errors_by_position():
     assert all(f">{words}</text>" in drawn for words in ("0", "1", "10", "position"))
 
 
+def test_errors_of_two_tokens():
+    errors = Errors("token", np.array([0, 1]), np.array([1.0, 1.0]), np.array([False, False]), {})
+    assert re.findall(r'cx="([^"]*)"', module.errors_drawing(errors)) == [f"{LEFT + 4}", f"{RIGHT - 4}"]
+
+
 def test_frequencies_by_pair():
     right = Frequencies(np.array([1.0, -0.1]), np.array([1.0, 0.1]), np.array([1e-3, 1e-3]))
     drawn = module.frequencies_drawing(right)

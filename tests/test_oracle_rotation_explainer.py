@@ -1,6 +1,7 @@
 """What is measured and said of a rotation that is not the expected one: step by step, on rotations of a few features."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -219,6 +220,11 @@ def test_whether_it_switches():
         one._ratio = np.zeros_like(one._ratio)
         one._ratio[:, order[wrong]] = allowed
         assert one._switches() is switches
+    one._length, one._ratio = 256, np.where(one.sample.at >= 256, 65.0, 0.0)[None, :, None] + 0 * one._ratio
+    assert one._switches()
+    one._ratio[:, one.sample.at == 256] = 30.0  # the first wrong position itself
+    assert not one._switches()
+    one._length = 100
     one._ratio[:, order[wrong[4:]]] = np.where(np.arange(len(wrong) - 4) < 0.12 * len(wrong), 0.0, 65.0)[None, :, None]
     one._ratio[:, order[wrong[:4]]] = 65.0
     assert not one._switches()  # only 88 % are wrong
@@ -344,6 +350,7 @@ def test_mistakes_that_are_found():
     one, (found,) = findings(turning(500.0 ** (-np.arange(4) / 4)))
     assert found.fault == "wrong base" and found.evidence.startswith("base 500 instead of 10000; this predicts all ")
     assert one.expected is not None and "where the expected rotation is off by up to" in found.evidence
+    assert float(re.search("outputs to ([^,]*),", found.evidence)[1]) < 1e-9
     assert faults_of(turning(-W)) == ["direction"] and faults_of(turning(W, place=lambda m: m + 1)) == [
         "positions one too high"
     ]
@@ -418,6 +425,34 @@ def test_whether_errors_drift():
     assert one._drifts()
     one.rope = replace(ROPE, scaling=Proportional(0.5))
     assert one._drifts()
+
+
+def test_pairs_that_are_off_in_the_last_digits():
+    one = explainer(turning())
+
+    def subtle(feature, theta=W):
+        one.measured = measured(theta, uncertainty=0.0)
+        ratio = np.zeros_like(one.sample.y)
+        ratio[0, 0, feature] = 2.5
+        return one._subtle(ratio)
+
+    uneven = W * (1 + 100 * 2.0**-24 * np.array([0, 1, 0, 1]))
+    drifting = subtle(1)
+    assert drifting.fault == "recursive frequencies" and drifting.alternatives == ("fast sine",)
+    assert drifting.evidence == "1 of 4 pairs, from pair 1 on, are off by up to 2.5 times what a float32 angle allows"
+    assert subtle(1, uneven) is None  # no running product
+    assert subtle(0).fault == subtle(4).fault == subtle(0, uneven).fault == "unexplained"
+
+
+def test_rows_that_are_right_beyond_a_wrong_one():
+    for theta, mixed in ((W, True), (W * (1 + 1e-6), False)):  # the second: off by more than 16 roundings everywhere
+        one = explainer(turning(theta))
+        ratio = np.zeros_like(one.sample.y)
+        ratio[:, one.sample.at == 3] = 2
+        found = one._scattered(ratio)
+        assert (found is not None) is mixed
+        if found is not None:
+            assert one.sample.at[found[0]].tolist() == [3] and one.sample.at[found[1]].min() == 4
 
 
 def test_the_last_digits():

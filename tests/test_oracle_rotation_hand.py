@@ -697,6 +697,7 @@ def test_calls_that_are_misread():
         order(ONES, M[::-1])[0, 0, 0] == 11
         and order(ONES, M)[0, 0, 0] == 11
         and order(ONES[:, :2], M[1::-1])[0, 0, 0] == 21
+        and order(ONES[:, :3], M[2::-1])[0, 0, 0] == 11
     )
     misread = behaviour("positions misread")
     assert misread(ONES, M)[0, 1, 0] == 21 and misread(ONES, np.repeat(M, 2)[::2])[0, 1, 0] == 11
