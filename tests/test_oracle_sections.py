@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from pyrope import Rope
 from pyrope.oracle import page as module
 from pyrope.oracle.drawings import Errors, Frequencies, Operators, Readings, Side
+from pyrope.oracle.identification import Identification
 from pyrope.oracle.report import ErrorRow, Failure, Finding, Report
 
 ONE = Finding("one", "seen", "why", "mend it", 7, ("three", "four"), "vllm#590, elsewhere#3")
@@ -37,7 +39,8 @@ def test_long_lists():
         module.abbreviated(f"({numbers})") == "(0, 1, 2, …, 9: 10 numbers)"
         and module.abbreviated("(0, 1, 2, 3, 4, 5, 6, 7, 8)") == "(0, 1, 2, 3, 4, 5, 6, 7, 8)"
     )
-    assert module._expected(f"({numbers})").count("<details>") == 1 and "<details>" not in module._expected("short")
+    whole = f"<details><summary>in full</summary><code>({numbers})</code></details>"
+    assert module._expected(f"({numbers})").endswith(whole) and "<details>" not in module._expected("short")
 
 
 def test_links():
@@ -116,7 +119,8 @@ def test_operators_side_by_side():
         drawn.index("<p>expected</p>") < drawn.index("<p>candidate</p>")
         and "The pairs that differ are framed." in drawn
     )
-    assert "<span>−4</span><span></span><span>+4</span>" in drawn  # at most
+    scale = "<span>−4</span><span></span><span>+4</span>"  # at most
+    assert f'<figcaption><div class="shades">{scale}</div>Column j is what unit vector j becomes.' in drawn
     same = replace(OPERATORS, measured=np.eye(2) * 2.5, differing=np.zeros((2, 2), bool))
     assert "No pair differs here" in module._operators(
         same, "expected", "wrong"
@@ -138,8 +142,31 @@ def test_keys_of_charts():
         and "off the expected one" in two[1]
         and two[0].count("<li>") == 3
     )
+    assert (
+        '<path class="cross"' in two[0].partition("<li>")[2]
+        and '<path class="cross"' in module._errors(ERRORS).partition("<li>")[2]
+    )
     (one,) = module._frequencies(Frequencies(np.ones(1), None, None), "identified")
     assert one.count("<li>") == 1 and "not as" not in one
+
+
+def test_an_identification():
+    found = Identification(
+        head_dim=4, dtype="float32", layout="half", rotary_dim=4, placement="prefix", pairs=((0, 2), (1, 3)), direction=1, frequencies=(1.0, 0.1),
+        uncertainty=(1e-9, 2e-10), offset=0.0, attention_factor=1.0, explanations=("base 100 (or so)",), rope=Rope(4, 100.0, "half"), precision="once", behaviour=(),
+    )  # fmt: skip
+    drawn = module.identification_section(replace(found, readings=Readings("identified", operators=OPERATORS)))
+    head = '<span class="symbol" aria-hidden="true">✓</span><span>rotation of 4 features, float32: base 100</span></h1>'
+    assert (
+        drawn.startswith(f'<section><h1 class="verdict right">{head}<dl><dt>turns</dt>') and "<p><code>Rope(" in drawn
+    )
+    assert "<h2>R(m) at position 3</h2>" in drawn and "<p>identified</p>" in drawn
+    unknown = module.identification_section(replace(found, rope=None, explanations=()))
+    assert (
+        '<h1 class="verdict not-judged">' in unknown
+        and ">?</span><span>rotation of 4 features, float32: no rotation<" in unknown
+        and "<code>" not in unknown
+    )
 
 
 def test_summaries():
@@ -150,7 +177,7 @@ def test_summaries():
     )
     drawn = module.verification_section([RIGHT, WRONG, WRONG, failed], {("one",): [WRONG, WRONG]})
     assert (
-        'class="verdict wrong"' in drawn
+        '<section><h1 class="verdict wrong"' in drawn
         and "<h2>one: 2 cases</h2>" in drawn
         and "<summary>the same in 1 case more</summary>" in drawn
     )
@@ -159,9 +186,9 @@ def test_summaries():
         and "<summary>✓ right: 1 case</summary>" in drawn
         and "equivalent:" not in drawn
     )
-    assert 'class="verdict not-judged"' in module.verification_section(
+    assert '<section><h1 class="verdict not-judged"' in module.verification_section(
         [RIGHT, failed], {}
-    ) and 'class="verdict right"' in module.verification_section([RIGHT], {})
+    ) and '<section><h1 class="verdict right"' in module.verification_section([RIGHT], {})
     alone = module.verification_section([WRONG], {("one",): [WRONG]})
     assert "the same in" not in alone
 
