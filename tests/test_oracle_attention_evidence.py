@@ -324,6 +324,11 @@ def test_what_rounding_looks_like(monkeypatch):
     assert not looks(unit * (0.6 * out + 0.5 * noise)) and looks(unit * (0.2 * out + noise))
     sparse = np.where(rng.random(out.shape) < 0.3, noise, 0)
     assert not looks(unit * sparse) and not looks(unit * noise * np.nan)
+    for small, rounding in ((1 / 19.5, True), (1 / 20.5, False)):  # of the spread, in most outputs
+        uneven = np.zeros(out.shape)
+        large = math.sqrt((42 - 24 * small**2) / 18)
+        uneven[0, 0, -21:].flat = np.where(np.arange(42) % 7 < 3, large, small) * np.where(np.arange(42) % 2, 1, -1)
+        assert looks(unit * uneven) is rounding
     early = unit * noise
     early[:, :, :19] = 5  # only the second half of the tokens is looked at, and one more
     assert looks(early)

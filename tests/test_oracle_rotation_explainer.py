@@ -455,6 +455,17 @@ def test_rows_that_are_right_beyond_a_wrong_one():
             assert one.sample.at[found[0]].tolist() == [3] and one.sample.at[found[1]].min() == 4
 
 
+def test_rows_are_right_within_sixteen_roundings():
+    for slip, mixed in ((0.9, True), (1.1, False)):
+        one = explainer(turning())
+        size = np.abs(one.truth).max()
+        assert size > 2
+        one.sample = one.sample._replace(y=one.truth + slip * 16 * 2.0**-53 * size)
+        ratio = np.zeros_like(one.sample.y)
+        ratio[:, one.sample.at == 3] = 2
+        assert (one._scattered(ratio) is not None) is mixed
+
+
 def test_the_last_digits():
     one = explainer(turning(W * (1 + 2e-7)), dtype=np.float32, top=131071)
     ratio = ratio_of(one)
