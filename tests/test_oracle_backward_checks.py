@@ -77,6 +77,7 @@ def test_forward_passes_that_may_be_meant():
     assert list(module._forward(module._FORWARD["causal by mistake"], full)) == []
     plain = replace(SPEC, scale=1.0, causal=False)
     assert [name for name, other in module._FORWARD.items() if other(plain) is not None] == ["causal by mistake"]
+    assert module._FORWARD["causal by mistake"](plain) == replace(plain, causal=True)
     other = replace(full, rope=Rope(4, 100.0, "interleaved"))
     assert module._FORWARD["wrong pairing"](other).rope == ROPE and module._FORWARD["scaling ignored"](other) is None
 

@@ -622,6 +622,22 @@ def test_a_report_of_what_is_wrong():
     assert report.verdict == "not judged" and report.failure.reason == "it raises RuntimeError (no)"
 
 
+def test_weights_that_are_dropped(monkeypatch):
+    monkeypatch.setattr(module, "dropped_weights", lambda evidence: "some are zeros")
+    exam = Exam(kind(faults=[MASKS]), "", SPEC, "float32", [SIGNS])
+    assert module.examine(exam, attention, None, 0).verdict == "right"  # of which nothing is asked
+    found = module.examine(exam, lambda q, k, v: attention(q, k, v, causal=False), None, 0)
+    assert [(finding.fault, finding.evidence) for finding in found.findings] == [("dropout", "some are zeros")]
+    counts = []
+
+    def restless(q, k, v):
+        counts.append(1)
+        return attention(q, k, v) + np.float32(len(counts) - 1)
+
+    (finding,) = module.examine(exam, restless, None, 0).findings
+    assert finding.fault == "dropout" and finding.evidence.startswith('some are zeros; question "a question", the same')
+
+
 def test_a_report_of_what_masks_from_the_top_left():
     cached = question([1, -1, 1], "cached", queries=2)
     for prefill, verdict in ((True, "right"), (False, "wrong")):

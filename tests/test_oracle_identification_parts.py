@@ -89,6 +89,9 @@ def test_an_identification_as_text_and_as_plain_values():
     lines = str(replace(FOUND, notes=("word " * 30,))).splitlines()
     assert lines[0] == "rotation of 4 features, float32" and lines[1] == "  turns       4 of 4 features, prefix, half"
     assert max(map(len, lines)) <= 79 and lines[-1].startswith(" " * 14 + "word")
+    assert (
+        max(map(len, str(replace(FOUND, notes=("x" * 66,))).splitlines())) == 79
+    )  # with its margin, the word is 80 wide
     plain = replace(FOUND, uncertainty=(math.inf, math.nan)).to_dict()
     assert plain["uncertainty"] == (None, None) and plain["rope"] == repr(ROPE) and "readings" not in plain
     assert json.dumps(plain) and replace(FOUND, rope=None).to_dict()["rope"] is None
@@ -142,6 +145,49 @@ def test_what_is_no_rotation():
     mixed[1, 0] = mixed[2, 0] = 0.5
     three = found(lambda x, m: x @ mixed.T)
     assert three.notes[0].startswith("no rotation: 1 features belong to no pair, and within the pairs R is off by 0 ")
+
+
+@pytest.mark.parametrize("factor, skew, odd", [(1.0, 48, True), (0.5, 48, True), (0.5, 24, False), (10.0, 48, False)])
+def test_how_far_off_a_rotation_may_be(factor, skew, odd):
+    """32 units, times the factor if that is above 1; the numbers themselves are rounded, to 16 units at 10."""
+
+    def skewed(x, m):
+        y = turning(factor=factor)(x.astype(np.float64), m)
+        y[..., 0] += skew * 2.0**-24 * x[..., 0]
+        return y.astype(np.float32)
+
+    notes = found(skewed, dtype=np.float32).notes
+    assert any(note.startswith("no rotation") for note in notes) is odd
+
+
+def wide(reads, theta):
+    def fn(x, m):
+        y = np.array(x)
+        for (i, j), angle in zip(reads, theta, strict=True):
+            cos, sin = np.cos(m * angle), np.sin(m * angle)
+            y[..., i], y[..., j] = x[..., i] * cos - x[..., j] * sin, x[..., i] * sin + x[..., j] * cos
+        return y
+
+    return fn
+
+
+def test_frequencies_that_were_rounded():
+    theta = np.float16(10000.0 ** (-np.arange(4) / 4)).astype(np.float64)
+    one = identify(wide([(0, 4), (1, 5), (2, 6), (3, 7)], theta), 8, dtype=np.float64, max_position=100)
+    assert one.rope == Rope(8, 10000.0, "half") and one.precision.endswith(": all frequencies are float16 numbers")
+    odd = identify(wide([(0, 7), (1, 5), (2, 6), (3, 4)], theta), 8, dtype=np.float64, max_position=100)
+    assert odd.layout == "none" and odd.rope is None and "float16" not in odd.precision
+
+
+def test_what_it_does_beside_rotating():
+    def first_head(x, m):
+        y = turning()(x, m)
+        if x.ndim > 2:
+            y[1:] = x[1:]
+        return y
+
+    assert found(first_head).behaviour[0].startswith("only the first head rotated: ")
+    assert not found(turning(offset=2.0)).readings.operators.differing.any()  # what was identified is not expected
 
 
 def test_notes_on_phases():
