@@ -208,3 +208,11 @@ def test_lengths_that_divide_evenly_must_be_taken():
 
     report = check_sharding(refuses)
     assert report.verdict == "not judged" and report.failure.received == "n=48, rank=0, size=3"
+
+
+def test_positions_of_a_shard():
+    assert (
+        sharding._row(np.array(5)) == [5]
+        and sharding._row(np.empty(0, int)) == sharding._row(np.empty((2, 0), int)) == []
+    )
+    assert sharding._row(np.array([[3, 1], [3, 1]])) == [3, 1]
