@@ -134,16 +134,17 @@ def test_what_a_child_writes(tmp_path, monkeypatch):
         "        print('printed', *words)\n"
         "    return 4\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ask, "listeners", [])
-    monkeypatch.setattr(os, "dup", lambda fd: os.open(tmp_path / "pipe", os.O_WRONLY | os.O_CREAT))
-    monkeypatch.setattr(os, "dup2", lambda one, two: alarms.append((one, two)))
     pipes = []
-    monkeypatch.setattr(isolation.faulthandler, "enable", pipes.append)
-    monkeypatch.setattr(isolation.faulthandler, "register", lambda number, pipe, chain: alarms.append((number, chain)))
-    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: alarms.append((which, seconds)))
-    monkeypatch.setattr(sys, "argv", ["-c", "some", "words"])
-    serve("a_command:main", 2.5)
+    with monkeypatch.context() as patch:  # undone before the test ends: pytest captures by the same functions
+        patch.syspath_prepend(tmp_path)
+        patch.setattr(ask, "listeners", [])
+        patch.setattr(os, "dup", lambda fd: os.open(tmp_path / "pipe", os.O_WRONLY | os.O_CREAT))
+        patch.setattr(os, "dup2", lambda one, two: alarms.append((one, two)))
+        patch.setattr(isolation.faulthandler, "enable", pipes.append)
+        patch.setattr(isolation.faulthandler, "register", lambda number, pipe, chain: alarms.append((number, chain)))
+        patch.setattr(signal, "setitimer", lambda which, seconds: alarms.append((which, seconds)))
+        patch.setattr(sys, "argv", ["-c", "some", "words"])
+        serve("a_command:main", 2.5)
     pipes.pop().close()
     assert [json.loads(text) for text in (tmp_path / "pipe").read_text().splitlines()] == [
         {"call": "for x"}, {"call": ""}, {"output": "printed some words\n", "code": 4}
