@@ -441,7 +441,7 @@ def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | Non
     lengths = _check_spans(spans)
     with _aborting(comm):
         xp, at_root, n = namespace(x), comm.Get_rank() == root, sum(lengths)
-        rows = _to_wire(x.swapaxes(0, -2) if x.ndim > 2 else x, _direct(comm, xp))
+        rows = _to_wire(x.swapaxes(0, -2), _direct(comm, xp))
         parts = namespace(rows).empty((n, *rows.shape[1:]), np.uint8) if at_root else None
         order = np.empty(n, np.int64) if at_root else None
         width = math.prod(rows.shape[1:])
@@ -450,4 +450,4 @@ def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | Non
         if parts is None or order is None:
             return None
         sorted_rows = _from_wire(parts, xp, x.dtype)[from_numpy(np.argsort(order, kind="stable"), xp)]
-        return sorted_rows.swapaxes(0, -2) if x.ndim > 2 else sorted_rows
+        return sorted_rows.swapaxes(0, -2)

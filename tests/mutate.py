@@ -42,16 +42,17 @@ ROOT = pathlib.Path(__file__).parent.parent
 _ATTENTION = "oracle_attention_hand oracle_attention_bounds"
 _ROTATION = "oracle_trials oracle_probe oracle_identification oracle_gallery oracle_tolerance"
 CONCERN = {
-    "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
-    "models/conventions": "checkpoints", "models/files": "folders gguf", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
+    "parallel": "parallel_threads", "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
+    "models/conventions": "checkpoints", "models/families": "checkpoints", "models/files": "folders", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
     "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
     "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
-    "oracle/backward_faults": "oracle_backward", "oracle/backward_checks": "oracle_gradients oracle_own_vectors",
-    "oracle/gradients": "oracle_noise",
+    "oracle/backward_faults": "oracle_backward",
+    "oracle/gradients": "oracle_noise", "oracle/probe": "oracle_probe_calls", "oracle/isolation": "oracle_isolation_parts",
+    "oracle/identification": "oracle_identification_parts",
     **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
-    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "attention_evidence", "examination", "truth")},
-    **{f"oracle/{name}": _ROTATION for name in ("recipes", "report", "sample", "ask",
-       "rotation_faults", "rotation_evidence", "rotation_explainer")},
+    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
+    "oracle/rotation_faults": "oracle_rotation_hand", "oracle/page": "oracle_sections", "oracle/adapters": "oracle_adapter_parts",
+    **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample")},
 }  # fmt: skip
 SWAPS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],

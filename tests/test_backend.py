@@ -11,7 +11,7 @@ import pytest
 from device_double import DeviceDouble
 
 import pyrope
-from pyrope import Rope, rotation
+from pyrope import Rope, backend, rotation
 
 needs_wheel = pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
 
@@ -207,3 +207,21 @@ def test_a_numpy_constant_in_the_core_fails_on_the_double(monkeypatch):
     monkeypatch.setattr(rotation, "from_numpy", lambda array, xp: array)  # tables stay on the host
     with pytest.raises(TypeError, match="NumPy value among device arrays"):
         pyrope.rotate(x, [0], rope)
+
+
+def test_numpy_by_its_name():
+    assert backend.get("numpy") is np and pyrope.from_numpy(host := np.ones(2), "numpy") is host
+
+
+def test_results_that_are_given():
+    made = backend.result_array(np, (2, 3), np.dtype(np.float32), None)
+    assert made.shape == (2, 3) and made.dtype == np.float32
+    assert backend.result_array(np, (2, 3), np.dtype(np.float32), made) is made
+    for shape, dtype in (((3, 2), np.float32), ((2, 3), np.float64)):
+        with pytest.raises(
+            ValueError, match=r"out must have the shape and dtype of the result, .*, had \(2, 3\) float32"
+        ):
+            backend.result_array(np, shape, np.dtype(dtype), made)
+    made.flags.writeable = False
+    with pytest.raises(ValueError, match="out must be writable, was read-only"):
+        backend.result_array(np, (2, 3), np.dtype(np.float32), made)

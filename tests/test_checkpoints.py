@@ -333,6 +333,17 @@ def test_a_long_list_is_cut(tmp_path):
     with pytest.raises(ValueError, match="missing: model.norm.weight") as caught:
         load(_save(tmp_path, raw, tensors | extra))
     assert len(str(caught.value).splitlines()) == 22 and str(caught.value).endswith("and 11 more")
+    with pytest.raises(ValueError, match="missing: model.norm.weight") as caught:
+        load(_save(tmp_path, raw, tensors | dict(list(extra.items())[:19])))
+    assert len(str(caught.value).splitlines()) == 21 and "more" not in str(caught.value)
+    with pytest.raises(ValueError, match="and 1 more$"):
+        load(_save(tmp_path, raw, tensors | dict(list(extra.items())[:20])))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.bin", "model.gguf"])
+def test_what_does_not_exist_is_said_before_all_else(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=f"{name} does not exist"):
+        load(tmp_path / name)
 
 
 def test_absurd_configs_are_refused_without_the_work(tmp_path, monkeypatch):

@@ -121,6 +121,26 @@ def test_layers_with_different_ropes(config):
         Rope.from_config(config, layer_type="chunked")
 
 
+@pytest.mark.parametrize("model_type, full, sliding", [
+    ("gemma3_text", (256, 1e6), (256, 1e4)), ("modernbert", (256, 160000.0), (256, 1e4)),
+    ("olmo3", (256, 500000.0), (256, 500000.0)),
+])  # fmt: skip
+def test_bases_of_layers_that_a_config_need_not_say(model_type, full, sliding):
+    config = {"model_type": model_type, "head_dim": 256, "hidden_size": 1024, "num_attention_heads": 4}
+    scaled = config | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    for name, (head_dim, base) in (("full_attention", full), ("sliding_attention", sliding)):
+        rope = Rope.from_config(config, layer_type=name)
+        assert (rope.head_dim, rope.base, rope.scaling) == (head_dim, base, None)
+        both = model_type == "modernbert"
+        scaling = Linear(8.0) if both or name == "full_attention" else None
+        assert Rope.from_config(scaled, layer_type=name).scaling == scaling
+
+
+def test_sections_of_axes_fill_a_head():
+    sections = [one.sections for one in conventions.MODEL_TYPES.values() if one.sections]
+    assert len(sections) > 10 and {sum(some) for some in sections} == {32, 64}
+
+
 def test_layer_types_that_share_one_rope():
     config = LLAMA | {"layer_types": ["full_attention", "sliding_attention"]}
     assert Rope.from_config(config, layer_type="sliding_attention") == half()

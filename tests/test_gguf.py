@@ -154,6 +154,12 @@ HOSTILE_GGUF = {
     "version 1": (_gguf(version=1), "this is version 1"),
     "version 4": (_gguf(version=4), "this is version 4"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "this is version 3, big endian"),
+    "most tensors": (_gguf(counts=(2**16, 0)), "the number of axes of a tensor must be one of"),
+    "more tensors": (
+        _gguf(counts=(2**16 + 1, 0)),
+        "claims 65537 tensors and 0 keys, and at most 65536 of each are read",
+    ),
+    "more keys": (_gguf(counts=(0, 2**16 + 1)), "claims 0 tensors and 65537 keys"),
     "many tensors": (_gguf(counts=(2**63, 0)), "claims 9223372036854775808 tensors and 0 keys"),
     "many keys": (_gguf(counts=(0, 2**17)), "and 131072 keys"),
     "more keys than there are": (_gguf(counts=(0, 60000)), "ends too early"),
@@ -238,6 +244,13 @@ def test_any_bytes_are_refused(sample, content):
 
 
 # --- What is installed ---
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="model.gguf does not exist$"):
+        read_gguf(tmp_path / "model.gguf")
+    with pytest.raises(ValueError, match="must be a file, and is something else"):
+        read_gguf(tmp_path)
 
 
 def test_the_package_of_the_format_is_named_with_the_command(file, monkeypatch):

@@ -164,3 +164,55 @@ def test_what_cannot_be_judged(candidate, reason):
 def test_a_function_is_needed():
     with pytest.raises(TypeError, match="fn must be a function of n, rank and size, was int"):
         check_sharding(3)
+
+
+@pytest.mark.parametrize("n, shards, fault", [
+    (8, ["0123", "45678"], sharding.SEAMS),  # the end of the last chunk is a seam, too
+    (8, ["0123", "456"], sharding.SEAMS),
+    (7, ["0123", "4567"], sharding.PADDING),
+    (7, ["012", "345"], sharding.REMAINDER),
+    (8, ["01234", "34567"], sharding.SEAMS),  # two in common: one is the first of its chunk, the other the last
+    (8, ["012345", "34567"], sharding.UNEXPLAINED),  # of three in common, one is within both chunks
+    (8, ["0123", "3", "3456", "7"], sharding.UNEXPLAINED),  # three times
+    (8, ["012", "567"], sharding.UNEXPLAINED),  # a gap of two, which is no remainder
+    (8, ["012", "4567"], sharding.SEAMS),
+    (8, ["0101", "2323"], sharding.REPEATED),
+    (8, ["0", "0"], sharding.LOCAL),
+    (8, ["25", "52"], sharding.NO_RANK),
+    (8, ["", ""], sharding.UNEXPLAINED),
+    (8, ["", "01234567"], None),
+    (8, ["0123567"], sharding.SEAMS),  # one rank cannot be ignored
+    (6, ["123", "456"], sharding.HIGH),
+    (6, ["345", "678"], sharding.FROM_ONE),
+    (9, ["012", "34"], sharding.UNEXPLAINED),  # four are lost, twice as many as there are ranks
+    (9, ["012", "345"], sharding.REMAINDER),
+])  # fmt: skip
+def test_what_is_wrong_with_shards(n, shards, fault):
+    assert sharding._fault(n, [[int(m) for m in shard] for shard in shards]) is fault
+
+
+def test_what_is_said_of_shards():
+    said = sharding._evidence(9, [[0, 1, 2], [], [2, 3, 9, -1]])
+    lost = "missing: 4, 5, 6, 7, 8; held more than once: 2; outside: -1, 9"
+    assert said == f"9 tokens on 3 ranks: {lost}; rank 2 holds 2, 3, 9, -1"
+    assert sharding._evidence(2, [[0], []]) == "2 tokens on 2 ranks: missing: 1; rank 0 holds 0"
+    assert sharding._few([*range(8)]) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert sharding._few([*range(9)]) == "0, 1, 2, 3, 4, 5, 6, 7, … (9 of them)"
+
+
+def test_lengths_that_divide_evenly_must_be_taken():
+    def refuses(n, rank, size):
+        if n == 48:
+            raise ValueError("48")
+        return range(rank, n, size)
+
+    report = check_sharding(refuses)
+    assert report.verdict == "not judged" and report.failure.received == "n=48, rank=0, size=3"
+
+
+def test_positions_of_a_shard():
+    assert (
+        sharding._row(np.array(5)) == [5]
+        and sharding._row(np.empty(0, int)) == sharding._row(np.empty((2, 0), int)) == []
+    )
+    assert sharding._row(np.array([[3, 1], [3, 1]])) == [3, 1]

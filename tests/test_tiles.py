@@ -615,3 +615,36 @@ def test_errors_name_the_head_and_the_token_whatever_the_pieces():
     for causal in (True, False):
         with small_tiles(8), threads(2), pytest.raises(ValueError, match=r"the first at \(1, 5, 17\)"):
             pyrope.linear_attention(q, k, k, causal=causal, feature_map="identity", chunk=3)
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    assert tiles._cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert tiles._cores() == 9
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert tiles._cores() == 1
+
+
+def test_products_are_limited_by_the_first_call_and_freed_by_the_last(monkeypatch):
+    done = []
+
+    class Blas:
+        def limit(self, limits):
+            done.append(limits)
+            return self
+
+        def restore_original_limits(self):
+            done.append("restored")
+
+    monkeypatch.setattr(tiles, "_blas", Blas)
+    state = tiles._State()
+    with state.one_blas_thread() as one:
+        with state.one_blas_thread() as two:
+            assert one is two is True and done == [1]
+        assert done == [1]
+    assert done == [1, "restored"]
+    monkeypatch.setattr(tiles, "_blas", lambda: None)
+    with state.one_blas_thread() as allowed:
+        assert allowed is False and done == [1, "restored"]
