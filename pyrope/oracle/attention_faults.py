@@ -570,8 +570,14 @@ BEHAVIOUR = {
         "result overwritten": "a result changes when the function is called again",
     }.items()
 }
-BEHAVIOUR |= {name: ATTENTION[name] for name in ("batch rows mixed", "window not asked for")}
+BEHAVIOUR |= {name: ATTENTION[name] for name in ("batch rows mixed", "not causal", "window not asked for")}
 for _fault in (
+    Fault("other keys seen", "weights are right but for the keys that have one",
+          "a mask, a window, or a loop over the keys that begins or ends elsewhere",
+          "compare the keys that are listed here with those expected", step="mask"),
+    Fault("another normaliser", "the weights of a query are the right ones times one number",
+          "the sum that divides has more terms than the keys that are seen, or fewer: a sink, the zeros of a partial "
+          "block, hidden keys, a bound", "divide by the sum over the keys that are seen", step="softmax"),
     Fault("decoding wrong", "a prompt is right, one query or a few over many keys are wrong",
           "a path of its own for few queries: keys split among blocks, the last of them, or the mask's corner",
           "hold it to the general path, at many numbers of keys", step="calls"),

@@ -20,6 +20,7 @@ from .attention_evidence import AttentionEvidence, Exam, first_wrong
 from .attention_faults import in_words
 from .floats import U32, U64
 from .questions import TOKENS, Question, Questions
+from .responses import weighed
 from .trials import PATIENCE, cpu_seconds, hollow, lengths_in_words, listed_names
 from .truth import Spec
 
@@ -27,7 +28,6 @@ Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in fl
 LENGTHS, CONSECUTIVE, ORDER = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
 DECODING, LONG = "decoding wrong", "long sequences wrong"
 CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", "strides ignored", "positions misread"
-WINDOW = "window not asked for"
 VALUES, LEAK, STATE = "some values wrong", "rows leak into each other", "state between calls"
 _FAULTS = (LENGTHS, CONSECUTIVE, ORDER, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
@@ -59,7 +59,7 @@ def _some(n: int, causal: bool) -> tuple[tuple[int, int], ...]:
     the last alone, since those before them see keys that come later."""
     if n <= 40:
         return ((n, n),)
-    return ((n // 2 + 2, 4), (n, 12)) if causal else ((n, 12),)
+    return ((8, 8), (n // 2 + 2, 4), (n, 12)) if causal else ((n, 12),)
 
 
 def lengths(draw: Questions) -> Iterator[Trial]:
@@ -284,7 +284,7 @@ def run_trials(exam: Exam, asks: Asks, listed: Iterator[Trial]) -> tuple[Behavio
                 refused.setdefault(error.reason, []).append(trial.question.name)
     notes = [f"not taken by the candidate: {listed_names(names)}; {reason}" for reason, names in refused.items()]
     notes += [f"its calls are slow: not tried were {listed_names(late)}"] if late else []
-    return _named(exam, outcomes), notes
+    return _named(exam, asks, outcomes), notes
 
 
 def _compared(exam: Exam, trial: Trial, answer: Array) -> str:
@@ -311,23 +311,29 @@ def _compared(exam: Exam, trial: Trial, answer: Array) -> str:
     return ""
 
 
-def _named(exam: Exam, outcomes: list[Outcome]) -> Behaviour:
+def _named(exam: Exam, asks: Asks, outcomes: list[Outcome]) -> Behaviour:
     """The mistakes that show, and in which calls. Nothing else is to blame where a number of tokens goes wrong in any
-    call, and nothing at all is said where every number of tokens does: up to three tokens show little."""
+    call, and nothing at all is said where every number of tokens does: up to three tokens show little. Where every
+    greater number goes wrong, too, it is not the number that is to blame if the weights tell what is."""
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
     right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong] for fault in _FAULTS}
     right[LENGTHS] = [o for o in right[LENGTHS] if o.trial.question.q.size]
     lengths = {o.trial.question.k.shape[-2] for o in wrong[LENGTHS]}
-    if lengths and not any(o.trial.question.k.shape[-2] > 3 for o in right[LENGTHS]):
+    good = {o.trial.question.k.shape[-2] for o in right[LENGTHS]}
+    if lengths and not any(n > 3 for n in good):
         return {}
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
             wrong[fault] = [o for o in wrong[fault] if not _sizes(o.trial) & lengths]
-    named = {
-        fault: _evidence(failed, right[fault]) + _likeness(exam, failed) for fault, failed in wrong.items() if failed
-    }
-    if WINDOW in named.get(LENGTHS, ""):  # nothing else is to blame
-        return {WINDOW: named[LENGTHS]}
+    named = {}
+    for fault, failed in ((fault, failed) for fault, failed in wrong.items() if failed):
+        least = min((o.trial.question for o in failed), key=lambda question: question.k.shape[-2])
+        name, words = weighed(exam, asks, least) if least.k.shape[-2] <= 4 * exam.spec.head_dim else ("", "")
+        observation = _evidence(failed, right[fault]) + _likeness(exam, failed)
+        observation += f'; question "{least.name}": {words}' if words else ""
+        if fault == LENGTHS and name and max(good) < min(lengths):  # nothing else is to blame
+            return {name: observation}
+        named[fault] = observation
     return named
 
 

@@ -25,7 +25,7 @@ from .floats import NARROW, UNIT
 from .questions import ORDERS, PRODUCTS, Question, Questions
 from .readings import attention_readings
 from .report import Failure, Finding, Report
-from .responses import dropped_weights
+from .responses import dropped_weights, some_weights, weighed
 from .tolerance import ANGLE32
 from .truth import Spec
 
@@ -209,7 +209,7 @@ def _with_trials(
     named, refused = run_trials(exam, asks, (trial for some in listed for trial in some(draw)))
     notes += refused
     if unexplained:
-        part = [] if named else _confined(evidence)
+        part = [] if named else _confined(evidence) or _weighed(evidence)
         kept = [finding for finding in wrong if finding.fault != "unexplained"] if named or part else wrong
         return kept + part + [_behaviour(name, observation) for name, observation in named.items()]
     with contextlib.suppress(Unreadable):  # it took these shapes before
@@ -239,6 +239,15 @@ def _confined(evidence: AttentionEvidence) -> list[Finding]:
     names = ", ".join(f'"{exam.questions[i].name}"' for i in failed)
     where = f" It is made in a part of the calls: {names}; the others are right. {evidence.separated()}".rstrip()
     return findings(matches, lambda match, k: part.explained_by(match, k) + where, evidence.since(failed[0]))
+
+
+def _weighed(evidence: AttentionEvidence) -> list[Finding]:
+    """What the weights in the first wrong answer that has random numbers say about the keys that are seen."""
+    asked, most = evidence.exam.questions, 4 * evidence.exam.spec.head_dim
+    i = next((i for i in evidence.failed if asked[i].random and asked[i].k.shape[-2] <= most), None)
+    name, words = ("", "") if i is None else weighed(evidence.exam, evidence.asks, asked[i])
+    described = f'{evidence.described()}; question "{asked[i or 0].name}": {words}.'
+    return [_behaviour(name, described, evidence.since(evidence.failed[0]))] if name else []
 
 
 def _grouped(exam: Exam, fn: Candidate, asked: int, notes: list[str]) -> list[Finding]:
@@ -439,7 +448,7 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
     name, response = exam.kind.response(evidence)
     if name:
         return [exam.kind.faults[name].finding(f"{described}; {response}.")]
-    more = (evidence.multiple(), *evidence.remarks, evidence.separated(), response, _weights(evidence))
+    more = (evidence.multiple(), *evidence.remarks, evidence.separated(), response, some_weights(evidence))
     return [_unexplained("; ".join((described, *(words for words in more if words))))]
 
 
@@ -462,30 +471,6 @@ def _elsewhere(evidence: AttentionEvidence) -> tuple[str, str] | None:
         if 0 < len(wrong) < len(got) and all(b is None and not got[a].any() for a, b in wrong.items()):
             evidence.remarks.append(f"{place}s {', '.join(map(str, wrong))} are zeros, all others are right")
     return None
-
-
-def _weights(evidence: AttentionEvidence) -> str:
-    """The weights of a few tokens beside the right ones, in words: with unit vectors as values, outputs are weights."""
-    question = evidence.exam.questions[0]
-    n = min(6, question.q.shape[-2], question.v.shape[-1])
-    if n < 2 or question.q.shape[-2] != question.k.shape[-2] or question.options or evidence.asks is None:
-        return ""
-    few = question.first(n)
-    v = np.zeros_like(few.v)
-    v[..., range(n), range(n)] = 1
-    few = replace(few, v=v, random=False)
-    try:
-        got = evidence.asks(few)
-    except Unreadable:
-        return ""
-    right = evidence.exam.prediction(few, evidence.exam.truth(few))
-    if got.shape != right.out.shape or not right.ratio(got) > 1:
-        return ""
-    b, h, i, _ = np.unravel_index(int(np.abs(np.nan_to_num(got - right.out, nan=np.inf)).argmax()), got.shape)
-    some = (" ".join(f"{x:.4g}" for x in weights[b, h, i, :n]) for weights in (got, right.out))
-    return "with unit vectors as values, token {} of row {}, head {}, has the weights {}, expected {}".format(
-        i, b, h, *some
-    )
 
 
 def _unexplained(evidence: str) -> Finding:
