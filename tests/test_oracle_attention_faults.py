@@ -28,11 +28,12 @@ def possible(listed, spec):
 OF_A_CAP = {
     "softcap missing",
     "softcap without the division",
+    "softcap without the factor",
     "softcap before the scale",
     "softcap by clipping",
     "softcap after the mask",
 }
-OF_CAUSALITY = {"not causal", "causal from the top left", "sees the next token", "does not see itself", "finite mask value",
+OF_CAUSALITY = {"not causal", "causal by blocks", "causal from the top left", "sees the next token", "does not see itself", "finite mask value",
                 "mask instead of causality", "cache forgotten"}  # fmt: skip
 OF_A_ROPE = {
     "keys not rotated", "queries not rotated", "keys rotated twice", "queries rotated twice", "values rotated", "queries one position off",
@@ -120,7 +121,7 @@ LINEAR_HEADS = {"normaliser summed over heads", "heads mixed", "output transpose
 LINEAR_CAUSAL = {
     "normaliser of all keys", "state not reset", "normaliser not kept", "numerator not kept", "state lost between chunks",
     "numerator lost between chunks", "normaliser lost between chunks", "state decays", "causal by position", "not causal",
-    "does not see itself", "sees the next token", "cache forgotten",
+    "causal by blocks", "does not see itself", "sees the next token", "cache forgotten",
 }  # fmt: skip
 LINEAR_CACHE = {
     "cache positions restart",

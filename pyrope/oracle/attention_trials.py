@@ -31,6 +31,7 @@ CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", 
 VALUES, LEAK, STATE = "some values wrong", "rows leak into each other", "state between calls"
 _FAULTS = (LENGTHS, CONSECUTIVE, ORDER, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
+_MULTIPLES = (48, 96, 192, 320, 384)  # of blocks, but no powers of two: they tell how long a block is
 _EVERY = 131  # all lengths below are tried
 _LARGER = (*range(144, 257, 16), 200, 300, 320, 384, 400, 1000, 1024)
 _LONGER = (1500, 2048, TOKENS)  # keys of one query
@@ -81,7 +82,7 @@ def lengths(draw: Questions) -> Iterator[Trial]:
 
 
 def _usual(spec: Spec) -> set[int]:
-    return {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, 600}
+    return {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, *_MULTIPLES, 600}
 
 
 def more_lengths(draw: Questions) -> Iterator[Trial]:
@@ -169,7 +170,8 @@ def caches(draw: Questions) -> Iterator[Trial]:
 def memory(draw: Questions) -> Iterator[Trial]:
     """The same numbers, held in memory in every way that an array can be, and batches of four."""
     spec, n = draw.spec, _FEW
-    yield Trial(ROWS, draw.random("a batch of four", n, batch=4), ((n, n),))
+    for name, batch in (("a batch of four", 4), ("a batch of 17", 17)):
+        yield Trial(ROWS, draw.random(name, n, batch=batch), ((n, n),))
     question = draw.random("", n, batch=2)
     for name, view in _VIEWS.items():
         q, k, v = (view(x) for x in (question.q, question.k, question.v))
@@ -322,16 +324,19 @@ def _named(exam: Exam, asks: Asks, outcomes: list[Outcome]) -> Behaviour:
     good = {o.trial.question.k.shape[-2] for o in right[LENGTHS]}
     if lengths and not any(n > 3 for n in good):
         return {}
+    from_some_on = bool(lengths) and max(good) < min(lengths)
+    if from_some_on:
+        lengths |= set(range(min(lengths), 2 * TOKENS + 1))
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
             wrong[fault] = [o for o in wrong[fault] if not _sizes(o.trial) & lengths]
     named = {}
     for fault, failed in ((fault, failed) for fault, failed in wrong.items() if failed):
         least = min((o.trial.question for o in failed), key=lambda question: question.k.shape[-2])
-        name, words = weighed(exam, asks, least) if least.k.shape[-2] <= 4 * exam.spec.head_dim else ("", "")
+        name, words = weighed(exam, asks, least)
         observation = _evidence(failed, right[fault]) + _likeness(exam, failed)
         observation += f'; question "{least.name}": {words}' if words else ""
-        if fault == LENGTHS and name and max(good) < min(lengths):  # nothing else is to blame
+        if fault == LENGTHS and name and from_some_on:  # nothing else is to blame
             return {name: observation}
         named[fault] = observation
     return named

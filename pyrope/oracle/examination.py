@@ -7,7 +7,7 @@ who influences whom.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -64,7 +64,7 @@ def examine(
     incremental: Begin,
     asked: int,
     trials: Trials | None = None,
-    grouped: Exam | None = None,
+    grouped: Iterable[Exam] = (),
 ) -> Report:
     """The report about a candidate that is asked everything, twice; ``asked`` is the index of the worst grade that is
     accepted. If it is right, it is asked the trials, too, and, as far as it takes them, grouped key heads."""
@@ -91,7 +91,7 @@ def examine(
         elif "state between calls" not in behaviour:  # what follows from it is not listed
             wrong += _arithmetic(evidence, reached, asked, fn)
             wrong = _with_trials(wrong, evidence, fn, incremental, None if refusal else trials, notes)
-        if grouped is not None and not wrong and not refusal:
+        if not wrong and not refusal:
             wrong += _grouped(grouped, fn, asked, notes)
     except Exception as error:  # whatever the candidate returns, its report is made
         reason = f"the search for what is wrong stopped, by an error of its own: {type(error).__name__}: {error}"
@@ -243,27 +243,29 @@ def _confined(evidence: AttentionEvidence) -> list[Finding]:
 
 def _weighed(evidence: AttentionEvidence) -> list[Finding]:
     """What the weights in the first wrong answer that has random numbers say about the keys that are seen."""
-    asked, most = evidence.exam.questions, 4 * evidence.exam.spec.head_dim
-    i = next((i for i in evidence.failed if asked[i].random and asked[i].k.shape[-2] <= most), None)
+    asked = evidence.exam.questions
+    i = next((i for i in evidence.failed if asked[i].random), None)
     name, words = ("", "") if i is None else weighed(evidence.exam, evidence.asks, asked[i])
     described = f'{evidence.described()}; question "{asked[i or 0].name}": {words}.'
     return [_behaviour(name, described, evidence.since(evidence.failed[0]))] if name else []
 
 
-def _grouped(exam: Exam, fn: Candidate, asked: int, notes: list[str]) -> list[Finding]:
+def _grouped(exams: Iterable[Exam], fn: Candidate, asked: int, notes: list[str]) -> list[Finding]:
     """What is wrong with fewer key heads than query heads, which a candidate need not take."""
-    heads = f"{exam.spec.key_heads} key heads for {exam.spec.heads}"
-    try:
-        answers = [_ask(fn, None, question, Behaviour()) for question in exam.questions]
-    except Unreadable as error:
-        notes.append(f"{heads} were not tried: {error.reason}")
-        return []
-    if any(answer.shape != question.q.shape for answer, question in zip(answers, exam.questions, strict=True)):
-        notes.append(f"{heads} were not tried: the results have another shape")
-        return []
-    evidence, reached = _graded(exam, answers, lambda question: _ask(fn, None, question, Behaviour()))
-    wrong = _arithmetic(evidence, reached, asked, fn)
-    return [replace(finding, evidence=f"With {heads}: {finding.evidence}") for finding in wrong]
+    for exam in exams:
+        heads = f"{exam.spec.key_heads} key head{'s' * (exam.spec.key_heads > 1)} for {exam.spec.heads}"
+        try:
+            answers = [_ask(fn, None, question, Behaviour()) for question in exam.questions]
+        except Unreadable as error:
+            notes.append(f"{heads} were not tried: {error.reason}")
+            return []
+        if any(answer.shape != question.q.shape for answer, question in zip(answers, exam.questions, strict=True)):
+            notes.append(f"{heads} were not tried: the results have another shape")
+            return []
+        evidence, reached = _graded(exam, answers, lambda question: _ask(fn, None, question, Behaviour()))
+        if wrong := _arithmetic(evidence, reached, asked, fn):
+            return [replace(finding, evidence=f"With {heads}: {finding.evidence}") for finding in wrong]
+    return []
 
 
 # ── Asking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -431,18 +433,19 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
     every, own = slice(None), slice(0, h - h // g)
     trials: list[tuple[str, Any, Any, str]] = [
         ("batch rows mixed", (slice(1, None),), (0,), "keys of other rows change the first row"),
+        ("batch rows mixed", (0,), (slice(1, None),), "keys of the first row change others"),
         ("heads mixed", (every, g - 1), (every, own), "keys of the last head change other heads"),
     ]
     if exam.spec.causal:
         last = (every, every, slice(-1, None)), (every, every, slice(0, -1))
         trials.append(("not causal", *last, "the last key changes outputs before it"))
-    influences = [
-        exam.kind.faults[name].finding(f"{described}; {how}.")
+    influences = {
+        name: exam.kind.faults[name].finding(f"{described}; {how}.")
         for name, keys, outputs, how in trials
         if _moves(fn, evidence, keys, outputs)
-    ]
+    }
     if influences:
-        return influences
+        return ([*influences] == ["not causal"] and _weighed(evidence)) or [*influences.values()]
     if not np.isfinite(evidence.answers[evidence.failed[0]]).all():
         return [_behaviour("not finite", described)]
     name, response = exam.kind.response(evidence)

@@ -231,9 +231,9 @@ class Questions:
         mask[:, :, 5] = False  # a row that sees nothing
         return replace(question, options={"mask": mask})
 
-    def padded(self, n: int) -> Question:
-        """Padding on the left, of another length in each row; positions begin after it."""
-        question, pad = self.random("padding", n), np.array([0, 3, 6])
+    def padded(self, n: int, name: str = "padding") -> Question:
+        """Padding on the left, of another length in each row, up to more than a block; positions begin after it."""
+        question, pad = self.random(name, n), np.array([0, 3, n - 6])
         visible = np.arange(n) >= pad[:, None]
         positions = None if question.positions is None else np.maximum(np.arange(n) - pad[:, None], 0)
         mask = np.broadcast_to(visible[:, None, None, :], (3, 1, n, n)).copy()
