@@ -153,11 +153,11 @@ def test_mistakes_are_named(name):
 
 def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
     def long_ones(q, *rest):
-        return Kernel(row_term=float(q.shape[2] <= 64))(q, *rest)
+        return Kernel(row_term=float(q.shape[2] <= 32))(q, *rest)
 
     report = check_attention(long_ones, head_dim=D, backward=True)
     assert report.faults == ("row term missing",)
-    assert "in these questions, the others are right: 128 tokens, 130 tokens" in report.findings[0].evidence
+    assert "in these questions, the others are right: 64 tokens, 128 tokens, 130 tokens" in report.findings[0].evidence
 
 
 def test_how_much_of_a_term_there_is_is_said():
@@ -332,6 +332,7 @@ def test_what_float16_loses_below_its_normal_numbers_is_rounding():
     [
         ({"turn_back": False}, ("gradients not rotated back",)),
         ({"denominator": False}, ("denominator's derivative missing",)),
+        ({"denominator": -1}, ("another derivative of the denominator",)),
         ({"slope": False}, ("feature map's derivative missing",)),
         ({"causal": False}, ("not causal",)),
         ({"groups": "first"}, ("key heads not summed",)),

@@ -392,7 +392,7 @@ class GradientCheck:
         while left:
             fits = [(self._predicted(change.fields, left), fault, change) for fault, change in known]
             where, (names, fault, change) = "all", max(fits, key=lambda fit: len(fit[0]))  # the first of the best
-            if not names:
+            if not names and not self._special(left):
                 fits = [(self._predicted(change.fields, left, part=True), fault, change) for fault, change in known]
                 where, (names, fault, change) = "these", max(fits, key=lambda fit: len(fit[0]))
             if not names:
@@ -463,15 +463,20 @@ class GradientCheck:
         more = f"; also in {len(others)} other questions" if others else ""
         return f'{name} in the question "{asked.question.name}": {first}{more}'
 
+    def _special(self, wrong: Mapping[str, list[Asked]]) -> str:
+        """The mistake that all calls with wrong gradients tell by their kind, if others are right."""
+        names = {asked.question.name for some in wrong.values() for asked in some}
+        kinds = {VIEWS: "strides ignored", ORDERS: "order of positions matters", SHARP: "softmax overflows"}
+        if len(names) == 1 and len(self.asked) > 1 and (fault := kinds.get(*names)):
+            return fault
+        return "some lengths wrong" if names < LENGTHS.keys() else ""
+
     def _unexplained(self, wrong: Mapping[str, list[Asked]]) -> Finding:
         """What is wrong in one kind of calls, or without an explanation."""
-        names = {asked.question.name for some in wrong.values() for asked in some}
         where = f"{', '.join(wrong)}: wrong; {self._where(wrong)}"
-        special = {VIEWS: "strides ignored", ORDERS: "order of positions matters", SHARP: "softmax overflows"}
-        if len(names) == 1 and len(self.asked) > 1 and (fault := special.get(*names)):
-            return {**BEHAVIOUR, **ATTENTION}[fault].finding(where)
-        if names < LENGTHS.keys():
-            return BEHAVIOUR["some lengths wrong"].finding(f"{where}; wrong: {', '.join(sorted(names))}")
+        if fault := self._special(wrong):
+            names = sorted({asked.question.name for some in wrong.values() for asked in some})
+            return {**BEHAVIOUR, **ATTENTION}[fault].finding(f"{where}; wrong: {', '.join(names)}")
         if not all(np.isfinite(x).all() for asked in self.asked for x in asked.answers.values()):
             return BEHAVIOUR["not finite"].finding(where)
         cause, fix = (
