@@ -113,7 +113,7 @@ class Questions:
         if far:
             some = [np.sort(self.rng.choice(self.max_position, n, replace=False)) for _ in range(b)]
             return np.array(some, np.int64)
-        return np.arange(n) + np.array(self.spec.starts)[:b, None]
+        return np.arange(n) + np.resize(self.spec.starts, b)[:, None]
 
     def random(self, name: str, n: int, *, queries: int | None = None, batch: int = 3, far: bool = False) -> Question:
         """Random numbers, values ±1, at consecutive positions or far apart."""
