@@ -23,7 +23,10 @@ class Kernel:
     rotates: bool = False
     scale: float = D**-0.5
     gradient_scale: float | None = None
-    row_term: bool = True
+    row_term: float = 1.0  # how often it is subtracted
+    transposed: bool = True  # for the gradients of keys and values
+    block: int = 0  # of keys, of which dq has the last alone
+    turns_values: bool = False
     groups: str = "sum"
     back: int = -1  # the sign of the angle in the backward pass; 0: not turned at all
     causal: bool = True
@@ -54,14 +57,17 @@ class Kernel:
         total = w.sum(axis=-1, keepdims=True)
         w = w / np.where(total == 0, 1, total)
         dw = np.einsum("bhnd,bhmd->bhnm", g, v)
-        ds = w * (dw - (w * dw).sum(axis=-1, keepdims=True)) if self.row_term else w * dw
+        ds = w * (dw - self.row_term * (w * dw).sum(axis=-1, keepdims=True))
         if self.softcap is not None and self.cap_derivative:
             ds = ds * (1 - (s / self.softcap) ** 2)
         scale = self.scale if self.gradient_scale is None else self.gradient_scale
-        dq, dk = np.einsum("bhnm,bhmd->bhnd", ds, k) * scale, np.einsum("bhnm,bhnd->bhmd", ds, q) * scale
-        dk, dv = (self._collected(x, kv) for x in (dk, np.einsum("bhnm,bhnd->bhmd", w, g)))
+        last = np.arange(m) >= (m - 1) // self.block * self.block if self.block else 1.0
+        by_key = "bhnm,bhnd->bhmd" if self.transposed else "bhnm,bhmd->bhnd"
+        dq, dk = np.einsum("bhnm,bhmd->bhnd", ds * last, k) * scale, np.einsum(by_key, ds, q) * scale
+        dk, dv = (self._collected(x, kv) for x in (dk, np.einsum(by_key, w, g)))
         if self.rotates and self.back:
             dq, dk = turn(dq, positions[0][:, -n:], self.back), turn(dk, positions[0], self.back)
+            dv = turn(dv, positions[0], self.back) if self.turns_values else dv
         out = tuple(x.astype(dtype) for x in (dq, dk, dv))
         return out if self.after is None else self.after(*out)
 
@@ -70,7 +76,9 @@ class Kernel:
         if self.groups == "none":
             return x
         apart = x.reshape(b, kv, h // kv, m, d)
-        return {"sum": apart.sum(axis=2), "first": apart[:, :, 0], "mean": apart.mean(axis=2)}[self.groups]
+        tiled = x.reshape(b, h // kv, kv, m, d).sum(axis=1)
+        made = {"sum": apart.sum(axis=2), "first": apart[:, :, 0], "mean": apart.mean(axis=2), "tiled": tiled}
+        return made[self.groups]
 
 
 def linear(

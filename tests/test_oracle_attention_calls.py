@@ -19,6 +19,7 @@ from pyrope.oracle.questions import Questions
 D = 8
 ROPE = Rope(D, 100.0, "half")
 F32 = np.dtype(np.float32)
+MULTIPLES = {48, 96, 192, 320, 384}
 POWERS = {1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513}
 
 
@@ -43,33 +44,35 @@ def shape(trial):
 
 def test_lengths_without_positions():
     made = named(module.lengths(drawn()))
-    assert {shape(trial)[1] for trial in made.values()} == POWERS | {9, D, 2, 600}
+    assert {shape(trial)[1] for trial in made.values()} == POWERS | MULTIPLES | {9, D, 2, 600}
     assert all(shape(t)[1] == shape(t)[2] and shape(t)[0] == 1 and t.needed for t in made.values())
     assert "1 token" in made and "2 tokens" in made and made["9 tokens"].fault == "some lengths wrong"
     assert made["33 tokens"].judged == ((33, 33),) and made["9 tokens"].question.positions is None
-    assert made["512 tokens"].judged == ((258, 4), (512, 12))
+    assert made["512 tokens"].judged == ((8, 8), (258, 4), (512, 12))
     both_sides = named(module.lengths(drawn(causal=False)))
     assert both_sides["512 tokens"].judged == ((512, 12),) and both_sides["33 tokens"].judged == ((33, 33),)
-    assert module._some(40, True) == ((40, 40),) and module._some(41, True) == ((22, 4), (41, 12))
+    assert module._some(40, True) == ((40, 40),) and module._some(41, True) == ((8, 8), (22, 4), (41, 12))
 
 
 def test_lengths_with_positions():
     made = list(module.lengths(drawn(ROPE)))
     apart = {shape(t)[1]: t.question.positions for t in made if t.fault == "some lengths wrong"}
-    assert set(apart) == POWERS | {9, D, 2, 600}
+    assert set(apart) == POWERS | MULTIPLES | {9, D, 2, 600}
     for n, at in apart.items():
         assert at.shape == (1, n) and at[0, 0] == 0 and (np.diff(at) > 0).all() and at.max() < 2 * n + 8
         assert n < 4 or (np.diff(at) > 1).any()
     consecutive = {
         t.question.name: t.question.positions[0].tolist() for t in made if t.fault == "consecutive positions wrong"
     }
-    starts = {n: 0 if n % 4 else 1000 + n for n in POWERS | {9, D, 2, 600} if n % 2 == 0 or n in (1, 9, 65)}
+    starts = {n: 0 if n % 4 else 1000 + n for n in POWERS | MULTIPLES | {9, D, 2, 600} if n % 2 == 0 or n in (1, 9, 65)}
     assert consecutive == {f"positions {m} to {m + n - 1}": list(range(m, m + n)) for n, m in starts.items()}
     short = named(t for t in module.lengths(drawn(ROPE, top=700)) if t.fault == "consecutive positions wrong")
     assert "positions 100 to 699" in short  # 600 tokens that end at 700
     few = drawn(ROPE, top=520)
     assert max(shape(t)[1] for t in module.lengths(few)) == 513
-    assert {shape(t)[1] for t in module.lengths(drawn(ROPE, top=512))} == {n for n in POWERS | {9, D, 2} if n <= 512}
+    assert {shape(t)[1] for t in module.lengths(drawn(ROPE, top=512))} == {
+        n for n in POWERS | MULTIPLES | {9, D, 2} if n <= 512
+    }
     few.few_shapes = True
     assert {shape(t)[1] for t in module.lengths(few)} == {2, 17, 64, 129, 512}
 
@@ -78,7 +81,9 @@ def test_more_lengths():
     made = list(module.more_lengths(drawn()))
     lengths = {shape(t)[1]: t for t in made}
     larger = {*range(144, 257, 16), 200, 300, 320, 384, 400, 1000, 1024}
-    assert set(lengths) == (set(range(131)) | larger) - (POWERS | {9, D, 2, 600}) and not any(t.needed for t in made)
+    assert set(lengths) == (set(range(131)) | larger) - (POWERS | MULTIPLES | {9, D, 2, 600}) and not any(
+        t.needed for t in made
+    )
     assert lengths[0].judged == () and lengths[10].judged == ((10, 3),) and lengths[24].judged == ((13, 1), (24, 3))
     assert lengths[10].question.positions is None and lengths[10].fault == "some lengths wrong"
     assert {shape(t)[1]: t for t in module.more_lengths(drawn(causal=False))}[24].judged == ((24, 3),)
@@ -369,8 +374,8 @@ def test_the_numbers_of_wrong_calls_may_be_those_of_a_known_mistake():
         return pyrope.attention(*(x.astype(np.float64) for x in (question.q, question.k, question.v)))
 
     words = run(fn)[0]["some lengths wrong"]
-    assert "so all are right up to 63, and wrong from 64 on" in words and words.endswith(
-        "; the numbers there are those of: not causal"
+    assert "so all are right up to 63, and wrong from 64 on" in words and (
+        "; the numbers there are those of: not causal; question" in words
     )
 
 
@@ -383,8 +388,18 @@ def test_two_tokens_show_too_little_to_be_like_anything():
 
 
 def test_judged_are_the_queries_that_are_listed():
-    """Of 512 tokens: 254 to 257, and the last twelve."""
-    for token, wrong in ((253, False), (254, True), (257, True), (258, False), (499, False), (500, True), (511, True)):
+    """Of 512 tokens: the first eight, 254 to 257, and the last twelve."""
+    for token, wrong in (
+        (7, True),
+        (8, False),
+        (253, False),
+        (254, True),
+        (257, True),
+        (258, False),
+        (499, False),
+        (500, True),
+        (511, True),
+    ):
 
         def asks(question, token=token):
             out = truth(question)
@@ -394,7 +409,7 @@ def test_judged_are_the_queries_that_are_listed():
 
         got = run(asks, [t for t in module.lengths(drawn()) if shape(t)[1] in (9, 512)])[0]
         assert bool(got) == wrong, token
-        assert not wrong or f"first at token {token} of row 0" in got["some lengths wrong"]
+        assert not wrong or f"first at token {token} of row 0" in next(iter(got.values()))
 
 
 def test_a_result_that_changes_in_the_next_call():
@@ -527,17 +542,19 @@ def test_numbers_whose_squares_float32_holds():
     assert linear_checks._short_features(replace(spec, feature_map="exp"), np.array([1.7])).tolist() == [0]
 
 
-@pytest.mark.parametrize("heads, grouped", [(4, 2), (6, 3), (2, 1), (3, 1), (5, 1)])
+@pytest.mark.parametrize("heads, grouped", [(4, [2, 1]), (6, [3, 2, 1]), (2, [1]), (3, [1]), (5, [1])])
 def test_fewer_key_heads_are_asked_a_little(heads, grouped):
     exam = Exam(SOFTMAX, "", drawn(heads=heads, key_heads=heads).spec, "float32", [], ("a note",))
-    other = attention_checks.grouped_exam(exam, F32, 4096)
-    assert other.spec == replace(exam.spec, key_heads=grouped) and other.notes == ()
-    assert [sizes(q) for q in other.questions] == [(2, 24, 24), (2, 7, 7)]
-    assert all(q.k.shape[1] == grouped and q.q.shape[1] == heads for q in other.questions)
+    others = list(attention_checks.grouped_exams(exam, F32, 4096))
+    assert [sizes(q) for q in others[0].questions] == [(2, 24, 24), (2, 7, 7)]
+    for other, key_heads in zip(others, grouped, strict=True):
+        assert other.spec == replace(exam.spec, key_heads=key_heads) and other.notes == ()
+        assert all(q.k.shape[1] == key_heads and q.q.shape[1] == heads for q in other.questions)
 
 
 def test_one_head_has_no_groups():
-    assert attention_checks.grouped_exam(Exam(SOFTMAX, "", drawn(heads=1).spec, "float32", []), F32, 4096) is None
+    exam = Exam(SOFTMAX, "", drawn(heads=1).spec, "float32", [])
+    assert list(attention_checks.grouped_exams(exam, F32, 4096)) == []
 
 
 def test_options_are_read_from_a_signature():
@@ -696,7 +713,7 @@ def test_what_a_check_of_softmax_attention_begins_with(handed):
     exam, asked, trials, grouped = handed.pop()
     assert (exam.kind, exam.dtype, exam.prefill, asked) == (SOFTMAX, "float32", True, 2)
     assert exam.expected == "softmax attention of 4 heads over 4, d = 64, causal, scale 0.125, float32"
-    assert grouped.spec.key_heads == 2 and trials.draw.max_position == 4096
+    assert next(grouped).spec.key_heads == 2 and trials.draw.max_position == 4096
     assert kinds(trials) == ["lengths", "orders", "memory", "values", "decoding", "more_lengths"]
     names = {question.name for question in exam.questions}
     assert {"mask", "cache"} <= names and "packed" not in names and len(exam.notes) == 1
@@ -707,7 +724,7 @@ def test_what_a_check_of_softmax_attention_begins_with(handed):
     exam, asked, trials, grouped = handed.pop()
     assert (
         asked == 0
-        and grouped is None
+        and grouped == ()
         and not exam.prefill
         and exam.dtype == "float64"
         and trials.draw.max_position == 600
@@ -728,7 +745,7 @@ def test_what_a_check_of_softmax_attention_begins_with(handed):
 def test_what_a_check_of_linear_attention_begins_with(handed):
     linear_checks.check_linear_attention(lambda *given: None, rope=ROPE)
     exam, asked, trials, grouped = handed.pop()
-    assert (exam.kind, exam.dtype, asked, grouped.spec.key_heads) == (LINEAR_KIND, "float32", 1, 2)
+    assert (exam.kind, exam.dtype, asked, next(grouped).spec.key_heads) == (LINEAR_KIND, "float32", 1, 2)
     assert exam.expected == f"linear attention, Eq. (19), of 4 heads over 4, elu+1, causal, {ROPE!r}, float32"
     assert (
         kinds(trials) == ["lengths", "orders", "memory", "values", "small", "long", "more_lengths"]
@@ -747,7 +764,7 @@ def test_what_a_check_of_linear_attention_begins_with(handed):
     )
     exam, _, trials, grouped = handed.pop()
     assert (
-        grouped is None
+        grouped == ()
         and exam.spec.feature_map == "relu"
         and ", relu, not causal, " in exam.expected
         and "4 heads over 2" in exam.expected

@@ -28,11 +28,12 @@ def possible(listed, spec):
 OF_A_CAP = {
     "softcap missing",
     "softcap without the division",
+    "softcap without the factor",
     "softcap before the scale",
     "softcap by clipping",
     "softcap after the mask",
 }
-OF_CAUSALITY = {"not causal", "causal from the top left", "sees the next token", "does not see itself", "finite mask value",
+OF_CAUSALITY = {"not causal", "causal by blocks", "causal from the top left", "sees the next token", "does not see itself", "finite mask value",
                 "mask instead of causality", "cache forgotten"}  # fmt: skip
 OF_A_ROPE = {
     "keys not rotated", "queries not rotated", "keys rotated twice", "queries rotated twice", "values rotated", "queries one position off",
@@ -120,7 +121,7 @@ LINEAR_HEADS = {"normaliser summed over heads", "heads mixed", "output transpose
 LINEAR_CAUSAL = {
     "normaliser of all keys", "state not reset", "normaliser not kept", "numerator not kept", "state lost between chunks",
     "numerator lost between chunks", "normaliser lost between chunks", "state decays", "causal by position", "not causal",
-    "does not see itself", "sees the next token", "cache forgotten",
+    "causal by blocks", "does not see itself", "sees the next token", "cache forgotten",
 }  # fmt: skip
 LINEAR_CACHE = {
     "cache positions restart",
@@ -176,14 +177,14 @@ def test_scales_by_hand():
 
 def test_windows_by_hand():
     both, past = replace(PLAIN, window=6, causal=False), replace(PLAIN, window=6)
-    for name, by in (
-        ("window one too wide", 1),
-        ("window one too narrow", -1),
-        ("window doubled", 6),
-        ("window halved", -3),
+    for name, sizes in (
+        ("window one too wide", (1,)),
+        ("window one too narrow", (-1,)),
+        ("window doubled", (6,)),
+        ("window halved", (-3, -2)),
     ):
-        assert ways(name, past) == [{"wider": (by, 0)}]
-        assert ways(name, both) == [{"wider": (by, by)}, {"wider": (by, 0)}, {"wider": (0, by)}]
+        assert ways(name, past) == [{"wider": (by, 0)} for by in sizes]
+        assert ways(name, both) == [{"wider": side} for by in sizes for side in ((by, by), (by, 0), (0, by))]
     assert ways("window halved", replace(PLAIN, window=4)) == [{"wider": (-2, 0)}]
     assert [fields["sinks"] for fields in ways("window with sinks", past)] == [4, 1, 2, 8]
     assert ways("window ignored", past) == [{"window": "ignored"}]
@@ -211,7 +212,9 @@ def test_ropes_by_hand():
         assert ways("rotated twice", spec, listed=listed) == [{"times": 2}]
         for end, name in (("modulo", "positions modulo a length"), ("clamped", "table clamped at its end")):
             lengths = (1024, 16, 32, 64, 100, 128, 256, 500, 512, 1000, 2000, 2048, 3000)
-            assert ways(name, spec, listed=listed) == [{"table": (end, n)} for n in lengths]
+            counted = [{"table": (end, n), "positions": "counted"} for n in (16, 64, 32, 8, 4, 128)]
+            tables = [{"table": (end, n)} for n in lengths] + (counted if end == "modulo" else [])
+            assert ways(name, spec, listed=listed) == tables
     assert other_ropes(ROPE) == [ROPE, replace(ROPE, layout="interleaved"), replace(ROPE, direction=-1)]
     assert list(other_ropes(None)) == list(other_ropes(replace(ROPE, rotary_dim=2))) == []
 

@@ -128,6 +128,21 @@ def seen_if(rule, value=-np.inf):
 causal = seen_if(lambda i: i >= 0)
 
 
+def seen_by(rule, value=-np.inf):
+    """By the places of the query and of the key."""
+
+    def hide(s):
+        n, m = s.shape[-2:]
+        return np.where(rule(np.arange(m - n, m)[:, None], np.arange(m)), s, value)
+
+    return hide
+
+
+def whole_blocks(size):
+    """The diagonal goes through blocks, which are not masked."""
+    return seen_by(lambda i, j: i // size >= j // size)
+
+
 def softmax(s, axis=-1):
     e = np.exp(s - s.max(axis=axis, keepdims=True))
     return e / e.sum(axis=axis, keepdims=True)
@@ -277,6 +292,7 @@ SOFTMAX = [
     ("another scale", {}, attention(score=lambda q, k: 0.0711 * products(q, k))),
     ("softcap missing", CAP, attention()),
     ("softcap without the division", CAP, attention(score=capped(inside=1.0))),
+    ("softcap without the factor", CAP, attention(score=lambda q, k: np.tanh(scaled(q, k) / 20))),
     ("softcap before the scale", CAP, attention(score=lambda q, k: capped(products)(q, k) / math.sqrt(D))),
     ("softcap by clipping", CAP, attention(score=lambda q, k: np.clip(scaled(q, k), -20, 20))),
     ("softcap after the mask", CAP, attention(hide=lambda s: 20.0 * np.tanh(causal(s) / 20.0))),
@@ -294,6 +310,7 @@ SOFTMAX = [
     ("does not see itself", {}, attention(hide=seen_if(lambda i: i > 0), soft=empty_are_zeros)),
     ("does not see itself", {}, attention(hide=seen_if(lambda i: i > 0))),
     ("does not see itself", {}, attention(hide=seen_if(lambda i: i > 0, -3e38))),
+    *[("causal by blocks", {}, attention(hide=whole_blocks(size))) for size in (8, 64)],
     ("scale by the length", {}, attention(score=lambda q, k: products(q, k) / math.sqrt(k.shape[2]))),
     ("scale by the length", {}, attention(score=lambda q, k: products(q, k) / math.sqrt(q.shape[2]))),
     ("scale by the length", {}, attention(score=lambda q, k: scaled(q, k) * math.log(k.shape[2] + 1, 512))),
@@ -311,6 +328,7 @@ SOFTMAX = [
     ("window doubled", SIDES, attention(hide=seen_if(lambda i: np.abs(i) < 14))),
     ("window halved", WINDOW, attention(hide=seen_if(lambda i: (i >= 0) & (i <= 7 // 2)))),
     ("window halved", SIDES, attention(hide=seen_if(lambda i: np.abs(i) <= 7 // 2))),
+    ("window halved", {"window": 8, "causal": False}, attention(hide=seen_if(lambda i: np.abs(i) <= 8 // 2))),
     *[("window with sinks", WINDOW, attention(hide=lambda s, sinks=sinks: np.where((distance(*s.shape[-2:]) >= 0) & ((distance(*s.shape[-2:]) < 7) | (np.arange(s.shape[-1]) < sinks)), s, -np.inf))) for sinks in (4, 1)],
     ("last partial block dropped", {}, online(16, blocks=lambda m, block: m // block)),
     ("last partial block dropped", {}, online(64, blocks=lambda m, block: m // block, empty=np.nan)),
@@ -335,7 +353,10 @@ SOFTMAX = [
     ("heads tiled", {}, attention(spread=lambda x, h: np.tile(x, (1, h // x.shape[1], 1, 1)))),
     ("heads mixed", {}, attention(spread=lambda x, h: np.repeat(x[:, :1], h, axis=1))),
     ("batch rows mixed", {}, first_row(attention())),
+    ("batch rows mixed", {}, lambda q, k, v: attention()(q, np.broadcast_to(k[:1], k.shape), v)),
     ("keys and values exchanged", {}, exchanged),
+    ("keys and values exchanged", {}, lambda q, k, v: attention()(q, k, k)),
+    ("keys and values exchanged", {}, lambda q, k, v: attention()(q, v, v)),
     ("queries and keys exchanged", {"key_heads": 4}, lambda q, k, v: attention()(k, q, v)),
     ("mask of another row", {}, with_mask(mask_of=lambda mask: mask[:1])),
     ("mask instead of causality", {}, with_mask(together=lambda seen, mask: mask)),
@@ -350,6 +371,7 @@ SOFTMAX = [
     ("keys rotated twice", {"rope": ROPE}, attention(turn_k=twice)),
     ("queries rotated twice", {"rope": ROPE}, attention(turn_q=twice)),
     ("values rotated", {"rope": ROPE}, attention(turn_v=turn)),
+    ("values rotated", {"rope": ROPE}, attention(turn_k=never, turn_v=turn)),
     ("queries one position off", {"rope": ROPE}, attention(turn_q=at(lambda m: m + 1))),
     ("queries one position off", {"rope": ROPE}, attention(turn_k=at(lambda m: m + 1))),
     ("attention factor not squared", {"rope": YARN}, attention(*(by(pyrope.frequencies(YARN), a) for a in (0.1 * math.log(8) + 1, 1.0)))),
@@ -374,6 +396,7 @@ BOTH = [
     ("positions local to the rank", ROPE, shards(4, True)),
     ("positions of the first chunk repeated", ROPE, zigzag(2)),
     ("positions modulo a length", ROPE, at(lambda m: m % 1024)),
+    ("positions modulo a length", ROPE, at(lambda m: np.broadcast_to(np.arange(m.shape[1]) % 16, m.shape))),
     ("table clamped at its end", ROPE, at(lambda m: np.minimum(m, 1024 - 1))),
 ]
 SOFTMAX += [(name, {"rope": rope}, attention(wrong, wrong)) for name, rope, wrong in BOTH]
@@ -651,6 +674,8 @@ LINEARLY = [
     ("output transposed", {}, transposed(linear())),
     ("output transposed", {}, reshaped(linear())),
     ("sums in low precision", {}, linear(normaliser=lambda q, k, turned_q, turned_k, see: sums(q.astype(np.float16), k.astype(np.float16), see.astype(np.float16)))),
+    ("causal by blocks", {}, linear(see=lambda n, m: np.arange(m - n, m)[:, None] // 16 >= np.arange(m) // 16)),
+    ("keys and values exchanged", {}, lambda q, k, v, positions: linear()(q, k, k, positions)),
 ]  # fmt: skip
 LINEARLY += [(name, {"rope": rope}, linear(turn_q=wrong, turn_k=wrong)) for name, rope, wrong in BOTH]
 
@@ -694,6 +719,80 @@ def test_a_mistake_of_attention_made_by_hand_has_its_name(name, options, fn):
 def test_a_mistake_of_linear_attention_made_by_hand_has_its_name(name, options, fn):
     report = check_linear_attention(fn, **(SHAPE | {"rope": ROPE} | options))
     assert report.faults == (name,), str(report)
+
+
+def padded_with_zeros(q, k, v, block=16):
+    """Keys of zeros fill the last block, and take part."""
+    more = ((0, 0), (0, 0), (0, -k.shape[2] % block), (0, 0))
+    return attention(hide=lambda s: s)(q, np.pad(k, more), np.pad(v, more))
+
+
+def after_the_softmax(q, k, v):
+    return attention(hide=lambda s: s, soft=lambda s: softmax(s) * (distance(*s.shape[-2:]) >= 0))(q, k, v)
+
+
+READ = {  # what no known mistake predicts: its name, and what the weights say
+    "chunks": ("other keys seen", "seen: 8 by token 8 of row 0, head 0, expected 2 … 8", WINDOW,
+               attention(hide=seen_by(lambda i, j: (j <= i) & (i // 8 == j // 8) & (i - j < 7)))),
+    "every other key": ("other keys seen", "seen: 1 by token 1 of row 0, head 0, expected 0, 1; 1, 3, 5, 7, … by", {},
+                        attention(hide=seen_by(lambda i, j: (j <= i) & ((i - j) % 2 == 0)))),
+    "no key after the 128th": ("other keys seen", "seen: 0 … 127 by token 128", {},
+                               attention(hide=seen_by(lambda i, j: (j <= i) & (j < 128)))),
+    "prefix": ("not causal", "seen: 0 … 3 by token 0 of row 0, head 0, expected 0; 0 … 3 by token 2", {},
+               attention(hide=seen_by(lambda i, j: (j <= i) | (j < 4)))),
+    "reversed": ("not causal", "expected 0; 23 by token 23", {}, attention(hide=seen_by(lambda i, j: j >= i))),
+    "window on both sides": ("window not asked for", "each query sees the 9 nearest keys alone", {"causal": False},
+                             attention(hide=seen_if(lambda i: np.abs(i) < 9))),
+    "sink": ("another normaliser", "the right ones times one number", {},
+             attention(soft=softmax_with(lambda total, top: total + np.exp(1.7 - top)))),
+    "mask after the softmax": ("another normaliser", ", 1 at token 23", {}, after_the_softmax),
+    "mask of queries": ("other keys seen", 'question "mask"', {},
+                        with_mask(mask_of=lambda mask: mask if mask.shape[2] < mask.shape[3] else mask.swapaxes(2, 3))),
+    "zeros in the last block": ("some lengths wrong", "only multiples of 16 are right", {"causal": False},
+                                padded_with_zeros),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_keys_that_are_seen_and_sums_that_divide_are_read_from_the_weights(name):
+    fault, words, options, fn = READ[name]
+    report = check_attention(fn, **(SHAPE | {"head_dim": D} | options))
+    assert report.faults == (fault,) and words in report.findings[0].evidence, report
+
+
+def test_padding_that_is_longer_than_a_block_is_tried():
+    """A running maximum of −inf through the whole first block, and exp(−inf + inf) = NaN taken for 1."""
+
+    def first_block(q, k, v, mask=None):
+        out = with_mask()(q, k, v, mask)
+        lost = False if mask is None else ~mask[..., :64].any(axis=-1)[..., None] & mask.any(axis=-1)[..., None]
+        return np.where(lost, out / 2, out).astype(q.dtype)
+
+    report = check_attention(first_block, head_dim=D)
+    assert report.verdict == "wrong" and 'question "long padding"' in report.findings[0].evidence
+
+
+def test_weights_by_the_logarithm_of_the_sum_are_right_in_float32():
+    def fn(q, k, v):
+        s = causal(scaled(q, repeated(k, q.shape[1])).astype(np.float32))
+        return np.exp(s - np.logaddexp.reduce(s, axis=-1, keepdims=True)) @ repeated(v, q.shape[1])
+
+    assert check_attention(fn, head_dim=D, **SHAPE).verdict == "right"
+
+
+def test_of_linear_attention_numerator_and_normaliser_are_read_from_the_weights():
+    def without_itself(q, k, turned_q, turned_k, see):
+        return sums(q, k, see * (1 - np.eye(*see.shape) * (np.arange(see.shape[1]) > 0)))
+
+    def numerator(q, k, v, positions):
+        out = linear()(q, k, v, positions)
+        own = linear(see=lambda n, m: np.eye(n, m), normaliser=lambda q, k, *more: sums(q, k, lower(*q.shape[2:3] * 2)))
+        return out - own(q, k, v, positions)
+
+    report = check_linear_attention(linear(normaliser=without_itself), rope=ROPE, **SHAPE)
+    assert report.faults == ("another normaliser",) and "1 at token 0, " in report.findings[0].evidence
+    report = check_linear_attention(numerator, rope=ROPE, **SHAPE)
+    assert report.faults == ("other keys seen",) and "none by token 0 of" in report.findings[0].evidence
 
 
 def test_how_scores_act_is_said():

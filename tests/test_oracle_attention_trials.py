@@ -301,7 +301,10 @@ CALLS = {
         if_(lambda q, k, v: q.shape[2] > 8 and k.shape[2] > q.shape[2] + 100),
         if_(lambda q, k, v: q.shape[2] < 8 and k.shape[2] == 1000),
     ],
-    "batch rows mixed": [if_(lambda q, k, v: len(q) == 4, lambda out: out[[0, 1, 2, 2]])],
+    "batch rows mixed": [
+        if_(lambda q, k, v: len(q) == 4, lambda out: out[[0, 1, 2, 2]]),
+        if_(lambda q, k, v: len(q) > 8, lambda out: np.concatenate((out[:8], 0 * out[8:]))),
+    ],
     "strides ignored": [
         lambda q, k, v: plain(contiguous(q), contiguous(k), contiguous(v)),
         if_(lambda q, k, v: not k.flags.aligned),
@@ -509,6 +512,15 @@ def test_grouped_heads_are_tried_where_they_are_taken():
     tiled = check_attention(tiles, head_dim=D)
     assert tiled.faults == ("heads tiled",) and "With 2 key heads for 4" in tiled.findings[0].evidence
     assert check_attention(tiles, heads=3, head_dim=D).ok
+
+    def tiles_if(size):
+        return lambda q, k, v: (tiles if q.shape[1] == size * k.shape[1] else plain)(q, k, v)
+
+    for size, heads in ((4, 8), (3, 6)):
+        report = check_attention(tiles_if(size), heads=heads, head_dim=D)
+        assert report.faults == ("heads tiled",) and f"With 2 key heads for {heads}" in report.findings[0].evidence
+    report = check_attention(if_(lambda q, k, v: k.shape[1] == 1 < q.shape[1]), head_dim=D)
+    assert report.faults == ("unexplained",) and "With 1 key head for 4" in report.findings[0].evidence
 
 
 def test_a_mask_from_the_top_left_is_judged_for_prefill():

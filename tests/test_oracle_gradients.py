@@ -103,7 +103,12 @@ SPECS = {
     "rope, window": (Kernel(rotates=True, causal=False, window=5), {"rope": ROPE, "causal": False, "window": 5}),
 }  # fmt: skip
 WRONG = {
-    "row term": ("plain", {"row_term": False}, ("row term missing",)),
+    "row term": ("plain", {"row_term": 0.0}, ("row term missing",)),
+    "sign of the row term": ("plain", {"row_term": -1.0}, ("another row term",)),
+    "not transposed": ("plain", {"transposed": False}, ("not transposed",)),
+    "blocks": ("plain", {"block": 16}, ("blocks not added up",)),
+    "tiled": ("grouped", {"groups": "tiled"}, ("heads tiled",)),
+    "values turned": ("rope", {"turns_values": True}, ("gradients of values rotated",)),
     "no scale": ("plain", {"gradient_scale": 1.0}, ("gradient without the scale",)),
     "scale twice": ("plain", {"gradient_scale": D**-1.0}, ("gradient scaled twice",)),
     "no scale at all": ("plain", {"scale": 1.0}, ("scale missing",)),
@@ -125,7 +130,7 @@ WRONG = {
     "no dk": ("plain", {"after": lambda dq, dk, dv: (dq, None, dv)}, ("no gradient",)),
     "twice": ("plain", {"after": lambda dq, dk, dv: (2 * dq, 2 * dk, 2 * dv)}, ("accumulated twice",)),
     "dv twice": ("plain", {"after": lambda dq, dk, dv: (dq, dk, 2 * dv)}, ("accumulated twice",)),
-    "exchanged": ("plain", {"after": lambda dq, dk, dv: (dq, dv, dk)}, ("unexplained",)),
+    "exchanged": ("plain", {"after": lambda dq, dk, dv: (dq, dv, dk)}, ("gradients exchanged",)),
     "dtype": ("plain", {"after": lambda *three: tuple(x.astype(np.float64) for x in three)}, ("wrong dtype out",)),
     "NaN": ("plain", {"after": lambda dq, dk, dv: (dq * np.nan, dk, dv)}, ("not finite",)),
     "narrow": ("plain", {"after": lambda *three: tuple(x.astype(np.float16).astype(x.dtype) for x in three)}, ("unexplained",)),
@@ -147,6 +152,20 @@ def test_mistakes_are_named(name):
     kernel, options = SPECS[which]
     report = check_attention(dataclasses.replace(kernel, **broken), head_dim=D, backward=True, **options)
     assert report.verdict == "wrong" and report.faults == faults, report
+
+
+def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
+    def long_ones(q, *rest):
+        return Kernel(row_term=float(q.shape[2] <= 32))(q, *rest)
+
+    report = check_attention(long_ones, head_dim=D, backward=True)
+    assert report.faults == ("row term missing",)
+    assert "in these questions, the others are right: 64 tokens, 128 tokens, 130 tokens" in report.findings[0].evidence
+
+
+def test_how_much_of_a_term_there_is_is_said():
+    report = check_attention(Kernel(row_term=-1.0), head_dim=D, backward=True)
+    assert "dq, dk: wrong; dq has -1, -1, -1, -1 … times the term" in report.findings[0].evidence
 
 
 def test_weights_may_have_a_least_exponent():
@@ -316,6 +335,7 @@ def test_what_float16_loses_below_its_normal_numbers_is_rounding():
     [
         ({"turn_back": False}, ("gradients not rotated back",)),
         ({"denominator": False}, ("denominator's derivative missing",)),
+        ({"denominator": -1}, ("another derivative of the denominator",)),
         ({"slope": False}, ("feature map's derivative missing",)),
         ({"causal": False}, ("not causal",)),
         ({"by_position": True}, ("causal by position",)),

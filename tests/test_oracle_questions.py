@@ -171,8 +171,9 @@ def test_masks_and_padding():
     mask = draw().masked("some", 24).options["mask"]
     assert mask.shape == (3, 1, 24, 24) and not mask[:, :, 5].any() and 0.5 < np.delete(mask, 5, axis=2).mean() < 0.7
     padded = draw(ROPE).padded(8)
-    assert padded.positions.tolist() == [[*range(8)], [0, 0, 0, 0, 1, 2, 3, 4], [0] * 6 + [0, 1]]
-    assert padded.options["mask"][:, 0, 3].tolist() == [[True] * 8, [False] * 3 + [True] * 5, [False] * 6 + [True] * 2]
+    assert padded.positions.tolist() == [[*range(8)], [0, 0, 0, 0, 1, 2, 3, 4], [0, 0, 0, 1, 2, 3, 4, 5]]
+    assert padded.options["mask"][:, 0, 3].tolist() == [[True] * 8, [False] * 3 + [True] * 5, [False] * 2 + [True] * 6]
+    assert draw(ROPE).padded(80, "long").options["mask"][2, 0, 3].tolist() == [False] * 74 + [True] * 6
     assert draw().padded(8).positions is None
 
 

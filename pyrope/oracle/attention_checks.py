@@ -84,7 +84,7 @@ def check_attention(
     expected = f"softmax attention of {_described(spec)}, {dtype.name}"
     exam = Exam(SOFTMAX, expected, spec, dtype.name, questions, tuple(notes), prefill=causal and cache is None)
     others = (*[caches] * (incremental is not None), orders, memory, values, *[decoding] * fewer, more_lengths)
-    grouped = grouped_exam(exam, dtype, max_position) if key_heads is None else None
+    grouped = grouped_exams(exam, dtype, max_position) if key_heads is None else ()
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 
 
@@ -92,7 +92,7 @@ def _check_backward(fn: Candidate, spec: Spec, dtype: np.dtype[Any], max_positio
     expected = f"the gradients of softmax attention of {_described(spec)}, {dtype.name}"
     draw, accepted = Questions(spec, dtype, max_position), _accepted(fn)
     check = GradientCheck(SOFTMAX_GRADIENTS, dtype.name, expected, notes=_untried(accepted))
-    grouped = grouped_questions(draw) if try_groups else None
+    grouped = next(grouped_questions(draw), None) if try_groups else None
     return check.report(fn, spec, softmax_questions(draw, accepted), grouped)
 
 
@@ -103,21 +103,19 @@ def assert_attention(fn: Candidate, **options: Any) -> None:
     check_attention(fn, **options).raise_unless_ok()
 
 
-def grouped_questions(draw: Questions) -> Questions | None:
-    """The same with half as many key heads, or, of an odd number, with one; None where there is but one head."""
+def grouped_questions(draw: Questions) -> Iterator[Questions]:
+    """The same with fewer key heads: half as many, if that is a number, and all others that divide the heads."""
     heads = draw.spec.heads
-    if heads == 1:
-        return None
-    return Questions(replace(draw.spec, key_heads=1 if heads % 2 else heads // 2), draw.dtype, draw.max_position)
+    for key_heads in [g for g in range(heads // 2, 0, -1) if heads % g == 0]:
+        yield Questions(replace(draw.spec, key_heads=key_heads), draw.dtype, draw.max_position)
 
 
-def grouped_exam(exam: Exam, dtype: np.dtype[Any], max_position: int) -> Exam | None:
-    """A few questions with fewer key heads than query heads."""
-    draw = grouped_questions(Questions(exam.spec, dtype, max_position))
-    if draw is None:
-        return None
-    questions = [draw.random("grouped heads", LENGTH, batch=2), draw.random("a few tokens, grouped heads", 7, batch=2)]
-    return replace(exam, spec=draw.spec, questions=questions, notes=())
+def grouped_exams(exam: Exam, dtype: np.dtype[Any], max_position: int) -> Iterator[Exam]:
+    """A few questions with each number of key heads that is less than that of query heads."""
+    for i, draw in enumerate(grouped_questions(Questions(exam.spec, dtype, max_position))):
+        questions = [draw.random("a few tokens, grouped heads", 7, batch=2)]
+        questions = [draw.random("grouped heads", LENGTH, batch=2), *questions] if i == 0 else questions
+        yield replace(exam, spec=draw.spec, questions=questions, notes=())
 
 
 def _described(spec: Spec) -> str:
@@ -172,7 +170,7 @@ def _questions(
     questions += [question for question in extra.values() if question is not None]
     notes += [f"{what} could not be tried here" for what, question in extra.items() if question is None]
     if "mask" in accepted:
-        questions += [draw.masked("mask", near), draw.padded(near)]
+        questions += [draw.masked("mask", near), draw.padded(near), draw.padded(80, "long padding")]
     if "segments" in accepted:
         questions.append(draw.packed(near))
     if incremental is not None:

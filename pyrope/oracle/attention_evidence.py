@@ -38,7 +38,7 @@ _PROPERTIES: dict[str, Callable[[Question], Any]] = {
     "options": lambda question: ", ".join(question.options) or "none",
 }
 # Mistakes of many sizes, that are hardly made together with another one: not tried in pairs.
-_ALONE = {"online", "table", "dropped", "sinks"}
+_ALONE = {"online", "table", "diagonal", "dropped", "sinks"}
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ _IN_WORDS: dict[str, Callable[[Any], str]] = {
     "shards": lambda x: f"{x[1]} ranks, split: {x[0]}",
     "lag": lambda x: f"queries {x:+d} positions",
     "sinks": lambda x: f"the first {'token' if x == 1 else f'{x} tokens'}",
+    "diagonal": lambda x: f"blocks of {x} tokens",
     "dropped": lambda x: f"blocks of {x[1]} {x[0]}",
     "alibi": lambda x: f"slopes times {x:.4g}",
     "added": lambda x: f"{x:.4g} added",
@@ -130,13 +131,12 @@ def _scales(*scales: Callable[[Spec], float]) -> Ways:
     return ways
 
 
-def _windows(wider: Callable[[int], int]) -> Ways:
+def _windows(*wider: Callable[[int], int]) -> Ways:
     """A window that is wider by so much: to the past, or if not causal on both sides or one of them."""
 
     def ways(spec: Spec, measured: Measurements | None) -> Iterable[Fields]:
-        if spec.window is None or (by := wider(spec.window)) in (0, -spec.window):
-            return []
-        return [{"wider": side} for side in ([(by, 0)] if spec.causal else [(by, by), (by, 0), (0, by)])]
+        for by in (by for more in wider if spec.window and (by := more(spec.window)) not in (0, -spec.window)):
+            yield from ({"wider": side} for side in ([(by, 0)] if spec.causal else [(by, by), (by, 0), (0, by)]))
 
     return ways
 
@@ -207,13 +207,16 @@ def _scaled(spec: Spec, measured: Measurements | None) -> Iterable[Fields]:
     return [{"scaled": scales} for scales in ((d**-0.5, 1.0), (d**-0.25, d**-0.25), (1.0, d**-0.5), (d**-0.5, d**-0.5))]
 
 
-def _tables(end: str) -> Ways:
-    """Tables of usual lengths that are too short."""
-    return _if(_rope, *({"table": (end, length)} for length in (1024, *_LENGTHS)))
-
-
 _LENGTHS = (16, 32, 64, 100, 128, 256, 500, 512, 1000, 2000, 2048, 3000)
 _BLOCKS = (16, 64, 32, 8, 4, 128)
+
+
+def _tables(end: str) -> Ways:
+    """Tables of usual lengths that are too short; what starts again may also be counted, in blocks of its own."""
+    counted = [{"table": (end, block), "positions": "counted"} for block in _BLOCKS if end == "modulo"]
+    return _if(_rope, *({"table": (end, length)} for length in (1024, *_LENGTHS)), *counted)
+
+
 _DROPPED: tuple[Fields, ...] = tuple({"dropped": (what, block)} for what in ("keys", "queries") for block in _BLOCKS)
 _EMPTY: tuple[Fields, ...] = tuple({"dropped": ("keys", block), "empty": "NaN"} for block in _BLOCKS)
 _ONLINE: tuple[Fields, ...] = tuple(
@@ -280,6 +283,8 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
      "scores become c·tanh(score/c)", _if(_softcap, {"softcap": "missing"})),
     ("softcap without the division", "scores", "scores saturate at once", "c·tanh(score) instead of c·tanh(score/c)",
      "divide by c inside", _if(_softcap, {"softcap": "no division"})),
+    ("softcap without the factor", "scores", "all scores are within ±1", "tanh(score/c) instead of c·tanh(score/c)",
+     "multiply by c outside", _if(_softcap, {"softcap": "no product"})),
     ("softcap before the scale", "scores", "too strong a bound", "q·k is capped, then scaled",
      "scale first, then cap", _if(_softcap, {"softcap": "before scale"})),
     ("softcap by clipping", "scores", "scores beyond the cap are all alike", "min and max instead of tanh",
@@ -311,6 +316,9 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
      "the causal mask is one too narrow, j < i, or the output is taken before the state is updated",
      "j ≤ i; torch.tril needs diagonal=0; a state is updated first", _if(_causal, {"ahead": -1},
      {"ahead": -1, "empty": "NaN"}, {"ahead": -1, "hidden": "filled"})),
+    ("causal by blocks", "mask", "a token sees those after it, up to the end of its block",
+     "blocks of keys are skipped or taken as a whole, and those on the diagonal, or within a chunk, are not masked",
+     "mask within the blocks that the diagonal crosses", _if(_causal, *({"diagonal": block} for block in _BLOCKS))),
     ("causal by position", "mask", "packed or padded rows see the wrong tokens",
      "the mask compares positions, which may repeat or start again, instead of the order of the tokens",
      "j ≤ i by the order of the tokens; positions are for the rotation",
@@ -329,7 +337,8 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
     ("window doubled", "mask", "twice as many keys", "w to each side, or w given where an API wants half of it",
      "a window of w is the token itself and w − 1 others", _windows(lambda w: w)),
     ("window halved", "mask", "half of the keys", "w/2 to each side, or w given where an API wants twice of it",
-     "a window of w is the token itself and w − 1 others", _windows(lambda w: -(w // 2) if w > 3 else 0)),
+     "a window of w is the token itself and w − 1 others", _windows(lambda w: -(w // 2) if w > 3 else 0,
+     lambda w: 1 - (w + 1) // 2 if w > 4 else 0)),
     ("window with sinks", "mask", "the first keys are seen from everywhere",
      "attention sinks (StreamingLLM), which the model does not have", "hide them, too",
      _if(lambda s: s.window is not None, *({"sinks": x} for x in (4, 1, 2, 8)))),
@@ -385,8 +394,9 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
     ("batch rows mixed", "heads", "a row depends on another row",
      "batch and heads folded in the wrong order, or one row or one state read for all", "keep the batch axis first",
      _always({"batch": "first"})),
-    ("keys and values exchanged", "heads", "outputs are mixtures of keys", "the arguments are in another order",
-     "q, k, v", _always({"exchanged": "kv"})),
+    ("keys and values exchanged", "heads", "outputs are mixtures of keys, or keys are values",
+     "the arguments are in another order, or one buffer is read for both", "q, k, v",
+     _always({"exchanged": "kv"}, {"exchanged": "kk"}, {"exchanged": "vv"})),
     ("queries and keys exchanged", "heads", "each token is weighed by the queries of others, not by their keys",
      "the arguments are in another order, or k·qᵀ instead of q·kᵀ", "q, k, v", _always({"exchanged": "qk"})),
     ("output transposed", "output", "right numbers in the wrong places", "(b, n, h, d) where (b, h, n, d) is meant",
@@ -406,8 +416,8 @@ ATTENTION = _catalogue(Steps(), FAULTS | {LOCAL.name: LOCAL}, (
     ("a quarter of the width rotated", "rotation", "wrong scores from distance 1 on",
      "a rotary width that is a part of the head already is divided again",
      "pass the rotary_dim, or partial_rotary_factor, of the model", _width(_quarter)),
-    ("values rotated", "rotation", "right weights, turned outputs", "v is rotated too",
-     "rotate what is compared: q and k, or φ(q) and φ(k)", _if(_rope, {"rotated": "qkv"})),
+    ("values rotated", "rotation", "turned outputs", "v is rotated, too, or in the place of k",
+     "rotate what is compared: q and k, or φ(q) and φ(k)", _if(_rope, {"rotated": "qkv"}, {"rotated": "qv"})),
     ("attention factor not squared", "rotation", "weights too flat", "only q or only k is multiplied with it",
      "cos and sin of both", _if(_factor, {"factor": 1})),
     ("queries one position off", "rotation", "scores of distance m − n ± 1",
@@ -493,10 +503,13 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
     ("normaliser missing", "normaliser", "outputs grow with the length", _always({"denominator": "missing"})),
     ("causal by position", "mask", "packed or padded rows see the wrong tokens",
      _if(_causal, {"causality": "by position"})),
+    ("causal by blocks", "mask", "a token sees those after it, up to the end of its chunk",
+     _if(_causal, *({"diagonal": block} for block in _BLOCKS))),
     ("not rotated", "rotation", "positions do not matter: Eq. (18)", _if(_rope, {"order": "no rotation"})),
     ("keys not rotated", "rotation", "outputs change when all positions are shifted", _if(_rope, {"rotated": "q"})),
     ("queries not rotated", "rotation", "outputs change when all positions are shifted", _if(_rope, {"rotated": "k"})),
-    ("values rotated", "rotation", "outputs change when all positions are shifted", _if(_rope, {"rotated": "qkv"})),
+    ("values rotated", "rotation", "outputs change when all positions are shifted",
+     _if(_rope, {"rotated": "qkv"}, {"rotated": "qv"})),
     ("keys rotated twice", "rotation", "outputs of distance m − 2n", _if(_rope, {"rotated": "qkk"})),
     ("queries rotated twice", "rotation", "outputs of distance 2m − n", _if(_rope, {"rotated": "qqk"})),
     ("length taken from each call", "rotation", "right in calls as long as the rope is meant for",
@@ -508,7 +521,8 @@ LINEAR = _catalogue(LinearSteps(), FAULTS | ATTENTION, (
     ("last partial block dropped", "blocks", "wrong or zeros at the end, if the length is no multiple of a chunk",
      _always(*_DROPPED)),
     ("eps in the denominator", "normaliser", "outputs a little too small", _added(3.0)),
-    ("keys and values exchanged", "heads", "outputs are mixtures of keys", _always({"exchanged": "kv"})),
+    ("keys and values exchanged", "heads", "outputs are mixtures of keys, or keys are values",
+     _always({"exchanged": "kv"}, {"exchanged": "kk"}, {"exchanged": "vv"})),
     ("queries and keys exchanged", "heads", "each token is weighed by the queries of others, not by their keys",
      _always({"exchanged": "qk"})),
     ("rotated twice", "rotation", "outputs as if tokens were twice as far apart", _if(_rope, {"times": 2})),
@@ -570,8 +584,14 @@ BEHAVIOUR = {
         "result overwritten": "a result changes when the function is called again",
     }.items()
 }
-BEHAVIOUR |= {name: ATTENTION[name] for name in ("batch rows mixed", "window not asked for")}
+BEHAVIOUR |= {name: ATTENTION[name] for name in ("batch rows mixed", "not causal", "window not asked for")}
 for _fault in (
+    Fault("other keys seen", "weights are right but for the keys that have one",
+          "a mask, a window, or a loop over the keys that begins or ends elsewhere",
+          "compare the keys that are listed here with those expected", step="mask"),
+    Fault("another normaliser", "the weights of a query are the right ones times one number",
+          "the sum that divides has more terms than the keys that are seen, or fewer: a sink, the zeros of a partial "
+          "block, hidden keys, a bound", "divide by the sum over the keys that are seen", step="softmax"),
     Fault("decoding wrong", "a prompt is right, one query or a few over many keys are wrong",
           "a path of its own for few queries: keys split among blocks, the last of them, or the mask's corner",
           "hold it to the general path, at many numbers of keys", step="calls"),

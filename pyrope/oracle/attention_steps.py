@@ -31,7 +31,7 @@ class Steps:
     root: str = "right"  # or "keys", "queries": one over the root of their number, whatever is meant
     groups: str = "repeated"  # or "tiled", or "first": all read key head 0
     batch: str = "own"  # or "first": all rows read the keys of row 0
-    exchanged: str = ""  # or "kv", keys as values and values as keys; "qk", where there are as many queries as keys
+    exchanged: str = ""  # or "kv", keys as values and values as keys; "kk", "vv", one for both; "qk", where n = m
     rotated: str = "qk"  # each as often as it stands here
     rope: Rope | None = None  # instead of the right one
     key_rope: Rope | None = None  # the same, for the keys alone
@@ -46,6 +46,7 @@ class Steps:
     causal: bool | None = None  # instead of the right one
     ahead: int = 0  # how many tokens of the future a query sees
     causality: str = "by order"  # or "by position", and the window, too
+    diagonal: int = 1  # tokens of blocks that are seen as a whole if their first key is
     corner: str = "bottom right"  # or "top left"
     window: str = "kept"  # or "ignored"
     wider: tuple[int, int] = (0, 0)  # to the past, to the future
@@ -54,7 +55,7 @@ class Steps:
     dropped: tuple[str, int] = ("", 1)  # the "keys" or the "queries" of a last block shorter than this
     alibi: float = 0.0  # times the slope of a head and the distance, taken from the scores
     cap: float | None = None  # instead of the softcap that is meant, or of none
-    softcap: str = "right"  # or "missing", "clipped", "after mask", "no division", "before scale"
+    softcap: str = "right"  # or "missing", "clipped", "after mask", "no division", "no product", "before scale"
     hidden: str = "−inf"  # or "added", −1e4 added; "filled", the lowest finite number
     empty: str = "zeros"  # or "NaN": rows that see nothing
     mask: str = "kept"  # or "ignored", "inverted"; "instead" of causality; "first": that of row 0 for all
@@ -102,8 +103,7 @@ def attend(
     (_, h, n, _), m = q.shape, k.shape[-2]
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
-    if steps.exchanged == "kv":
-        k, v = v, k
+    k, v = _exchanged(steps, k, v)
     if spec.rope is not None:
         rope, places = _rope_of(steps, spec.rope, positions), _places(steps, positions, n, turns)
         with_factor = {"q": steps.factor > 0, "k": steps.factor > 1, "v": False}
@@ -119,6 +119,11 @@ def attend(
         weights = _softmax(spec, steps, scores)
         out = weights @ v  # Eq. (2)
     return Parts(q, k, v, scores, weights, _laid_out(steps, out))
+
+
+def _exchanged(steps: Steps | LinearSteps, k: Array, v: Array) -> tuple[Array, Array]:
+    """What is taken for the keys and for the values."""
+    return {"kv": (v, k), "kk": (k, k), "vv": (v, v)}.get(steps.exchanged, (k, v))
 
 
 def _laid_out(steps: Steps | LinearSteps, out: Array) -> Array:
@@ -211,7 +216,7 @@ def _seen(spec: Spec, steps: Steps, n: int, m: int, positions: Any, mask: Any, s
         q_at, k_at = positions[:, None, m - n :], positions[:, None]
     causal = spec.causal if steps.causal is None else steps.causal
     causal = causal and not (steps.mask == "instead" and mask is not None)
-    seen = definition.visible(q_at + steps.ahead, k_at, causal)
+    seen = definition.visible(*_in_blocks(steps, q_at + steps.ahead, k_at), causal)
     if spec.window is not None and steps.window == "kept":
         distance, (past, future) = q_at[..., :, None] - k_at[..., None, :], steps.wider
         near = (distance < spec.window + past) & (causal | (-distance < spec.window + future))
@@ -228,6 +233,11 @@ def _seen(spec: Spec, steps: Steps, n: int, m: int, positions: Any, mask: Any, s
     return seen
 
 
+def _in_blocks(steps: Steps | LinearSteps, q_at: Array, k_at: Array) -> tuple[Array, Array]:
+    """The places that decide who sees whom: those of tokens, or of blocks."""
+    return q_at // steps.diagonal, k_at // steps.diagonal
+
+
 def _scores(spec: Spec, steps: Steps, q: Array, k: Array, seen: Array) -> Array:
     """What the softmax is taken of, (b, h, n, m)."""
     cap = spec.softcap if steps.cap is None else steps.cap
@@ -239,8 +249,9 @@ def _scores(spec: Spec, steps: Steps, q: Array, k: Array, seen: Array) -> Array:
     scores = products * scale
     if cap is not None and steps.softcap == "before scale":
         scores = cap * np.tanh(products / cap) * scale
-    elif cap is not None and steps.softcap in ("right", "no division"):
-        scores = cap * np.tanh(scores / (cap if steps.softcap == "right" else 1.0))
+    elif cap is not None and steps.softcap in ("right", "no division", "no product"):
+        inner, outer = (1.0 if steps.softcap == way else cap for way in ("no division", "no product"))
+        scores = outer * np.tanh(scores / inner)
     elif cap is not None and steps.softcap == "clipped":
         scores = np.clip(scores, -cap, cap)
     scores = scores + bias
@@ -321,7 +332,8 @@ class LinearSteps:
     factor: bool = False  # whether the rope's attention factor enters
     causal: bool | None = None
     ahead: int = 0
-    causality: str = "by order"  # as in Steps
+    causality: str = "by order"  # as in Steps, and the next two
+    diagonal: int = 1
     groups: str = "repeated"
     batch: str = "own"  # or "first", or "after another": a row begins with the state of the row before
     chunk: int | None = None  # after so many tokens …
@@ -352,7 +364,7 @@ def attend_linearly(
     if steps.batch == "first":
         k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))
     k, v = (_spread(x, h, steps.groups) for x in (k, v))
-    q, k, v = (q, v, k) if steps.exchanged == "kv" else (q, k, v)
+    k, v = _exchanged(steps, k, v)
     q, k = (k, q) if steps.exchanged == "qk" and n == k.shape[-2] else (q, k)
     q, k = (x if scale == 1 else x * scale for x, scale in zip((q, k), steps.scaled, strict=True))
     rope = None if spec.rope is None or steps.order == "no rotation" else _rope_of(steps, spec.rope, positions)
@@ -399,7 +411,8 @@ def _kept(spec: Spec, steps: LinearSteps, n: int, m: int, positions: Array) -> l
     """How much each query sees of a key in the numerator and in the denominator: (n, m), or (b, 1, n, m), each."""
     i, j = np.arange(m - n, m), np.arange(m)
     by = (positions[:, None, m - n :], positions[:, None]) if steps.causality == "by position" else (i, j)
-    seen = definition.visible(by[0] + steps.ahead, by[1], spec.causal if steps.causal is None else steps.causal)
+    causal = spec.causal if steps.causal is None else steps.causal
+    seen = definition.visible(*_in_blocks(steps, by[0] + steps.ahead, by[1]), causal)
     here = np.ones((n, m), bool) if steps.chunk is None else i[:, None] // steps.chunk == j // steps.chunk
     if steps.dropped[0] == "keys":
         seen = seen & (j < m // steps.dropped[1] * steps.dropped[1])

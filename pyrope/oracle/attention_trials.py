@@ -20,6 +20,7 @@ from .attention_evidence import AttentionEvidence, Exam, first_wrong
 from .attention_faults import in_words
 from .floats import U32, U64
 from .questions import TOKENS, Question, Questions
+from .responses import weighed
 from .trials import PATIENCE, cpu_seconds, hollow, lengths_in_words, listed_names
 from .truth import Spec
 
@@ -27,10 +28,10 @@ Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in fl
 LENGTHS, CONSECUTIVE, ORDER = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
 DECODING, LONG = "decoding wrong", "long sequences wrong"
 CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", "strides ignored", "positions misread"
-WINDOW = "window not asked for"
 VALUES, LEAK, STATE = "some values wrong", "rows leak into each other", "state between calls"
 _FAULTS = (LENGTHS, CONSECUTIVE, ORDER, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
+_MULTIPLES = (48, 96, 192, 320, 384)  # of blocks, but no powers of two: they tell how long a block is
 _EVERY = 131  # all lengths below are tried
 _LARGER = (*range(144, 257, 16), 200, 300, 320, 384, 400, 1000, 1024)
 _LONGER = (1500, 2048, TOKENS)  # keys of one query
@@ -59,7 +60,7 @@ def _some(n: int, causal: bool) -> tuple[tuple[int, int], ...]:
     the last alone, since those before them see keys that come later."""
     if n <= 40:
         return ((n, n),)
-    return ((n // 2 + 2, 4), (n, 12)) if causal else ((n, 12),)
+    return ((8, 8), (n // 2 + 2, 4), (n, 12)) if causal else ((n, 12),)
 
 
 def lengths(draw: Questions) -> Iterator[Trial]:
@@ -81,7 +82,7 @@ def lengths(draw: Questions) -> Iterator[Trial]:
 
 
 def _usual(spec: Spec) -> set[int]:
-    return {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, 600}
+    return {n + step for n in _POWERS for step in (-1, 0, 1)} | {_FEW, spec.head_dim, spec.heads, *_MULTIPLES, 600}
 
 
 def more_lengths(draw: Questions) -> Iterator[Trial]:
@@ -169,7 +170,8 @@ def caches(draw: Questions) -> Iterator[Trial]:
 def memory(draw: Questions) -> Iterator[Trial]:
     """The same numbers, held in memory in every way that an array can be, and batches of four."""
     spec, n = draw.spec, _FEW
-    yield Trial(ROWS, draw.random("a batch of four", n, batch=4), ((n, n),))
+    for name, batch in (("a batch of four", 4), ("a batch of 17", 17)):
+        yield Trial(ROWS, draw.random(name, n, batch=batch), ((n, n),))
     question = draw.random("", n, batch=2)
     for name, view in _VIEWS.items():
         q, k, v = (view(x) for x in (question.q, question.k, question.v))
@@ -284,7 +286,7 @@ def run_trials(exam: Exam, asks: Asks, listed: Iterator[Trial]) -> tuple[Behavio
                 refused.setdefault(error.reason, []).append(trial.question.name)
     notes = [f"not taken by the candidate: {listed_names(names)}; {reason}" for reason, names in refused.items()]
     notes += [f"its calls are slow: not tried were {listed_names(late)}"] if late else []
-    return _named(exam, outcomes), notes
+    return _named(exam, asks, outcomes), notes
 
 
 def _compared(exam: Exam, trial: Trial, answer: Array) -> str:
@@ -311,24 +313,44 @@ def _compared(exam: Exam, trial: Trial, answer: Array) -> str:
     return ""
 
 
-def _named(exam: Exam, outcomes: list[Outcome]) -> Behaviour:
+def _named(exam: Exam, asks: Asks, outcomes: list[Outcome]) -> Behaviour:
     """The mistakes that show, and in which calls. Nothing else is to blame where a number of tokens goes wrong in any
-    call, and nothing at all is said where every number of tokens does: up to three tokens show little."""
+    call, and nothing at all is said where every number of tokens does: up to three tokens show little. Where every
+    greater number goes wrong, too, it is not the number that is to blame if the weights tell what is."""
     wrong = {fault: [o for o in outcomes if o.trial.fault == fault and o.wrong] for fault in _FAULTS}
     right = {fault: [o for o in outcomes if o.trial.fault == fault and not o.wrong] for fault in _FAULTS}
     right[LENGTHS] = [o for o in right[LENGTHS] if o.trial.question.q.size]
     lengths = {o.trial.question.k.shape[-2] for o in wrong[LENGTHS]}
-    if lengths and not any(o.trial.question.k.shape[-2] > 3 for o in right[LENGTHS]):
+    good = {o.trial.question.k.shape[-2] for o in right[LENGTHS]}
+    if lengths and not any(n > 3 for n in good):
         return {}
+    from_some_on = bool(lengths) and max(good) < min(lengths)
+    if from_some_on:
+        lengths |= set(range(min(lengths), 2 * TOKENS + 1))
     for fault in _FAULTS:
         if fault not in (LENGTHS, LONG, CACHE):
             wrong[fault] = [o for o in wrong[fault] if not _sizes(o.trial) & lengths]
-    named = {
-        fault: _evidence(failed, right[fault]) + _likeness(exam, failed) for fault, failed in wrong.items() if failed
-    }
-    if WINDOW in named.get(LENGTHS, ""):  # nothing else is to blame
-        return {WINDOW: named[LENGTHS]}
+    named = {}
+    for fault, failed in ((fault, failed) for fault, failed in wrong.items() if failed):
+        outcome = min(failed, key=lambda o: o.trial.question.k.shape[-2])
+        least = outcome.trial.question
+        name, words = weighed(exam, asks, least)
+        observation = _evidence(failed, right[fault]) + _likeness(exam, failed)
+        observation += f'; question "{least.name}": {words}' if words else ""
+        if fault == LENGTHS and name and from_some_on and _begins_right(exam, outcome, max(good), name):
+            return {name: observation}
+        named[fault] = observation
     return named
+
+
+def _begins_right(exam: Exam, outcome: Outcome, n: int, name: str) -> bool:
+    """Whether the first tokens of a wrong call are right, as they are in a call of no others: then the number of tokens
+    is not to blame. Without causality they see the others, and a window alone is known by its name."""
+    if not exam.spec.causal:
+        return name == "window not asked for"
+    part = outcome.trial.question.first(n)
+    answer = np.empty(0) if outcome.answer is None else outcome.answer[:, :, :n]
+    return exam.prediction(part, exam.truth(part)).ratio(answer) <= 1
 
 
 def _sizes(trial: Trial) -> set[int]:

@@ -67,6 +67,10 @@ _SHARED = (
     Fault("gradients not rotated back", "the gradients of q and k are those of the rotated vectors",
           "the transpose of the rotation is missing in the backward pass", "multiply by Rᵀ at the positions of q and k",
           "kernels", "rotation", _steps(_turns, ("", Backward(turned="not")))),
+    replace(ATTENTION["heads tiled"], changes=_steps(_grouped, ("", Backward(groups="tiled")))),
+    Fault("gradients of values rotated", "dv is turned by the positions of the keys",
+          "the transpose of the rotation is applied to all three gradients", "rotate back dq and dk alone", "kernels",
+          "rotation", _steps(_turns, ("", Backward(values=True)))),
     replace(BACKWARD["backward equals forward"], changes=_steps(_turns, ("", Backward(turned="forwards")))),
     replace(BACKWARD["accumulated twice"], changes=_steps(_always, ("", Backward(times=2.0)))),
 )  # fmt: skip
@@ -84,7 +88,24 @@ _OF_SOFTMAX = (
     Fault("softcap's derivative missing", "gradients too large where scores are near the softcap",
           "the derivative of tanh is left out", "multiply ds with 1 − (s/c)²", "kernels", "scores",
           _steps(lambda spec: spec.softcap is not None, ("", Backward(softcap=False)))),
+    Fault("not transposed", "dk or dv of a key sums over keys, not over the queries that see it",
+          "ds·q or w·g, whose shapes fit where there are as many queries as keys", "dk = scale·dsᵀ·q, dv = wᵀ·g",
+          "kernels", "output", _steps(_always, ("", Backward(transposed=False)))),
+    Fault("blocks not added up", "gradients lack what all blocks but the last bring",
+          "dq is written by each block of keys, or dk and dv by each block of queries, not added to",
+          "begin with zeros, and add", "kernels", "blocks",
+          _steps(_always, *((f"blocks of {n}", Backward(block=n)) for n in (16, 32, 64, 128)))),
 )  # fmt: skip
+# What is wrong with a term that is there: each row of dq has another multiple of it. By the mistake to leave it out.
+_TERMS = {
+    "row term missing": Fault(
+          "another row term", "in each row of dq, what the second term of ds = w∘(dw − D) brings is multiplied",
+          "D with another sign, or of another sum than Σ g∘o = Σ w∘dw", "D = Σ g∘o, summed over the features of a row",
+          "kernels", "softmax"),
+    "denominator's derivative missing": Fault(
+          "another derivative of the denominator", "in each row of dq, what comes by the normaliser is multiplied",
+          "dD with another sign, or divided by another power of D", "dD = −Σ g∘o/D", "kernels", "state"),
+}  # fmt: skip
 _OF_LINEAR = (
     Fault("denominator's derivative missing", "the gradients of q and k lack what comes by way of the normaliser",
           "only the numerator is differentiated", "dD = −Σ g∘o/D, times the plain features", "kernels", "state",
@@ -140,6 +161,10 @@ def _catalogue(own: Sequence[Fault], forward: Mapping[str, Fault]) -> dict[str, 
     ways |= {name: partial(_forward, way) for name, way in _FORWARD.items() if name in forward}
     others = [replace(forward[name], changes=changes) for name, changes in ways.items()]
     return {fault.name: fault for fault in (*own, *_SHARED, *others)}
+
+
+_EXCHANGED = Fault("gradients exchanged", "the right gradients in the place of others",
+                   "the results are returned in another order", "return dq, dk, dv", "kernels", "output")  # fmt: skip
 
 
 class Gradients(NamedTuple):
@@ -374,25 +399,60 @@ class GradientCheck:
         known = [(fault, change) for fault in self.kind.faults.values() for change in self._changes(fault)]
         while left:
             fits = [(self._predicted(change.fields, left), fault, change) for fault, change in known]
-            names, fault, change = max(fits, key=lambda fit: len(fit[0]))  # the first of the best
+            where, (names, fault, change) = "all", max(fits, key=lambda fit: len(fit[0]))  # the first of the best
+            if not names and not self._special(left):
+                fits = [(self._predicted(change.fields, left, part=True), fault, change) for fault, change in known]
+                where, (names, fault, change) = "these", max(fits, key=lambda fit: len(fit[0]))
             if not names:
                 break
-            several = f"{', '.join(names)}: this predicts all numbers in all questions"
+            several = f"{', '.join(names)}: this predicts all numbers in {where} questions"
+            if where == "these":
+                several += f", the others are right: {', '.join(asked.question.name for asked in left[names[0]])}"
             findings.append(fault.finding("; ".join(filter(None, (several, change.note, self._where(left))))))
             left = {name: asked for name, asked in left.items() if name not in names}
-        return findings + ([self._unexplained(left)] if left else [])
+        return findings + ([self._otherwise(left) or self._unexplained(left)] if left else [])
+
+    def _otherwise(self, wrong: Mapping[str, list[Asked]]) -> Finding | None:
+        """Gradients that are those of another tensor, or have another multiple of one term in each row of dq."""
+        right = {id(asked): made for asked, made in zip(self.asked, self.right, strict=True)}
+        for name, other in ((name, other) for name in wrong for other in TENSORS if other != name):
+            pairs = [(self._prediction(right[id(asked)][other]), asked.answers[name]) for asked in wrong[name]]
+            if all(prediction.ratio(answer) <= 1 for prediction, answer in pairs):
+                return _EXCHANGED.finding(f"{name} is the right {other}; {self._where(wrong)}")
+        for missing, fault in _TERMS.items() if "dq" in wrong else ():
+            if missing in self.kind.faults and (words := self._multiple(wrong["dq"], missing)):
+                return fault.finding(f"{', '.join(wrong)}: wrong; dq has {words}; {self._where(wrong)}")
+        return None
+
+    def _multiple(self, wrong: Sequence[Asked], missing: str) -> str:
+        """How much of a term each row of dq has, in words, if that is all that is wrong."""
+        (change,), listed = self.kind.faults[missing].changes(wrong[0].spec, None), ""
+        for asked in wrong:
+            right, without = (asked.gradients(self.kind, self.roundings, x)["dq"] for x in ({}, change.fields))
+            error, term = asked.answers["dq"] - right.value, right.value - without.value
+            squares = np.square(term).sum(axis=-1, keepdims=True)
+            much = (error * term).sum(axis=-1, keepdims=True) / np.where(squares == 0, 1, squares)
+            most = sum(self._prediction(x).allowed.worst for x in (right, without)) * (1 + np.abs(much))
+            if not (np.abs(error - much * term) <= 2 * most).all():  # not finite, too
+                return ""
+            some = ", ".join(f"{x:.4g}" for x in 1 + much[0, 0, :4, 0])
+            listed = listed or f"{some} … times the term in its first rows, expected once"
+        return listed
 
     def _changes(self, fault: Fault) -> Iterator[Change]:
         """The ways to make a mistake, with key heads that are shared, if some questions have them."""
         specs = sorted({asked.spec for asked in self.asked}, key=lambda spec: spec.key_heads)
         yield from fault.changes(specs[0], None)
 
-    def _predicted(self, fields: Mapping[str, Any], wrong: Mapping[str, list[Asked]]) -> list[str]:
-        """The wrong tensors that a mistake predicts in every question."""
+    def _predicted(self, fields: Mapping[str, Any], wrong: Mapping[str, list[Asked]], part: bool = False) -> list[str]:
+        """The wrong tensors that a mistake predicts in every question, or in those alone where they are wrong."""
         names = list(wrong)
         for asked in sorted(self.asked, key=lambda asked: asked not in next(iter(wrong.values()))):  # wrong ones first
             made = asked.gradients(self.kind, self.roundings, self._own(fields, asked))
-            names = [name for name in names if self._prediction(made[name]).ratio(asked.answers[name]) <= 1]
+            names = [
+                name for name in names
+                if (part and asked not in wrong[name]) or self._prediction(made[name]).ratio(asked.answers[name]) <= 1
+            ]  # fmt: skip
             if not names:
                 break
         return names
@@ -411,15 +471,20 @@ class GradientCheck:
         more = f"; also in {len(others)} other questions" if others else ""
         return f'{name} in the question "{asked.question.name}": {first}{more}'
 
+    def _special(self, wrong: Mapping[str, list[Asked]]) -> str:
+        """The mistake that all calls with wrong gradients tell by their kind, if others are right."""
+        names = {asked.question.name for some in wrong.values() for asked in some}
+        kinds = {VIEWS: "strides ignored", ORDERS: "order of positions matters", SHARP: "softmax overflows"}
+        if len(names) == 1 and len(self.asked) > 1 and (fault := kinds.get(*names)):
+            return fault
+        return "some lengths wrong" if names < LENGTHS.keys() else ""
+
     def _unexplained(self, wrong: Mapping[str, list[Asked]]) -> Finding:
         """What is wrong in one kind of calls, or without an explanation."""
-        names = {asked.question.name for some in wrong.values() for asked in some}
         where = f"{', '.join(wrong)}: wrong; {self._where(wrong)}"
-        special = {VIEWS: "strides ignored", ORDERS: "order of positions matters", SHARP: "softmax overflows"}
-        if len(names) == 1 and len(self.asked) > 1 and (fault := special.get(*names)):
-            return {**BEHAVIOUR, **ATTENTION}[fault].finding(where)
-        if names < LENGTHS.keys():
-            return BEHAVIOUR["some lengths wrong"].finding(f"{where}; wrong: {', '.join(sorted(names))}")
+        if fault := self._special(wrong):
+            names = sorted({asked.question.name for some in wrong.values() for asked in some})
+            return {**BEHAVIOUR, **ATTENTION}[fault].finding(f"{where}; wrong: {', '.join(names)}")
         if not all(np.isfinite(x).all() for asked in self.asked for x in asked.answers.values()):
             return BEHAVIOUR["not finite"].finding(where)
         cause, fix = (

@@ -7,7 +7,7 @@ who influences whom.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ from .floats import NARROW, UNIT
 from .questions import ORDERS, PRODUCTS, Question, Questions
 from .readings import attention_readings
 from .report import Failure, Finding, Report
-from .responses import dropped_weights
+from .responses import dropped_weights, some_weights, weighed
 from .tolerance import ANGLE32
 from .truth import Spec
 
@@ -64,7 +64,7 @@ def examine(
     incremental: Begin,
     asked: int,
     trials: Trials | None = None,
-    grouped: Exam | None = None,
+    grouped: Iterable[Exam] = (),
 ) -> Report:
     """The report about a candidate that is asked everything, twice; ``asked`` is the index of the worst grade that is
     accepted. If it is right, it is asked the trials, too, and, as far as it takes them, grouped key heads."""
@@ -91,7 +91,7 @@ def examine(
         elif "state between calls" not in behaviour:  # what follows from it is not listed
             wrong += _arithmetic(evidence, reached, asked, fn)
             wrong = _with_trials(wrong, evidence, fn, incremental, None if refusal else trials, notes)
-        if grouped is not None and not wrong and not refusal:
+        if not wrong and not refusal:
             wrong += _grouped(grouped, fn, asked, notes)
     except Exception as error:  # whatever the candidate returns, its report is made
         reason = f"the search for what is wrong stopped, by an error of its own: {type(error).__name__}: {error}"
@@ -209,7 +209,7 @@ def _with_trials(
     named, refused = run_trials(exam, asks, (trial for some in listed for trial in some(draw)))
     notes += refused
     if unexplained:
-        part = [] if named else _confined(evidence)
+        part = [] if named else _confined(evidence) or _weighed(evidence)
         kept = [finding for finding in wrong if finding.fault != "unexplained"] if named or part else wrong
         return kept + part + [_behaviour(name, observation) for name, observation in named.items()]
     with contextlib.suppress(Unreadable):  # it took these shapes before
@@ -241,20 +241,31 @@ def _confined(evidence: AttentionEvidence) -> list[Finding]:
     return findings(matches, lambda match, k: part.explained_by(match, k) + where, evidence.since(failed[0]))
 
 
-def _grouped(exam: Exam, fn: Candidate, asked: int, notes: list[str]) -> list[Finding]:
+def _weighed(evidence: AttentionEvidence) -> list[Finding]:
+    """What the weights in the first wrong answer that has random numbers say about the keys that are seen."""
+    asked = evidence.exam.questions
+    i = next((i for i in evidence.failed if asked[i].random), None)
+    name, words = ("", "") if i is None else weighed(evidence.exam, evidence.asks, asked[i])
+    described = f'{evidence.described()}; question "{asked[i or 0].name}": {words}.'
+    return [_behaviour(name, described, evidence.since(evidence.failed[0]))] if name else []
+
+
+def _grouped(exams: Iterable[Exam], fn: Candidate, asked: int, notes: list[str]) -> list[Finding]:
     """What is wrong with fewer key heads than query heads, which a candidate need not take."""
-    heads = f"{exam.spec.key_heads} key heads for {exam.spec.heads}"
-    try:
-        answers = [_ask(fn, None, question, Behaviour()) for question in exam.questions]
-    except Unreadable as error:
-        notes.append(f"{heads} were not tried: {error.reason}")
-        return []
-    if any(answer.shape != question.q.shape for answer, question in zip(answers, exam.questions, strict=True)):
-        notes.append(f"{heads} were not tried: the results have another shape")
-        return []
-    evidence, reached = _graded(exam, answers, lambda question: _ask(fn, None, question, Behaviour()))
-    wrong = _arithmetic(evidence, reached, asked, fn)
-    return [replace(finding, evidence=f"With {heads}: {finding.evidence}") for finding in wrong]
+    for exam in exams:
+        heads = f"{exam.spec.key_heads} key head{'s' * (exam.spec.key_heads > 1)} for {exam.spec.heads}"
+        try:
+            answers = [_ask(fn, None, question, Behaviour()) for question in exam.questions]
+        except Unreadable as error:
+            notes.append(f"{heads} were not tried: {error.reason}")
+            return []
+        if any(answer.shape != question.q.shape for answer, question in zip(answers, exam.questions, strict=True)):
+            notes.append(f"{heads} were not tried: the results have another shape")
+            return []
+        evidence, reached = _graded(exam, answers, lambda question: _ask(fn, None, question, Behaviour()))
+        if wrong := _arithmetic(evidence, reached, asked, fn):
+            return [replace(finding, evidence=f"With {heads}: {finding.evidence}") for finding in wrong]
+    return []
 
 
 # ── Asking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -422,24 +433,25 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
     every, own = slice(None), slice(0, h - h // g)
     trials: list[tuple[str, Any, Any, str]] = [
         ("batch rows mixed", (slice(1, None),), (0,), "keys of other rows change the first row"),
+        ("batch rows mixed", (0,), (slice(1, None),), "keys of the first row change others"),
         ("heads mixed", (every, g - 1), (every, own), "keys of the last head change other heads"),
     ]
     if exam.spec.causal:
         last = (every, every, slice(-1, None)), (every, every, slice(0, -1))
         trials.append(("not causal", *last, "the last key changes outputs before it"))
-    influences = [
-        exam.kind.faults[name].finding(f"{described}; {how}.")
+    influences = {
+        name: exam.kind.faults[name].finding(f"{described}; {how}.")
         for name, keys, outputs, how in trials
         if _moves(fn, evidence, keys, outputs)
-    ]
+    }
     if influences:
-        return influences
+        return ([*influences] == ["not causal"] and _weighed(evidence)) or [*influences.values()]
     if not np.isfinite(evidence.answers[evidence.failed[0]]).all():
         return [_behaviour("not finite", described)]
     name, response = exam.kind.response(evidence)
     if name:
         return [exam.kind.faults[name].finding(f"{described}; {response}.")]
-    more = (evidence.multiple(), *evidence.remarks, evidence.separated(), response, _weights(evidence))
+    more = (evidence.multiple(), *evidence.remarks, evidence.separated(), response, some_weights(evidence))
     return [_unexplained("; ".join((described, *(words for words in more if words))))]
 
 
@@ -462,30 +474,6 @@ def _elsewhere(evidence: AttentionEvidence) -> tuple[str, str] | None:
         if 0 < len(wrong) < len(got) and all(b is None and not got[a].any() for a, b in wrong.items()):
             evidence.remarks.append(f"{place}s {', '.join(map(str, wrong))} are zeros, all others are right")
     return None
-
-
-def _weights(evidence: AttentionEvidence) -> str:
-    """The weights of a few tokens beside the right ones, in words: with unit vectors as values, outputs are weights."""
-    question = evidence.exam.questions[0]
-    n = min(6, question.q.shape[-2], question.v.shape[-1])
-    if n < 2 or question.q.shape[-2] != question.k.shape[-2] or question.options or evidence.asks is None:
-        return ""
-    few = question.first(n)
-    v = np.zeros_like(few.v)
-    v[..., range(n), range(n)] = 1
-    few = replace(few, v=v, random=False)
-    try:
-        got = evidence.asks(few)
-    except Unreadable:
-        return ""
-    right = evidence.exam.prediction(few, evidence.exam.truth(few))
-    if got.shape != right.out.shape or not right.ratio(got) > 1:
-        return ""
-    b, h, i, _ = np.unravel_index(int(np.abs(np.nan_to_num(got - right.out, nan=np.inf)).argmax()), got.shape)
-    some = (" ".join(f"{x:.4g}" for x in weights[b, h, i, :n]) for weights in (got, right.out))
-    return "with unit vectors as values, token {} of row {}, head {}, has the weights {}, expected {}".format(
-        i, b, h, *some
-    )
 
 
 def _unexplained(evidence: str) -> Finding:

@@ -121,8 +121,11 @@ class Backward:
 
     row_term: bool = True  # D is subtracted
     scale: int = 1  # how often the gradients of q and k are multiplied with the scale
-    groups: str = "summed"  # or "first", "last": one of the query heads that read a key head; or "mean"
+    groups: str = "summed"  # or "first", "last": one of the query heads that read a key head; or "mean"; or "tiled"
     turned: str = "back"  # or "not", or "forwards"
+    values: bool = False  # turned, too
+    transposed: bool = True  # weights and ds, for keys and values
+    block: int = 0  # of softmax: what the last so many keys bring to q is all there is, and queries to k and v
     softcap: bool = True  # its derivative is multiplied with
     denominator: bool = True  # of linear attention: its derivative is added
     feature_map: bool = True  # of linear attention: its derivative is multiplied with
@@ -157,6 +160,8 @@ def _spread(x: Noisy, h: int) -> Noisy:
 def _gathered(x: Noisy, g: int, how: str, roundings: Roundings) -> Noisy:
     """The gradients of the heads (b, h, m, d) that were spread, as those of the g heads that they came from."""
     b, h, m, d = x.value.shape
+    if how == "tiled":
+        x = x.each(lambda part: part.reshape(b, h // g, g, m, d).swapaxes(1, 2))
     apart = x.each(lambda part: part.reshape(b, g, h // g, m, d))
     if how in ("first", "last"):
         return apart.each(lambda part: part[:, :, 0 if how == "first" else -1])
@@ -208,9 +213,13 @@ def softmax_gradients(
     if spec.softcap is not None and steps.softcap:
         ds = ds.times(_cap_derivative(scores, spec.softcap, r)).stored(r).rounded(2 * r.fine)
     scale = steps.times * spec.scale**steps.scale
-    dq = _returned(ds.matmul(turned_k, r).scaled(scale), q_at, spec.rope, steps.turned, r)
-    spread = ds.swapped().matmul(turned_q, r).scaled(scale), weights.swapped().matmul(out, r).scaled(steps.times)
+    last_q, last_k = (np.arange(size) >= (size - 1) // steps.block * steps.block if steps.block else True
+                      for size in (n, m))  # fmt: skip
+    dq = _returned(ds.where(last_k).matmul(turned_k, r).scaled(scale), q_at, spec.rope, steps.turned, r)
+    both = (x.swapped().where(last_q) if steps.transposed or n != m else x for x in (ds, weights))
+    spread = (x.matmul(y, r).scaled(z) for x, y, z in zip(both, (turned_q, out), (scale, steps.times), strict=True))
     dk, dv = (_gathered(x, k.shape[1], steps.groups, r) for x in spread)
+    dv = _returned(dv, k_at, spec.rope, "back", r) if steps.values else dv
     return dq, _returned(dk, k_at, spec.rope, steps.turned, r), dv
 
 
@@ -274,5 +283,6 @@ def linear_gradients(
     spread = dn.swapped().matmul(tq, r), through.swapped().matmul(row.times(fq), r), weights.swapped().matmul(out, r)
     turned, plain, dv = (_gathered(x, k.shape[1], steps.groups, r) for x in spread)
     dv = dv.plus(_gathered(products.swapped().matmul(shares, r), k.shape[1], steps.groups, r))
+    dv = _returned(dv, k_at, rope, "back", r) if steps.values else dv
     dk = gradient(turned, plain, k_at, k)
     return dq.scaled(steps.times), dk.scaled(steps.times), dv.scaled(steps.times)

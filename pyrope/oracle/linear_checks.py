@@ -19,7 +19,7 @@ from .. import checks
 from ..backend import Array
 from ..theta import Rope
 from .ask import Candidate
-from .attention_checks import grouped_exam, grouped_questions, measured_ropes
+from .attention_checks import grouped_exams, grouped_questions, measured_ropes
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import LINEAR, USUAL_CHUNKS, Fields, Measurements, other_ropes
 from .attention_steps import LinearSteps
@@ -72,10 +72,11 @@ def check_linear_attention(
         if asked + 1 < len(GRADES):
             raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
         check = GradientCheck(LINEAR_GRADIENTS, dtype.name, f"the gradients of {expected}")
-        return check.report(fn, spec, linear_questions(draw), grouped_questions(draw) if key_heads is None else None)
+        grouped_draw = next(grouped_questions(draw), None) if key_heads is None else None
+        return check.report(fn, spec, linear_questions(draw), grouped_draw)
     exam = Exam(LINEAR_KIND, expected, spec, dtype.name, _questions(draw, incremental))
     others = (*[caches] * (incremental is not None), orders, memory, values, small, long, more_lengths)
-    grouped = grouped_exam(exam, dtype, max_position) if key_heads is None else None
+    grouped = grouped_exams(exam, dtype, max_position) if key_heads is None else ()
     return examine(exam, fn, incremental, asked, Trials(draw, lengths, others), grouped)
 
 

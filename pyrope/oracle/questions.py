@@ -113,7 +113,7 @@ class Questions:
         if far:
             some = [np.sort(self.rng.choice(self.max_position, n, replace=False)) for _ in range(b)]
             return np.array(some, np.int64)
-        return np.arange(n) + np.array(self.spec.starts)[:b, None]
+        return np.arange(n) + np.resize(self.spec.starts, b)[:, None]
 
     def random(self, name: str, n: int, *, queries: int | None = None, batch: int = 3, far: bool = False) -> Question:
         """Random numbers, values ±1, at consecutive positions or far apart."""
@@ -231,9 +231,9 @@ class Questions:
         mask[:, :, 5] = False  # a row that sees nothing
         return replace(question, options={"mask": mask})
 
-    def padded(self, n: int) -> Question:
-        """Padding on the left, of another length in each row; positions begin after it."""
-        question, pad = self.random("padding", n), np.array([0, 3, 6])
+    def padded(self, n: int, name: str = "padding") -> Question:
+        """Padding on the left, of another length in each row, up to more than a block; positions begin after it."""
+        question, pad = self.random(name, n), np.array([0, 3, n - 6])
         visible = np.arange(n) >= pad[:, None]
         positions = None if question.positions is None else np.maximum(np.arange(n) - pad[:, None], 0)
         mask = np.broadcast_to(visible[:, None, None, :], (3, 1, n, n)).copy()

@@ -337,6 +337,7 @@ def softmax_bounds(
       of Σ w²(v − o)²δ² in the mean square, since signs are random. With six and three standard errors, times e^Σwδ and
       e^4Σwδ for what is not linear in them; never more than 2·tanh(δ/2)·max|v|, which is what errors of at most δ can
       do to a mean. Rounding of weights adds 2u and of outputs u·|o| (2u²Σw²/3 and u²o²/3 to the mean square).
+    - Weights may be exp(s − log Σ exp s), the logarithm rounded as it is summed, 4U·max|s| at most: that times |o|.
     """
     u, fine, narrow = UNIT[dtype], U64 if dtype == "float64" else U32, dtype in NARROW
     m, d = parts.k.shape[-2:]
@@ -356,14 +357,15 @@ def softmax_bounds(
     if (total < 1 + 1e-9).all():  # a mean, which it is not where the softmax is over the wrong axis
         most = np.where(w > 0, most, 0).max(axis=-1, keepdims=True)
         worst = np.minimum(worst, size * 2 * np.tanh(most / 2))
-    worst += 2 * rounded + 1.01 * u * np.abs(out) + 4 * (m + 8) * fine + tiny
+    logarithm = 4 * fine * scores.max(axis=-1, keepdims=True)
+    worst += 2 * rounded + (1.01 * u + logarithm) * np.abs(out) + 4 * (m + 8) * fine + tiny
     if not random:
         return Allowed(worst)
     noise += np.square(spec.scale * _angles(spec, grade, parts, positions, norm=2) / 3)  # a bound, not tripled
     error = np.square(w) * noise
     square = error.sum(axis=-1, keepdims=True) * (size**2 + np.square(out)) - 2 * out * (error @ v)
     square *= np.exp(np.minimum(4 * (w * np.sqrt(noise)).sum(axis=-1, keepdims=True), 6))
-    square += u**2 / 3 * np.square(out)
+    square += (u**2 / 3 + np.square(logarithm)) * np.square(out)
     square += np.square(w).sum(axis=-1, keepdims=True) * (rounded**2 / 1.5 + (16 * fine) ** 2)
     return Allowed(worst, 3 * math.sqrt(square.mean()) + 8 * fine + tiny)
 
