@@ -159,4 +159,4 @@ def _apart(predicted: Float64, y: Float64) -> Float64:
     with np.errstate(invalid="ignore"):
         apart = np.abs(predicted - y)
     apart[~np.isfinite(predicted) & ~np.isfinite(y)] = 0
-    return np.nan_to_num(apart, nan=np.inf)
+    return np.nan_to_num(apart, nan=np.inf, posinf=np.inf)
