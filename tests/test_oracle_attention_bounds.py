@@ -95,6 +95,7 @@ def softmax_by_loops(exam, grade, parts, question, b, h, i, e):
         moved, total, most = moved + w[j] * abs(v[j] - o) * delta, total + w[j] * delta, max(most, delta)
     worst = min(moved * math.exp(min(total, 6)), 2 * math.tanh(most / 2))
     worst += 2 * u if grade in ("weights rounded", "scores rounded") else 0
+    worst += 4 * fine * top * abs(o)  # the logarithm of the sum
     return worst + 1.01 * u * abs(o) + 4 * (m + 8) * fine + ((m + 1) * 2.0**-24 if exam.dtype == "float16" else 0)
 
 

@@ -232,11 +232,11 @@ def test_known_mistakes_in_a_part_of_the_questions_are_named(name, wrong, specia
 
 def test_zeros_are_named_and_unknown_weights_are_shown():
     assert check_attention(lambda q, k, v: 0 * q, head_dim=D).faults == ("zeros returned",)
-    diagonal = check_attention(
-        lambda q, k, v: plain(q, k, v, seen=lower(q, k) & (np.arange(k.shape[2]) > 0)), head_dim=D
-    )
-    assert diagonal.faults == ("unexplained",)
-    assert "has the weights 0 " in diagonal.findings[0].evidence, diagonal.findings[0].evidence
+    report = check_attention(lambda q, k, v: plain(q, k, v, seen=lower(q, k) & (np.arange(k.shape[2]) > 0)), head_dim=D)
+    assert report.faults == ("other keys seen",)
+    assert "seen: none by token 0 of row 0, head 0, expected 0; 1 … 23 by token 23" in report.findings[0].evidence
+    report = check_attention(lambda q, k, v: plain(np.tanh(q), k, v), head_dim=D)
+    assert report.faults == ("unexplained",) and " has the weights " in report.findings[0].evidence
 
 
 def test_a_result_that_changes_by_itself_is_a_state():
