@@ -334,7 +334,9 @@ def test_mistakes_that_predict_all_numbers():
     assert explained((2, 2, 2)) == [("twice", f"dq, dk, dv: {all_of_them}")]
     assert explained((3, 3, 1), (3, 3, 1)) == [("scaled", f"dq, dk: {all_of_them}")]
     assert explained((2, 3, 3)) == [("scaled", f"dk, dv: {all_of_them}"), ("twice", f"dq: {all_of_them}")]
-    assert explained((2, 1, 1), (1, 1, 1)) == [("unexplained", "dq: wrong")]
+    some_of_them = "this predicts all numbers in these questions, the others are right: question 0"
+    assert explained((2, 1, 1), (1, 1, 1)) == [("twice", f"dq: {some_of_them}")]
+    assert explained((2, 1, 1), (7, 1, 1)) == [("unexplained", "dq: wrong")]
     assert explained((2, 1, 0)) == [
         ("no gradient", "dv is zero, or None, in all questions"),
         ("twice", f"dq: {all_of_them}"),
@@ -353,7 +355,8 @@ def test_one_answer_is_explained_without_a_check():
     own, _, _ = judged((2, 1, 1))
     (asked,) = own.asked
     assert [finding.fault for finding in check(TWICE).explained(asked, "dq")] == ["twice"]
-    assert check(SCALED).explained(asked, "dq") == []
+    (asked,) = judged((7, 1, 1))[0].asked
+    assert check(TWICE, SCALED).explained(asked, "dq") == []
 
 
 def test_fields_for_questions_with_other_key_heads():
