@@ -432,8 +432,8 @@ def _symptoms(fn: Candidate, evidence: AttentionEvidence) -> list[Finding]:
     (_, h, _, _), (_, g, _, _) = exam.questions[0].q.shape, exam.questions[0].k.shape
     every, own = slice(None), slice(0, h - h // g)
     trials: list[tuple[str, Any, Any, str]] = [
-        ("batch rows mixed", (slice(1, None),), (0,), "keys of other rows change the first row"),
         ("batch rows mixed", (0,), (slice(1, None),), "keys of the first row change others"),
+        ("batch rows mixed", (slice(1, None),), (0,), "keys of other rows change the first row"),
         ("heads mixed", (every, g - 1), (every, own), "keys of the last head change other heads"),
     ]
     if exam.spec.causal:
