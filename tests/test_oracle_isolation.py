@@ -100,6 +100,14 @@ def leaves_a_thread(x, positions):
     return right(x, positions)
 
 
+def forks(x, positions):
+    if not os.path.exists("forked"):  # once
+        open("forked", "w").close()
+        if os.fork() == 0:
+            return 0 * x
+    return right(x, positions)
+
+
 def waits(x, positions):
     with open("pid", "w") as file:
         file.write(str(os.getpid()))
@@ -225,6 +233,14 @@ def test_a_failure_in_this_process(folder):
 
 def test_a_thread_that_stays_does_not_keep_the_verdict(folder):
     assert run(folder, "check", "candidates.py:leaves_a_thread", *ROPE)[0] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("flags", [[], ["--in-process"]])
+def test_a_child_that_a_candidate_makes_asks_nothing(folder, flags):
+    (folder / "forked").unlink(missing_ok=True)
+    code, output, _ = run(folder, "check", "candidates.py:forks", *ROPE, *flags)
+    assert code == 0 and output.count("rotation: ") == 1 and output.startswith("rotation: RIGHT")
 
 
 def test_strict_refuses_what_is_equivalent(folder):

@@ -7,6 +7,7 @@ description is of what the user's own function received.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -165,6 +166,7 @@ def ask(
     before = {name: array.copy() for name, array in given.items()}
     _compiles.set(False)
     _counts.set(False)
+    process = os.getpid()
     try:
         with announced(received), np.errstate(all="ignore"):
             out = fn(*(given[name] for name in arguments), **{name: given[name] for name in options})
@@ -174,6 +176,9 @@ def ask(
         lines = _words(error).splitlines() or ["no message"]
         words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"  # a program says most at its end
         raise Unreadable(f"raises {type(error).__name__} ({shortened(words)})", last_call(), "raised") from error
+    finally:
+        if os.getpid() != process:  # a child that the candidate made by fork: it would ask, and fork, in its turn
+            os._exit(0)
     received = last_call()
     for name, array in given.items():
         if array.shape != before[name].shape:
