@@ -298,6 +298,7 @@ def mean_square(exam, grade, parts, question):
             o, v = out[feature], parts.v[row, head, :, feature]
             if softmax:
                 total += sum(w[j] ** 2 * noise[j] * (v[j] - o) ** 2 for j in seen) * beyond + u**2 / 3 * o**2
+                total += (4 * fine * top * o) ** 2  # weights as exp(s − log Σ exp s)
                 rounded = u**2 / 1.5 if narrow and grade != ONCE else 0
                 total += sum(w[j] ** 2 for j in seen) * (rounded + (16 * fine) ** 2)
             else:

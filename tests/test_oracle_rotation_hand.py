@@ -86,7 +86,7 @@ THETA = {
         W * [1, 1, 0.25, 0.25], W * [1, 1, 1, 0.25], W * [0.25, 0.25, 1.25 - by_turns(1, 4, 1024.0)[2] / 0.01, 1]])],
     "linear factor inverted": [(LINEAR, [W * 4]), (PLAIN, []), (replace(PLAIN, scaling=Linear(1.0)), [])],
     "linear factor applied twice": [(LINEAR, [W / 16]), (YARN, [])],
-    "another factor": [(LINEAR, [W / 6]), (PLAIN, [W / 1.5]), (YARN, [ramp(1, 3, 6.0)]), (NTK, []), (GEMMA, []), (LONG, [])],
+    "another factor": [(LINEAR, [W / 6]), (PLAIN, [W / 1.5]), (YARN, [ramp(1, 3, 6.0)] * 2), (NTK, []), (GEMMA, []), (LONG, [])],
     "NTK exponent missing": [(NTK, [powers(BASE * 7)]), (LINEAR, [])],
     "LongRoPE's other list": [(LONG, [W / [1, 2, 3, 4]]), (YARN, [])],
     "LongRoPE factors inverted": [(LONG, [W * [5, 6, 7, 8]]), (YARN, [])],
@@ -95,8 +95,8 @@ THETA = {
     "exponent without its 2": [(PLAIN, [BASE ** (-I / 8)]), (LLAMA, [by_turns(1, 4, w=BASE ** (-I / 8))])],
     "exponent doubled": [(PLAIN, [BASE ** (-I / 2)])],
     "exponent over another width": [(PLAIN, [BASE ** (-2 * I / 512)])],
-    "index counted from 1": [(PLAIN, [BASE ** (-(I + 1) / 4)])],
-    "degrees": [(PLAIN, [W * math.pi / 180])],
+    "index counted from 1": [(PLAIN, [BASE ** (-(I + 1) / 4), BASE ** (-(2 * I + 1) / 8)])],
+    "degrees": [(PLAIN, [W * math.pi / 180, W * 180 / math.pi])],
     "frequencies times 2π": [(PLAIN, [W * 2 * math.pi, W * math.pi, W / 2 / math.pi])],
     "frequencies in reverse": [(PLAIN, [W[::-1]])],
     "frequencies dealt to axes": [(PLAIN, [W[[0, 2, 1, 3]]]), (Rope(10, 32.0, "half"), [(32 ** (-np.arange(5) / 5))[[0, 2, 4, 1, 3]]])],
@@ -112,6 +112,11 @@ def test_frequencies_of_mistakes(name):
         assert len(found) == len(expected), (name, rope)
         for theta, by_hand in zip(found, expected, strict=True):
             np.testing.assert_allclose(theta, by_hand, rtol=2e-7, atol=1e-300, err_msg=f"{name}, {rope}")
+
+
+def test_another_factor_may_have_the_attention_factor_that_follows():
+    alone, both = changes("another factor", YARN)
+    assert "factor" not in alone.fields and both.fields["factor"] == pytest.approx(0.1 * math.log(6) + 1)
 
 
 def test_a_ramp_over_wavelengths():
@@ -208,7 +213,9 @@ def test_exponents_over_any_width():
     rope = Rope(64, BASE, "half", 32)
     found = [change.note for change in changes("exponent over another width", rope, NO)]
     assert found == [f"2i/{k}" for k in (31, 33, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)]
-    assert changes("exponent over another width", GEMMA, NO) == []
+    (change,) = changes("exponent over another width", GEMMA, NO)
+    assert change.note == "2i/4, over the features that turn"
+    assert change.fields["theta"] == pytest.approx([0.5, 0.005, 0, 0])
     twice = Rope(256, BASE, "half", 128)  # 256 is both d and 2r
     assert "2i/256" not in [change.note for change in changes("exponent over another width", twice, NO)]
     four = Rope(1026, BASE, "half", 514)
@@ -239,9 +246,12 @@ def test_running_products():
 
 
 def test_positions_that_are_divided_in_integers():
-    (change,) = changes("positions divided in integers", LINEAR)
-    assert change.fields["place"](np.array([0, 3, 4, 11])).tolist() == [0, 0, 1, 2] and change.note == "⌊m/4⌋ for m/4"
-    np.testing.assert_allclose(change.fields["theta"], W)
+    down, rounded = changes("positions divided in integers", LINEAR)
+    assert down.fields["place"](np.array([0, 3, 4, 11])).tolist() == [0, 0, 1, 2] and down.note == "⌊m/4⌋, for m/4"
+    assert rounded.fields["place"](np.array([0, 3, 4, 11])).tolist() == [0, 1, 1, 3]
+    assert rounded.note == "m/4, rounded, for m/4"
+    for change in (down, rounded):
+        np.testing.assert_allclose(change.fields["theta"], W)
     assert changes("positions divided in integers", YARN) == []
 
 
@@ -321,8 +331,9 @@ def test_proportional_rotations():
         == changes("proportional instead of contiguous", Rope(8, BASE, "interleaved", 4))
         == []
     )
-    (change,) = changes("contiguous instead of proportional", GEMMA)
-    assert pairs_of(change) == [(0, 2), (1, 3)] and change.fields["theta"] == pytest.approx([0.5, 0.005])
+    one, two = changes("contiguous instead of proportional", GEMMA)
+    assert pairs_of(one) == pairs_of(two) == [(0, 2), (1, 3)]
+    assert one.fields["theta"] == pytest.approx([0.5, 0.005]) and two.fields["theta"] == pytest.approx([0.5, 0.05])
     assert changes("contiguous instead of proportional", replace(PLAIN, scaling=Proportional(1.0, 2.0))) == []
 
 
