@@ -431,7 +431,7 @@ def test_results_that_are_written_again():
     probe = probe_of(lambda x, m: np.full_like(x, np.nan))
     probe._owns_its_result()
     assert "result overwritten" not in probe.behaviour
-    probe._kept[0][0, 0, 0] = 1
+    probe._kept[0][0][0, 0, 0] = 1
     probe.look_again()
     assert probe.behaviour["result overwritten"].startswith("1 of 32 outputs")
 

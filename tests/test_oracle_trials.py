@@ -890,3 +890,20 @@ def test_a_candidate_that_is_wrong_everywhere_is_tried_with_fewer_calls():
     assert check_rotation(fine, ROPE).verdict == "right"
     assert check_rotation(wrong, ROPE).faults == ("wrong base",)
     assert len(few) < len(all_) - 200
+
+
+@pytest.mark.parametrize("rows, shape", [((1,), (3, 1)), ((32,), (2, 32)), (range(16, 9999), (2, 16))])
+def test_a_buffer_that_is_reused_for_some_lengths_alone(rows, shape):
+    held = {}
+
+    def reuses(x, m):
+        if x.shape[-2] not in rows:
+            return right(x, m)
+        out = held.setdefault(x.shape, np.empty_like(x))
+        out[...] = right(x, m)
+        return out
+
+    report = check_rotation(reuses, ROPE)
+    size = np.prod(shape) * D
+    evidence = f"{size} of {size} outputs of an earlier call, of shape {(*shape, D)}, change in later ones"
+    assert report.faults == ("result overwritten",) and report.findings[0].evidence == evidence
