@@ -907,3 +907,16 @@ def test_a_buffer_that_is_reused_for_some_lengths_alone(rows, shape):
     size = np.prod(shape) * D
     evidence = f"{size} of {size} outputs of an earlier call, of shape {(*shape, D)}, change in later ones"
     assert report.faults == ("result overwritten",) and report.findings[0].evidence == evidence
+
+
+def test_a_table_kept_by_length_from_a_length_on():
+    kept = {}
+    report = check_rotation(lambda x, m: right(x, m if len(m) < 32 else kept.setdefault(len(m), m.copy())), ROPE)
+    assert report.faults == ("state between calls",)
+    words = "the positions of an earlier call of the same length are used again: positions 0 to 31 as in the call of 32"
+    assert report.findings[0].evidence.startswith(words)
+
+
+def test_positions_that_are_counted_from_a_length_on_are_no_state():
+    counted = when(lambda x, m: len(m) > 31, lambda x, m: right(x, np.arange(len(m))))
+    assert "state between calls" not in check_rotation(counted, ROPE).faults
