@@ -920,3 +920,26 @@ def test_a_table_kept_by_length_from_a_length_on():
 def test_positions_that_are_counted_from_a_length_on_are_no_state():
     counted = when(lambda x, m: len(m) > 31, lambda x, m: right(x, np.arange(len(m))))
     assert "state between calls" not in check_rotation(counted, ROPE).faults
+
+
+@pytest.mark.parametrize("error", [ValueError("sequence length exceeds max_position_embeddings"), AssertionError()])
+@pytest.mark.parametrize("last", [1, 2, 4095])
+def test_positions_that_are_refused_from_one_on(error, last):
+    def refuses(x, m):
+        if m.max() > last:
+            raise error
+        return right(x, m)
+
+    fix = f"it takes positions up to {last}, and raises from {last + 1} on: if its table is meant to end there, give "
+    assert check_rotation(refuses, ROPE).failure.fix.startswith(f"{fix}max_position={last} (--max-position {last});")
+    assert check_rotation(refuses, ROPE, max_position=last).verdict == "right"
+
+
+def test_what_is_refused_for_another_reason_than_its_position():
+    def refuses(x, m):
+        raise ValueError("no") if x.shape[-2] > 4 else TimeoutError("it took longer") if m.max() > 9 else MemoryError
+
+    assert "takes positions" not in check_rotation(refuses, ROPE).failure.fix
+    assert "takes positions" not in check_rotation(refuses, ROPE, max_position=9).failure.fix
+    few = check_rotation(lambda x, m: right(x, m) if x.shape[-2] == 4 else refuses(x, m), ROPE)
+    assert few.verdict == "not judged" and "takes positions" not in few.failure.fix

@@ -83,9 +83,30 @@ def check_rotation(
         return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, batched, task).report()
     except Unreadable as error:
         failure = error.failure()
-        return Report(
-            task.subject, task.expected, "not judged", failure=replace(failure, fix=failure.fix + _hint(rope))
-        )
+        fix = (_short_table(probe, error) or failure.fix) + _hint(rope)
+        return Report(task.subject, task.expected, "not judged", failure=replace(failure, fix=fix))
+
+
+def _short_table(probe: Probe, error: Unreadable) -> str:
+    """What to do about a candidate that raises for large positions alone, whatever it says; empty if it does not."""
+    if error.kind != "raised" or "took longer" in error.reason or isinstance(error.__cause__, MemoryError):
+        return ""
+
+    def takes(m: int) -> bool:
+        try:
+            probe.call(probe.random(3, 4), [0, min(1, m), m // 2, m])
+        except Unreadable:
+            return False
+        return True
+
+    low, high = 1, probe.max_position
+    if takes(high) or not takes(low):
+        return ""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    short = f"if its table is meant to end there, give max_position={low} (--max-position {low}); if not, let it grow"
+    return f"it takes positions up to {low}, and raises from {high} on: {short}"
 
 
 def _hint(rope: Rope) -> str:
