@@ -34,6 +34,7 @@ from .trials import LENGTHS, POSITIONS, Expectation, at_the_switch, first_wrong,
 from .truth import rotated
 
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
+_NEGATED = "gradient negated"
 
 _MADE = {  # how angles are made, where the bounds of a float32 power do not hold
     "logarithm": "the frequencies are worse than by a float32 power, and as good as by a float32 logarithm",
@@ -215,7 +216,7 @@ class _Check:
             findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
         if verdict == "equivalent" and self.strict:
             notes.remove(order)
-            findings.append(self.task.faults["another order of features"].finding(order))
+            findings.append(self.task.faults[self._name_of_order()].finding(order))
         verdict = "wrong" if findings else verdict
         notes += self._undecided(grade)
         rows, readings = self._rows(), self._readings(result, grade)
@@ -264,7 +265,8 @@ class _Check:
                     truth = right.predict(x[0], at[0])
                     bad = ~(np.abs(y[0] - truth) <= allowed * right.factor * 4)
                     where = f"; {first_wrong(truth, y[0], bad, at[0])}" if bad.any() else ""
-                    return fault.finding(f"{change.note}, as in a call at {', '.join(map(str, calls[0]))}{where}")
+                    note = f"{change.note}, " if change.note else ""
+                    return fault.finding(f"{note}as in a call at {', '.join(map(str, calls[0]))}{where}")
         return None
 
     def _expected(self, by: str, x: Float64, positions: Int64, rope: Rope | None = None) -> tuple[Float64, Float64]:
@@ -374,9 +376,16 @@ class _Check:
             return None
         return rounded, self._order(rounded, moved)
 
+    def _name_of_order(self) -> str:
+        """What another order of features is called where it is wrong: of gradients, the sign alone has a name."""
+        negated = self.order is not None and bool((self.order == -np.eye(len(self.order))).all())
+        return _NEGATED if negated and _NEGATED in self.task.faults else "another order of features"
+
     def _order(self, u: Float64, moved: int) -> str:
         """What a signed permutation of the outputs means for the other side."""
         order = f"{moved} of {len(u)} outputs come out in another place"
+        if (u == -np.eye(len(u))).all() and self.task.faults is not FAULTS:
+            return "at every position all outputs are those expected, with the other sign"
         reads = self.rope.layout.partition("-to-")[0]
         for layout in ("half", "interleaved"):
             other = replace(self.rope, layout=layout if layout == reads else f"{reads}-to-{layout}")
