@@ -343,9 +343,21 @@ class Probe:
         fx, fy, total = (self.call(v.astype(self.dtype), at) for v in (x, y, x + y))
         four = self.call((4 * x).astype(self.dtype), at)
         # A result that is rounded to a narrow dtype is four times as large for 4x, but no exact sum.
-        difference = self._differ(four, 4 * fx, scale=16.0) or self._differ(fx + fy, total, scale=8.0, least=2.0**-9)
-        if difference:
-            self.behaviour["not linear"] = f"f(4x) against 4·f(x), f(x + y) against f(x) + f(y): {difference}"
+        if difference := self._differ(four, 4 * fx, scale=16.0):
+            self.behaviour["not linear"] = f"4·f(x) and f(4x): {difference}{self._added(at)}"
+        elif difference := self._differ(fx + fy, total, scale=8.0, least=2.0**-9):
+            self.behaviour["not linear"] = f"f(x + y) and f(x) + f(y): {difference}{self._added(at)}"
+
+    def _added(self, at: Int64) -> str:
+        """What comes out of zeros, in words; empty if that is zeros, or nothing that can be read."""
+        with suppress(Unreadable):
+            zero = self.call(np.zeros((2, len(at), self.head_dim), self.dtype), at)
+            low, high = float(zero.min()), float(zero.max())
+            if low == high != 0:
+                return f"; f(0) is not 0 but {low:.6g}: a constant is added"
+            if low != high and np.isfinite(zero).all():
+                return f"; f(0) is not 0 but from {low:.6g} to {high:.6g}: something is added that does not depend on x"
+        return ""
 
     def _memory(self) -> None:
         at, x = np.array([0, 1, min(5, self.max_position), self.max_position]), self.random(2, 4, seed=5)
