@@ -943,3 +943,19 @@ def test_what_is_refused_for_another_reason_than_its_position():
     assert "takes positions" not in check_rotation(refuses, ROPE, max_position=9).failure.fix
     few = check_rotation(lambda x, m: right(x, m) if x.shape[-2] == 4 else refuses(x, m), ROPE)
     assert few.verdict == "not judged" and "takes positions" not in few.failure.fix
+
+
+@pytest.mark.parametrize("place, what", [(0, "batch row"), (1, "head")])
+def test_batch_rows_and_heads_that_hold_the_result_of_others(place, what):
+    def exchanges(x, m):
+        y = right(x, m)
+        return np.take(y, [0, 2, 1, *range(3, y.shape[place])], place) if x.shape[:-2] == (4, 3) else y
+
+    report = check_rotation(exchanges, ROPE)
+    words = f"in x of shape (4, 3, 8, 64), {what} 1 holds the right result of {what} 2; wrong: x of shape (4, 3, 8, 64)"
+    assert report.faults == ("heads differ",) and report.findings[0].evidence.startswith(words)
+
+
+def test_batches_that_are_wrong_otherwise_hold_no_other_result():
+    report = check_rotation(when(lambda x, m: x.ndim == 4 and len(x) == 4), ROPE)
+    assert report.faults == ("heads differ",) and "holds the right result" not in report.findings[0].evidence
