@@ -959,3 +959,12 @@ def test_batch_rows_and_heads_that_hold_the_result_of_others(place, what):
 def test_batches_that_are_wrong_otherwise_hold_no_other_result():
     report = check_rotation(when(lambda x, m: x.ndim == 4 and len(x) == 4), ROPE)
     assert report.faults == ("heads differ",) and "holds the right result" not in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("patience, words", [(1e9, "has {} calls"), (-1.0, "of which {} are made in any case")])
+def test_the_number_of_calls_is_what_the_page_says(patience, words, monkeypatch):
+    monkeypatch.setattr("pyrope.oracle.trials.PATIENCE", patience)
+    calls = []
+    assert check_rotation(lambda x, m: calls.append(m) or right(x, m), ROPE).verdict == "right"
+    text = (pathlib.Path(__file__).parent.parent / "docs/other-languages.md").read_text()
+    assert words.format(len(calls)) in text
