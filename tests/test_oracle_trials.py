@@ -14,6 +14,7 @@ from oracle_cases import turn
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
+from pyrope.oracle.adapters import from_offset
 from pyrope.oracle.ask import compiling
 from pyrope.oracle.probe import Probe
 from pyrope.oracle.trials import lengths_in_words, trials
@@ -968,3 +969,16 @@ def test_the_number_of_calls_is_what_the_page_says(patience, words, monkeypatch)
     assert check_rotation(lambda x, m: calls.append(m) or right(x, m), ROPE).verdict == "right"
     text = (pathlib.Path(__file__).parent.parent / "docs/other-languages.md").read_text()
     assert words.format(len(calls)) in text
+
+
+def test_an_offset_that_is_ignored():
+    report = check_rotation(from_offset(lambda x, offset: right(x, np.arange(x.shape[-2]))), ROPE)
+    assert report.faults == ("positions ignored",)
+    assert report.findings[0].evidence.startswith("the offset is ignored: positions in a row begin at 0, as in a call")
+
+
+def test_an_offset_that_is_not_rotated_by_is_another_mistake():
+    def short(x, offset):
+        return right(x, offset + np.arange(x.shape[-2])) if offset < 4 else x.copy()
+
+    assert "positions ignored" not in check_rotation(from_offset(short), ROPE).faults

@@ -16,10 +16,10 @@ import numpy as np
 
 from .. import checks
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
-from .ask import Candidate, Unreadable
+from .ask import Candidate, Unreadable, counts
 from .backward_faults import BACKWARD
 from .drawings import Readings, Side
-from .explain import Fault
+from .explain import Change, Fault
 from .floats import UNIT, Float64, Int64
 from .probe import HARMLESS, Probe
 from .readings import rotation_readings
@@ -151,6 +151,13 @@ def _with_gradient(fn: Candidate, notes: list[str]) -> Candidate:
     return candidate
 
 
+def _from_zero(positions: Int64) -> Int64:
+    """Positions of a call, of which each run that counts up by one begins at 0: what is left if an offset is lost."""
+    rows = np.arange(positions.shape[-1])
+    begins = np.diff(positions, prepend=positions[..., :1]) != 1
+    return rows - np.maximum.accumulate(np.where(begins, rows, 0), axis=-1)
+
+
 def _finding(name: str, evidence: str) -> Finding:
     return FAULTS[name].finding(evidence)
 
@@ -246,22 +253,26 @@ class _Check:
         if not odd or behaviour.keys() - odd - HARMLESS or probe.max_position < 30 or self.by_call:
             return None
         calls = [np.array([9, 4, 17, 17, 30, 4, 12]), np.array([0, 1, 2, 0, 1, 2, 3])]
-        xs, at = [probe.random(2, 7, seed=seed) for seed in (10, 11)], [probe.apart(positions) for positions in calls]
+        calls += [np.array([5, 6, 7, 2, 3, 4, 9])] * counts()  # runs that do not begin at 0
+        xs, at = [probe.random(2, 7, seed=10 + k) for k in range(len(calls))], [probe.apart(one) for one in calls]
         x = [one.astype(np.float64) for one in xs]
         try:
             y = [probe.hand_over(*call) for call in zip(xs, at, strict=True)]
         except Unreadable:
             return None
         allowed, right = 64 * max(probe.unit, UNIT["float32"]), recipe_of(self.rope)
-        for fault in self.task.faults.values():
-            for change in fault.changes(self.rope, Measurements()):
+        for name, fault in self.task.faults.items():
+            changes = [*fault.changes(self.rope, Measurements())]
+            if name == "positions ignored" and counts():
+                changes.append(Change("the offset is ignored: positions in a row begin at 0", {"place": _from_zero}))
+            for change in changes:
                 recipe = replace(right, **change.fields) if change.fields.keys() == {"place"} else right
-                if not recipe.by_others(at[0]):
+                if not recipe.by_others(at[-1 if recipe.place is _from_zero else 0]):
                     continue
                 predicted = [recipe.predict(*call) for call in zip(x, at, strict=True)]
                 if all(np.abs(p - q).max() <= allowed * right.factor * 4 for p, q in zip(predicted, y, strict=True)):
-                    for name in odd:
-                        del behaviour[name]
+                    for seen in odd:
+                        del behaviour[seen]
                     truth = right.predict(x[0], at[0])
                     bad = ~(np.abs(y[0] - truth) <= allowed * right.factor * 4)
                     where = f"; {first_wrong(truth, y[0], bad, at[0])}" if bad.any() else ""
