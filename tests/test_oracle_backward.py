@@ -88,6 +88,10 @@ WRONG = {
     "handed on": (HALF, lambda g, m: g.copy(), "not rotated"),
     "twice": (HALF, lambda g, m: halves(g, m) + halves(g, m), "accumulated twice"),
     "twice, partly": (PART, lambda g, m: 2 * partly(g, m), "accumulated twice"),
+    "negated": (HALF, lambda g, m: -halves(g, m), "gradient negated"),
+    "negated, partly": (PART, lambda g, m: -partly(g, m), "gradient negated"),
+    "negated, scaled": (SCALED, lambda g, m: -scaled(g, m, A), "gradient negated"),
+    "negated, to half": (MIXED, lambda g, m: -pyrope.rotate(g, m, MIXED.transposed), "gradient negated"),
     "factor missing": (SCALED, lambda g, m: scaled(g, m, 1.0), "attention factor missing"),
     "factor squared": (SCALED, lambda g, m: scaled(g, m, A * A), "attention factor squared"),
     "inverse": (SCALED, lambda g, m: pyrope.unrotate(g, m, SCALED), "attention factor inverted"),
@@ -118,6 +122,22 @@ def test_mistakes_of_a_backward_pass_are_named(name):
     assert report.verdict == "wrong" and report.faults == (fault,), report
     assert not report.findings[0].alternatives
     assert any("None" in note for note in report.notes) == (name == "None")
+
+
+def test_a_negated_gradient_is_told_from_another_order_of_features():
+    evidence = check_rotation(lambda g, m: -halves(g, m), HALF, backward=True).findings[0].evidence
+    assert evidence == "at every position all outputs are those expected, with the other sign"
+    signs = np.where(np.arange(D) % 2, -1, 1).astype(np.float32)
+    some = check_rotation(lambda g, m: signs * halves(g, m), HALF, backward=True)
+    assert (
+        some.faults == ("another order of features",) and f"{D // 2} with the other sign" in some.findings[0].evidence
+    )
+
+
+def test_the_evidence_of_ignored_positions_begins_with_words():
+    report = check_rotation(lambda g, m: halves(g, np.arange(len(m))), HALF, backward=True)
+    assert report.faults == ("positions ignored",)
+    assert report.findings[0].evidence.startswith("as in a call at 9, 4, 17, 17, 30, 4, 12; first at position")
 
 
 def test_the_forward_pass_is_not_its_own_backward_pass_nor_the_reverse():
@@ -216,7 +236,7 @@ def test_the_transposed_rope_is_the_adjoint(rope, m, seed):
 
 def test_the_catalogue_of_the_backward_pass():
     assert {"direction", "zeros returned"} == FAULTS.keys() - BACKWARD.keys()
-    new = {"backward equals forward", "no gradient", "accumulated twice", "sine of the other half"}
+    new = {"backward equals forward", "no gradient", "accumulated twice", "gradient negated", "sine of the other half"}
     assert new == BACKWARD.keys() - FAULTS.keys()
     for name, fault in BACKWARD.items():
         assert fault.name == name and fault.symptom and fault.cause and fault.fix

@@ -403,7 +403,7 @@ def test_nan_and_infinity_stay_where_they_are():
 def test_sums_and_multiples(fn, linear):
     found = behaviour("_linear", fn)
     assert [*found] == ([] if linear else ["not linear"])
-    assert linear or found["not linear"].startswith("f(4x) against 4·f(x), f(x + y) against f(x) + f(y): ")
+    assert linear or found["not linear"].startswith(("4·f(x) and f(4x): ", "f(x + y) and f(x) + f(y): "))
 
 
 def test_views_of_x():
@@ -431,9 +431,33 @@ def test_results_that_are_written_again():
     probe = probe_of(lambda x, m: np.full_like(x, np.nan))
     probe._owns_its_result()
     assert "result overwritten" not in probe.behaviour
-    probe._kept[0][0, 0, 0] = 1
+    probe._kept[0][0][0, 0, 0] = 1
     probe.look_again()
     assert probe.behaviour["result overwritten"].startswith("1 of 32 outputs")
+
+
+def test_what_is_added_to_a_result_is_said():
+    def found(fn):
+        return behaviour("_linear", fn)["not linear"]
+
+    added = found(lambda x, m: turn(x, m) + np.float32(0.5))
+    assert added.startswith(
+        "4·f(x) and f(4x): 32 of 32 outputs differ, by up to 1.5; first at head 0, row 0, feature 0: "
+    )
+    first, second = (float(number) for number in added.partition("feature 0: ")[2].partition(";")[0].split(" and "))
+    assert first - second == pytest.approx(1.5, abs=1e-4)
+    assert added.endswith("; f(0) is not 0 but 0.5: a constant is added")
+    ramp = found(lambda x, m: turn(x, m) + np.arange(D, dtype=np.float32))
+    assert ramp.endswith("; f(0) is not 0 but from 0 to 3: something is added that does not depend on x")
+    for fn in (lambda x, m: np.clip(turn(x, m), -1, 1), lambda x, m: turn(x / np.abs(x).max(-1, keepdims=True), m)):
+        assert "f(0)" not in found(fn)
+
+    def refuses(x, m):
+        if not x.any():
+            raise ValueError("zeros")
+        return turn(x, m) + 1
+
+    assert "f(0)" not in found(refuses)
 
 
 def test_output_that_is_not_written():

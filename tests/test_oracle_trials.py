@@ -14,6 +14,7 @@ from oracle_cases import turn
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rotation
+from pyrope.oracle.adapters import from_offset
 from pyrope.oracle.ask import compiling
 from pyrope.oracle.probe import Probe
 from pyrope.oracle.trials import lengths_in_words, trials
@@ -890,3 +891,94 @@ def test_a_candidate_that_is_wrong_everywhere_is_tried_with_fewer_calls():
     assert check_rotation(fine, ROPE).verdict == "right"
     assert check_rotation(wrong, ROPE).faults == ("wrong base",)
     assert len(few) < len(all_) - 200
+
+
+@pytest.mark.parametrize("rows, shape", [((1,), (3, 1)), ((32,), (2, 32)), (range(16, 9999), (2, 16))])
+def test_a_buffer_that_is_reused_for_some_lengths_alone(rows, shape):
+    held = {}
+
+    def reuses(x, m):
+        if x.shape[-2] not in rows:
+            return right(x, m)
+        out = held.setdefault(x.shape, np.empty_like(x))
+        out[...] = right(x, m)
+        return out
+
+    report = check_rotation(reuses, ROPE)
+    size = np.prod(shape) * D
+    evidence = f"{size} of {size} outputs of an earlier call, of shape {(*shape, D)}, change in later ones"
+    assert report.faults == ("result overwritten",) and report.findings[0].evidence == evidence
+
+
+def test_a_table_kept_by_length_from_a_length_on():
+    kept = {}
+    report = check_rotation(lambda x, m: right(x, m if len(m) < 32 else kept.setdefault(len(m), m.copy())), ROPE)
+    assert report.faults == ("state between calls",)
+    words = "the positions of an earlier call of the same length are used again: positions 0 to 31 as in the call of 32"
+    assert report.findings[0].evidence.startswith(words)
+
+
+def test_positions_that_are_counted_from_a_length_on_are_no_state():
+    counted = when(lambda x, m: len(m) > 31, lambda x, m: right(x, np.arange(len(m))))
+    assert "state between calls" not in check_rotation(counted, ROPE).faults
+
+
+@pytest.mark.parametrize("error", [ValueError("sequence length exceeds max_position_embeddings"), AssertionError()])
+@pytest.mark.parametrize("last", [1, 2, 4095])
+def test_positions_that_are_refused_from_one_on(error, last):
+    def refuses(x, m):
+        if m.max() > last:
+            raise error
+        return right(x, m)
+
+    fix = f"it takes positions up to {last}, and raises from {last + 1} on: if its table is meant to end there, give "
+    assert check_rotation(refuses, ROPE).failure.fix.startswith(f"{fix}max_position={last} (--max-position {last});")
+    assert check_rotation(refuses, ROPE, max_position=last).verdict == "right"
+
+
+def test_what_is_refused_for_another_reason_than_its_position():
+    def refuses(x, m):
+        raise ValueError("no") if x.shape[-2] > 4 else TimeoutError("it took longer") if m.max() > 9 else MemoryError
+
+    assert "takes positions" not in check_rotation(refuses, ROPE).failure.fix
+    assert "takes positions" not in check_rotation(refuses, ROPE, max_position=9).failure.fix
+    few = check_rotation(lambda x, m: right(x, m) if x.shape[-2] == 4 else refuses(x, m), ROPE)
+    assert few.verdict == "not judged" and "takes positions" not in few.failure.fix
+
+
+@pytest.mark.parametrize("place, what", [(0, "batch row"), (1, "head")])
+def test_batch_rows_and_heads_that_hold_the_result_of_others(place, what):
+    def exchanges(x, m):
+        y = right(x, m)
+        return np.take(y, [0, 2, 1, *range(3, y.shape[place])], place) if x.shape[:-2] == (4, 3) else y
+
+    report = check_rotation(exchanges, ROPE)
+    words = f"in x of shape (4, 3, 8, 64), {what} 1 holds the right result of {what} 2; wrong: x of shape (4, 3, 8, 64)"
+    assert report.faults == ("heads differ",) and report.findings[0].evidence.startswith(words)
+
+
+def test_batches_that_are_wrong_otherwise_hold_no_other_result():
+    report = check_rotation(when(lambda x, m: x.ndim == 4 and len(x) == 4), ROPE)
+    assert report.faults == ("heads differ",) and "holds the right result" not in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("patience, words", [(1e9, "has {} calls"), (-1.0, "of which {} are made in any case")])
+def test_the_number_of_calls_is_what_the_page_says(patience, words, monkeypatch):
+    monkeypatch.setattr("pyrope.oracle.trials.PATIENCE", patience)
+    calls = []
+    assert check_rotation(lambda x, m: calls.append(m) or right(x, m), ROPE).verdict == "right"
+    text = (pathlib.Path(__file__).parent.parent / "docs/other-languages.md").read_text()
+    assert words.format(len(calls)) in text
+
+
+def test_an_offset_that_is_ignored():
+    report = check_rotation(from_offset(lambda x, offset: right(x, np.arange(x.shape[-2]))), ROPE)
+    assert report.faults == ("positions ignored",)
+    assert report.findings[0].evidence.startswith("the offset is ignored: positions in a row begin at 0, as in a call")
+
+
+def test_an_offset_that_is_not_rotated_by_is_another_mistake():
+    def short(x, offset):
+        return right(x, offset + np.arange(x.shape[-2])) if offset < 4 else x.copy()
+
+    assert "positions ignored" not in check_rotation(from_offset(short), ROPE).faults

@@ -29,6 +29,11 @@ def _without_sine(rope: Rope, measured: Measurements | None = None) -> Iterable[
     yield Change("the terms with sin are zero", {"block": (("cos", "0"), ("0", "cos"))})
 
 
+def _negated(rope: Rope, measured: Measurements | None = None) -> Iterable[Change]:
+    rows = [tuple(f"-{term}".removeprefix("--") for term in row) for row in recipe_of(rope).block]
+    yield Change("−Rᵀ·g", {"block": tuple(rows), "rest": -1.0})
+
+
 # In their place in the order of the search: what has no number of its own comes first.
 _NAMED = {
     "direction": Fault(
@@ -62,6 +67,10 @@ _NEW = (
         "accumulated twice", "the gradient is twice as large as it should be",
         "it is added to a buffer that has it already, or comes in by two ways", "write the gradient, or add it once",
         "kernels", "rotation", _twice),
+    Fault(
+        "gradient negated", "the gradient has the other sign",
+        "a minus too many: the gradient of −y, or a result that is subtracted where it should be added",
+        "return Rᵀ·g, and let the optimizer subtract it", "—", "rotation", _negated),
     Fault(
         "sine of the other half", "the terms with sin have the sine that stands at the other feature of the pair",
         "the backward pass reads the sine at the feature that it writes, as the forward pass does, or leaves out these "

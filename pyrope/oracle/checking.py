@@ -16,10 +16,10 @@ import numpy as np
 
 from .. import checks
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
-from .ask import Candidate, Unreadable
+from .ask import Candidate, Unreadable, counts
 from .backward_faults import BACKWARD
 from .drawings import Readings, Side
-from .explain import Fault
+from .explain import Change, Fault
 from .floats import UNIT, Float64, Int64
 from .probe import HARMLESS, Probe
 from .readings import rotation_readings
@@ -34,6 +34,7 @@ from .trials import LENGTHS, POSITIONS, Expectation, at_the_switch, first_wrong,
 from .truth import rotated
 
 _LOW = tuple(f"{dtype} {what}" for dtype in ("bfloat16", "float16") for what in ("inverse", "positions", "angle"))
+_NEGATED = "gradient negated"
 
 _MADE = {  # how angles are made, where the bounds of a float32 power do not hold
     "logarithm": "the frequencies are worse than by a float32 power, and as good as by a float32 logarithm",
@@ -83,9 +84,30 @@ def check_rotation(
         return _Check(probe, rope, grade or grades(probe.dtype)[-1], strict, least, batched, task).report()
     except Unreadable as error:
         failure = error.failure()
-        return Report(
-            task.subject, task.expected, "not judged", failure=replace(failure, fix=failure.fix + _hint(rope))
-        )
+        fix = (_short_table(probe, error) or failure.fix) + _hint(rope)
+        return Report(task.subject, task.expected, "not judged", failure=replace(failure, fix=fix))
+
+
+def _short_table(probe: Probe, error: Unreadable) -> str:
+    """What to do about a candidate that raises for large positions alone, whatever it says; empty if it does not."""
+    if error.kind != "raised" or "took longer" in error.reason or isinstance(error.__cause__, MemoryError):
+        return ""
+
+    def takes(m: int) -> bool:
+        try:
+            probe.call(probe.random(3, 4), [0, min(1, m), m // 2, m])
+        except Unreadable:
+            return False
+        return True
+
+    low, high = 1, probe.max_position
+    if takes(high) or not takes(low):
+        return ""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    short = f"if its table is meant to end there, give max_position={low} (--max-position {low}); if not, let it grow"
+    return f"it takes positions up to {low}, and raises from {high} on: {short}"
 
 
 def _hint(rope: Rope) -> str:
@@ -127,6 +149,13 @@ def _with_gradient(fn: Candidate, notes: list[str]) -> Candidate:
         return np.zeros_like(g) if result is None else result
 
     return candidate
+
+
+def _from_zero(positions: Int64) -> Int64:
+    """Positions of a call, of which each run that counts up by one begins at 0: what is left if an offset is lost."""
+    rows = np.arange(positions.shape[-1])
+    begins = np.diff(positions, prepend=positions[..., :1]) != 1
+    return rows - np.maximum.accumulate(np.where(begins, rows, 0), axis=-1)
 
 
 def _finding(name: str, evidence: str) -> Finding:
@@ -194,7 +223,7 @@ class _Check:
             findings = self._with_some_calls([self._with_place(finding) for finding in findings], notes)
         if verdict == "equivalent" and self.strict:
             notes.remove(order)
-            findings.append(self.task.faults["another order of features"].finding(order))
+            findings.append(self.task.faults[self._name_of_order()].finding(order))
         verdict = "wrong" if findings else verdict
         notes += self._undecided(grade)
         rows, readings = self._rows(), self._readings(result, grade)
@@ -224,26 +253,31 @@ class _Check:
         if not odd or behaviour.keys() - odd - HARMLESS or probe.max_position < 30 or self.by_call:
             return None
         calls = [np.array([9, 4, 17, 17, 30, 4, 12]), np.array([0, 1, 2, 0, 1, 2, 3])]
-        xs, at = [probe.random(2, 7, seed=seed) for seed in (10, 11)], [probe.apart(positions) for positions in calls]
+        calls += [np.array([5, 6, 7, 2, 3, 4, 9])] * counts()  # runs that do not begin at 0
+        xs, at = [probe.random(2, 7, seed=10 + k) for k in range(len(calls))], [probe.apart(one) for one in calls]
         x = [one.astype(np.float64) for one in xs]
         try:
             y = [probe.hand_over(*call) for call in zip(xs, at, strict=True)]
         except Unreadable:
             return None
         allowed, right = 64 * max(probe.unit, UNIT["float32"]), recipe_of(self.rope)
-        for fault in self.task.faults.values():
-            for change in fault.changes(self.rope, Measurements()):
+        for name, fault in self.task.faults.items():
+            changes = [*fault.changes(self.rope, Measurements())]
+            if name == "positions ignored" and counts():
+                changes.append(Change("the offset is ignored: positions in a row begin at 0", {"place": _from_zero}))
+            for change in changes:
                 recipe = replace(right, **change.fields) if change.fields.keys() == {"place"} else right
-                if not recipe.by_others(at[0]):
+                if not recipe.by_others(at[-1 if recipe.place is _from_zero else 0]):
                     continue
                 predicted = [recipe.predict(*call) for call in zip(x, at, strict=True)]
                 if all(np.abs(p - q).max() <= allowed * right.factor * 4 for p, q in zip(predicted, y, strict=True)):
-                    for name in odd:
-                        del behaviour[name]
+                    for seen in odd:
+                        del behaviour[seen]
                     truth = right.predict(x[0], at[0])
                     bad = ~(np.abs(y[0] - truth) <= allowed * right.factor * 4)
                     where = f"; {first_wrong(truth, y[0], bad, at[0])}" if bad.any() else ""
-                    return fault.finding(f"{change.note}, as in a call at {', '.join(map(str, calls[0]))}{where}")
+                    note = f"{change.note}, " if change.note else ""
+                    return fault.finding(f"{note}as in a call at {', '.join(map(str, calls[0]))}{where}")
         return None
 
     def _expected(self, by: str, x: Float64, positions: Int64, rope: Rope | None = None) -> tuple[Float64, Float64]:
@@ -353,9 +387,16 @@ class _Check:
             return None
         return rounded, self._order(rounded, moved)
 
+    def _name_of_order(self) -> str:
+        """What another order of features is called where it is wrong: of gradients, the sign alone has a name."""
+        negated = self.order is not None and bool((self.order == -np.eye(len(self.order))).all())
+        return _NEGATED if negated and _NEGATED in self.task.faults else "another order of features"
+
     def _order(self, u: Float64, moved: int) -> str:
         """What a signed permutation of the outputs means for the other side."""
         order = f"{moved} of {len(u)} outputs come out in another place"
+        if (u == -np.eye(len(u))).all() and self.task.faults is not FAULTS:
+            return "at every position all outputs are those expected, with the other sign"
         reads = self.rope.layout.partition("-to-")[0]
         for layout in ("half", "interleaved"):
             other = replace(self.rope, layout=layout if layout == reads else f"{reads}-to-{layout}")

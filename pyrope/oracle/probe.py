@@ -24,6 +24,7 @@ HARMLESS = frozenset({"mutates its input", "wrong dtype out"})  # behaviour that
 DEFAULT_MAX_POSITION = 131071  # what a cache of 131072 rows still has
 _CALL_LIMIT = 2**20  # elements of x in one call
 _LONG, _HEADS = 525, 130  # more rows and heads than a block or a loop of usual size has
+_KEPT, _KEPT_IN_ALL = 2**14, 2**20  # elements of a result that is kept to be looked at again, and of all of them
 
 
 def probe_positions(max_position: int) -> Int64:
@@ -69,6 +70,8 @@ class Probe:
         self.behaviour: Behaviour = {}  # what it does wrong beside rotating
         self.notes: list[str] = []
         self.single: str | None = None  # "head", "row", "last" or "seven rows": how calls must be made to be right
+        self._kept: list[tuple[Any, Any]] = []  # results as they were returned, and copies of them, to be compared
+        self._kept_shapes: dict[tuple[int, ...], int] = {}  # of which shapes there is one, and how many elements it has
 
     def random(self, *shape: int, seed: int = 0) -> Any:
         """Dense vectors (…, d) of the candidate's dtype."""
@@ -93,7 +96,15 @@ class Probe:
         y = ask(self.fn, {"x": x, "positions": m}, {}, received, self.behaviour)
         if y.shape != x.shape:
             raise Unreadable(f"returns shape {y.shape}", last_call(), "shape")
+        self._keep(x, y)
         return y.astype(np.float64)
+
+    def _keep(self, x: Any, y: Any) -> None:
+        """Keeps the first result of each shape, if it is not large: a buffer may be reused for some shapes alone."""
+        room = _KEPT_IN_ALL - sum(self._kept_shapes.values())
+        if x.shape not in self._kept_shapes and y.size <= min(_KEPT, room) and not np.may_share_memory(x, y):
+            self._kept_shapes[x.shape] = y.size
+            self._kept.append((y, y.copy()))
 
     def read(self, x: Any, positions: Int64) -> Float64:
         """fn(x, positions) for x (h, n, d), in calls that the candidate is known to get right."""
@@ -332,9 +343,21 @@ class Probe:
         fx, fy, total = (self.call(v.astype(self.dtype), at) for v in (x, y, x + y))
         four = self.call((4 * x).astype(self.dtype), at)
         # A result that is rounded to a narrow dtype is four times as large for 4x, but no exact sum.
-        difference = self._differ(four, 4 * fx, scale=16.0) or self._differ(fx + fy, total, scale=8.0, least=2.0**-9)
-        if difference:
-            self.behaviour["not linear"] = f"f(4x) against 4·f(x), f(x + y) against f(x) + f(y): {difference}"
+        if difference := self._differ(four, 4 * fx, scale=16.0):
+            self.behaviour["not linear"] = f"4·f(x) and f(4x): {difference}{self._added(at)}"
+        elif difference := self._differ(fx + fy, total, scale=8.0, least=2.0**-9):
+            self.behaviour["not linear"] = f"f(x + y) and f(x) + f(y): {difference}{self._added(at)}"
+
+    def _added(self, at: Int64) -> str:
+        """What comes out of zeros, in words; empty if that is zeros, or nothing that can be read."""
+        with suppress(Unreadable):
+            zero = self.call(np.zeros((2, len(at), self.head_dim), self.dtype), at)
+            low, high = float(zero.min()), float(zero.max())
+            if low == high != 0:
+                return f"; f(0) is not 0 but {low:.6g}: a constant is added"
+            if low != high and np.isfinite(zero).all():
+                return f"; f(0) is not 0 but from {low:.6g} to {high:.6g}: something is added that does not depend on x"
+        return ""
 
     def _memory(self) -> None:
         at, x = np.array([0, 1, min(5, self.max_position), self.max_position]), self.random(2, 4, seed=5)
@@ -347,12 +370,14 @@ class Probe:
                 self.behaviour["strides ignored"] = f"the same x, {what} in memory: {difference}"
 
     def look_again(self) -> None:
-        """Whether the result that was kept is still what it was: to be called after as many other calls as possible."""
-        first, before = self._kept
-        changed = int((before != first).sum() - (np.isnan(before) & np.isnan(first)).sum())
-        if changed:
-            evidence = f"{changed} of {first.size} outputs of an earlier call change in later ones"
-            self.behaviour.setdefault("result overwritten", evidence)
+        """Whether the results that were kept are still what they were: to be called after as many other calls as
+        possible, those of the same shapes among them."""
+        for first, before in self._kept:
+            changed = int((before != first).sum() - (np.isnan(before) & np.isnan(first)).sum())
+            if changed:
+                where = "" if first.shape == self._kept[0][0].shape else f", of shape {first.shape},"
+                evidence = f"{changed} of {first.size} outputs of an earlier call{where} change in later ones"
+                self.behaviour.setdefault("result overwritten", evidence)
 
     def _owns_its_result(self) -> None:
         """A result must stay what it is when the function is called again, and must hold nothing but what it wrote."""
@@ -360,7 +385,7 @@ class Probe:
         received = f"for x of shape {x.shape}, dtype {x.dtype}, and {position_range(at)}"
         first = ask(self.fn, {"x": x, "positions": at}, {}, received, self.behaviour)
         before = first.copy()
-        self._kept = (before, before) if np.may_share_memory(first, x) else (first, before)
+        self._kept.insert(0, (before, before) if np.may_share_memory(first, x) else (first, before))
         ask(self.fn, {"x": -2 * x, "positions": at[..., ::-1].copy()}, {}, received, self.behaviour)
         self.look_again()
         self._writes_all(x, at, before.astype(np.float64))

@@ -1365,14 +1365,15 @@ _add_behaviour("mutates its input", "x is changed after the call", "in-place ari
 _add_behaviour("strides ignored", "a view of x is rotated otherwise than its copy",
      "memory read as if it were contiguous, or a path for some views", "use the strides, or copy first", "kernels",
      _strides)  # fmt: skip
-_add_behaviour("wrong dtype out", "the result has another dtype than x", "tables wider than x promote the product",
+_add_behaviour("wrong dtype out", "the result has another dtype than x",
+     "the result keeps the dtype that tables or arithmetic gave it, wider or narrower than that of x",
      "cast the result to the dtype of x", "kernels", _after(_other_dtype))  # fmt: skip
 _add_behaviour("not finite", "NaN or infinity from finite x",
      "a division by the position, a table that ends, or an overflow",
      "check the extreme positions", "kernels", _after(_at_zero))  # fmt: skip
 _add_behaviour("not linear", "f(4x) is not 4·f(x), or NaN comes out as a number",
-     "x is normalised, clipped or cleaned of NaN on the way", "rotation alone",
-     "kernels with a fused norm", _normalised)  # fmt: skip
+     "x is normalised, clipped or cleaned of NaN on the way; or a constant is added, or results are rounded to a grid",
+     "rotation alone", "kernels with a fused norm", _normalised)  # fmt: skip
 FAULTS["negative positions wrong"] = Fault(
     "negative positions wrong", "positions below 0, which min_position= allows, are rotated otherwise than expected",
     "a table indexed from its end, an unsigned type, or the size of m alone",

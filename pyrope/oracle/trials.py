@@ -353,10 +353,16 @@ def run_trials(
         names = listed_names([o.trial.name for o in outcomes])
         reason = f"refuses {len(errors)} of {total} calls of many shapes, and takes {names or 'none'}: {first.reason}"
         raise Unreadable(reason, first.received, first.kind) from first.__cause__
-    if again := _right_now(probe, expected, outcomes) or _wrong_now(probe, expected, outcomes, first_right):
+    if again := (
+        _right_now(probe, expected, outcomes)
+        or _wrong_now(probe, expected, outcomes, first_right)
+        or _earlier_positions(probe, expected, outcomes)
+    ):
         return {"state between calls": again}, notes
     notes += [f"{listed_names(names)}: {reason}" for reason, *names in refused.values()]
     named = ({} if by_call else _at_positions(probe, expected, outcomes)) or _named(outcomes)
+    if BATCHES in named and (exchanged := _exchanged(probe, expected, outcomes)):
+        named[BATCHES] = f"{exchanged}; {named[BATCHES]}"
     with contextlib.suppress(*[Unreadable] * bool(named)):  # what is wrong anyway needs no claim
         named |= _by_batch_row(probe, expected, by_call) if batched else {}
     return named, notes
@@ -402,6 +408,38 @@ def _wrong_now(probe: Probe, expected: Expectation, outcomes: list[Outcome], fir
         for trial in first_right if any(o.wrong for o in outcomes) else ():
             if wrong := _compared(probe, expected, trial):
                 return f"{trial.name}, which was right before {len(outcomes)} other calls: {wrong}"
+    return ""
+
+
+def _earlier_positions(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> str:
+    """Which call is turned by the positions of an earlier one of the same length, in words. The earlier positions are
+    several scattered ones, which no rule makes of others."""
+    for k, (trial, wrong) in [(k, o) for k, o in enumerate(outcomes) if o.wrong and not counts()][:3]:
+        shape = trial.positions.shape
+        for other in [o.trial for o in outcomes[:k] if o.trial.fault == LENGTHS and not o.wrong]:
+            if other.positions.shape != shape or shape[-1] < _FEW:
+                continue
+            with contextlib.suppress(Unreadable):
+                y = probe.hand_over(trial.x, trial.positions)
+                if not _wrong(*expected.expected(trial.x.astype(np.float64), other.positions), y, other.positions):
+                    again = "the positions of an earlier call of the same length are used again"
+                    return f"{again}: {trial.name} as in the call of {other.name} before it; {wrong}"
+    return ""
+
+
+def _exchanged(probe: Probe, expected: Expectation, outcomes: list[Outcome]) -> str:
+    """Which row of a batch, or which head, holds the right result of which other one, in the first wrong call that has
+    several, in words; empty if it holds no other's."""
+    for trial in [o.trial for o in outcomes if o.wrong and o.trial.x.ndim in (3, 4)][:1]:
+        with contextlib.suppress(Unreadable):
+            (out, allowed), y = expected.of(trial), probe.hand_over(trial.x, trial.positions)
+            for axis, what in ((-4, "batch row"), (-3, "head"))[4 - y.ndim :]:
+                rights, bounds, got = (np.moveaxis(one, axis, 0) for one in (out, allowed, y))
+                for i, part in enumerate(got):
+                    fits = [bool((np.abs(part - rights[j]) <= bounds[j]).all()) for j in range(len(got))]
+                    if any(fits) and not fits[i]:
+                        where = f"in x of shape {trial.x.shape}"
+                        return f"{where}, {what} {i} holds the right result of {what} {fits.index(True)}"
     return ""
 
 
