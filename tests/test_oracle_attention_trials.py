@@ -569,3 +569,22 @@ def test_no_position_is_beyond_the_greatest_and_the_right_forms_of_pyrope_hold()
         chosen = {"form": form, "causal": True}
         forms = lambda q, k, v, at, c=chosen: pyrope.linear_attention(q, k, v, at, ROPE, **c)  # noqa: E731
         assert check_linear_attention(forms, rope=ROPE, heads=1, max_position=1500).ok
+
+
+@pytest.mark.parametrize("window", (1000, 1024))
+def test_a_window_of_a_thousand_and_more_is_read_from_the_weights(window):
+    """One shows in the last queries of 1024 tokens, the other in one query over more keys."""
+
+    def windowed(q, k, v):
+        return weighed(scores_of(q, k, window), v, q.shape[1]).astype(q.dtype)
+
+    report = check_attention(windowed, head_dim=D, heads=2)
+    assert report.faults == ("window not asked for",), report
+    assert f"each query sees the {window} nearest keys alone" in report.findings[0].evidence
+
+
+def test_a_window_of_one_query_alone_is_a_mistake_of_decoding():
+    def windowed(q, k, v):
+        return weighed(scores_of(q, k, 700 if q.shape[2] == 1 else None), v, q.shape[1]).astype(q.dtype)
+
+    assert check_attention(windowed, head_dim=D, heads=2).faults == ("decoding wrong",)

@@ -28,6 +28,7 @@ Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in fl
 LENGTHS, CONSECUTIVE, ORDER = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
 DECODING, LONG = "decoding wrong", "long sequences wrong"
 CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", "strides ignored", "positions misread"
+WINDOW = "window not asked for"
 VALUES, LEAK, STATE = "some values wrong", "rows leak into each other", "state between calls"
 _FAULTS = (LENGTHS, CONSECUTIVE, ORDER, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
@@ -339,15 +340,24 @@ def _named(exam: Exam, asks: Asks, outcomes: list[Outcome]) -> Behaviour:
         observation += f'; question "{least.name}": {words}' if words else ""
         if fault == LENGTHS and name and from_some_on and _begins_right(exam, outcome, max(good), name):
             return {name: observation}
+        if fault == DECODING and name == WINDOW and _from_some_keys_on(failed, right[fault], good):
+            fault = name
         named[fault] = observation
     return named
+
+
+def _from_some_keys_on(wrong: list[Outcome], right: list[Outcome], good: set[int]) -> bool:
+    """Whether few queries go wrong over every number of keys above those that are right, in calls of many queries, too:
+    then a window is not one of a path for few queries."""
+    keys, others = ([o.trial.question.k.shape[-2] for o in outcomes] for outcomes in (wrong, right))
+    return bool(max([*others, *good], default=0) < min(keys))
 
 
 def _begins_right(exam: Exam, outcome: Outcome, n: int, name: str) -> bool:
     """Whether the first tokens of a wrong call are right, as they are in a call of no others: then the number of tokens
     is not to blame. Without causality they see the others, and a window alone is known by its name."""
     if not exam.spec.causal:
-        return name == "window not asked for"
+        return name == WINDOW
     part = outcome.trial.question.first(n)
     answer = np.empty(0) if outcome.answer is None else outcome.answer[:, :, :n]
     return exam.prediction(part, exam.truth(part)).ratio(answer) <= 1
