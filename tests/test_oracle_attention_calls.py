@@ -420,9 +420,42 @@ def test_a_result_that_changes_in_the_next_call():
         return kept
 
     words = overwritten(call, drawn())
-    assert words == f"{kept.size} of {kept.size} outputs of a result changed during the next call"
+    assert words == f"9 tokens: {kept.size} of {kept.size} outputs of a result changed during the next call"
     assert overwritten(lambda question: question.q.copy(), drawn()) == ""
     assert overwritten(lambda question: np.full(3, np.nan), drawn()) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reused"),
+    {
+        "1 token": lambda q, k: q.shape[2] == 1,
+        "1 query over 64 keys": lambda q, k: q.shape[2] == 1 < k.shape[2],
+        "1 query over 300 keys": lambda q, k: q.shape[2] == 1 and k.shape[2] > 128,
+        "64 tokens": lambda q, k: q.shape[2] >= 32,
+        "128 tokens": lambda q, k: q.shape[2] == 128,
+    }.items(),
+)
+def test_a_result_that_changes_in_the_next_call_of_some_shapes(name, reused):
+    """A buffer for each shape, of one query or of many tokens alone."""
+    kept: dict[tuple[int, ...], np.ndarray] = {}
+
+    def call(question):
+        if not reused(question.q, question.k):
+            return question.q.copy()
+        buffer = kept.setdefault(question.q.shape, np.empty_like(question.q))
+        buffer[...] = question.q
+        return buffer
+
+    assert overwritten(call, drawn()).startswith(f"{name}: ")
+
+
+def test_a_shape_that_is_refused_is_not_compared():
+    def call(question):
+        if question.q.shape[2] != question.k.shape[2]:
+            raise Unreadable("raises", "", "error")
+        return question.q.copy()
+
+    assert overwritten(call, drawn()) == ""
 
 
 def test_outcomes_of_the_same_question_are_listed_once():

@@ -6,6 +6,7 @@ if it is not. Trials are held against the truth alone: no known mistake is searc
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -397,9 +398,25 @@ def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
 
 
 def overwritten(call: Callable[[Question], Any], draw: Questions) -> str:
-    """Whether a result changes when the candidate is called again, with other numbers of the same shape."""
-    first = call(draw.random("a first call", _FEW, batch=2))
+    """Whether a result changes when the candidate is called again, with other numbers of the same shape: a few tokens,
+    many, and one query over many keys, of which a kernel may keep a buffer each."""
+    shapes = [(_FEW, _FEW)]
+    if not draw.few_shapes:
+        shapes += [(1, 1), (64, 64), (128, 128)]
+        shapes += [(1, 64), (1, 300)] if draw.spec.rope is None else []
+    for queries, keys in shapes:
+        with contextlib.suppress(Unreadable):  # a shape that it need not take
+            if changed := _changed(call, draw, queries, keys):
+                return changed
+    return ""
+
+
+def _changed(call: Callable[[Question], Any], draw: Questions, queries: int, keys: int) -> str:
+    """How much of the result of one call changes during the next, in words."""
+    batch = 2 if keys <= 64 else 1
+    first = call(draw.random("a first call", keys, queries=queries, batch=batch))
     before = first.copy()
-    call(draw.random("a second call", _FEW, batch=2))
+    call(draw.random("a second call", keys, queries=queries, batch=batch))
     changed = int((~((first == before) | (np.isnan(first) & np.isnan(before)))).sum())
-    return f"{changed} of {first.size} outputs of a result changed during the next call" if changed else ""
+    name = _tokens(keys) if queries == keys else _over(queries, keys)
+    return f"{name}: {changed} of {first.size} outputs of a result changed during the next call" if changed else ""
