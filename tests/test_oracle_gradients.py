@@ -154,6 +154,24 @@ def test_mistakes_are_named(name):
     assert report.verdict == "wrong" and report.faults == faults, report
 
 
+def test_reports_on_gradients_of_attention_speak_of_attention():
+    """Neither Rᵀ nor positions are said where nothing turns, and of a wrong dtype it is said whose it is."""
+
+    def findings(after):
+        return check_attention(Kernel(after=after), head_dim=D, backward=True).findings
+
+    missing, *_ = findings(lambda dq, dk, dv: (dq, None, dv))
+    lost, *_ = findings(lambda dq, dk, dv: (dq * np.nan, dk, dv))
+    narrow, *_ = findings(lambda dq, dk, dv: (dq, dk.astype(np.float16), dv))
+    assert [x.fault for x in (missing, lost, narrow)] == ["no gradient", "not finite", "wrong dtype out"]
+    for finding in (missing, lost, narrow):
+        assert not any(words in f"{finding.cause} {finding.fix}" for words in ("Rᵀ", "position", "of x", " x "))
+    assert "dk = scale·dsᵀ·q" in missing.fix and "exp" in lost.cause
+    assert narrow.evidence == "dk is float16, the input float32"
+    wide, *_ = findings(lambda dq, dk, dv: (dq.astype(np.float64), dk.astype(np.float64), dv))
+    assert wide.evidence == "dq is float64, the input float32, dk is float64, the input float32"
+
+
 def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
     def long_ones(q, *rest):
         return Kernel(row_term=float(q.shape[2] <= 32))(q, *rest)
