@@ -181,6 +181,26 @@ def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
     assert "in these questions, the others are right: 64 tokens, 128 tokens, 130 tokens" in report.findings[0].evidence
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_gradient_times_one_number_is_named_with_it(dtype):
+    def after(dq, dk, dv):
+        return (dq * np.log(2)).astype(dq.dtype), -dk, dv * dv.dtype.type(0.5)
+
+    report = check_attention(Kernel(after=after), head_dim=D, dtype=dtype, backward=True)
+    assert report.faults == ("gradient times a number",), report
+    evidence = report.findings[0].evidence
+    assert "dk is the right one times −1, " in evidence and "dq is the right one times 0.693" in evidence
+    assert "dv is the right one times 0.5" in evidence and '; dq in the question "' in evidence
+
+
+def test_a_gradient_times_one_number_leaves_others_unexplained():
+    def after(dq, dk, dv):
+        return dq[::-1].copy(), -dk, dv
+
+    faults = check_attention(Kernel(after=after), head_dim=D, backward=True).faults
+    assert faults == ("gradient times a number", "unexplained")
+
+
 def test_how_much_of_a_term_there_is_is_said():
     report = check_attention(Kernel(row_term=-1.0), head_dim=D, backward=True)
     assert "dq, dk: wrong; dq has -1, -1, -1, -1 … times the term" in report.findings[0].evidence

@@ -8,6 +8,7 @@ predicts all its numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -166,6 +167,10 @@ def _catalogue(own: Sequence[Fault], forward: Mapping[str, Fault]) -> dict[str, 
 _EXCHANGED = Fault("gradients exchanged", "the right gradients in the place of others",
                    "the results are returned in another order", "return dq, dk, dv", "kernels", "output")  # fmt: skip
 
+_MULTIPLIED = Fault("gradient times a number", "a gradient is the right one times one number",
+                    "another sign, a logarithm of another base, a mean for a sum, or a factor that is left out or "
+                    "there twice", "divide by this number: put in the factor that is missing, or leave out the other",
+                    "kernels", "output")  # fmt: skip
 # In words of their own: what these say of a rotation is no matter of attention.
 _OWN = {
     "no gradient": replace(BACKWARD["no gradient"], cause="this input is cut off: detached, a constant to the backward "
@@ -431,7 +436,23 @@ class GradientCheck:
                 several += f", the others are right: {', '.join(asked.question.name for asked in left[names[0]])}"
             findings.append(fault.finding("; ".join(filter(None, (several, change.note, self._where(left))))))
             left = {name: asked for name, asked in left.items() if name not in names}
+        if times := {name: number for name in left if (number := self._factor(name)) is not None}:
+            words = ", ".join(f"{name} is the right one times {number:.4g}" for name, number in times.items())
+            some = {name: left[name] for name in times}
+            findings.append(_MULTIPLIED.finding(f"{words.replace('-', '−')}; {self._where(some)}"))
+            left = {name: asked for name, asked in left.items() if name not in times}
         return findings + ([self._otherwise(left) or self._unexplained(left)] if left else [])
+
+    def _factor(self, name: str) -> float | None:
+        """The number that a gradient is too large by, in all questions; None if there is no such number."""
+        pairs = [(asked.answers[name], right[name]) for asked, right in zip(self.asked, self.right, strict=True)]
+        products = sum(float((answer * right.value).sum()) for answer, right in pairs)
+        squares = sum(float(np.square(right.value).sum()) for _, right in pairs)
+        factor = products / squares if squares else math.nan
+        if not math.isfinite(factor) or abs(factor) < 1e-6 or abs(factor - 1) < 1e-5:
+            return None
+        fits = all(self._prediction(right.scaled(factor)).ratio(answer) <= 1 for answer, right in pairs)
+        return factor if fits else None
 
     def _otherwise(self, wrong: Mapping[str, list[Asked]]) -> Finding | None:
         """Gradients that are those of another tensor, or have another multiple of one term in each row of dq."""
