@@ -172,6 +172,24 @@ def test_reports_on_gradients_of_attention_speak_of_attention():
     assert wide.evidence == "dq is float64, the input float32, dk is float64, the input float32"
 
 
+BACK_AT = {
+    "positions ignored": lambda at: np.broadcast_to(np.arange(at.shape[1]), at.shape),
+    "positions of a batch misread": lambda at: np.broadcast_to(at[:1], at.shape),
+}
+
+
+@pytest.mark.parametrize("name", BACK_AT)
+def test_gradients_turned_back_by_other_positions_are_named(name):
+    kernel = Kernel(rotates=True, back_at=BACK_AT[name])
+    report = check_attention(kernel, head_dim=D, rope=ROPE, backward=True)
+    assert report.faults == (name,) and "dq, dk: this predicts all numbers in all" in report.findings[0].evidence
+    assert "turned back by" in report.findings[0].evidence
+    report = check_linear_attention(
+        lambda *given: linear(*given, back_at=BACK_AT[name]), rope=ROPE, head_dim=D, backward=True
+    )
+    assert report.faults == (name,), report
+
+
 def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
     def long_ones(q, *rest):
         return Kernel(row_term=float(q.shape[2] <= 32))(q, *rest)

@@ -73,6 +73,11 @@ _SHARED = (
           "the transpose of the rotation is applied to all three gradients", "rotate back dq and dk alone", "kernels",
           "rotation", _steps(_turns, ("", Backward(values=True)))),
     replace(BACKWARD["backward equals forward"], changes=_steps(_turns, ("", Backward(turned="forwards")))),
+    replace(ATTENTION["positions ignored"],
+            changes=_steps(_turns, ("the gradients are turned back by 0, 1, 2, …", Backward(places="counted")))),
+    replace(ATTENTION["positions of a batch misread"],
+            changes=_steps(_turns, ("the gradients of all rows are turned back by the positions of the first",
+                                    Backward(places="first")))),
     replace(BACKWARD["accumulated twice"], changes=_steps(_always, ("", Backward(times=2.0)))),
 )  # fmt: skip
 _OF_SOFTMAX = (
