@@ -537,6 +537,23 @@ def test_a_mask_from_the_top_left_is_judged_for_prefill():
     assert not wrong.ok
 
 
+def test_a_mask_that_is_kept_by_its_keys_is_a_state():
+    """From the bottom right, but after a longer call of as many keys its first rows, from the top left, are used."""
+    kept = {}
+
+    def cached(q, k, v):
+        n, m = q.shape[2], k.shape[2]
+        if m not in kept or kept[m].shape[0] < n:
+            kept[m] = np.arange(m) <= np.arange(n)[:, None] + m - n
+        s = q.astype(float) @ np.repeat(k, q.shape[1] // k.shape[1], axis=1).swapaxes(-1, -2) / math.sqrt(D)
+        return weighed(np.where(kept[m][:n], s, -np.inf), v, q.shape[1]).astype(q.dtype)
+
+    report = check_attention(cached, head_dim=D)
+    assert report.faults == ("state between calls",), report
+    assert "of 4 queries over 23 keys differ after 23 over 23" in report.findings[0].evidence
+    assert not any("top left" in note for note in report.notes)
+
+
 # ── Small errors ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
