@@ -29,6 +29,7 @@ class Kernel:
     turns_values: bool = False
     groups: str = "sum"
     back: int = -1  # the sign of the angle in the backward pass; 0: not turned at all
+    back_at: object = None  # of the positions: those of the backward pass
     causal: bool = True
     by_position: bool = False  # causality and the window
     window: int | None = None
@@ -66,7 +67,8 @@ class Kernel:
         dq, dk = np.einsum("bhnm,bhmd->bhnd", ds * last, k) * scale, np.einsum(by_key, ds, q) * scale
         dk, dv = (self._collected(x, kv) for x in (dk, np.einsum(by_key, w, g)))
         if self.rotates and self.back:
-            dq, dk = turn(dq, positions[0][:, -n:], self.back), turn(dk, positions[0], self.back)
+            at = positions[0] if self.back_at is None else self.back_at(positions[0])
+            dq, dk = turn(dq, at[:, -n:], self.back), turn(dk, at, self.back)
             dv = turn(dv, positions[0], self.back) if self.turns_values else dv
         out = tuple(x.astype(dtype) for x in (dq, dk, dv))
         return out if self.after is None else self.after(*out)
@@ -83,6 +85,7 @@ class Kernel:
 
 def linear(
     q, k, v, g, at, turn_back=True, denominator=True, slope=True, causal=True, groups="sum", stores=False, by_position=False,
+    back_at=lambda at: at,
 ):  # fmt: skip
     """The gradients of Eq. (19), by sums over the pairs of tokens; it may store g/D in the dtype of q."""
     dtype, h, kv = q.dtype, q.shape[1], k.shape[1]
@@ -103,7 +106,7 @@ def linear(
         Kernel(groups=groups)._collected(np.einsum("bhnm,bhnd->bhmd", w * d, shares), kv),
     )
     plain = Kernel(groups=groups)._collected(np.einsum("bnm,bhnd->bhmd", seen, dd * fq), kv)
-    dq, dk = (turn(dq, at, -1), turn(dk, at, -1)) if turn_back else (dq, dk)
+    dq, dk = (turn(dq, back_at(at), -1), turn(dk, back_at(at), -1)) if turn_back else (dq, dk)
     dq, dk = dq + dd * np.einsum("bnm,bhmd->bhnd", seen, fk), dk + plain
     if slope:
         dq, dk = dq * np.where(q > 0, 1, np.exp(np.minimum(q, 0))), dk * np.where(k > 0, 1, np.exp(np.minimum(k, 0)))

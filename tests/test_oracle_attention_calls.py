@@ -19,7 +19,7 @@ from pyrope.oracle.questions import Questions
 D = 8
 ROPE = Rope(D, 100.0, "half")
 F32 = np.dtype(np.float32)
-MULTIPLES = {48, 96, 192, 320, 384}
+MULTIPLES = {8, 24, 48, 96, 192, 320, 384}
 POWERS = {1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513}
 
 
@@ -84,11 +84,11 @@ def test_more_lengths():
     assert set(lengths) == (set(range(131)) | larger) - (POWERS | MULTIPLES | {9, D, 2, 600}) and not any(
         t.needed for t in made
     )
-    assert lengths[0].judged == () and lengths[10].judged == ((10, 3),) and lengths[24].judged == ((13, 1), (24, 3))
+    assert lengths[0].judged == () and lengths[10].judged == ((10, 3),) and lengths[40].judged == ((21, 1), (40, 3))
     assert lengths[10].question.positions is None and lengths[10].fault == "some lengths wrong"
-    assert {shape(t)[1]: t for t in module.more_lengths(drawn(causal=False))}[24].judged == ((24, 3),)
+    assert {shape(t)[1]: t for t in module.more_lengths(drawn(causal=False))}[40].judged == ((40, 3),)
     turning = {shape(t)[1]: t for t in module.more_lengths(drawn(ROPE, top=1000))}
-    assert max(turning) == 1000 and turning[24].question.positions.shape == (1, 24)
+    assert max(turning) == 1000 and turning[40].question.positions.shape == (1, 40)
     few = drawn()
     few.few_shapes = True
     assert not list(module.more_lengths(few))
@@ -420,9 +420,42 @@ def test_a_result_that_changes_in_the_next_call():
         return kept
 
     words = overwritten(call, drawn())
-    assert words == f"{kept.size} of {kept.size} outputs of a result changed during the next call"
+    assert words == f"9 tokens: {kept.size} of {kept.size} outputs of a result changed during the next call"
     assert overwritten(lambda question: question.q.copy(), drawn()) == ""
     assert overwritten(lambda question: np.full(3, np.nan), drawn()) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reused"),
+    {
+        "1 token": lambda q, k: q.shape[2] == 1,
+        "1 query over 64 keys": lambda q, k: q.shape[2] == 1 < k.shape[2],
+        "1 query over 300 keys": lambda q, k: q.shape[2] == 1 and k.shape[2] > 128,
+        "64 tokens": lambda q, k: q.shape[2] >= 32,
+        "128 tokens": lambda q, k: q.shape[2] == 128,
+    }.items(),
+)
+def test_a_result_that_changes_in_the_next_call_of_some_shapes(name, reused):
+    """A buffer for each shape, of one query or of many tokens alone."""
+    kept: dict[tuple[int, ...], np.ndarray] = {}
+
+    def call(question):
+        if not reused(question.q, question.k):
+            return question.q.copy()
+        buffer = kept.setdefault(question.q.shape, np.empty_like(question.q))
+        buffer[...] = question.q
+        return buffer
+
+    assert overwritten(call, drawn()).startswith(f"{name}: ")
+
+
+def test_a_shape_that_is_refused_is_not_compared():
+    def call(question):
+        if question.q.shape[2] != question.k.shape[2]:
+            raise Unreadable("raises", "", "error")
+        return question.q.copy()
+
+    assert overwritten(call, drawn()) == ""
 
 
 def test_outcomes_of_the_same_question_are_listed_once():

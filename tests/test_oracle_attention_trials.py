@@ -278,10 +278,12 @@ def contiguous(x):
     return flat[: x.size].reshape(x.shape) if flat.size >= x.size else x
 
 
-def overwriting():
+def overwriting(when=lambda n: True):
     buffers = {}
 
     def fn(q, k, v):
+        if not when(q.shape[2]):
+            return plain(q, k, v)
         out = buffers.setdefault(q.shape, np.empty_like(q))
         out[...] = plain(q, k, v)
         return out
@@ -316,7 +318,7 @@ CALLS = {
         lambda q, k, v: plain(q * (np.abs(q).max(axis=-1, keepdims=True) > 0.05), k, v),
     ],
     "rows leak into each other": [lambda q, k, v: plain(q, k, v) + 0 * q.mean(axis=2, keepdims=True)],
-    "result overwritten": [overwriting()],
+    "result overwritten": [overwriting(), overwriting(lambda n: n == 1), overwriting(lambda n: n >= 32)],
 }
 
 
@@ -535,6 +537,23 @@ def test_a_mask_from_the_top_left_is_judged_for_prefill():
     assert not wrong.ok
 
 
+def test_a_mask_that_is_kept_by_its_keys_is_a_state():
+    """From the bottom right, but after a longer call of as many keys its first rows, from the top left, are used."""
+    kept = {}
+
+    def cached(q, k, v):
+        n, m = q.shape[2], k.shape[2]
+        if m not in kept or kept[m].shape[0] < n:
+            kept[m] = np.arange(m) <= np.arange(n)[:, None] + m - n
+        s = q.astype(float) @ np.repeat(k, q.shape[1] // k.shape[1], axis=1).swapaxes(-1, -2) / math.sqrt(D)
+        return weighed(np.where(kept[m][:n], s, -np.inf), v, q.shape[1]).astype(q.dtype)
+
+    report = check_attention(cached, head_dim=D)
+    assert report.faults == ("state between calls",), report
+    assert "of 4 queries over 23 keys differ after 23 over 23" in report.findings[0].evidence
+    assert not any("top left" in note for note in report.notes)
+
+
 # ── Small errors ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -569,3 +588,22 @@ def test_no_position_is_beyond_the_greatest_and_the_right_forms_of_pyrope_hold()
         chosen = {"form": form, "causal": True}
         forms = lambda q, k, v, at, c=chosen: pyrope.linear_attention(q, k, v, at, ROPE, **c)  # noqa: E731
         assert check_linear_attention(forms, rope=ROPE, heads=1, max_position=1500).ok
+
+
+@pytest.mark.parametrize("window", (1000, 1024))
+def test_a_window_of_a_thousand_and_more_is_read_from_the_weights(window):
+    """One shows in the last queries of 1024 tokens, the other in one query over more keys."""
+
+    def windowed(q, k, v):
+        return weighed(scores_of(q, k, window), v, q.shape[1]).astype(q.dtype)
+
+    report = check_attention(windowed, head_dim=D, heads=2)
+    assert report.faults == ("window not asked for",), report
+    assert f"each query sees the {window} nearest keys alone" in report.findings[0].evidence
+
+
+def test_a_window_of_one_query_alone_is_a_mistake_of_decoding():
+    def windowed(q, k, v):
+        return weighed(scores_of(q, k, 700 if q.shape[2] == 1 else None), v, q.shape[1]).astype(q.dtype)
+
+    assert check_attention(windowed, head_dim=D, heads=2).faults == ("decoding wrong",)

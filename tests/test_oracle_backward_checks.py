@@ -341,7 +341,12 @@ def test_mistakes_that_predict_all_numbers():
         ("no gradient", "dv is zero, or None, in all questions"),
         ("twice", f"dq: {all_of_them}"),
     ]
-    assert explained((7, 1, 1)) == [("unexplained", "dq: wrong")] and explained((1, 1, 1)) == []
+    assert explained((7, 1, 1)) == [("gradient times a number", "dq is the right one times 7")]
+    assert explained((-7, 1, 1), (-7, 1, 9)) == [
+        ("gradient times a number", "dq is the right one times −7"),
+        ("unexplained", "dv: wrong"),
+    ]
+    assert explained((1, 1, 1)) == []
     own, _, wrong = judged((2, 1, 1), (2, 1, 1), faults=[TWICE])
     (finding,) = own._explained(wrong)
     assert (
@@ -356,6 +361,7 @@ def test_one_answer_is_explained_without_a_check():
     (asked,) = own.asked
     assert [finding.fault for finding in check(TWICE).explained(asked, "dq")] == ["twice"]
     (asked,) = judged((7, 1, 1))[0].asked
+    asked.answers["dq"].flat[0] = 0
     assert check(TWICE, SCALED).explained(asked, "dq") == []
 
 
@@ -384,9 +390,10 @@ def test_what_is_wrong_in_several_kinds_of_calls():
     assert (
         explained((7, 1, 1), (7, 1, 1), (1, 1, 1), names=["64 tokens", "130 tokens", "x"])[0][0] == "some lengths wrong"
     )
-    assert explained((7, 1, 1), (7, 1, 1), names=["64 tokens", "x"])[0][0] == "unexplained"
-    assert explained(*[(7, 1, 1)] * 3, names=["64 tokens", "128 tokens", "130 tokens"])[0][0] == "unexplained"
-    assert explained((7, 1, 1), names=[module.VIEWS])[0][0] == "unexplained"  # nothing else was asked
+    assert explained((7, 1, 1), (9, 1, 1), names=["64 tokens", "x"])[0][0] == "unexplained"
+    some = [(7, 1, 1), (8, 1, 1), (9, 1, 1)]
+    assert explained(*some, names=["64 tokens", "128 tokens", "130 tokens"])[0][0] == "unexplained"
+    assert explained((7, 1, 1), names=[module.VIEWS])[0][0] == "gradient times a number"  # nothing else was asked
     assert explained((math.nan, 1, 1), (1, 1, 1))[0][0] == "not finite"
 
 

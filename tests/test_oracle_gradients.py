@@ -154,6 +154,42 @@ def test_mistakes_are_named(name):
     assert report.verdict == "wrong" and report.faults == faults, report
 
 
+def test_reports_on_gradients_of_attention_speak_of_attention():
+    """Neither Rᵀ nor positions are said where nothing turns, and of a wrong dtype it is said whose it is."""
+
+    def findings(after):
+        return check_attention(Kernel(after=after), head_dim=D, backward=True).findings
+
+    missing, *_ = findings(lambda dq, dk, dv: (dq, None, dv))
+    lost, *_ = findings(lambda dq, dk, dv: (dq * np.nan, dk, dv))
+    narrow, *_ = findings(lambda dq, dk, dv: (dq, dk.astype(np.float16), dv))
+    assert [x.fault for x in (missing, lost, narrow)] == ["no gradient", "not finite", "wrong dtype out"]
+    for finding in (missing, lost, narrow):
+        assert not any(words in f"{finding.cause} {finding.fix}" for words in ("Rᵀ", "position", "of x", " x "))
+    assert "dk = scale·dsᵀ·q" in missing.fix and "exp" in lost.cause
+    assert narrow.evidence == "dk is float16, the input float32"
+    wide, *_ = findings(lambda dq, dk, dv: (dq.astype(np.float64), dk.astype(np.float64), dv))
+    assert wide.evidence == "dq is float64, the input float32, dk is float64, the input float32"
+
+
+BACK_AT = {
+    "positions ignored": lambda at: np.broadcast_to(np.arange(at.shape[1]), at.shape),
+    "positions of a batch misread": lambda at: np.broadcast_to(at[:1], at.shape),
+}
+
+
+@pytest.mark.parametrize("name", BACK_AT)
+def test_gradients_turned_back_by_other_positions_are_named(name):
+    kernel = Kernel(rotates=True, back_at=BACK_AT[name])
+    report = check_attention(kernel, head_dim=D, rope=ROPE, backward=True)
+    assert report.faults == (name,) and "dq, dk: this predicts all numbers in all" in report.findings[0].evidence
+    assert "turned back by" in report.findings[0].evidence
+    report = check_linear_attention(
+        lambda *given: linear(*given, back_at=BACK_AT[name]), rope=ROPE, head_dim=D, backward=True
+    )
+    assert report.faults == (name,), report
+
+
 def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
     def long_ones(q, *rest):
         return Kernel(row_term=float(q.shape[2] <= 32))(q, *rest)
@@ -161,6 +197,26 @@ def test_a_mistake_in_a_part_of_the_calls_is_named_with_them():
     report = check_attention(long_ones, head_dim=D, backward=True)
     assert report.faults == ("row term missing",)
     assert "in these questions, the others are right: 64 tokens, 128 tokens, 130 tokens" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_gradient_times_one_number_is_named_with_it(dtype):
+    def after(dq, dk, dv):
+        return (dq * np.log(2)).astype(dq.dtype), -dk, dv * dv.dtype.type(0.5)
+
+    report = check_attention(Kernel(after=after), head_dim=D, dtype=dtype, backward=True)
+    assert report.faults == ("gradient times a number",), report
+    evidence = report.findings[0].evidence
+    assert "dk is the right one times −1, " in evidence and "dq is the right one times 0.693" in evidence
+    assert "dv is the right one times 0.5" in evidence and '; dq in the question "' in evidence
+
+
+def test_a_gradient_times_one_number_leaves_others_unexplained():
+    def after(dq, dk, dv):
+        return dq[::-1].copy(), -dk, dv
+
+    faults = check_attention(Kernel(after=after), head_dim=D, backward=True).faults
+    assert faults == ("gradient times a number", "unexplained")
 
 
 def test_how_much_of_a_term_there_is_is_said():

@@ -493,6 +493,12 @@ def test_the_rule_of_wrong_lengths():
     assert lengths_in_words({2, 4, 6}, {1, 3, 5, 7}) == "; so the multiples of 2 are wrong"
     assert lengths_in_words({3, 5, 7}, {1, 2, 4, 6, 8}) == "; so above 2 only multiples of 2 are right"
     assert lengths_in_words({7, 8, 9}, {6, 10, 12, 14}) == ""  # 8 is a multiple of 2, and wrong
+    many = {301, 320, 400, 600}
+    assert lengths_in_words(many, {1, 1024, 2048}) == "", "it may be the multiples of 512, or of 256"
+    assert lengths_in_words(many, {1, 512, 768}) == "", "or of 128"
+    assert lengths_in_words(many | {384}, {1, 512, 768}) == "; so above 300 only multiples of 256 are right"
+    assert lengths_in_words({512, 1024, 2048}, {1, 3, 1500}) == "", "256 was not tried"
+    assert lengths_in_words({512, 1024, 2048}, {1, 256, 1500}) == "; so the multiples of 512 are wrong"
     assert lengths_in_words({3, 5, 8}, {1, 2, 7}) == "", "one right length above them is no rule"
     assert lengths_in_words({4, 6, 8}, {1, 3, 10, 11}) == "" and lengths_in_words({4, 6}, {1, 3}) == ""
 

@@ -164,8 +164,8 @@ def test_the_evidence_says_which_calls_and_where():
 
 
 def test_the_evidence_says_by_which_rule_lengths_are_wrong():
-    assert lengths_in_words({48, 96, 144}, {1, 47, 49, 100}) == "; so the multiples of 48 are wrong"
-    assert lengths_in_words({49, 50, 97}, {1, 48, 96, 144}) == "; so above 48 only multiples of 48 are right"
+    assert lengths_in_words({48, 96, 144}, {1, 47, 49, 100, 16, 24}) == "; so the multiples of 48 are wrong"
+    assert lengths_in_words({49, 50, 97, 64, 72}, {1, 48, 96, 144}) == "; so above 48 only multiples of 48 are right"
     assert lengths_in_words({9, 10, 11}, {1, 8}) == "; so all are right up to 8, and wrong from 9 on"
     assert lengths_in_words({1, 2, 3}, {4, 8}) == "; so all are wrong up to 3, and right from 4 on"
     assert (

@@ -6,6 +6,7 @@ if it is not. Trials are held against the truth alone: no known mistake is searc
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -28,10 +29,11 @@ Asks: TypeAlias = Callable[[Question], Array]  # what a candidate answers, in fl
 LENGTHS, CONSECUTIVE, ORDER = "some lengths wrong", "consecutive positions wrong", "order of positions matters"
 DECODING, LONG = "decoding wrong", "long sequences wrong"
 CACHE, ROWS, MEMORY, MISREAD = "cache wrong in some calls", "batch rows mixed", "strides ignored", "positions misread"
+WINDOW = "window not asked for"
 VALUES, LEAK, STATE = "some values wrong", "rows leak into each other", "state between calls"
 _FAULTS = (LENGTHS, CONSECUTIVE, ORDER, DECODING, LONG, CACHE, ROWS, MEMORY, MISREAD, VALUES, LEAK)
 _POWERS = (2, 16, 32, 64, 128, 256, 512)  # tokens at which kernels change their way, each tried with its neighbours
-_MULTIPLES = (48, 96, 192, 320, 384)  # of blocks, but no powers of two: they tell how long a block is
+_MULTIPLES = (8, 24, 48, 96, 192, 320, 384)  # of blocks and of their halves: they tell how long a block is
 _EVERY = 131  # all lengths below are tried
 _LARGER = (*range(144, 257, 16), 200, 300, 320, 384, 400, 1000, 1024)
 _LONGER = (1500, 2048, TOKENS)  # keys of one query
@@ -339,15 +341,24 @@ def _named(exam: Exam, asks: Asks, outcomes: list[Outcome]) -> Behaviour:
         observation += f'; question "{least.name}": {words}' if words else ""
         if fault == LENGTHS and name and from_some_on and _begins_right(exam, outcome, max(good), name):
             return {name: observation}
+        if fault == DECODING and name == WINDOW and _from_some_keys_on(failed, right[fault], good):
+            fault = name
         named[fault] = observation
     return named
+
+
+def _from_some_keys_on(wrong: list[Outcome], right: list[Outcome], good: set[int]) -> bool:
+    """Whether few queries go wrong over every number of keys above those that are right, in calls of many queries, too:
+    then a window is not one of a path for few queries."""
+    keys, others = ([o.trial.question.k.shape[-2] for o in outcomes] for outcomes in (wrong, right))
+    return bool(max([*others, *good], default=0) < min(keys))
 
 
 def _begins_right(exam: Exam, outcome: Outcome, n: int, name: str) -> bool:
     """Whether the first tokens of a wrong call are right, as they are in a call of no others: then the number of tokens
     is not to blame. Without causality they see the others, and a window alone is known by its name."""
     if not exam.spec.causal:
-        return name == "window not asked for"
+        return name == WINDOW
     part = outcome.trial.question.first(n)
     answer = np.empty(0) if outcome.answer is None else outcome.answer[:, :, :n]
     return exam.prediction(part, exam.truth(part)).ratio(answer) <= 1
@@ -387,9 +398,25 @@ def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
 
 
 def overwritten(call: Callable[[Question], Any], draw: Questions) -> str:
-    """Whether a result changes when the candidate is called again, with other numbers of the same shape."""
-    first = call(draw.random("a first call", _FEW, batch=2))
+    """Whether a result changes when the candidate is called again, with other numbers of the same shape: a few tokens,
+    many, and one query over many keys, of which a kernel may keep a buffer each."""
+    shapes = [(_FEW, _FEW)]
+    if not draw.few_shapes:
+        shapes += [(1, 1), (64, 64), (128, 128)]
+        shapes += [(1, 64), (1, 300)] if draw.spec.rope is None else []
+    for queries, keys in shapes:
+        with contextlib.suppress(Unreadable):  # a shape that it need not take
+            if changed := _changed(call, draw, queries, keys):
+                return changed
+    return ""
+
+
+def _changed(call: Callable[[Question], Any], draw: Questions, queries: int, keys: int) -> str:
+    """How much of the result of one call changes during the next, in words."""
+    batch = 2 if keys <= 64 else 1
+    first = call(draw.random("a first call", keys, queries=queries, batch=batch))
     before = first.copy()
-    call(draw.random("a second call", _FEW, batch=2))
+    call(draw.random("a second call", keys, queries=queries, batch=batch))
     changed = int((~((first == before) | (np.isnan(first) & np.isnan(before)))).sum())
-    return f"{changed} of {first.size} outputs of a result changed during the next call" if changed else ""
+    name = _tokens(keys) if queries == keys else _over(queries, keys)
+    return f"{name}: {changed} of {first.size} outputs of a result changed during the next call" if changed else ""

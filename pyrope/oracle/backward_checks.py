@@ -8,6 +8,7 @@ predicts all its numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -72,6 +73,11 @@ _SHARED = (
           "the transpose of the rotation is applied to all three gradients", "rotate back dq and dk alone", "kernels",
           "rotation", _steps(_turns, ("", Backward(values=True)))),
     replace(BACKWARD["backward equals forward"], changes=_steps(_turns, ("", Backward(turned="forwards")))),
+    replace(ATTENTION["positions ignored"],
+            changes=_steps(_turns, ("the gradients are turned back by 0, 1, 2, …", Backward(places="counted")))),
+    replace(ATTENTION["positions of a batch misread"],
+            changes=_steps(_turns, ("the gradients of all rows are turned back by the positions of the first",
+                                    Backward(places="first")))),
     replace(BACKWARD["accumulated twice"], changes=_steps(_always, ("", Backward(times=2.0)))),
 )  # fmt: skip
 _OF_SOFTMAX = (
@@ -166,6 +172,24 @@ def _catalogue(own: Sequence[Fault], forward: Mapping[str, Fault]) -> dict[str, 
 _EXCHANGED = Fault("gradients exchanged", "the right gradients in the place of others",
                    "the results are returned in another order", "return dq, dk, dv", "kernels", "output")  # fmt: skip
 
+_MULTIPLIED = Fault("gradient times a number", "a gradient is the right one times one number",
+                    "another sign, a logarithm of another base, a mean for a sum, or a factor that is left out or "
+                    "there twice", "divide by this number: put in the factor that is missing, or leave out the other",
+                    "kernels", "output")  # fmt: skip
+# In words of their own: what these say of a rotation is no matter of attention.
+_OWN = {
+    "no gradient": replace(BACKWARD["no gradient"], cause="this input is cut off: detached, a constant to the backward "
+                           "pass, or its gradient is not computed, or not returned",
+                           fix="compute it: dq = scale·ds·k, dk = scale·dsᵀ·q, dv = wᵀ·g, and return all three"),
+    "not finite": replace(BEHAVIOUR["not finite"], symptom="NaN or infinity from finite q, k, v and g",
+                          cause="exp of a score that overflows, 0·∞ where keys are hidden, or a division by the sum of "
+                          "a row that sees nothing",
+                          fix="subtract the maximum of a row before exp, and give hidden keys a weight of 0"),
+    "wrong dtype out": replace(BEHAVIOUR["wrong dtype out"], symptom="a gradient has another dtype than its input",
+                               cause="it is computed in another dtype, and not cast back",
+                               fix="return each gradient in the dtype of its input"),
+}  # fmt: skip
+
 
 class Gradients(NamedTuple):
     """Softmax or linear attention: its gradients, and how these go wrong."""
@@ -255,6 +279,7 @@ def _answered(fn: Candidate, asked: Asked, behaviour: Behaviour) -> Asked:
     """The gradients that a candidate returns, None as zeros, and heads that it did not sum as their sum."""
     like = dict(zip(TENSORS, (asked.question.q, asked.question.k, asked.question.v), strict=True))
     call = f'in the question "{asked.question.name}", q {asked.question.q.shape}, k and v {asked.question.k.shape}'
+    others = list[str]()  # dtypes, in words
 
     def flat(*arrays: Any, **options: Any) -> Array:
         out = fn(*arrays, **options)
@@ -263,9 +288,15 @@ def _answered(fn: Candidate, asked: Asked, behaviour: Behaviour) -> Asked:
             what = f"{len(parts)} results" if isinstance(parts, tuple | list) else type(parts).__name__
             raise Unreadable(f"returns {what} instead of (dq, dk, dv)", last_call(), "gradients")
         every = [_part(name, x, like[name], behaviour) for name, x in zip(TENSORS, parts, strict=True)]
+        differ = [(name, x) for name, x in zip(TENSORS, every, strict=True) if x.dtype != like[name].dtype]
+        others.extend(f"{name} is {x.dtype}, the input {like[name].dtype}" for name, x in differ)
         return np.concatenate([x.ravel() for x in every])
 
-    out = ask(flat, asked.arguments, asked.question.options, call, behaviour).astype(np.float64)
+    seen = Behaviour()
+    out = ask(flat, asked.arguments, asked.question.options, call, seen).astype(np.float64)
+    seen.pop("wrong dtype out", None)  # of all three together: it does not say which
+    for name, observation in (seen | ({"wrong dtype out": ", ".join(others)} if others else {})).items():
+        behaviour.setdefault(name, observation)
     parts = np.split(out, np.cumsum([x.size for x in like.values()])[:-1])
     shaped = {name: part.reshape(x.shape) for (name, x), part in zip(like.items(), parts, strict=True)}
     return replace(asked, answers=shaped)
@@ -387,14 +418,14 @@ class GradientCheck:
         return self.behaviour
 
     def _behaviour(self, name: str, evidence: str) -> Finding:
-        return (self.kind.faults[name] if name in self.kind.faults else BEHAVIOUR[name]).finding(evidence)
+        return {**BEHAVIOUR, **_OWN, **self.kind.faults}[name].finding(evidence)
 
     def _explained(self, wrong: Mapping[str, list[Asked]]) -> list[Finding]:
         """A finding for each mistake that predicts wrong gradients, those of most tensors first; then what is left."""
         left, findings = dict(wrong), []
         for name in list(left):
             if not any(asked.answers[name].any() for asked in self.asked):
-                findings.append(BACKWARD["no gradient"].finding(f"{name} is zero, or None, in all questions"))
+                findings.append(_OWN["no gradient"].finding(f"{name} is zero, or None, in all questions"))
                 del left[name]
         known = [(fault, change) for fault in self.kind.faults.values() for change in self._changes(fault)]
         while left:
@@ -410,7 +441,23 @@ class GradientCheck:
                 several += f", the others are right: {', '.join(asked.question.name for asked in left[names[0]])}"
             findings.append(fault.finding("; ".join(filter(None, (several, change.note, self._where(left))))))
             left = {name: asked for name, asked in left.items() if name not in names}
+        if times := {name: number for name in left if (number := self._factor(name)) is not None}:
+            words = ", ".join(f"{name} is the right one times {number:.4g}" for name, number in times.items())
+            some = {name: left[name] for name in times}
+            findings.append(_MULTIPLIED.finding(f"{words.replace('-', '−')}; {self._where(some)}"))
+            left = {name: asked for name, asked in left.items() if name not in times}
         return findings + ([self._otherwise(left) or self._unexplained(left)] if left else [])
+
+    def _factor(self, name: str) -> float | None:
+        """The number that a gradient is too large by, in all questions; None if there is no such number."""
+        pairs = [(asked.answers[name], right[name]) for asked, right in zip(self.asked, self.right, strict=True)]
+        products = sum(float((answer * right.value).sum()) for answer, right in pairs)
+        squares = sum(float(np.square(right.value).sum()) for _, right in pairs)
+        factor = products / squares if squares else math.nan
+        if not math.isfinite(factor) or abs(factor) < 1e-6 or abs(factor - 1) < 1e-5:
+            return None
+        fits = all(self._prediction(right.scaled(factor)).ratio(answer) <= 1 for answer, right in pairs)
+        return factor if fits else None
 
     def _otherwise(self, wrong: Mapping[str, list[Asked]]) -> Finding | None:
         """Gradients that are those of another tensor, or have another multiple of one term in each row of dq."""
@@ -486,7 +533,7 @@ class GradientCheck:
             names = sorted({asked.question.name for some in wrong.values() for asked in some})
             return {**BEHAVIOUR, **ATTENTION}[fault].finding(f"{where}; wrong: {', '.join(names)}")
         if not all(np.isfinite(x).all() for asked in self.asked for x in asked.answers.values()):
-            return BEHAVIOUR["not finite"].finding(where)
+            return _OWN["not finite"].finding(where)
         cause, fix = (
             "none of the known mistakes gives these numbers",
             "compare step by step: dv first, dq and dk last",

@@ -74,7 +74,10 @@ def examine(
     except Unreadable as error:
         return _not_judged(exam, notes, error.failure())
     evidence, reached = _graded(exam, answers, lambda question: _ask(fn, incremental, question, Behaviour()))
-    if reached is None and exam.prefill and (rest := _prefill(evidence)):
+    rest = _prefill(evidence) if reached is None and exam.prefill else None
+    if rest and (changed := _mask_kept(evidence)):
+        behaviour["state between calls"] = changed
+    elif rest:
         notes.append(_TOP_LEFT)
         trials = trials and trials._replace(others=tuple(some for some in trials.others if some is not decoding))
         evidence, reached = _graded(*rest, evidence.asks)
@@ -167,6 +170,33 @@ def _prefill(evidence: AttentionEvidence) -> tuple[Exam, list[Array]] | None:
         if all(evidence.predict(fields, i).ratio(evidence.answers[i]) <= 1 for i in others):
             return _cut(evidence, square)
     return None
+
+
+def _mask_kept(evidence: AttentionEvidence) -> str:
+    """Whether few queries over a new number of keys are answered otherwise after a call of as many queries as keys, in
+    words: then a mask is kept by its keys, and nothing begins at the top left but its first rows."""
+    questions = evidence.exam.questions
+    used = {question.k.shape[-2] for question in questions}
+    square = next(question for question in questions if question.q.shape[-2] == question.k.shape[-2])
+    few = next(question for question in questions if question.q.shape[-2] < question.k.shape[-2])
+    few = next((x for n in range(few.q.shape[-2] - 1, 0, -1) if (x := few.last(n, n)).k.shape[-2] not in used), few)
+    m = few.k.shape[-2]
+    if evidence.asks is None or m in used or square.k.shape[-2] < m:
+        return ""
+    q, k, v = (np.ascontiguousarray(x) for x in (few.q, few.k, few.v))
+    few = replace(few, q=q, k=k, v=v)
+    try:
+        first, _, again = (evidence.asks(question) for question in (few, square.first(m), few))
+    except Unreadable:  # a shape that it need not take
+        return ""
+    if first.shape != again.shape:
+        return ""
+    out = evidence.exam.truth(few)
+    most = 2 * evidence.exam.prediction(few, out).allowed.worst
+    with np.errstate(all="ignore"):
+        same = (np.abs(again - first) <= most) | (again == first) | (np.isnan(again) & np.isnan(first))
+    n, wrong = few.q.shape[-2], int((~same).sum())
+    return f"{wrong} of {same.size} outputs of {n} queries over {m} keys differ after {m} over {m}" if wrong else ""
 
 
 def _arithmetic(evidence: AttentionEvidence, reached: int | None, asked: int, fn: Candidate) -> list[Finding]:

@@ -123,6 +123,7 @@ class Backward:
     scale: int = 1  # how often the gradients of q and k are multiplied with the scale
     groups: str = "summed"  # or "first", "last": one of the query heads that read a key head; or "mean"; or "tiled"
     turned: str = "back"  # or "not", or "forwards"
+    places: str = "given"  # or "counted": turned back by 0, 1, 2, …; or "first": by the positions of the first row
     values: bool = False  # turned, too
     transposed: bool = True  # weights and ds, for keys and values
     block: int = 0  # of softmax: what the last so many keys bring to q is all there is, and queries to k and v
@@ -181,6 +182,16 @@ def _places(positions: Any, n: int, m: int) -> tuple[Any, Any]:
     return (None, None) if positions is None else (positions[:, None, m - n :], positions[:, None])
 
 
+def _back_at(steps: Backward, *places: Any) -> tuple[Any, ...]:
+    """The positions (b, 1, n) by which gradients are turned back."""
+    if steps.places == "given" or places[0] is None:
+        return places
+    if steps.places == "first":
+        return tuple(np.broadcast_to(at[:1], at.shape) for at in places)
+    m = max(at.shape[-1] for at in places)
+    return tuple(np.broadcast_to(np.arange(m - at.shape[-1], m), at.shape) for at in places)
+
+
 def _seen(spec: Spec, steps: Backward, q_at: Any, k_at: Any, n: int, m: int, *hidden: Any) -> Array:
     """Which of the m tokens each of the last n sees, as `truth.seen` has it, or by their positions."""
     if steps.causality == "by order":
@@ -215,12 +226,13 @@ def softmax_gradients(
     scale = steps.times * spec.scale**steps.scale
     last_q, last_k = (np.arange(size) >= (size - 1) // steps.block * steps.block if steps.block else True
                       for size in (n, m))  # fmt: skip
-    dq = _returned(ds.where(last_k).matmul(turned_k, r).scaled(scale), q_at, spec.rope, steps.turned, r)
+    q_back, k_back = _back_at(steps, q_at, k_at)
+    dq = _returned(ds.where(last_k).matmul(turned_k, r).scaled(scale), q_back, spec.rope, steps.turned, r)
     both = (x.swapped().where(last_q) if steps.transposed or n != m else x for x in (ds, weights))
     spread = (x.matmul(y, r).scaled(z) for x, y, z in zip(both, (turned_q, out), (scale, steps.times), strict=True))
     dk, dv = (_gathered(x, k.shape[1], steps.groups, r) for x in spread)
     dv = _returned(dv, k_at, spec.rope, "back", r) if steps.values else dv
-    return dq, _returned(dk, k_at, spec.rope, steps.turned, r), dv
+    return dq, _returned(dk, k_back, spec.rope, steps.turned, r), dv
 
 
 def _softmax(scores: Noisy, weights: Array, r: Roundings) -> Noisy:
@@ -279,10 +291,11 @@ def linear_gradients(
         back = back.plus(plain, -1.0) if steps.denominator else back
         return back.times(Noisy(slope(x)).rounded(2 * r.fine, r.coarse)) if steps.feature_map else back
 
-    dq = gradient(dn.matmul(tk, r), row.times(through.matmul(fk, r)), q_at, q)
+    q_back, k_back = _back_at(steps, q_at, k_at)
+    dq = gradient(dn.matmul(tk, r), row.times(through.matmul(fk, r)), q_back, q)
     spread = dn.swapped().matmul(tq, r), through.swapped().matmul(row.times(fq), r), weights.swapped().matmul(out, r)
     turned, plain, dv = (_gathered(x, k.shape[1], steps.groups, r) for x in spread)
     dv = dv.plus(_gathered(products.swapped().matmul(shares, r), k.shape[1], steps.groups, r))
     dv = _returned(dv, k_at, rope, "back", r) if steps.values else dv
-    dk = gradient(turned, plain, k_at, k)
+    dk = gradient(turned, plain, k_back, k)
     return dq.scaled(steps.times), dk.scaled(steps.times), dv.scaled(steps.times)

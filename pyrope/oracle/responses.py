@@ -21,6 +21,8 @@ from .questions import Question
 
 _SCORES = np.array([1.0, -8, -4, -2, -1, 2, 4, 8])
 _FEATURES = np.array([1.0, -3, -2, -1, -0.5, 0.5, 2, 3])
+_WHOLE, _MOST = 2**22, 2**25  # scores of a call whose weights are all read, and of one of which a few queries' are
+_LAST = 12
 
 
 def score_response(evidence: AttentionEvidence) -> tuple[str, str]:
@@ -57,9 +59,9 @@ def feature_response(evidence: AttentionEvidence) -> tuple[str, str]:
     return "another feature map", words
 
 
-def weights(asks: Callable[[Question], Array] | None, question: Question) -> Array | None:
-    """The weights that a candidate gives, (b, h, n, m), as many keys at a time as a head has features; None if they
-    cannot be had, or are not finite."""
+def weights(asks: Callable[[Question], Array] | None, question: Question, begin: int = 0) -> Array | None:
+    """The weights that a candidate gives, (b, h, n, m), as many keys at a time as a head has features, of all queries
+    or from one on; None if they cannot be had, or are not finite."""
     d, m, parts = question.v.shape[-1], question.k.shape[-2], []
     for start in range(0, m, d):
         v, width = np.zeros_like(question.v), min(d, m - start)
@@ -70,7 +72,7 @@ def weights(asks: Callable[[Question], Array] | None, question: Question) -> Arr
             return None
         if out.shape != question.q.shape or not np.isfinite(out).all():
             return None
-        parts.append(out[..., :width])
+        parts.append(out[:, :, begin:, :width].copy())
     return np.concatenate(parts, axis=-1)
 
 
@@ -108,10 +110,15 @@ def dropped_weights(evidence: AttentionEvidence) -> str:
 
 def weighed(exam: Exam, asks: Callable[[Question], Array] | None, question: Question) -> tuple[str, str]:
     """Which other keys are seen, or by what other sums their weights are divided, if all else about them is right: the
-    name of the mistake, and words for it."""
-    got = weights(asks, question) if question.effort < 2**22 else None
+    name of the mistake, and words for it. Of a long call, the weights of the last queries alone are read."""
+    n, whole = question.q.shape[-2], question.effort < _WHOLE
+    if not whole and (question.effort >= _MOST or question.options or question.calls):
+        return "", ""
+    begin = 0 if whole else max(n - _LAST, 0)
+    got = weights(asks, question, begin)
     if got is None:
         return "", ""
+    question = question if whole else question.last(n, _LAST)
     softmax = isinstance(exam.kind.steps, Steps)
     every = {"causal": False, **({"window": "ignored", "mask": "ignored", "segments": "ignored"} if softmax else {})}
     full = exam.run(every, question).weights  # as if all keys were seen, with their share in the denominator
@@ -126,18 +133,19 @@ def weighed(exam: Exam, asks: Callable[[Question], Array] | None, question: Ques
         return "", ""
     sums = np.where(seen.any(axis=-1), (factor * share * seen).sum(axis=-1), 1.0)
     if (seen != right).any():
-        return _other_keys(exam, seen, right, tells)
+        return _other_keys(exam, seen, right, tells, begin)
     off = np.abs(sums - 1)
     if (off <= slack).all() or np.ptp(sums) <= slack:  # the second: all outputs are times one number
         return "", ""
     b, h, _ = np.unravel_index(int(off.argmax()), off.shape)
     n = off.shape[-1]
-    listed = ", ".join(f"{sums[b, h, i]:.4g} at token {i}" for i in sorted({*range(min(3, n)), n - 1}))
+    listed = ", ".join(f"{sums[b, h, i]:.4g} at token {begin + i}" for i in sorted({*range(min(3, n)), n - 1}))
     return "another normaliser", f"the weights of a query are the right ones times one number: {listed}"
 
 
-def _other_keys(exam: Exam, seen: Array, right: Array, tells: Array) -> tuple[str, str]:
-    """The mistake by which other keys are seen than the right ones, (b, h, n, m), where the weights tell it."""
+def _other_keys(exam: Exam, seen: Array, right: Array, tells: Array, begin: int) -> tuple[str, str]:
+    """The mistake by which other keys are seen than the right ones, (b, h, n, m), where the weights tell it; the first
+    query is that of this token."""
     n, m = seen.shape[-2:]
     distance = np.arange(m - n, m)[:, None] - np.arange(m)
     reach = int(np.abs(np.where(seen & tells, distance, 0)).max()) + 1
@@ -147,7 +155,8 @@ def _other_keys(exam: Exam, seen: Array, right: Array, tells: Array) -> tuple[st
     words = []
     for i in dict.fromkeys((tokens[0], tokens[-1])):
         b, h = np.argwhere((seen != right)[:, :, i].any(axis=-1))[0]
-        words.append(f"{_runs(seen[b, h, i])} by token {i} of row {b}, head {h}, expected {_runs(right[b, h, i])}")
+        runs, expected = _runs(seen[b, h, i]), _runs(right[b, h, i])
+        words.append(f"{runs} by token {begin + i} of row {b}, head {h}, expected {expected}")
     later = exam.spec.causal and (seen & (distance < 0)).any()
     others = seen[(seen != right).any(axis=-1)].any()  # else these outputs are zeros, which is no mask
     name = "not causal" if later else "other keys seen" if others else ""

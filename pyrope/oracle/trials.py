@@ -623,7 +623,8 @@ def _evidence(wrong: list[Outcome], right: list[Outcome]) -> str:
 
 
 def lengths_in_words(wrong: set[int], right: set[int]) -> str:
-    """Which lengths are wrong, if a rule says it; the sets are those that were tried."""
+    """Which lengths are wrong, if a rule says it; the sets are those that were tried. Multiples of a number are a rule
+    only if those of its divisors are none: of each, a multiple went the other way."""
     if not right or len(wrong) < 3:
         return ""
     if max(right) < min(wrong):
@@ -632,8 +633,11 @@ def lengths_in_words(wrong: set[int], right: set[int]) -> str:
         return f"; so all are wrong up to {max(wrong)}, and right from {min(right)} on"
     above = [n for n in right if n > min(wrong)]
     for k in (math.gcd(*wrong), math.gcd(*above) if len(above) > 1 else 1):  # one length alone is no rule
-        if k > 1 and not any(n % k == 0 for n in right):
-            return f"; so the multiples of {k} are wrong"
-        if k > 1 and not any(n % k == 0 for n in wrong):
-            return f"; so above {min(wrong) - 1} only multiples of {k} are right"
+        for others, rule in (
+            (right, f"the multiples of {k} are wrong"),
+            (wrong, f"above {min(wrong) - 1} only multiples of {k} are right"),
+        ):
+            apart = all(any(n % d == 0 for n in others) for d in range(1, k) if k % d == 0)
+            if k > 1 and apart and not any(n % k == 0 for n in others):
+                return f"; so {rule}"
     return ""
