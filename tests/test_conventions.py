@@ -183,6 +183,33 @@ def test_the_layout_is_never_guessed():
             Rope.from_config(unknown | {key: 128}, layout="half")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_local_base_freq": 10000.0, "layer_types": ["full_attention", "sliding_attention"]},
+        {"swa_rope_theta": 10000.0},
+        {"local_rope_theta": 10000.0},
+        {"axes_dims_rope": [16, 24, 24]},
+        {"rope_interleaved": True},
+    ],
+)
+def test_a_rope_that_an_unknown_type_may_have_is_not_guessed(change):
+    """Any of these would make it more, or another, than one plain rope."""
+    unknown = {"model_type": "novel", "head_dim": 64, "rope_theta": 10000.0}
+    with pytest.raises(ValueError, match=f"says {next(iter(change))}, which is not read here"):
+        Rope.from_config(unknown | change, layout="half")
+
+
+def test_what_else_says_it_too_is_no_reason_to_refuse():
+    with pytest.raises(ValueError, match="says rope_interleaved, which is not read here"):
+        Rope.from_config(LLAMA | {"rope_interleaved": True})
+    assert Rope.from_config(LLAMA | {"rope_interleaved": False}) == Rope.from_config(LLAMA)
+    assert Rope.from_config(LLAMA | {"rope_interleaved": True}, layout="interleaved").layout == "interleaved"
+    ropes = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 10000.0}}
+    config = {"model_type": "novel", "head_dim": 64, "rope_parameters": ropes, "swa_rope_theta": 10000.0}
+    assert Rope.from_config(config, layout="half", layer_type="sliding_attention") == half()
+
+
 def test_layer_types_of_the_wrong_kind():
     with pytest.raises(TypeError, match="layer_type must be a word"):
         Rope.from_config(LLAMA, layer_type=["full_attention"])

@@ -206,7 +206,11 @@ _UNKNOWN = Convention(None, base=None)
 
 # Keys by which some model types change their rope and which are read for no type, or for listed types only.
 _NOT_READ = ("rope_pct", "rotary_emb_fraction", "rotary_emb_interleaved", "use_dynamic_ntk")
-_NOT_READ_IF_UNKNOWN = ("global_head_dim", "kv_channels", "attention_head_dim", "rope_interleave")
+_NOT_READ_IF_UNKNOWN = ("global_head_dim", "kv_channels", "attention_head_dim", "rope_interleave", "axes_dims_rope")
+# Bases of some layers alone, which say nothing more where there is a rope dict for each layer type.
+_BASES_OF_LAYERS = (
+    "rope_local_base_freq", "local_rope_theta", "global_rope_theta", "swa_rope_theta", "compress_rope_theta",
+)  # fmt: skip
 
 # The keys of the rope dict that every rope type may have, and those of each: Hugging Face's name -> ours.
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
@@ -260,7 +264,7 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
         several = any(isinstance(rope, Mapping) and rope.get("mrope_section") is not None for rope in ropes)
         fix = f"{_WRITTEN_OUT}, since it says mrope_section" if several else "pass layout="
         raise ValueError(f"a config does not say which features make a pair, {unlisted}: {fix}")
-    _refuse_other_ropes(config, convention)
+    _refuse_other_ropes(config, convention, layout)
     found = {usual: _at(config, own) for own, usual in convention.names.items()}
     renamed = {usual: value for usual, value in found.items() if value is not None}
     config = {key: value for key, value in config.items() if key not in convention.names} | renamed
@@ -361,7 +365,7 @@ def still_layers(config: Source) -> list[int]:
     return [i for i, turn in enumerate(turned) if not turn]
 
 
-def _refuse_other_ropes(config: Json, convention: Convention) -> None:
+def _refuse_other_ropes(config: Json, convention: Convention, layout: str) -> None:
     """Refuses configs without RoPE, and keys that would change the rope and are not read here."""
     if config.get("alibi") is True:
         raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
@@ -370,7 +374,11 @@ def _refuse_other_ropes(config: Json, convention: Convention) -> None:
     if convention.switch is not None and config.get(convention.switch[0]) != convention.switch[1]:
         (key, wanted), name = convention.switch, config["model_type"]
         raise ValueError(f"model_type {name!r} has RoPE only where the config says {key}: {wanted!r}")
-    for key in _NOT_READ + (_NOT_READ_IF_UNKNOWN if convention is _UNKNOWN else ()):
+    raw = _first(config, ("rope_parameters", "rope_scaling"))
+    nested = isinstance(raw, Mapping) and any(isinstance(value, Mapping) for value in raw.values())
+    if_unknown = _NOT_READ_IF_UNKNOWN + (() if nested else _BASES_OF_LAYERS)
+    other_pairs = ("rope_interleaved",) if layout == "half" else ()
+    for key in _NOT_READ + other_pairs + (if_unknown if convention is _UNKNOWN else ()):
         if config.get(key):
             raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
     bases = config.get("layer_rope_theta")
