@@ -210,6 +210,13 @@ def test_what_else_says_it_too_is_no_reason_to_refuse():
     assert Rope.from_config(config, layout="half", layer_type="sliding_attention") == half()
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_family_without_rope_is_not_asked_for_its_layout(name):
+    for layout in (None, "half"):
+        with pytest.raises(ValueError, match=f"models of model_type '{name}' have no RoPE$"):
+            Rope.from_config({"model_type": name, "hidden_size": 768, "num_attention_heads": 12}, layout=layout)
+
+
 def test_layer_types_of_the_wrong_kind():
     with pytest.raises(TypeError, match="layer_type must be a word"):
         Rope.from_config(LLAMA, layer_type=["full_attention"])
@@ -224,7 +231,9 @@ def test_layer_types_of_the_wrong_kind():
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' has unexpected keys, .*: fctor"),
         ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' has unexpected keys, .*: factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor', 'high_freq_factor', which"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "max_position_embeddings": None}, ValueError, "'high_freq_factor', 'original_max_position_embeddings', which rope_type 'llama3' needs"),
+        ({"model_type": "hunyuan_vl", "rope_scaling": {"type": "xdrope"}}, ValueError, "'hunyuan_vl' is not read: the two features of a pair follow different axes"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT}}, ValueError, "lacks 'long_factor'"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[:5]}}, ValueError, "long_factor list must have one factor for each of 32"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, TypeError, "factor must be a number, was '4'"),

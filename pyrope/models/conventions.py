@@ -197,9 +197,18 @@ _TYPES = {
 # Types that are known and are no `Rope`.
 NOT_READ: dict[str, str] = {
     "gemma4_vision": "rows and columns have a block of features each, with pairs (i, i + w/2) within its width w",
-    "hunyuan_vl_text": "the two features of a pair follow different axes of the positions, which is no rotation",
+    **dict.fromkeys(
+        ("hunyuan_vl", "hunyuan_vl_text"),  # flat, and as a part
+        "the two features of a pair follow different axes of the positions, which is no rotation",
+    ),
     "mistral_large4_text": "its frequencies are multiplied by learnt numbers, which the checkpoint holds",
 }
+# Types without RoPE, of which no layout would make one.
+_WITHOUT_ROPE = (
+    "albert", "bart", "bert", "bloom", "ctrl", "deberta", "deberta-v2", "distilbert", "electra", "gpt2",
+    "gpt_bigcode", "gpt_neo", "mamba", "mamba2", "mbart", "mpt", "openai-gpt", "opt", "pegasus", "roberta", "t5",
+    "umt5", "mt5", "vit", "whisper", "xglm", "xlm-roberta", "xlnet",
+)  # fmt: skip
 _BY_NAME = [(name, convention) for names, convention in _TYPES.items() for name in names.split()]
 MODEL_TYPES: dict[str, Convention] = dict(sorted(_BY_NAME, key=lambda one: (one[1].layout, one[0])))
 _UNKNOWN = Convention(None, base=None)
@@ -256,6 +265,9 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
         raise TypeError(f"layer_type must be a word, was {layer_type!r}")
     model_type = config.get("model_type")
     convention = _convention(config)
+    says_rope = _first(config, (*BASE_KEYS, "rope_parameters", "rope_scaling")) is not None
+    if model_type in _WITHOUT_ROPE and not says_rope:
+        raise ValueError(f"models of model_type {model_type!r} have no RoPE")
     if layout is None:
         layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
     if layout is None:
@@ -485,6 +497,13 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
     if kind == "dynamic" and "alpha" not in arguments:
         arguments["original_length"] = _need(config, LENGTH_KEYS, what)
+    required = () if "alpha" in arguments else _REQUIRED.get(kind, ())
+    missing = [key for key in required if names[key] not in arguments]
+    length = arguments.get("original_length") or convention.original_length or _first(config, LENGTH_KEYS)
+    if kind == "llama3" and length is None:
+        missing += _LENGTH
+    if missing:
+        raise ValueError(f"the config lacks {', '.join(map(repr, missing))}, which {what} needs")
     if "original_max_position_embeddings" in names and "original_length" not in arguments:
         arguments["original_length"] = convention.original_length or _need(config, LENGTH_KEYS, what)
     if kind in ("yarn", "longrope") and "factor" not in arguments:
@@ -495,9 +514,6 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments["factor"] = longest / original if kind == "yarn" else max(longest / original, 1.0)
     if kind == "proportional":
         arguments["fraction"] = parameters["partial_rotary_factor"]
-    for key in () if "alpha" in arguments else _REQUIRED.get(kind, ()):
-        if names[key] not in arguments:
-            raise ValueError(f"the config lacks {key!r}, which {what} needs")
     return kind, arguments
 
 
