@@ -940,6 +940,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"  # without its number
         if sys.stderr is not None:
-            print(f"pyrope: error: {message}", file=sys.stderr)
+            print(f"pyrope: error: {page.printable(message)}", file=sys.stderr)
         return 2
     return code

@@ -77,7 +77,7 @@ class Identification:
         lines, width = [f"rotation of {self.head_dim} features, {self.dtype}"], 12
         for name, words in self.rows():
             lines += textwrap.wrap(words, 79, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2))
-        return "\n".join(lines)
+        return page.printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
         """The page of `page.identification_section`, for notebooks."""
