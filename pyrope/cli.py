@@ -43,7 +43,7 @@ from .oracle import (
 from .oracle.ask import Unreadable, announced
 from .oracle.drawings import Markup
 from .oracle.report import Failure, Report, by_faults
-from .oracle.vector_cases import Own
+from .oracle.vector_cases import PROMPT, Own
 from .phase import cos_sin
 from .tensors import dtype_named
 from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
@@ -774,6 +774,8 @@ def _own_vectors(options: argparse.Namespace) -> Own | None:
     """What says how the vectors for one's own rope are; None: the standard ones."""
     more = {name: getattr(options, name) for name in ("heads", "key_heads", "max_position")}
     more = {name: value for name, value in more.items() if value is not None}
+    if options.max_position is not None:
+        checks.integer("--max-position", options.max_position, PROMPT - 1, checks.MAX_POSITION)
     if any(getattr(options, name) is not None for name in _ROPE_OPTIONS):
         rope = _rope(options)
         if options.config is not None and not more.keys() & {"heads", "key_heads"}:

@@ -466,12 +466,15 @@ def test_vectors_of_ones_own(monkeypatch, capsys):
     )
     assert calls == [{"own": cli.Own(HALF, 8, 2, 99), "dtype": "float16"}]
     assert main(["vectors", "there", *ROPE]) == 0 and calls[-1] == {"own": cli.Own(HALF), "dtype": None}
+    assert main(["vectors", "there", *ROPE, "--max-position", "63"]) == 0 and calls[-1]["own"].last == 63
+    assert main(["vectors", "there", *ROPE, "--max-position", "62"]) == 2
+    assert "--max-position must be at least 63, was 62" in capsys.readouterr().err
     assert main(["vectors", "there", "--key-heads", "2"]) == 2
     assert "--key-heads is for vectors of your own rope: give --config, or its numbers" in capsys.readouterr().err
     for words in (["--base", "5"], ["--heads", "8"], ["--dtype", "float16"], ["--max-position", "99"]):
         assert main(["vectors", "--verify", "there", "mine", *words]) == 2
         assert f"{words[0]} is for writing vectors: --verify reads all that" in capsys.readouterr().err
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 def test_reports_with_one_finding_are_said_once():
