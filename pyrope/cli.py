@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from . import __version__, checks, plots
 from .models.architecture import check_dtype
 from .models.checkpoints import load
-from .models.conventions import head_counts, still_layers
+from .models.conventions import head_counts, position_count, still_layers
 from .models.generation import check_sampling, generate
 from .models.gguf import find_smollm2
 from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
@@ -329,7 +329,8 @@ def _add_vectors(commands: Any) -> None:
         "--heads", type=int, metavar="N", help="heads of x, and of queries (default: those of the config, or 4)"
     )
     made.add_argument("--key-heads", type=int, metavar="N", help="if fewer than query heads")
-    made.add_argument("--max-position", type=int, metavar="M", help="the largest position (default: 2^31)")
+    last = "the largest position (default: the last of the config's max_position_embeddings, or 2^31)"
+    made.add_argument("--max-position", type=int, metavar="M", help=last)
     made.add_argument("--dtype", choices=_DTYPES, help="of the cases (default: all four); without a rope, too")
 
 
@@ -780,6 +781,9 @@ def _own_vectors(options: argparse.Namespace) -> Own | None:
         rope = _rope(options)
         if options.config is not None and not more.keys() & {"heads", "key_heads"}:
             more |= head_counts(options.config)
+        if options.config is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
+            last = min((position_count(options.config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
+            more.setdefault("max_position", max(last, PROMPT - 1))
         return Own(rope, **more)
     if more:
         raise ValueError(f"{_flag(next(iter(more)))} is for vectors of your own rope: give --config, or its numbers")
@@ -810,6 +814,8 @@ def _vectors(options: argparse.Namespace) -> int:
     manifest = vectors.write_vectors(options.directory, options.suite, own=own, dtype=options.dtype)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {options.directory}")
+    if own is not None:
+        print(f"positions end at {own.last}" + (": see --max-position" if options.max_position is None else ""))
     return 0
 
 

@@ -477,6 +477,23 @@ def test_vectors_of_ones_own(monkeypatch, capsys):
     assert len(calls) == 3
 
 
+def test_vectors_of_a_config_end_where_its_positions_end(monkeypatch, capsys, tmp_path):
+    """2^31, where its tables do not reach, would only be refused, or wrong."""
+    calls, file = [], tmp_path / "config.json"
+    monkeypatch.setattr(cli.vectors, "write_vectors", lambda *a, **k: calls.append(k["own"].last) or {"cases": []})
+    config = {"model_type": "llama", "head_dim": 32}
+    for length, words, last in (
+        (8192, [], 8191), (8192, ["--max-position", "99"], 99), (8, [], 63), (2**40, [], 2**31), (None, [], 2**31),
+    ):  # fmt: skip
+        file.write_text(json.dumps(config | {"max_position_embeddings": length}))
+        assert main(["vectors", "there", "--config", str(file), *words]) == 0 and calls.pop() == last
+        said = "" if words else ": see --max-position"
+        assert capsys.readouterr().out == f"0 cases written to there\npositions end at {last}{said}\n"
+    grown = {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    file.write_text(json.dumps(config | grown))
+    assert main(["vectors", "there", "--config", str(file), "--length", "500"]) == 0 and calls.pop() == 499
+
+
 def test_reports_with_one_finding_are_said_once():
     def report(name, verdict="wrong", **more):
         return Report(name, "", verdict, (Finding("wrong base", "x", "y", "z"),) if verdict == "wrong" else (), **more)

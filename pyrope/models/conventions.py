@@ -355,6 +355,16 @@ def head_counts(config: Source) -> dict[str, int]:
     return counts if "heads" in counts else {}
 
 
+def position_count(config: Source) -> int | None:
+    """How many positions a config says that its model has, if it says it.
+
+    >>> position_count({"model_type": "llama", "max_position_embeddings": 8192})
+    8192
+    """
+    count = _first(_load(config), LENGTH_KEYS)
+    return None if count is None else checks.integer("max_position_embeddings", count, 1)
+
+
 def still_layers(config: Source) -> list[int]:
     """The layers of a config that its rope does not turn: those of SmolLM3 and Llama 4 by no_rope_layers, and others.
 
