@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from ..theta import Rope, check_rope
+from ..theta import Linear, Rope, check_rope
 from . import page
 from .ask import Candidate, Unreadable
 from .drawings import Readings
@@ -20,7 +20,7 @@ from .measure import Measured, axis_of_pairs, growth_of, measure
 from .probe import Probe, probe_positions
 from .readings import ILLEGIBLE, frequency_readings, operator_readings
 from .report import finite
-from .rules import Explanation, layout_of, low_precision, rules, rules_of_axes
+from .rules import Explanation, is_round, layout_of, low_precision, rules, rules_of_axes
 from .sample import graded, take_sample
 from .tolerance import LOW_ANGLE
 
@@ -237,4 +237,7 @@ def _grade(probe: Probe, rope: Rope | None, measured: Measured) -> str:
         return f"cannot tell: {error}"
     if rope.base != float(f"{rope.base:.8g}"):
         return "cannot tell: the base is not a round number, so its last digits are unknown"
+    factor = rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
+    if factor != float(f"{factor:.10g}") or (grade is None and not is_round(factor)):
+        return "cannot tell: the factor is not a round number, so its last digits are unknown"
     return grade or "cannot tell: worse than a float32 angle with these numbers"
