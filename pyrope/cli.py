@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from . import __version__, checks, plots
 from .models.architecture import check_dtype
 from .models.checkpoints import load
-from .models.conventions import head_counts, still_layers
+from .models.conventions import head_counts, position_count, still_layers
 from .models.generation import check_sampling, generate
 from .models.gguf import find_smollm2
 from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
@@ -43,7 +43,7 @@ from .oracle import (
 from .oracle.ask import Unreadable, announced
 from .oracle.drawings import Markup
 from .oracle.report import Failure, Report, by_faults
-from .oracle.vector_cases import Own
+from .oracle.vector_cases import PROMPT, Own
 from .phase import cos_sin
 from .tensors import dtype_named
 from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
@@ -329,7 +329,8 @@ def _add_vectors(commands: Any) -> None:
         "--heads", type=int, metavar="N", help="heads of x, and of queries (default: those of the config, or 4)"
     )
     made.add_argument("--key-heads", type=int, metavar="N", help="if fewer than query heads")
-    made.add_argument("--max-position", type=int, metavar="M", help="the largest position (default: 2^31)")
+    last = "the largest position (default: the last of the config's max_position_embeddings, or 2^31)"
+    made.add_argument("--max-position", type=int, metavar="M", help=last)
     made.add_argument("--dtype", choices=_DTYPES, help="of the cases (default: all four); without a rope, too")
 
 
@@ -774,10 +775,15 @@ def _own_vectors(options: argparse.Namespace) -> Own | None:
     """What says how the vectors for one's own rope are; None: the standard ones."""
     more = {name: getattr(options, name) for name in ("heads", "key_heads", "max_position")}
     more = {name: value for name, value in more.items() if value is not None}
+    if options.max_position is not None:
+        checks.integer("--max-position", options.max_position, PROMPT - 1, checks.MAX_POSITION)
     if any(getattr(options, name) is not None for name in _ROPE_OPTIONS):
         rope = _rope(options)
         if options.config is not None and not more.keys() & {"heads", "key_heads"}:
             more |= head_counts(options.config)
+        if options.config is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
+            last = min((position_count(options.config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
+            more.setdefault("max_position", max(last, PROMPT - 1))
         return Own(rope, **more)
     if more:
         raise ValueError(f"{_flag(next(iter(more)))} is for vectors of your own rope: give --config, or its numbers")
@@ -808,6 +814,8 @@ def _vectors(options: argparse.Namespace) -> int:
     manifest = vectors.write_vectors(options.directory, options.suite, own=own, dtype=options.dtype)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {options.directory}")
+    if own is not None:
+        print(f"positions end at {own.last}" + (": see --max-position" if options.max_position is None else ""))
     return 0
 
 
@@ -940,6 +948,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"  # without its number
         if sys.stderr is not None:
-            print(f"pyrope: error: {message}", file=sys.stderr)
+            print(f"pyrope: error: {page.printable(message)}", file=sys.stderr)
         return 2
     return code

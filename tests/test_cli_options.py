@@ -466,12 +466,32 @@ def test_vectors_of_ones_own(monkeypatch, capsys):
     )
     assert calls == [{"own": cli.Own(HALF, 8, 2, 99), "dtype": "float16"}]
     assert main(["vectors", "there", *ROPE]) == 0 and calls[-1] == {"own": cli.Own(HALF), "dtype": None}
+    assert main(["vectors", "there", *ROPE, "--max-position", "63"]) == 0 and calls[-1]["own"].last == 63
+    assert main(["vectors", "there", *ROPE, "--max-position", "62"]) == 2
+    assert "--max-position must be at least 63, was 62" in capsys.readouterr().err
     assert main(["vectors", "there", "--key-heads", "2"]) == 2
     assert "--key-heads is for vectors of your own rope: give --config, or its numbers" in capsys.readouterr().err
     for words in (["--base", "5"], ["--heads", "8"], ["--dtype", "float16"], ["--max-position", "99"]):
         assert main(["vectors", "--verify", "there", "mine", *words]) == 2
         assert f"{words[0]} is for writing vectors: --verify reads all that" in capsys.readouterr().err
-    assert len(calls) == 2
+    assert len(calls) == 3
+
+
+def test_vectors_of_a_config_end_where_its_positions_end(monkeypatch, capsys, tmp_path):
+    """2^31, where its tables do not reach, would only be refused, or wrong."""
+    calls, file = [], tmp_path / "config.json"
+    monkeypatch.setattr(cli.vectors, "write_vectors", lambda *a, **k: calls.append(k["own"].last) or {"cases": []})
+    config = {"model_type": "llama", "head_dim": 32}
+    for length, words, last in (
+        (8192, [], 8191), (8192, ["--max-position", "99"], 99), (8, [], 63), (2**40, [], 2**31), (None, [], 2**31),
+    ):  # fmt: skip
+        file.write_text(json.dumps(config | {"max_position_embeddings": length}))
+        assert main(["vectors", "there", "--config", str(file), *words]) == 0 and calls.pop() == last
+        said = "" if words else ": see --max-position"
+        assert capsys.readouterr().out == f"0 cases written to there\npositions end at {last}{said}\n"
+    grown = {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    file.write_text(json.dumps(config | grown))
+    assert main(["vectors", "there", "--config", str(file), "--length", "500"]) == 0 and calls.pop() == 499
 
 
 def test_reports_with_one_finding_are_said_once():

@@ -183,6 +183,40 @@ def test_the_layout_is_never_guessed():
             Rope.from_config(unknown | {key: 128}, layout="half")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_local_base_freq": 10000.0, "layer_types": ["full_attention", "sliding_attention"]},
+        {"swa_rope_theta": 10000.0},
+        {"local_rope_theta": 10000.0},
+        {"axes_dims_rope": [16, 24, 24]},
+        {"rope_interleaved": True},
+    ],
+)
+def test_a_rope_that_an_unknown_type_may_have_is_not_guessed(change):
+    """Any of these would make it more, or another, than one plain rope."""
+    unknown = {"model_type": "novel", "head_dim": 64, "rope_theta": 10000.0}
+    with pytest.raises(ValueError, match=f"says {next(iter(change))}, which is not read here"):
+        Rope.from_config(unknown | change, layout="half")
+
+
+def test_what_else_says_it_too_is_no_reason_to_refuse():
+    with pytest.raises(ValueError, match="says rope_interleaved, which is not read here"):
+        Rope.from_config(LLAMA | {"rope_interleaved": True})
+    assert Rope.from_config(LLAMA | {"rope_interleaved": False}) == Rope.from_config(LLAMA)
+    assert Rope.from_config(LLAMA | {"rope_interleaved": True}, layout="interleaved").layout == "interleaved"
+    ropes = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 10000.0}}
+    config = {"model_type": "novel", "head_dim": 64, "rope_parameters": ropes, "swa_rope_theta": 10000.0}
+    assert Rope.from_config(config, layout="half", layer_type="sliding_attention") == half()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_family_without_rope_is_not_asked_for_its_layout(name):
+    for layout in (None, "half"):
+        with pytest.raises(ValueError, match=f"models of model_type '{name}' have no RoPE$"):
+            Rope.from_config({"model_type": name, "hidden_size": 768, "num_attention_heads": 12}, layout=layout)
+
+
 def test_layer_types_of_the_wrong_kind():
     with pytest.raises(TypeError, match="layer_type must be a word"):
         Rope.from_config(LLAMA, layer_type=["full_attention"])
@@ -197,7 +231,9 @@ def test_layer_types_of_the_wrong_kind():
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' has unexpected keys, .*: fctor"),
         ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' has unexpected keys, .*: factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor', 'high_freq_factor', which"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "max_position_embeddings": None}, ValueError, "'high_freq_factor', 'original_max_position_embeddings', which rope_type 'llama3' needs"),
+        ({"model_type": "hunyuan_vl", "rope_scaling": {"type": "xdrope"}}, ValueError, "'hunyuan_vl' is not read: the two features of a pair follow different axes"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT}}, ValueError, "lacks 'long_factor'"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[:5]}}, ValueError, "long_factor list must have one factor for each of 32"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, TypeError, "factor must be a number, was '4'"),

@@ -200,6 +200,21 @@ def test_the_table_of_conventions_is_the_data():
     assert rows == [convention_row(name, data) for name, data in conventions.MODEL_TYPES.items()]
 
 
+def test_words_for_axes_that_are_no_style_are_explained():
+    text = (ROOT / "docs/conventions.md").read_text()
+    styles = {None, "sections", "interleaved", "axial", "pixtral"}
+    words = {one.axes for one in conventions.MODEL_TYPES.values()} - styles
+    assert words and all(f'"{word}"' in text.partition("| `model_type` |")[0] for word in words)
+
+
+def test_what_was_found_in_the_wild_is_run_where_it_says():
+    """Peers in CI, the world by hand."""
+    text = (ROOT / "docs/wild.md").read_text()
+    assert "run in CI, with every change, by `tox -e peers`" in text and "by hand, by `tox -e world`" in text
+    jobs = (ROOT / ".ci/run").read_text()
+    assert " peers " in jobs and " world" not in jobs
+
+
 def test_every_page_is_in_the_index():
     entries = re.findall(r"^([\w-]+\.md)$", (ROOT / "docs/index.md").read_text(), re.M)
     assert sorted([*entries, "index.md"]) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))

@@ -3,10 +3,12 @@
 Each is a loop or a table of its own, in float64 and float32; none is made by the oracle.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from pyrope import Axes, Linear, Rope, check_rotation, identify
+from pyrope import Axes, Linear, Rope, check_rotation, identify, rotate
 
 PARTS = (4, 6, 6)  # features of each axis, as Flux has (16, 56, 56)
 D = sum(PARTS)
@@ -125,6 +127,23 @@ def test_flux_is_read():
     assert identify(lambda x, at: flux(x, at[None].repeat(3, 0)), D).axes is None
     other = identify(lambda x, at: flux(x, at, theta=33.3), D, axes=3)
     assert other.rope is not None and abs(other.rope.base - 33.3) < 1e-4 and other.rope.axes == FLUX.axes, other
+
+
+def test_whose_the_series_is_is_said():
+    """Flux's blocks and Qwen2-VL's sections have the same axes."""
+    shared = replace(FLUX, axes=replace(FLUX.axes, series="shared"))
+    texts = [str(identify(lambda x, at, rope=rope: rotate(x, at, rope), D, axes=3)) for rope in (FLUX, shared)]
+    assert "as          Axes(style='sections', sections=(2, 3, 3), series='own')" in texts[0]
+    assert "series='own'" not in texts[1] and "as          Axes(style='sections', sections=(2, 3, 3)" in texts[1]
+
+
+def test_an_offset_of_one_axis_alone_is_said():
+    rope = replace(FLUX, axes=replace(FLUX.axes, series="shared"))
+    found = identify(lambda x, at: rotate(x, at + np.array([[0], [1], [0]]), rope), D, axes=3)
+    assert ("offset", "0, 1, 0 positions, axis by axis") in found.rows() and found.notes == ()
+    assert found.rope == rope and found.precision == "cannot tell: the position offset differs from axis to axis"
+    every = identify(lambda x, at: rotate(x, at + 1, rope), D, axes=3)
+    assert ("offset", "1 position") in every.rows() and every.offsets == ()
 
 
 def dealt(still):

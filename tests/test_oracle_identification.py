@@ -1,6 +1,7 @@
 """A rope that is hidden in a black box is read out of it; what cannot be told apart is said to be so."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -307,3 +308,19 @@ def test_xpos_is_named(sign, dtype):
     report = pyrope.check_rotation(fn, found.rope, dtype=DTYPES[dtype], max_position=4095)
     assert report.faults == ("lengths grow with the position",), report
     assert f"as in xPos, ζ^({'−' * (sign < 0)}m/512)" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("factor", [3.14159265, 2.345678, 4.1829, 3.1416, 3.0])
+def test_a_linear_factor_has_all_digits_that_were_measured(factor):
+    """Of fewer the candidate would seem to be imprecise."""
+    rope = Rope(32, 10000.0, "half", scaling=Linear(factor))
+    read = identify(lambda x, m: pyrope.rotate(x, m, rope), 32)
+    assert read.rope == rope and f"linear scaling by {factor:.9g} " in read.explanations[0]
+    assert read.precision == "tables or products in x's dtype"
+
+
+def test_the_last_digits_of_a_linear_factor_are_not_held_against_a_candidate():
+    rope = Rope(32, 10000.0, "half", scaling=Linear(math.pi))
+    read = identify(lambda x, m: pyrope.rotate(x, m, rope), 32)
+    assert read.rope is not None and abs(read.rope.scaling.factor - math.pi) < 1e-9
+    assert read.precision == "cannot tell: the factor is not a round number, so its last digits are unknown"

@@ -93,7 +93,7 @@ def test_ropes_with_a_length_or_with_axes():
     [
         ({"heads": 0}, "heads must be at least 1"),
         ({"heads": 6, "key_heads": 4}, "key_heads must divide heads, 6, was 4"),
-        ({"max_position": 3}, "max_position must be .*64"),
+        ({"max_position": 3}, "max_position must be at least 63"),
         ({"rope": Rope(D, 10000.0, "half", scaling=DynamicNTK(2.0, 16))}, "fix it first with rope.at"),
     ],
 )
@@ -102,6 +102,12 @@ def test_bad_options_are_refused(options, message):
         Own(**{"rope": ROPE, **options})
     with pytest.raises(ValueError, match="dtype must be one of"):
         cases("all", None, "float8")
+
+
+def test_a_table_of_64_rows_is_enough():
+    made = cases("all", Own(ROPE, max_position=63))
+    assert {int(array.max()) for case in made for name, array in case.inputs.items() if "positions" in name} == {23, 63}
+    assert {case.inputs["positions"].size for case in made if "prompt" in case.name} == {64}
 
 
 def test_right_results_are_right(directory, right_results):

@@ -92,11 +92,11 @@ def every_field(words):
     return Report(words, words, "wrong", (finding,), words, errors, (words,), None, readings)
 
 
-@given(st.text(max_size=40).filter(lambda text: "\r" not in text and "\0" not in text).map("<{}>x".format))
+@given(st.text(max_size=40).map("<{}>x".format))
 def test_text_of_a_report_never_becomes_markup(words):
     plain, other = (Parts(page.document(text, page.report_section(every_field(text)))) for text in ("x", words))
     assert other.tags == plain.tags and len(other.attributes) == len(plain.attributes)
-    assert other.text.count(words) >= 15
+    assert other.text.count(page.printable(words)) >= 15
 
 
 HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" ' & <!-- ]]>"
@@ -162,7 +162,7 @@ def test_a_finding_says_where_it_happened(one_pair):
 def test_a_page_is_written_as_a_whole(tmp_path):
     file = tmp_path / "page.html"
     page.write_page(file, "title \ud800", element("p", "text θ \udfff"))
-    assert "text θ ?" in file.read_text("utf-8") and list(tmp_path.iterdir()) == [file]
+    assert r"text θ \udfff" in file.read_text("utf-8") and list(tmp_path.iterdir()) == [file]
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):

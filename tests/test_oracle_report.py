@@ -96,6 +96,18 @@ def test_a_report_as_a_page():
     assert "mend it" in report._repr_html_() and "<title>" not in report._repr_html_()
 
 
+def test_what_a_candidate_raises_does_not_reach_the_terminal_raw():
+    """It would clear the screen, and a page with a lone surrogate could not be written."""
+    raw = "\x1b[2J\x00\r\x9b\u202e\ud800"
+    shown = r"\x1b[2J\x00\r\x9b\u202e\ud800"
+    failure = Failure(f"it raises {raw}", f"x {raw}", "", ValueError(raw.replace("\r", "")))
+    report = Report("rotation", f"a {raw}", "not judged", failure=failure, notes=(f"see {raw}",))
+    for text in (report.headline, str(report), report.to_html(), report._repr_html_(), "\n".join(failure.frames)):
+        assert not set(raw) - set("[2J") & set(text) and r"\x1b[2J\x00" in text and text.encode()
+    assert shown in report.headline
+    assert all(line.isprintable() for line in str(NotJudged(report)).splitlines())
+
+
 def test_reports_by_their_faults():
     a, b, c = (Report("x", "", "wrong", findings) for findings in ((ONE,), (TWO,), (TWO,)))
     assert [*by_faults([a, b, Report("x", "", "right"), c]).items()] == [(("two",), [b, c]), (("one",), [a])]

@@ -197,16 +197,29 @@ _TYPES = {
 # Types that are known and are no `Rope`.
 NOT_READ: dict[str, str] = {
     "gemma4_vision": "rows and columns have a block of features each, with pairs (i, i + w/2) within its width w",
-    "hunyuan_vl_text": "the two features of a pair follow different axes of the positions, which is no rotation",
+    **dict.fromkeys(
+        ("hunyuan_vl", "hunyuan_vl_text"),  # flat, and as a part
+        "the two features of a pair follow different axes of the positions, which is no rotation",
+    ),
     "mistral_large4_text": "its frequencies are multiplied by learnt numbers, which the checkpoint holds",
 }
+# Types without RoPE, of which no layout would make one.
+_WITHOUT_ROPE = (
+    "albert", "bart", "bert", "bloom", "ctrl", "deberta", "deberta-v2", "distilbert", "electra", "gpt2",
+    "gpt_bigcode", "gpt_neo", "mamba", "mamba2", "mbart", "mpt", "openai-gpt", "opt", "pegasus", "roberta", "t5",
+    "umt5", "mt5", "vit", "whisper", "xglm", "xlm-roberta", "xlnet",
+)  # fmt: skip
 _BY_NAME = [(name, convention) for names, convention in _TYPES.items() for name in names.split()]
 MODEL_TYPES: dict[str, Convention] = dict(sorted(_BY_NAME, key=lambda one: (one[1].layout, one[0])))
 _UNKNOWN = Convention(None, base=None)
 
 # Keys by which some model types change their rope and which are read for no type, or for listed types only.
 _NOT_READ = ("rope_pct", "rotary_emb_fraction", "rotary_emb_interleaved", "use_dynamic_ntk")
-_NOT_READ_IF_UNKNOWN = ("global_head_dim", "kv_channels", "attention_head_dim", "rope_interleave")
+_NOT_READ_IF_UNKNOWN = ("global_head_dim", "kv_channels", "attention_head_dim", "rope_interleave", "axes_dims_rope")
+# Bases of some layers alone, which say nothing more where there is a rope dict for each layer type.
+_BASES_OF_LAYERS = (
+    "rope_local_base_freq", "local_rope_theta", "global_rope_theta", "swa_rope_theta", "compress_rope_theta",
+)  # fmt: skip
 
 # The keys of the rope dict that every rope type may have, and those of each: Hugging Face's name -> ours.
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
@@ -252,6 +265,9 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
         raise TypeError(f"layer_type must be a word, was {layer_type!r}")
     model_type = config.get("model_type")
     convention = _convention(config)
+    says_rope = _first(config, (*BASE_KEYS, "rope_parameters", "rope_scaling")) is not None
+    if model_type in _WITHOUT_ROPE and not says_rope:
+        raise ValueError(f"models of model_type {model_type!r} have no RoPE")
     if layout is None:
         layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
     if layout is None:
@@ -260,7 +276,7 @@ def read_config(config: Source, layout: str | None, layer_type: str | None) -> d
         several = any(isinstance(rope, Mapping) and rope.get("mrope_section") is not None for rope in ropes)
         fix = f"{_WRITTEN_OUT}, since it says mrope_section" if several else "pass layout="
         raise ValueError(f"a config does not say which features make a pair, {unlisted}: {fix}")
-    _refuse_other_ropes(config, convention)
+    _refuse_other_ropes(config, convention, layout)
     found = {usual: _at(config, own) for own, usual in convention.names.items()}
     renamed = {usual: value for usual, value in found.items() if value is not None}
     config = {key: value for key, value in config.items() if key not in convention.names} | renamed
@@ -339,6 +355,16 @@ def head_counts(config: Source) -> dict[str, int]:
     return counts if "heads" in counts else {}
 
 
+def position_count(config: Source) -> int | None:
+    """How many positions a config says that its model has, if it says it.
+
+    >>> position_count({"model_type": "llama", "max_position_embeddings": 8192})
+    8192
+    """
+    count = _first(_load(config), LENGTH_KEYS)
+    return None if count is None else checks.integer("max_position_embeddings", count, 1)
+
+
 def still_layers(config: Source) -> list[int]:
     """The layers of a config that its rope does not turn: those of SmolLM3 and Llama 4 by no_rope_layers, and others.
 
@@ -361,7 +387,7 @@ def still_layers(config: Source) -> list[int]:
     return [i for i, turn in enumerate(turned) if not turn]
 
 
-def _refuse_other_ropes(config: Json, convention: Convention) -> None:
+def _refuse_other_ropes(config: Json, convention: Convention, layout: str) -> None:
     """Refuses configs without RoPE, and keys that would change the rope and are not read here."""
     if config.get("alibi") is True:
         raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
@@ -370,7 +396,11 @@ def _refuse_other_ropes(config: Json, convention: Convention) -> None:
     if convention.switch is not None and config.get(convention.switch[0]) != convention.switch[1]:
         (key, wanted), name = convention.switch, config["model_type"]
         raise ValueError(f"model_type {name!r} has RoPE only where the config says {key}: {wanted!r}")
-    for key in _NOT_READ + (_NOT_READ_IF_UNKNOWN if convention is _UNKNOWN else ()):
+    raw = _first(config, ("rope_parameters", "rope_scaling"))
+    nested = isinstance(raw, Mapping) and any(isinstance(value, Mapping) for value in raw.values())
+    if_unknown = _NOT_READ_IF_UNKNOWN + (() if nested else _BASES_OF_LAYERS)
+    other_pairs = ("rope_interleaved",) if layout == "half" else ()
+    for key in _NOT_READ + other_pairs + (if_unknown if convention is _UNKNOWN else ()):
         if config.get(key):
             raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
     bases = config.get("layer_rope_theta")
@@ -477,6 +507,13 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments = {key: value for key, value in arguments.items() if value or key not in ("beta_fast", "beta_slow")}
     if kind == "dynamic" and "alpha" not in arguments:
         arguments["original_length"] = _need(config, LENGTH_KEYS, what)
+    required = () if "alpha" in arguments else _REQUIRED.get(kind, ())
+    missing = [key for key in required if names[key] not in arguments]
+    length = arguments.get("original_length") or convention.original_length or _first(config, LENGTH_KEYS)
+    if kind == "llama3" and length is None:
+        missing += _LENGTH
+    if missing:
+        raise ValueError(f"the config lacks {', '.join(map(repr, missing))}, which {what} needs")
     if "original_max_position_embeddings" in names and "original_length" not in arguments:
         arguments["original_length"] = convention.original_length or _need(config, LENGTH_KEYS, what)
     if kind in ("yarn", "longrope") and "factor" not in arguments:
@@ -487,9 +524,6 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments["factor"] = longest / original if kind == "yarn" else max(longest / original, 1.0)
     if kind == "proportional":
         arguments["fraction"] = parameters["partial_rotary_factor"]
-    for key in () if "alpha" in arguments else _REQUIRED.get(kind, ()):
-        if names[key] not in arguments:
-            raise ValueError(f"the config lacks {key!r}, which {what} needs")
     return kind, arguments
 
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from ..theta import Rope, check_rope
+from ..theta import Linear, Rope, check_rope
 from . import page
 from .ask import Candidate, Unreadable
 from .drawings import Readings
 from .floats import Float64, Int64
-from .measure import Measured, axis_of_pairs, growth_of, measure
+from .measure import Measured, axis_of_pairs, growth_of, measure, offset_of, phases
 from .probe import Probe, probe_positions
 from .readings import ILLEGIBLE, frequency_readings, operator_readings
 from .report import finite
-from .rules import Explanation, layout_of, low_precision, rules, rules_of_axes
+from .rules import Explanation, is_round, layout_of, low_precision, rules, rules_of_axes
 from .sample import graded, take_sample
 from .tolerance import LOW_ANGLE
 
@@ -48,6 +48,7 @@ class Identification:
     multiple: bool = False  # whether every position returns attention_factor·x
     axes: tuple[int, ...] | None = None  # which axis of the positions turns each pair, if they have several
     readings: Readings | None = field(default=None, repr=False, compare=False)  # what its page draws
+    offsets: tuple[float, ...] = ()  # those of the axes, if they differ
 
     def rows(self) -> list[tuple[str, str]]:
         """What was read, by name, in words."""
@@ -56,10 +57,10 @@ class Identification:
         still = "nothing: every position returns x times a number" if self.multiple else "no two features as a pair"
         rows = [("turns" if theta else "pairs", turning if self.pairs else still)]
         if theta:
-            rows += [
-                ("direction", f"{self.direction:+d}"),
-                ("offset", f"{self.offset:g} position{'' if abs(self.offset) == 1 else 's'}"),
-            ]
+            offset = f"{self.offset:g} position{'' if abs(self.offset) == 1 else 's'}"
+            if self.offsets:
+                offset = f"{', '.join(f'{one:g}' for one in self.offsets)} positions, axis by axis"
+            rows += [("direction", f"{self.direction:+d}"), ("offset", offset)]
             rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
         elif self.pairs:
             rows += [("frequencies", ILLEGIBLE)]
@@ -67,6 +68,7 @@ class Identification:
             runs = [(axis, len(list(run))) for axis, run in itertools.groupby(self.axes)]
             dealt = ", ".join(f"{axis} × {count}" if count > 1 else str(axis) for axis, count in runs)
             rows += [("axes", f"{len(set(self.axes))}, of the pairs in order: {dealt}")]
+            rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
         rows += [("factor", f"{self.attention_factor:.6g}")] if theta or self.multiple else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)]
@@ -77,7 +79,7 @@ class Identification:
         lines, width = [f"rotation of {self.head_dim} features, {self.dtype}"], 12
         for name, words in self.rows():
             lines += textwrap.wrap(words, 79, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2))
-        return "\n".join(lines)
+        return page.printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
         """The page of `page.identification_section`, for notebooks."""
@@ -120,7 +122,7 @@ def identify(
         raise TypeError(f"suspects must be a list of ropes, was {type(suspects).__name__}")
     suspects = tuple(check_rope(rope) for rope in suspects)
     try:
-        operator, measured, axis, notes = _read(probe)
+        operator, measured, axis, notes, offsets = _read(probe)
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be read: {error}") from error
     layout, width, placement, _ = layout_of(measured.pairs, head_dim)
@@ -149,12 +151,15 @@ def identify(
         attention_factor=measured.factor,
         explanations=tuple(match.words for match in matches) or unknown,
         rope=rope,
-        precision=f"{LOW_ANGLE}: all frequencies are {narrow} numbers" if narrow else _grade(probe, rope, measured),
+        precision=f"{LOW_ANGLE}: all frequencies are {narrow} numbers"
+        if narrow
+        else _grade(probe, rope, measured, offsets),
         behaviour=tuple(f"{name}: {evidence}" for name, evidence in probe.behaviour.items()),
         notes=tuple(notes),
         multiple=_multiple(operator, measured.factor, probe.unit),
         axes=None if axis is None else tuple(axis.tolist()),
         readings=_readings(probe, rope, measured),
+        offsets=offsets,
     )
 
 
@@ -163,6 +168,7 @@ class _Read(NamedTuple):
     measured: Measured
     axis: Int64 | None  # which turns each pair, if there are several
     notes: list[str]
+    offsets: tuple[float, ...]  # by axis, if they differ
 
 
 def _read(probe: Probe) -> _Read:
@@ -180,9 +186,20 @@ def _read(probe: Probe) -> _Read:
         measured = measured._replace(factor=at_zero.factor)
         rates = f"at rates from {growth.min():.3g} to {growth.max():.3g} of themselves"
         notes.append(f"pairs grow or shrink with the position, {rates}: xPos, or the like; the factor is at position 0")
-    if measured.start > 0.1:
+    offsets = () if axis is None else _offsets(operator, measured, axis)
+    if measured.start > 0.1 and not offsets:
         notes.append(f"at position 0 pairs are turned by up to {measured.start:.4g} more than any offset explains")
-    return _Read(operator, measured, axis, notes)
+    return _Read(operator, measured, axis, notes, offsets)
+
+
+def _offsets(operator: Float64, measured: Measured, axis: Int64) -> tuple[float, ...]:
+    """By how many positions the pairs of each axis are ahead, if these are integers, explain them, and differ."""
+    phase = measured.direction * phases(operator[:1], measured.pairs)[0]
+    count = int(axis.max(initial=0)) + 1
+    offsets = [offset_of(phase[axis == a], measured.theta[axis == a], measured.unit) for a in range(count)]
+    off = np.abs(np.exp(1j * (phase - np.array(offsets)[axis] * measured.theta)) - 1)
+    same = len(set(offsets)) == 1 or any(one != round(one) for one in offsets)
+    return () if same or off.max(initial=0.0) > 0.1 else tuple(offsets)
 
 
 def _explanations(
@@ -224,10 +241,12 @@ def _multiple(operator: Float64, factor: float, unit: float) -> bool:
     return bool((np.abs(operator - factor * np.eye(operator.shape[-1])) <= 4 * unit * abs(factor)).all())
 
 
-def _grade(probe: Probe, rope: Rope | None, measured: Measured) -> str:
+def _grade(probe: Probe, rope: Rope | None, measured: Measured, offsets: tuple[float, ...] = ()) -> str:
     """The grade of a candidate whose rope is known."""
     if rope is None:
         return "cannot tell: no rope has exactly these numbers"
+    if offsets:
+        return "cannot tell: the position offset differs from axis to axis"
     if measured.offset != round(measured.offset):
         return "cannot tell: the position offset is not an integer"
     try:
@@ -237,4 +256,7 @@ def _grade(probe: Probe, rope: Rope | None, measured: Measured) -> str:
         return f"cannot tell: {error}"
     if rope.base != float(f"{rope.base:.8g}"):
         return "cannot tell: the base is not a round number, so its last digits are unknown"
+    factor = rope.scaling.factor if isinstance(rope.scaling, Linear) else 1.0
+    if factor != float(f"{factor:.10g}") or (grade is None and not is_round(factor)):
+        return "cannot tell: the factor is not a round number, so its last digits are unknown"
     return grade or "cannot tell: worse than a float32 angle with these numbers"

@@ -54,6 +54,8 @@ REPOSITORIES = {
 _ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
 # Ten numbers or more in brackets.
 _LONG_LIST = re.compile(r"([\[(])((?:[-+.\w]+, ?){3})((?:[-+.\w]+, ?){6,})([-+.\w]+),?([\])])")
+# What a terminal obeys, but tabs and newlines; what turns text around; surrogates, which no file has.
+_NOT_TEXT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a page loads nothing and runs nothing
 
 _STYLE = """
@@ -171,9 +173,9 @@ def check_file(path: PathLike) -> Path:
 
 
 def write_page(path: PathLike, title: str, *sections: Markup) -> None:
-    """Writes sections as a page; characters that UTF-8 does not have become question marks."""
+    """Writes sections as a page."""
     with atomic_path(check_file(path)) as draft:
-        draft.write_bytes(document(title, *sections).encode("utf-8", errors="replace"))
+        draft.write_bytes(document(title, *sections).encode("utf-8"))
 
 
 def document(title: str, *sections: Markup) -> str:
@@ -186,15 +188,24 @@ def document(title: str, *sections: Markup) -> str:
         element("style", Markup(_BODY)),
     ]
     body = element("body", Markup(fragment(*sections)))
-    return f"<!DOCTYPE html>\n{element('html', element('head', *head), body, lang='en')}\n"
+    return printable(f"<!DOCTYPE html>\n{element('html', element('head', *head), body, lang='en')}\n")
 
 
 def fragment(*sections: Markup) -> str:
     """Sections with their style, as a part of another page, such as a notebook."""
-    return element("div", element("style", Markup(_STYLE)), *sections, class_="pyrope")
+    return printable(element("div", element("style", Markup(_STYLE)), *sections, class_="pyrope"))
 
 
 # ── Pieces ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def printable(text: str) -> str:
+    """Text that may come from a candidate, with escapes for what a terminal would obey and what UTF-8 does not have.
+
+    >>> print(printable("\\x1b[2J\\x00 θ \\ud800"))
+    \\x1b[2J\\x00 θ \\ud800
+    """
+    return _NOT_TEXT.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
 
 
 def abbreviated(text: str) -> str:

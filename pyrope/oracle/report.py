@@ -61,7 +61,7 @@ class Failure:
             raised = "".join(traceback.format_exception_only(self.error)).rstrip().splitlines()
             raised = raised if len(raised) <= _LINES else [*raised[: _LINES // 2], "…", *raised[-_LINES // 2 :]]
             frames = own_frames(traceback.extract_tb(self.error.__traceback__))
-            object.__setattr__(self, "frames", (*frames, *map(shortened, raised)))
+            object.__setattr__(self, "frames", tuple(map(page.printable, (*frames, *map(shortened, raised)))))
 
 
 def shortened(line: str) -> str:
@@ -120,7 +120,7 @@ class Report:
         reason = self.failure.reason.partition("\n")[0] if self.failure is not None else ""
         more = f" and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
         why = f"{self.findings[0].fault}{more}" if self.findings else reason
-        return f"{self.subject}: {self.verdict.upper()}" + (f": {why}" if why else "")
+        return page.printable(f"{self.subject}: {self.verdict.upper()}" + (f": {why}" if why else ""))
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a Report is neither true nor false: use report.ok, or the assert_… function")
@@ -143,7 +143,7 @@ class Report:
         lines += ["", *_table(self.errors)] if self.errors else []
         for note in self.notes:
             lines += ["", *textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")]
-        return "\n".join(lines)
+        return page.printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with None for NaN and infinity, which JSON does not have."""

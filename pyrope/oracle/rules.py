@@ -38,9 +38,9 @@ def possible_bases(theta: Float64, period: int, snap: float = 1e-3) -> tuple[flo
     return tuple(dict.fromkeys(value for value in choices if 1 < value <= 1e12))
 
 
-def rounded(value: float, tolerance: float) -> float:
-    """The number of the fewest digits within a relative tolerance."""
-    for digits in range(1, 9):
+def rounded(value: float, tolerance: float, most: int = 8) -> float:
+    """The number of the fewest digits within a relative tolerance; the value itself, if it needs more than ``most``."""
+    for digits in range(1, most + 1):
         short = float(f"{value:.{digits - 1}e}")
         if abs(short - value) <= tolerance * abs(value):  # not a quotient: the value may be 0
             return short
@@ -101,8 +101,7 @@ def _geometric(
     apart = rope.layout == "half" and distance == d // 2 and p < d // 2
     period = d // 2 if apart else p
     first, slower = float(tolerance[0]), abs(theta[0] - 1) > tolerance[0]
-    # Factors of few digits first: they are meant, where frequencies do not say otherwise.
-    factors = dict.fromkeys(rounded(1 / float(theta[0]), max(step, first)) if slower else 1.0 for step in (1e-4, 1e-6))
+    factors = dict.fromkeys(_factors(float(theta[0]), first) if slower else (1.0,))
     measured = possible_bases(theta, period, snap)
     # How far a base may be off: each pair i tells it to period/i times what is known of its own frequency.
     known = float(((tolerance + first * slower)[1:] * period / np.arange(1, p)).min())
@@ -112,7 +111,7 @@ def _geometric(
         if not fits(w / s):
             continue
         name = f"base {_give_or_take(base, known)}"
-        factor = _give_or_take(s, first)
+        factor = _give_or_take(s, first, 9)
         if apart:
             fraction = next(f for f in (2 * p / d, (2 * p + 0.5) / d) if int(f * d // 2) == p)
             words = f"proportional, {name}" + (f", factor {factor}" if s != 1 else "")
@@ -121,16 +120,33 @@ def _geometric(
             words = f"{name}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
             yield Explanation(words, replace(rope, base=base))
         elif s > 1:
-            words = f"{name}, linear scaling by {factor} (rotated twice with linear factor {2 * s:g} is the same)"
+            words = f"{name}, linear scaling by {factor} (rotated twice with linear factor {2 * s:.9g} is the same)"
             yield Explanation(words, replace(rope, base=base, scaling=Linear(s)))
         else:
             yield Explanation(f"{name}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
         return
 
 
-def _give_or_take(value: float, known: float) -> str:
+def _factors(theta: float, tolerance: float) -> Iterator[float]:
+    """By how much a pair may be slowed down that would turn by 1, from how fast it turns, known to 80 roundings more.
+
+    Few digits are meant, where the frequency does not say otherwise; else they are all that were measured.
+    """
+    measured = 1 / theta
+    known = max(tolerance - 80 * U32, 0.0)
+    near = rounded(measured, known + 4 * U32)  # of 1/s, or m/s, in float32
+    yield near if is_round(near) else rounded(measured, known, 12)
+    yield from (rounded(measured, max(step, tolerance)) for step in (1e-4, 1e-6))
+
+
+def is_round(factor: float) -> bool:
+    """Whether a factor has so few digits that it is met by no chance."""
+    return factor == float(f"{factor:.5g}")
+
+
+def _give_or_take(value: float, known: float, digits: int = 6) -> str:
     """A number, with what it may be off by where that shows; ``known`` is relative to it."""
-    return f"{value:g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
+    return f"{value:.{digits}g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
 
 
 def _blends(rope: Rope, measured: Measured, fits: Any) -> Iterator[Explanation]:

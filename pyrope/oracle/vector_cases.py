@@ -155,6 +155,9 @@ def _linear_cases() -> Iterator[tuple[str, str, Rope | None, dict[str, Any], tup
         yield f"{equation}-grouped", "float32", turning, {"causal": True, "feature_map": "elu+1"}, (6, 2, 24, 24, 16, 0)
 
 
+PROMPT = 64  # tokens of a prompt, so that its last position is 63: no table of one's own may be shorter
+
+
 @dataclass(frozen=True)
 class Own:
     """Shapes and positions of cases for one's own rope."""
@@ -171,7 +174,7 @@ class Own:
         if heads % key_heads:
             raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
         if self.max_position is not None:
-            checks.integer("max_position", self.max_position, 64, checks.MAX_POSITION)
+            checks.integer("max_position", self.max_position, PROMPT - 1, checks.MAX_POSITION)
 
     @property
     def last(self) -> int:
@@ -183,7 +186,7 @@ class Own:
         scattered = (*(m for m in POSITIONS if m < self.last), self.last)
         for dtype in BITS:
             yield f"scattered-{dtype}", dtype, self.rope, scattered, self.heads
-            yield f"prompt-{dtype}", dtype, self.rope, tuple(range(min(64, self.last + 1))), self.heads
+            yield f"prompt-{dtype}", dtype, self.rope, tuple(range(min(PROMPT, self.last + 1))), self.heads
             yield f"decode-{dtype}", dtype, self.rope, (self.last,), self.heads
 
     def attention(self, **options: Any) -> Iterator[tuple[str, str, Rope | None, dict[str, Any], tuple[int, ...]]]:
