@@ -29,7 +29,9 @@ def test_where_a_page_may_be(tmp_path):
     module.write_page(tmp_path / "x.html", "a \ud800 title", module.element("p", "words"))
     text = (tmp_path / "x.html").read_text("utf-8")
     assert (
-        r"<title>a \ud800 title</title>" in text and "<p>words</p>" in text and text.startswith("<!DOCTYPE html>\n<html lang")
+        r"<title>a \ud800 title</title>" in text
+        and "<p>words</p>" in text
+        and text.startswith("<!DOCTYPE html>\n<html lang")
     )
 
 
