@@ -53,17 +53,24 @@ def with_axes(d: int) -> list[Rope]:
     ]
 
 
-def cases(
-    name: str, which: int = 0, sizes: tuple[int, ...] = (64, 128), dtypes: Iterable[str] = DTYPES
-) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:
-    """A fault in each dtype and two head sizes, with the rope (of this place in order) that it changes."""
-    for d in sizes:
-        for dtype in dtypes:
-            made = [(rope, FAULTS[name].make(rope, DTYPES[dtype])) for rope in ropes(d) + with_axes(d)]
-            made = [(rope, fn) for rope, fn in made if fn is not None]
-            if made:
-                rope, fn = made[which % len(made)]
-                yield rope, dtype, fn
+SIZES = {"float32": 128, "float16": 64, "bfloat16": 128}  # of a head
+
+
+def cases(name: str, which: int = 0, sizes: dict[str, int] = SIZES) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:
+    """A fault in each dtype, with the rope (of this place in order) that it changes."""
+    for dtype, d in sizes.items():
+        made = [(rope, FAULTS[name].make(rope, DTYPES[dtype])) for rope in ropes(d) + with_axes(d)]
+        made = [(rope, fn) for rope, fn in made if fn is not None]
+        if made:
+            rope, fn = made[which % len(made)]
+            yield rope, dtype, fn
+
+
+def dealt(names: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Mistakes of attention, each in bfloat16, which hides the most, and in one of three other ways in turn: name,
+    dtype and shape."""
+    others = ("float32", "grouped"), ("float16", "grouped"), ("float32", "plain")
+    return [(name, *way) for i, name in enumerate(names) for way in (("bfloat16", "grouped"), others[i % 3])]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import attention_forms as forms
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from oracle_cases import listed_fields
+from oracle_cases import dealt, listed_fields
 from strategies import DTYPES, layouts
 
 import pyrope
@@ -65,8 +65,7 @@ def broken(name, shape, dtype, variant=0):
     return check_attention(fn, **shape, head_dim=D, dtype=DTYPES[dtype], **chosen, **more)
 
 
-@pytest.mark.parametrize("dtype, shape", [*((dtype, "grouped") for dtype in LOW), ("float32", "plain")])
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name, dtype, shape", dealt(ATTENTION))
 def test_every_mistake_is_rejected_and_named(name, dtype, shape):
     report = broken(name, SHAPES[shape], dtype)
     if report is None:

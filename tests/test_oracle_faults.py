@@ -61,14 +61,14 @@ def test_every_fault_is_rejected_and_named(name):
     count, rejected, found = figures(name)
     # Some are no faults in a dtype as narrow as theirs, and a running product hides in float32 where there are few pairs.
     assert count == {
-        "recursive frequencies": 3,
-        "bfloat16 input": 4,
-        "float16 input": 2,
-        "bfloat16 tables": 4,
-        "float16 tables": 2,
-        "bfloat16 results": 4,
-        "float16 results": 2,
-    }.get(name, 6)
+        "recursive frequencies": 2,
+        "bfloat16 input": 2,
+        "float16 input": 1,
+        "bfloat16 tables": 2,
+        "float16 tables": 1,
+        "bfloat16 results": 2,
+        "float16 results": 1,
+    }.get(name, 3)
     assert rejected == found == count
     expected = row(name, f"{rejected}/{count}", f"{found}/{count}")
     assert expected in TABLE.read_text().splitlines(), f"docs/diagnosis.md has another row, it should be:\n{expected}"
@@ -76,7 +76,7 @@ def test_every_fault_is_rejected_and_named(name):
 
 @pytest.mark.parametrize("name", MADE)
 def test_with_another_rope_too(name):
-    for rope, dtype, fn in cases(name, 1, sizes=(64,), dtypes=("bfloat16",)):
+    for rope, dtype, fn in cases(name, 1, {"bfloat16": 64}):
         with judged_by(name, False):
             report = check_rotation(fn, rope, dtype=DTYPES[dtype])
         assert not report.ok and name in named(report)
@@ -110,13 +110,15 @@ ROPES = [*ropes(64), *ropes(128)[::3], *with_axes(64), Rope(2, 10000.0, "half"),
 
 @pytest.mark.parametrize("rope", ROPES, ids=repr)
 def test_no_right_variant_is_rejected(rope, monkeypatch):
-    """In each dtype, one of them is tried with calls of special kinds, too; of one rope all are, and every length."""
+    """In each dtype, two of them, and one with calls of special kinds, too; of one rope all are, and every length."""
     if rope == HALF:
         monkeypatch.setattr(trials, "trials", EVERY_TRIAL)
     for row, dtype in enumerate((*DTYPES.values(), np.float64)):
         for column, (kind, fn) in enumerate(right(rope).items()):
-            whole = rope == HALF or (row + column + ROPES.index(rope)) % 4 == 0
-            with judged_by("", whole):
+            turn = (row + column + ROPES.index(rope)) % 4
+            if turn > 1 and rope != HALF:
+                continue
+            with judged_by("", turn == 0 or rope == HALF):
                 report = check_rotation(fn, rope, dtype=dtype)
             assert report.verdict == "right" and report.precision, f"{kind}\n{report}"
 
@@ -369,7 +371,8 @@ def test_each_order_of_axes_is_told():
 @pytest.mark.parametrize("name", ["wrong base", "wrong pairing", "scaling ignored", "positions one too high", "direction",
                                   "bfloat16 positions", "rows differ", "heads read as positions", "not finite"])  # fmt: skip
 def test_every_other_fault_is_named_with_axes_too(name):
-    made = [(rope, dtype, FAULTS[name].make(rope, dtype)) for rope in with_axes(64) for dtype in DTYPES.values()]
+    ways = zip(with_axes(64), [*DTYPES.values()] * 2, strict=True)  # each dtype with two of the six ropes
+    made = [(rope, dtype, FAULTS[name].make(rope, dtype)) for rope, dtype in ways]
     for i, (rope, dtype, fn) in enumerate([case for case in made if case[2] is not None]):
         with judged_by(name, i == 0):
             report = check_rotation(fn, rope, dtype=dtype)

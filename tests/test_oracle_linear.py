@@ -7,6 +7,7 @@ import attention_forms as forms
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from oracle_cases import dealt
 from strategies import DTYPES, layouts
 
 import pyrope
@@ -50,8 +51,7 @@ def broken(name, shape, dtype, variant=0):
     return check_linear_attention(fn, **shape, dtype=DTYPES[dtype], **chosen, **more)
 
 
-@pytest.mark.parametrize("dtype, shape", [*((dtype, "grouped") for dtype in LOW), ("float32", "plain")])
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name, dtype, shape", dealt(MADE))
 def test_every_mistake_is_rejected_and_named(name, dtype, shape):
     report = broken(name, SHAPES[shape], dtype)
     if report is None:
