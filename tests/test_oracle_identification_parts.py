@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyrope import Rope, identify
+from pyrope import Axes, Linear, Rope, identify
 from pyrope.oracle import identification as module
 from pyrope.oracle.identification import Identification
+from pyrope.oracle.measure import Measured, Pairs
 from pyrope.oracle.probe import Probe
 
 ROPE = Rope(4, 100.0, "half")
@@ -239,6 +240,86 @@ def test_suspects_and_failures():
 # --- Single steps ---
 
 
+def measured(phase=(0.0, 0.0, 0.0), theta=(1.0, 0.5, 0.25), pairs=((0, 3), (1, 4), (2, 5))):
+    """R(0), a turn of each pair by its phase, and what was measured of it."""
+    r = np.eye(6)[None].copy()
+    for (a, b), angle in zip(pairs, phase, strict=True):
+        r[0, a, a] = r[0, b, b] = math.cos(angle)
+        r[0, a, b], r[0, b, a] = -math.sin(angle), math.sin(angle)
+    at = np.array(pairs)
+    return r, Measured(Pairs(at, at, 0, 0.0), np.array(theta), np.full(3, 1e-12), 1, 0.0, 0.0, 1.0, 100, 2.0**-53)
+
+
+@pytest.mark.parametrize("phase, axis, offsets", [
+    ((2.0, 1.0, 0.75), (0, 0, 1), (2.0, 3.0)),
+    ((2.0, 1.5, 0.75), (0, 1, 1), (2.0, 3.0)),
+    ((2.0, 0.0, 0.0), (0, 1, 1), (2.0, 0.0)),
+    ((2.0, 0.5, -0.25), (0, 1, 2), (2.0, 1.0, -1.0)),
+    ((2.0, 1.0, 0.5), (0, 0, 1), ()),  # the same on both
+    ((0.0, 0.0, 0.0), (0, 1, 1), ()),
+    ((2.0, 1.0, 0.625), (0, 0, 1), ()),  # two and a half positions
+    ((2.0, 1.75, 0.75), (0, 0, 1), ()),  # pairs of one axis that are ahead by different numbers
+    ((2.0, 1.05, 0.75), (0, 0, 1), (2.0, 3.0)),  # nearly: by 0.05
+    ((2.0, 1.15, 0.75), (0, 0, 1), ()),
+])  # fmt: skip
+def test_offsets_by_axis(phase, axis, offsets):
+    r, read = measured(phase)
+    if phase[1] in (1.05, 1.15):  # the slow pair of the axis decides, and the other one has the rest
+        r, read = measured((phase[0] + phase[1] - 1.0, 1.0, phase[2]))
+    assert module._offsets(r, read, np.array(axis)) == offsets
+    back, _ = measured([-angle for angle in phase])
+    if phase[1] not in (1.05, 1.15):
+        assert module._offsets(back, read._replace(direction=-1), np.array(axis)) == offsets
+
+
+def test_offsets_of_no_pair():
+    none = np.empty((0, 2), np.int64)
+    read = Measured(Pairs(none, none, 0, 0.0), np.empty(0), np.empty(0), 1, 0.0, 0.0, 1.0, 100, 2.0**-53)
+    assert module._offsets(np.eye(6)[None], read, np.empty(0, np.int64)) == ()
+    assert module._explanations(read, 6, np.empty(0, np.int64), ()) == ([], "")
+
+
+def test_features_that_stay_among_others_that_turn():
+    def still(d, count, axis=None):
+        reads = np.arange(d - count).reshape(-1, 2)
+        read = measured()[1]._replace(pairs=Pairs(reads, reads, 0, 0.0))
+        return module._still(read, d, axis)
+
+    assert still(8, 2) == ["features 6, 7 do not turn"] and still(8, 0) == [] and still(8, 4) == []
+    assert still(9, 1) == ["features 8 do not turn"]
+    assert still(9, 3) == ["features 6, 7, 8 do not turn"] and still(9, 5) == []
+    assert still(32, 8) == ["features 24, 25, 26, 27, 28, 29, 30, 31 do not turn"]
+    assert still(31, 9) == ["features 22, 23, 24, 25, 26, 27, 28, 29, … do not turn"]
+    by_axis = ": they may follow an axis of the positions that was not given, or is always 0"
+    assert still(8, 2, np.zeros(3, int)) == [f"features 6, 7 do not turn{by_axis}"]
+
+
+def test_a_note_on_features_that_stay_where_nothing_else_is_said():
+    """Pairs (0, 7), (1, 5), (2, 6) are of no layout; in a layout, what stays is said by its width."""
+    odd = identify(wide([(0, 7), (1, 5), (2, 6)], [1.0, 0.5, 0.2]), 8, dtype=np.float64, max_position=100)
+    assert odd.notes == ("features 3, 4 do not turn",) and odd.layout == "none" and odd.rope is None
+    part = identify(wide([(0, 3), (1, 4), (2, 5)], [1.0, 0.5, 0.21]), 8, dtype=np.float64, max_position=100)
+    assert part.notes == () and part.rotary_dim == 6
+    known = identify(
+        wide([(0, 3), (1, 4), (2, 5)], 100.0 ** (-np.arange(3) / 3)), 8, dtype=np.float64, max_position=100
+    )
+    assert known.notes == () and known.rope == Rope(8, 100.0, "half", rotary_dim=6)
+
+
+def test_rows_of_axes_and_their_offsets():
+    axes = Axes("sections", (1, 1))
+    of_axes = replace(FOUND, axes=(0, 1), rope=replace(ROPE, axes=axes), offsets=(2.0, -3.0)).rows()
+    assert ("as", repr(axes)) in of_axes and ("offset", "2, -3 positions, axis by axis") in of_axes
+    assert "as" not in dict(replace(FOUND, axes=(0, 1), rope=None).rows())
+    assert "as" not in dict(replace(FOUND, axes=(0, 1)).rows())
+
+
+def test_frequencies_that_cannot_be_read_are_not_drawn():
+    flipped = found(lambda x, m: x * np.array([1.0, 1.0, -1.0, -1.0]) + 0.5 * x[..., [2, 3, 0, 1]])
+    assert flipped.frequencies == () and flipped.readings.frequencies is None
+    assert found(turning()).readings.frequencies is not None
+
+
 def test_multiples_of_the_identity():
     unit, eye = 2.0**-24, np.stack([np.eye(3)] * 2)
     assert module._multiple(3 * eye, 3.0, unit) and not module._multiple(3 * eye, 2.0, unit)
@@ -252,24 +333,39 @@ def test_multiples_of_the_identity():
 def test_grades_that_cannot_be_told():
     probe = Probe(turning(), 4, np.float64, 100)
 
-    class Measured:
+    class Read:
         offset = 0.0
 
-    assert module._grade(probe, None, Measured) == "cannot tell: no rope has exactly these numbers"
-    assert module._grade(probe, ROPE, Measured) not in ("", None)
-    assert module._grade(probe, Rope(4, 100.000001, "half"), Measured).startswith(
+    assert module._grade(probe, None, Read) == "cannot tell: no rope has exactly these numbers"
+    assert module._grade(probe, ROPE, Read) not in ("", None)
+    assert module._grade(probe, Rope(4, 100.000001, "half"), Read).startswith(
         "cannot tell: the base is not a round number"
     )
     assert (
-        module._grade(probe, Rope(4, 7.0, "half"), Measured)
-        == "cannot tell: worse than a float32 angle with these numbers"
+        module._grade(probe, Rope(4, 7.0, "half"), Read) == "cannot tell: worse than a float32 angle with these numbers"
     )
     ahead = Probe(turning(offset=5.0), 4, np.float64, 100)
-    Measured.offset = 5.0
-    assert not module._grade(ahead, ROPE, Measured).startswith("cannot tell")
-    Measured.offset = 0.5
-    assert module._grade(ahead, ROPE, Measured) == "cannot tell: the position offset is not an integer"
-    Measured.offset = 0.0
-    assert module._grade(Probe(lambda x, m: None, 4, np.float64, 100), ROPE, Measured).startswith(
+    Read.offset = 5.0
+    assert not module._grade(ahead, ROPE, Read).startswith("cannot tell")
+    Read.offset = 0.5
+    assert module._grade(ahead, ROPE, Read) == "cannot tell: the position offset is not an integer"
+    Read.offset = 0.0
+    assert module._grade(Probe(lambda x, m: None, 4, np.float64, 100), ROPE, Read).startswith(
         "cannot tell: it returns nothing"
     )
+
+
+def test_a_factor_of_linear_scaling_must_be_round_to_be_graded():
+    """Digits beyond the tenth are unknown, and with a factor that is not round, so is what a large error means."""
+
+    def graded(factor, taken, offsets=()):
+        rope = Rope(4, 100.0, "half", scaling=Linear(factor))
+        probe = Probe(turning((1 / taken, 0.1 / taken)), 4, np.float64, 100)
+        return module._grade(probe, rope, measured()[1], offsets)
+
+    words = "cannot tell: the factor is not a round number, so its last digits are unknown"
+    assert not graded(4.0, 4.0).startswith("cannot tell") and not graded(2.0, 2.0).startswith("cannot tell")
+    assert graded(10 / 3, 10 / 3) == words
+    assert graded(3.1234567, 3.12347) == words
+    assert graded(4.0, 4.001) == "cannot tell: worse than a float32 angle with these numbers"
+    assert graded(4.0, 4.0, (1.0, 2.0)) == "cannot tell: the position offset differs from axis to axis"

@@ -9,7 +9,8 @@ import pytest
 from pyrope import Linear, Llama3, Proportional, Rope, YaRN, frequencies
 from pyrope.oracle import rules
 from pyrope.oracle.floats import to_bfloat16, to_float16
-from pyrope.oracle.measure import Measured, Pairs, find_pairs, measure, phases
+from pyrope.oracle.measure import Measured, Pairs, axis_of_pairs, find_pairs, growth_of, measure, phases
+from pyrope.oracle.probe import Probe
 from pyrope.oracle.recipes import as_is
 
 DOUBLING = np.array([0, *(2**k for k in range(18))])
@@ -82,6 +83,83 @@ def test_phases_are_how_far_pairs_are_turned():
     np.testing.assert_allclose(read, [[0, 0], [0.5, -0.75], [1.0, -1.5]], atol=1e-15)
     r[1] = np.nan
     np.testing.assert_allclose(phases(r, find_pairs(r))[1], 0)
+
+
+def test_pairs_whose_second_feature_comes_first():
+    read = find_pairs(operator([0.5], [1, 2], [(5, 2)]))
+    assert read.reads.tolist() == [[2, 5]] and read.writes.tolist() == [[2, 5]] and read.odd == 0
+
+
+def test_what_can_be_read():
+    """The pairs turn if they are off a rotation by at most a tenth, of the factor if that is above 1."""
+    pairs = Pairs(np.array([[0, 1]]), np.array([[0, 1]]), 0, 0.0)
+    for factor, skew, legible in ((1.0, 0.0, True), (1.0, 0.1, True), (1.0, 0.11, False), (3.0, 0.3, True), (3.0, 0.31, False),
+                                  (0.5, 0.1, True), (0.5, 0.11, False), (math.nan, 0.0, False), (math.inf, 0.0, False)):  # fmt: skip
+        read = Measured(pairs._replace(skew=skew), np.ones(1), np.ones(1), 1, 0.0, 0.0, factor, 9, U)
+        assert read.legible is legible, (factor, skew)
+
+
+# --- Lengths that grow, and axes ---
+
+
+def grown(rates, positions, bend=0.0, first=1.0):
+    """R(m) of pairs (i, i + 4) whose lengths are e^(rate·m), times what the first position has."""
+    r = operator(THETA[: len(rates)], positions, HALF[: len(rates)])
+    for i, rate in enumerate(rates):
+        for row, m in enumerate(positions):
+            r[row][np.ix_([i, i + 4], [i, i + 4])] *= first * math.exp(rate * m + bend * m * m)
+    return r
+
+
+AT = np.array([0, 1, 2, 4, 8, 16])
+
+
+def test_lengths_that_grow_by_a_rate_of_each_pair():
+    for rates in ([0.25, -0.125], [0.0, 0.01], [0.0, 0.0, -0.004]):
+        for first in (1.0, 3.0):
+            r = grown(rates, AT, first=first)
+            np.testing.assert_allclose(growth_of(r, find_pairs(r), AT), rates, atol=1e-15)
+    far = np.array([0, 1, 2, 4, 8, 1000])  # e^8 is as far as is looked at: by then it is known
+    r = grown([0.5, -0.5], far)
+    np.testing.assert_allclose(growth_of(r, find_pairs(r), far), [0.5, -0.5], rtol=1e-14)
+    nothing = r.copy()
+    nothing[-1] = 0.0  # it is said to have vanished, as it has
+    np.testing.assert_allclose(growth_of(nothing, find_pairs(nothing), far), [0.5, -0.5], rtol=1e-14)
+
+
+def test_lengths_that_stay_or_change_otherwise():
+    def growth(*arguments, **options):
+        r = grown(*arguments, **options)
+        return growth_of(r, find_pairs(r), AT)
+
+    assert growth([0.0, 0.0], AT) is None and growth([0.0, 0.003], AT) is None  # 0.048 in all
+    assert growth([0.0, 0.0033], AT) is not None  # 0.053
+    assert growth([0.01, 0.01], AT, bend=0.01) is None  # not by the same factor from each position to the next
+    assert (
+        growth([0.1, 0.1], AT, bend=0.0003) is not None
+    )  # off the line by 0.02 at position 8, where 0.038 are allowed
+    assert growth([0.1, 0.1], AT, bend=0.0009) is None
+    assert growth_of(np.eye(8)[None].repeat(6, 0), find_pairs(np.eye(8)[None].repeat(6, 0)), AT) is None
+    r = grown([0.25, 0.25], AT)
+    r[3] = np.nan
+    assert growth_of(r, find_pairs(r), AT) is None or np.isfinite(growth_of(r, find_pairs(r), AT)).all()
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("axis", [(0, 1, 2, 1), (2, 2, 0, 1), (0, 0, 0, 0)])
+def test_the_axis_of_each_pair_is_the_one_that_turns_it(axis, direction):
+    def fn(x, m):
+        y, theta = np.array(x), [direction * angle for angle in THETA]
+        for i, (a, b) in enumerate(HALF):
+            cos, sin = np.cos(m[axis[i]] * theta[i]), np.sin(m[axis[i]] * theta[i])
+            y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+        return y
+
+    for top in (100, 3):
+        positions = np.array([0, *(2**k for k in range(8) if 2**k <= top)])
+        read = measure(operator([direction * angle for angle in THETA], positions, HALF), positions, 2.0**-53)
+        found = axis_of_pairs(Probe(fn, 8, np.float64, top, 3), read)
+        assert found.tolist() == list(axis) and found.dtype == np.int64
 
 
 # --- Frequencies, offset, factor ---

@@ -1,5 +1,6 @@
 """The sections of a page, piece by piece."""
 
+import html.parser
 import math
 from dataclasses import dataclass, replace
 
@@ -218,3 +219,65 @@ def test_the_gallery():
         and "<span>—</span><span>a remark</span>" in drawn
     )
     assert 'h1 class="verdict right"' in module.gallery_section(rows[:1])
+
+
+class Tags(html.parser.HTMLParser):
+    """Which elements a page has; each must be ended, in order, and be one of those that pages are made of."""
+
+    known = (
+        "section h1 h2 h3 h4 p dl dt dd ul li div span b code pre a table thead tbody tr th td details summary figure "
+        "figcaption svg g rect path line text circle polyline html head body meta title style desc"
+    )
+
+    def __init__(self, drawn):
+        super().__init__()
+        self.open, self.seen = [], []
+        self.feed(drawn)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        assert tag in self.known.split(), tag
+        self.seen.append(tag)
+        self.open += [tag] * (tag != "meta")
+
+    def handle_startendtag(self, tag, attributes):
+        assert tag in self.known.split(), tag
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_every_section_is_made_of_known_elements(tmp_path):
+    drawn = Readings(sides=(Side("a", "x", "y", False),), operators=OPERATORS, errors=ERRORS, frequencies=FREQUENCIES)
+    numbers = ", ".join(map(str, range(10)))
+    whole = replace(WRONG, expected=f"a rope ({numbers})", readings=drawn, errors=(ErrorRow("near", 9.0, 0.5),))
+    failed = Report("x", "", "not judged", failure=Failure("why", "", "so", frames=("a",)))
+    reports = [whole, whole, failed, RIGHT]
+    sections = {
+        "report": module.report_section(whole), "verification": module.verification_section(reports, {("one",): [whole, whole]}),
+        "gallery": module.gallery_section([Row("a", whole, True), Row("b", RIGHT, True)]),
+    }  # fmt: skip
+    for name, section in sections.items():
+        tags = Tags(section).seen
+        drawings = 11  # of a report: two matrices, three charts, and six marks in their keys
+        assert tags.count("svg") == {"report": 1, "verification": 2, "gallery": 1}[name] * drawings
+        module.write_page(tmp_path / f"{name}.html", name, section)
+        page = Tags((tmp_path / f"{name}.html").read_text("utf-8")).seen
+        assert page[:2] == ["html", "head"] and page.count("body") == 1 and page.count("style") == 2
+    assert "<h2>R(m) at position 3</h2>" in sections["report"]
+    assert "<h4>R(m) at position 3</h4>" in sections["verification"], "the first of each group is shown whole"
+    assert sections["gallery"].count("<li><b") == 3 and "<p class=" in sections["gallery"]
+    assert '<p class="quiet">expected: <code>' in sections["report"]
+
+
+def test_the_first_mark_of_a_key_is_a_dot():
+    for key in (module._errors(ERRORS), module._frequencies(FREQUENCIES, "expected")[0]):
+        first = [item for item in key.split("<li>")[1:] if "largest error" in item or " measured</li>" in item]
+        assert len(first) == 1 and "cross" not in first[0]
+
+
+def test_errors_below_an_ulp_have_short_bars():
+    """The longest bar is that of the worst error, however small; without any error, a bar is empty."""
+    drawn = module._errors_table([ErrorRow("near", 0.0, 0.0), ErrorRow("far", 0.5, 0.5)])
+    assert 'style="width: 0.0%"' in drawn and 'style="width: 100.0%"' in drawn
