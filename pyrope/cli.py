@@ -922,7 +922,7 @@ def _progress(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0 if all is right or equivalent, 1 if something is wrong, 2 for misuse, 3 if something
-    could not be judged, 130 after Ctrl-C."""
+    could not be judged, 130 after Ctrl-C, 141 if whoever reads has left before the end."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
@@ -932,13 +932,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     options = parser.parse_args(arguments)
+    code = 141  # if the output cannot be written, as of a program that SIGPIPE has ended
     try:
-        code: int = options.run(options)
+        code = options.run(options)
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         _progress("")
         return 130

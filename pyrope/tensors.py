@@ -60,6 +60,8 @@ def as_bits(array: NumPyArray) -> NumPyArray:
 def atomic_path(path: PathLike) -> Iterator[Path]:
     """A path to write to, which becomes ``path`` at the end; after an error or Ctrl-C the draft is removed."""
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():  # a device would be replaced by a file
+        raise ValueError(f"{path} is no regular file: name a new file, or one that may be replaced")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         yield draft
@@ -93,10 +95,13 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
             order = "" if stored == stored.newbyteorder("<") else "big-endian "
             actual = f"{order}{stored.name} of shape {stored_shape}"
             raise ValueError(f"{what} must be {native}{bits} of shape {shape}, was {actual}")
-        # Nothing is allocated before this line, because a header may claim any size.
+        # Nothing is allocated before this line: a header may claim any size, and so may the size of the file.
+        there = os.fstat(file.fileno()).st_size - file.tell()
+        if there != math.prod(shape) * wanted.itemsize:
+            raise ValueError(
+                f"{what}: {path} must hold {math.prod(shape)} numbers of {wanted.itemsize} bytes, has {there} bytes"
+            )
         data = np.fromfile(file, wanted)
-        if data.size != math.prod(shape) or file.read(1):
-            raise ValueError(f"{what}: {path} must hold {math.prod(shape)} numbers, has {data.size}")
     return data.astype(native, copy=False).reshape(shape, order="F" if fortran else "C").view(dtype)
 
 

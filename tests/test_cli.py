@@ -120,8 +120,9 @@ def test_wrong_words_exit_with_2(capsys, arguments):
     assert re.fullmatch(r"pyrope( table)?: error: .*; see pyrope( table)? --help\n", captured.err) and not captured.out
 
 
-@pytest.mark.parametrize("size, read", [(8192, 1), (8, 0)])  # while it is written, and when all is in a buffer still
-def test_a_reader_that_stops_early_is_no_error(size, read, monkeypatch):
+# While it is written, as of a program that SIGPIPE has ended; and when all is done, and in a buffer still.
+@pytest.mark.parametrize("size, read, code", [(8192, 1, 141), (8, 0, 0)])
+def test_a_reader_that_stops_early_is_told_nothing(size, read, code, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     run = subprocess.Popen(
         [sys.executable, "-m", "pyrope", "table", "--head-dim", str(size), "--base", "1e4", "--layout", "half"],
@@ -129,7 +130,7 @@ def test_a_reader_that_stops_early_is_no_error(size, read, monkeypatch):
     )  # fmt: skip
     run.stdout.read(read)
     run.stdout.close()
-    assert run.stderr.read() == b"" and run.wait() == 0
+    assert run.stderr.read() == b"" and run.wait() == code
     run.stderr.close()
 
 
@@ -177,6 +178,18 @@ def test_the_words_of_a_shell_are_read_from_the_first_on(tmp_path):
         "check", f"{tmp_path / 'mine.py'}:turn", *ROPE
     )  # hands its words to another process
     assert (code, errors) == (1, "") and "not rotated" in output
+
+
+def test_a_verdict_is_not_lost_with_its_reader(tmp_path, monkeypatch):
+    """As in ``pyrope check … | head``, where whoever reads has left before anything is printed."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (tmp_path / "mine.py").write_text("def turn(x, positions):\n    return x\n")
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "pyrope", "check", f"{tmp_path / 'mine.py'}:turn", *ROPE]
+    run = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, timeout=300)
+    os.close(write)
+    assert (run.returncode, run.stderr) == (1, b"")
 
 
 def test_help_in_a_terminal_that_knows_only_ascii():

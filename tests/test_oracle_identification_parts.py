@@ -227,6 +227,23 @@ def test_several_axes():
         found(turning(), axes=65)
 
 
+@pytest.mark.parametrize("offset", [-7, 2, 3, 10])
+def test_several_axes_with_an_offset(offset):
+    """Which axis turns a pair is told by how far it turns from position 0 on, wherever it is there."""
+    one = found(turning(offset=offset), axes=2)
+    assert one.axes == (0, 1) and one.offset == pytest.approx(offset)
+
+
+def test_axes_that_turn_nothing():
+    """As where a text model is handed positions (3, n): all pairs by the first axis, or none by the last."""
+    for reads, expected in (((0, 0), (2, 0, 0)), ((0, 1), (1, 1, 0))):
+        one = found(lambda x, m, reads=reads: turning()(x, m[list(reads)]), axes=3)
+        assert one.axes == reads and one.rope == Rope(4, 100.0, "half", axes=Axes("sections", expected))
+        assert not one.precision.startswith("cannot tell")
+    last = found(lambda x, m: turning()(x, m[[2, 2]]), axes=3)
+    assert last.axes == (2, 2) and last.rope == Rope(4, 100.0, "half", axes=Axes("sections", (0, 0, 2)))
+
+
 def test_suspects_and_failures():
     with pytest.raises(TypeError, match="suspects must be a list of ropes, was int"):
         found(turning(), suspects=3)
@@ -276,7 +293,7 @@ def test_offsets_of_no_pair():
     none = np.empty((0, 2), np.int64)
     read = Measured(Pairs(none, none, 0, 0.0), np.empty(0), np.empty(0), 1, 0.0, 0.0, 1.0, 100, 2.0**-53)
     assert module._offsets(np.eye(6)[None], read, np.empty(0, np.int64)) == ()
-    assert module._explanations(read, 6, np.empty(0, np.int64), ()) == ([], "")
+    assert module._explanations(read, 6, np.empty(0, np.int64), 2, ()) == ([], "")
 
 
 def test_features_that_stay_among_others_that_turn():

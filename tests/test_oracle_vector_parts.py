@@ -114,6 +114,10 @@ def test_vectors_are_written_into_a_directory_that_is_not_there_yet(two_cases, t
     assert not [path for path in target.parent.iterdir() if path != target]
     again = vectors.write_vectors(target)  # what holds nothing else is replaced
     assert again == manifest and not [path for path in target.parent.iterdir() if path != target]
+    (target / "mine").symlink_to(tmp_path)  # a folder, but not ours to delete
+    with pytest.raises(ValueError, match="holds something else than test vectors, such as mine:"):
+        vectors.write_vectors(target)
+    (target / "mine").unlink()
     (target / "mine.txt").write_text("keep me")
     with pytest.raises(ValueError, match="holds something else than test vectors, such as mine.txt"):
         vectors.write_vectors(target)

@@ -198,3 +198,12 @@ def test_links_are_followed_and_permissions_are_usual(tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "there" / "file").read_text() == "hello"
     (tmp_path / "usual").write_text("")
     assert (tmp_path / "there" / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "fifo")
+    for name in ("fifo", "link", "."):
+        with pytest.raises(ValueError, match="is no regular file: name a new file"), atomic_path(tmp_path / name):
+            raise AssertionError("nothing is written")
+    assert (tmp_path / "fifo").is_fifo()

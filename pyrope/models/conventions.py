@@ -373,7 +373,7 @@ def still_layers(config: Source) -> list[int]:
     """
     config = _load(config)
     convention, count = _convention(config), config.get("num_hidden_layers")
-    count = count if isinstance(count, int) else 0
+    count = checks.size("num_hidden_layers", count, 0) if isinstance(count, int) else 0
     types, ropes = _words(config.get("layer_types")), config.get("rope_parameters")
     turned: Any = config.get("no_rope_layers") or config.get("layer_rope_theta")
     if not isinstance(turned, list | tuple):
@@ -446,8 +446,8 @@ def _need(config: Json, keys: Sequence[str], what: str) -> Any:
 def _rope_parameters(config: Json, convention: Convention, layer_type: str | None) -> dict[str, Any]:
     """The rope dict of a config in its new flat form: with rope_type, rope_theta and fraction, without nulls."""
     raw = _first(config, ("rope_parameters", "rope_scaling"), {})
-    if not isinstance(raw, Mapping):
-        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict, was {raw!r}")
+    if not isinstance(raw, Mapping) or None in raw:
+        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict with words as its keys, was {raw!r}")
     if config.get("rope_scaling") not in (None, raw):
         raise ValueError("the config has both rope_parameters and rope_scaling, and they differ: keep one")
     nested = any(isinstance(value, Mapping) for value in raw.values())

@@ -24,6 +24,8 @@ from .rules import Explanation, is_round, layout_of, low_precision, rules, rules
 from .sample import graded, take_sample
 from .tolerance import LOW_ANGLE
 
+_WIDEST = 2048  # features: R(m) at some 60 positions takes 500·d² bytes
+
 
 @dataclass(frozen=True)
 class Identification:
@@ -118,6 +120,8 @@ def identify(
     """
     axes = None if axes is None else checks.integer("axes", axes, 1, 64)
     probe = Probe(fn, head_dim, np.float32 if dtype is None else dtype, max_position, axes)
+    if probe.head_dim > _WIDEST:
+        raise ValueError(f"head_dim must be at most {_WIDEST} where R(m) is read whole, was {head_dim}")
     if not isinstance(suspects, Iterable):
         raise TypeError(f"suspects must be a list of ropes, was {type(suspects).__name__}")
     suspects = tuple(check_rope(rope) for rope in suspects)
@@ -132,7 +136,7 @@ def identify(
         notes.append(f"no rotation: {odd}{skew}")
         matches, narrow = list[Explanation](), ""
     else:
-        matches, narrow = _explanations(measured, head_dim, axis, suspects)
+        matches, narrow = _explanations(measured, head_dim, axis, axes or 1, suspects)
         notes += _still(measured, head_dim, axis) if layout == "none" and not matches else []
     rope = next((match.rope for match in matches if match.rope is not None), None)
     legible = measured.legible
@@ -203,11 +207,11 @@ def _offsets(operator: Float64, measured: Measured, axis: Int64) -> tuple[float,
 
 
 def _explanations(
-    measured: Measured, head_dim: int, axis: Int64 | None, suspects: tuple[Rope, ...]
+    measured: Measured, head_dim: int, axis: Int64 | None, count: int, suspects: tuple[Rope, ...]
 ) -> tuple[list[Explanation], str]:
     """The rules that have these frequencies, and the dtype that they were rounded to, if that is narrow."""
     if axis is not None:
-        return rules_of_axes(measured, head_dim, axis) if len(axis) else [], ""
+        return rules_of_axes(measured, head_dim, axis, count) if len(axis) else [], ""
     matches = rules(measured, head_dim, suspects)
     if matches or layout_of(measured.pairs, head_dim)[0] == "none":
         return matches, ""

@@ -118,12 +118,12 @@ def growth_of(operator: Float64, pairs: Pairs, positions: Int64) -> Float64 | No
 def axis_of_pairs(probe: Probe, measured: Measured) -> Int64:
     """Which axis of the positions turns each pair, (k,): the one that, alone, turns it as far as all do."""
     top, axes, far = probe.max_position, probe.axes or 1, []
-    at = np.array([top, top // 2, top // 3, min(7, top)])
+    at = np.array([0, top, top // 2, top // 3, min(7, top)])
     for axis in range(axes):
         positions = np.zeros((axes, len(at)), np.int64)
         positions[axis] = at
         turned = phases(probe.operator(positions), measured.pairs)
-        off = turned - measured.direction * at[:, None] * measured.theta
+        off = turned - turned[0] - measured.direction * at[:, None] * measured.theta
         far.append(np.square(np.abs(np.exp(1j * off) - 1)).sum(axis=0))
     return np.asarray(np.argmin(far, axis=0))
 

@@ -226,8 +226,8 @@ def _with_factor(rope: Rope, measured: Measured) -> Rope:
     return replace(rope, scaling=replace(rope.scaling, attention_factor=factor))
 
 
-def rules_of_axes(measured: Measured, head_dim: int, axis: Int64) -> list[Explanation]:
-    """The rules that explain what was measured of pairs that these axes turn, (p,); as `rules`, with axes.
+def rules_of_axes(measured: Measured, head_dim: int, axis: Int64, count: int) -> list[Explanation]:
+    """The rules that explain what was measured of pairs that these of so many axes turn, (p,); as `rules`, with axes.
 
     One series of frequencies is taken: that of all pairs, or of the axis that has the most of them. A rule explains it
     if, with the same numbers, it has the frequencies of all pairs.
@@ -237,7 +237,7 @@ def rules_of_axes(measured: Measured, head_dim: int, axis: Int64) -> list[Explan
     if layout == "none":
         return []
     found = []
-    for axes in _dealings(axis):
+    for axes in _dealings(axis, count):
         index = np.array([j for _, j in axes.assign(p)])
         own = axis == np.bincount(axis).argmax() if axes.series == "own" or axes.style == "axial" else axis >= 0
         order = np.flatnonzero(own)[np.argsort(index[own])]
@@ -255,15 +255,15 @@ def rules_of_axes(measured: Measured, head_dim: int, axis: Int64) -> list[Explan
     return found
 
 
-def _dealings(axis: Int64) -> Iterator[Axes]:
-    """The ways to say that these axes turn the pairs, the simplest first."""
-    p, counts = len(axis), np.bincount(axis).tolist()
+def _dealings(axis: Int64, count: int) -> Iterator[Axes]:
+    """The ways to say that these of so many axes turn the pairs, the simplest first."""
+    p, counts = len(axis), np.bincount(axis, minlength=count).tolist()
     styles = [Axes(style, counts) for style in ("sections", "interleaved")] if len(counts) > 1 else []
     styles = [axes for axes in styles if [a for a, _ in axes.assign(p)] == axis.tolist()]
     if p > 1 and set(axis.tolist()) == set(range(len(counts))):
         styles.append(Axes("listed", axis.tolist()))
     yield from styles[:1]
-    if p % 2 == 0 and axis.tolist() == [0] * (p // 2) + [1] * (p // 2):
+    if p % 2 == 0 and count == 2 and axis.tolist() == [0] * (p // 2) + [1] * (p // 2):
         yield from (Axes("axial"), Axes("pixtral"))
     yield from (replace(axes, series="own") for axes in styles[:1])
 

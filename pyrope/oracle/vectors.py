@@ -160,12 +160,13 @@ def _check_replaceable(target: Path) -> None:
         return
     if not target.is_dir():
         raise ValueError(f"{target} must be a directory, or nothing yet")
-    there = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
-    own = {"manifest.json", *read_json(target)["files"]} if "manifest.json" in there else set()
-    if foreign := sorted(there - own):
-        raise ValueError(
-            f"{target} holds something else than test vectors, such as {foreign[0]}: name an empty or a new directory"
-        )
+    own = {"manifest.json", *read_json(target)["files"]} if (target / "manifest.json").is_file() else set()
+    for path in target.rglob("*"):
+        name = path.relative_to(target).as_posix()
+        if name not in own and (path.is_symlink() or not path.is_dir()):
+            raise ValueError(
+                f"{target} holds something else than test vectors, such as {name}: name an empty or a new directory"
+            )
 
 
 def _replace(draft: Path, target: Path) -> None:
