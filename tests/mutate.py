@@ -45,7 +45,7 @@ CONCERN = {
     "parallel": "parallel_threads", "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
     "models/conventions": "checkpoints", "models/families": "checkpoints", "models/files": "folders", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
     "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
-    "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure", "cli": "cli_options",
+    "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure oracle_identification_parts", "cli": "cli_options",
     "oracle/backward_faults": "oracle_backward",
     "oracle/gradients": "oracle_noise", "oracle/probe": "oracle_probe_calls", "oracle/isolation": "oracle_isolation_parts",
     "oracle/identification": "oracle_identification_parts",

@@ -260,6 +260,74 @@ def test_a_backward_pass_is_the_transpose():
     assert check_rotation(other, INTERLEAVED, backward=True).verdict == "wrong"  # there is no other order of a gradient
 
 
+def test_a_backward_pass_with_the_other_sign_has_a_name_of_its_own():
+    report = check_rotation(lambda g, m: -turn(g, -angles(m)), ROPE, backward=True)
+    words = "at every position all outputs are those expected, with the other sign"
+    assert len(report.findings) == 1 and words in report.findings[0].evidence
+    forward = check_rotation(lambda x, m: -right(x, m), ROPE)
+    assert forward.verdict == "equivalent" and words not in str(forward)
+
+
+# --- Positions that a function takes ---
+
+
+@pytest.mark.parametrize("size", [2, 3, 100, 999])
+def test_a_table_that_is_too_short_is_measured(size):
+    def fn(x, m):
+        if max(m) >= size:
+            raise IndexError("out of range")
+        return right(x, m)
+
+    report = check_rotation(fn, ROPE, max_position=1000)
+    start = f"it takes positions up to {size - 1}, and raises from {size} on: "
+    assert report.verdict == "not judged" and report.failure.fix.startswith(start)
+    assert f"give max_position={size - 1} (--max-position {size - 1})" in report.failure.fix
+
+
+def test_what_raises_otherwise_has_no_short_table():
+    def always(x, m):
+        raise IndexError("out of range")
+
+    def odd_rows(x, m):  # whatever the positions are
+        if len(m) != 4:
+            raise IndexError("out of range")
+        return right(x, m)
+
+    def large(x, m):
+        if max(m) > 99:
+            raise MemoryError("a table of some terabytes")
+        return right(x, m)
+
+    for fn in (always, odd_rows, large):
+        report = check_rotation(fn, ROPE, max_position=1000)
+        assert report.verdict == "not judged" and "it takes positions up to" not in report.failure.fix
+
+
+@pytest.mark.parametrize("length, largest", [(1, 1), (2, 1), (3, 2), (64, 63)])
+def test_a_rope_that_depends_on_the_length_is_asked_within_it(length, largest):
+    rope, asked = Rope(D, 10000.0, "half", scaling=DynamicNTK(2.0, 32, length)), []
+
+    def fn(x, m):
+        asked.append(int(max(m)))
+        return pyrope.rotate(x, m, rope)
+
+    assert check_rotation(fn, rope).verdict == "right" and max(asked) == largest
+
+
+def test_the_least_position_is_0_or_below():
+    assert check_rotation(right, ROPE, min_position=0).verdict == "right"
+    for least in (1, 5):
+        with pytest.raises(ValueError, match=f"min_position must be 0, or negative .*, was {least}"):
+            check_rotation(right, ROPE, min_position=least)
+
+
+def test_what_is_left_of_positions_whose_offset_is_lost():
+    for given, left in (([5, 6, 7, 2, 3, 4, 9], [0, 1, 2, 0, 1, 2, 0]), ([0, 1, 2], [0, 1, 2]), ([3, 3, 4], [0, 0, 1]),
+                        ([9, 4, 17], [0, 0, 0]), ([7], [0])):  # fmt: skip
+        assert checking._from_zero(np.array(given)).tolist() == left
+    assert checking._from_zero(np.array([[4, 5, 9], [1, 2, 3]])).tolist() == [[0, 1, 0], [0, 1, 2]]
+
+
 def test_calls_of_seven_rows_stand_for_what_is_wrong_in_long_ones():
     report = check_rotation(lambda x, m: right(x, m) if len(m) < 40 else x.copy(), ROPE)
     assert report.faults == ("some lengths wrong",) and report.precision == "rounded once"
