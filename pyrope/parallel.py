@@ -79,6 +79,7 @@ def fail_together(comm: Any) -> Iterator[None]:
 
     Without it, the other ranks would wait forever for messages of the one that failed or left.
     """
+    _mpi(comm)
     with _aborting(comm):
         leaving = None
         try:

@@ -32,7 +32,7 @@ from .parallel import SCHEMES, shard_positions
 from .phase import cos_sin
 from .rotation import decay, rotate, rotation_matrix
 from .softmax import attention, attention_scores
-from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, wavelengths
+from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, wavelengths
 
 Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
 SUFFIXES = (".png", ".svg")
@@ -183,11 +183,15 @@ def scaled_ropes(factor: float = 8.0, original_length: int = 4096, head_dim: int
     return {name: replace(plain, scaling=scaling).at(longest) for name, scaling in scalings.items()}
 
 
+def _rope(rope: Rope | None, usual: Rope) -> Rope:
+    return usual if rope is None else check_rope(rope)
+
+
 def _compared(rope: Rope | None) -> dict[str, Rope]:
     """All rescalings, or one rope and the same rope without its rescaling."""
     if rope is None:
         return scaled_ropes()
-    if rope.scaling is None:
+    if check_rope(rope).scaling is None:
         return {"none": rope}
     return {"none": replace(rope, scaling=None), type(rope.scaling).__name__: rope}
 
@@ -219,7 +223,7 @@ def wavelengths_figure(rope: Rope | None = None) -> Figure:
 
 def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 12) -> Figure:
     """Long-term decay: the curve of Figure 2, and scores, which stay below the bound that it gives."""
-    rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(_length(distances))
+    rope, at = _rope(rope, Rope(128, 10000.0, "interleaved")), np.arange(_length(distances))
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
     curve = decay(at, rope)
@@ -279,7 +283,7 @@ def _score(distances: Any, rope: Rope) -> Float64:
 
 def precision_figure(rope: Rope | None = None, octaves: int = 20, samples: int = 48) -> Figure:
     """The error of cos mθ and sin mθ by position, for the usual ways to lose digits."""
-    rope = rope or Rope(128, 10000.0, "half")
+    rope = _rope(rope, Rope(128, 10000.0, "half"))
     figure, (axes,) = _figure(
         f"How precision dies with position, d = {rope.width}, base {rope.base:g}", 1, 1, (7.6, 4.8)
     )
@@ -318,7 +322,7 @@ def precision_errors(rope: Rope, octaves: int, samples: int) -> dict[str, tuple[
 
 def attention_figure(rope: Rope | None = None, length: int = 48, noise: float = 0.5, seed: int = 0) -> Figure:
     """The weights of causal softmax attention without positions and with RoPE, Eq. (2)."""
-    rope = rope or Rope(64, 10000.0, "half")
+    rope = _rope(rope, Rope(64, 10000.0, "half"))
     q, k = _vectors(_length(length), rope.head_dim, noise, seed)
     at = np.arange(length)
     maps = {
@@ -344,7 +348,7 @@ def softmax_weights(q: Float64, k: Float64) -> Float64:
 
 def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0, seed: int = 0) -> Figure:
     """The effective weights and the row sums of Eq. (19), beside softmax."""
-    rope = rope or Rope(16, 100.0, "half")  # small: every pair turns within the picture, so that weights go below 0
+    rope = _rope(rope, Rope(16, 100.0, "half"))  # small: every pair turns in the picture, so that weights go below 0
     q, k = _vectors(_length(length), rope.head_dim, noise, seed)
     at, visible = np.arange(length), np.tri(length, dtype=bool)
     softmax = softmax_weights(rotate(q, at, rope), rotate(k, at, rope))
@@ -375,6 +379,8 @@ def time_figure(
 ) -> Figure:
     """Time over length, softmax against linear attention, measured while the picture is drawn."""
     lengths = [_length(n) for n in lengths]
+    if not lengths:
+        raise ValueError("lengths must be at least one, were none: give some, such as (256, 512)")
     seconds = _times_with_one_thread(lengths, heads, head_dim, rounds)
     title = f"Time of causal attention over its length ({heads} heads × {head_dim}, float32, NumPy)"
     figure, (axes,) = _figure(title, 1, 1, (7.2, 4.8))
@@ -469,8 +475,11 @@ def operator_figure(
     """
     if candidate is not None and rope is None:
         raise ValueError("a candidate needs the rope that it is meant to be: give rope=")
-    fn, rope = candidate or roformer_repeat, rope or Rope(16, 10000.0, "half")
-    position = checks.integer("position", position, 0)
+    fn, rope = candidate or roformer_repeat, _rope(rope, Rope(16, 10000.0, "half"))
+    if candidate is None and rope.axes is not None:
+        what = f"without a candidate this picture is of ropes with one axis, this one has {rope.axes.count}"
+        raise ValueError(f"{what}: give candidate=, or draw it by pyrope check --plot")
+    position = checks.integer("position", position, 0, checks.MAX_POSITION)
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
     actual, expected = operator_of(fn, rope, at, dtype), rotation_matrix(at, rope)
     where = at.tolist() if at.ndim == 0 else tuple(at.tolist())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 from bisect import bisect_left
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,7 +20,10 @@ from pyrope import Axes, Rope, definition, encodings
 from pyrope.models.architecture import Config, Weights
 from pyrope.models.conventions import still_layers
 from pyrope.models.text import load_tokenizer
-from pyrope.oracle.traces import diff_traces, read_trace
+from pyrope.oracle.adapters import cached
+from pyrope.oracle.traces import diff_traces, read_trace, write_trace
+from pyrope.oracle.vector_cases import Own, cases
+from pyrope.oracle.vectors import verify_vectors, write_vectors
 from pyrope.tensors import load_npy, load_safetensors, save_npy
 
 AXES = Rope(8, 10000.0, "half", axes=Axes("sections", (2, 1, 1)))
@@ -358,6 +364,133 @@ def test_traces_of_any_size(size):
 def test_traces_are_real_numbers_by_name(bad):
     with pytest.raises(TypeError, match="a trace must be NumPy arrays of real numbers by name, .* was"):
         diff_traces(bad, bad)
+
+
+HALF = Rope(16, 10000.0, "half")
+CHECKS = {
+    "softmax": (
+        pyrope.check_attention,
+        {"rope": HALF, "head_dim": 16},
+        lambda q, k, v, at: pyrope.attention(*(pyrope.rotate(x, at[:, None], HALF) for x in (q, k)), v, causal=True),
+    ),
+    "linear": (
+        pyrope.check_linear_attention,
+        {"rope": HALF},
+        lambda q, k, v, at: pyrope.linear_attention(q, k, v, at, HALF, causal=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("calls", [0, 5, 11])
+def test_a_backward_pass_that_fails_later_is_not_judged(name, calls):
+    """The last time, in a call that it has answered before."""
+    (check, options, _), made = CHECKS[name], itertools.count()
+
+    def fails(q, k, v, *rest):
+        if next(made) >= calls:
+            raise RuntimeError("no more")
+        return q, k, v
+
+    report = check(fails, backward=True, **options)
+    assert report.verdict == "not judged" and "RuntimeError (no more)" in report.failure.reason
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("value", [np.inf, np.nan, np.finfo(np.float64).max])
+def test_no_number_makes_a_check_warn(name, backward, value):
+    """Warnings are errors in tests."""
+    check, options, _ = CHECKS[name]
+
+    def fn(q, k, v, *rest):
+        return (q, np.full_like(k, value), v) if backward else np.full_like(q, value)
+
+    assert check(fn, backward=backward, dtype=np.float64, **options).verdict == "wrong"
+
+
+class Named:
+    """A right candidate with attributes of its own."""
+
+    def __init__(self, fn, starts):
+        self.fn, self.starts = fn, starts
+
+    def __call__(self, *arguments):
+        return self.fn(*arguments)
+
+
+@pytest.mark.usefixtures("needed_trials")
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("starts", [1, None, (5,) * 4, "mock"])
+def test_attributes_of_a_candidate_mean_nothing(name, starts):
+    """What the adapters say about a candidate, they say by its type."""
+    check, options, right = CHECKS[name]
+    fn = MagicMock(side_effect=right) if starts == "mock" else Named(right, starts)
+    assert check(fn, **options).verdict == "right"
+
+
+@pytest.mark.parametrize("cache", ["no", 0, 1, [], np.True_])
+@pytest.mark.parametrize("backward", [False, True])
+def test_cache_is_a_flag_or_none(cache, backward):
+    with pytest.raises(TypeError, match="cache must be True, False or None, was"):
+        pyrope.check_attention(len, cache=cache, backward=backward)
+
+
+class Odd(np.ndarray):
+    """Zeros that are equal to everything."""
+
+    def __sub__(self, other):
+        return np.zeros(self.shape)
+
+    __rsub__ = __sub__
+
+
+def test_arithmetic_of_an_output_is_not_trusted(tmp_path):
+    own = Own(HALF)
+    write_vectors(tmp_path / "v", "rotation", own=own, dtype="float32")
+    zeros = {case.name: np.zeros(case.x.shape, np.float32) for case in cases("rotation", own, "float32")}
+    odd = {name: array.view(Odd) for name, array in zeros.items()}
+    masked = {name: np.ma.masked_all_like(array) for name, array in zeros.items()}
+    assert {report.verdict for report in verify_vectors(tmp_path / "v", odd)} == {"wrong"}
+    for report in verify_vectors(tmp_path / "v", masked):
+        assert report.verdict == "not judged" and "was MaskedArray" in report.failure.reason
+    trace = {"q": np.ones((2, 4))}
+    assert diff_traces(trace, {"q": np.zeros((2, 4)).view(Odd)}).verdict == "wrong"
+
+
+def test_vectors_of_the_largest_numbers_do_not_warn(tmp_path):
+    write_vectors(tmp_path, "rotation", own=Own(HALF, max_position=63), dtype="float64")
+    entry = json.loads((tmp_path / "manifest.json").read_text())
+    for case in entry["cases"]:
+        file = tmp_path / case["tensors"]["x"]["npy"]
+        save_npy(file, np.full(case["tensors"]["x"]["shape"], np.finfo(np.float64).max))
+        entry["files"][case["tensors"]["x"]["npy"]] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps(entry))
+    outputs = {case["name"]: np.zeros(case["tensors"]["y"]["shape"]) for case in entry["cases"]}
+    assert {report.verdict for report in verify_vectors(tmp_path, outputs)} == {"wrong"}
+
+
+# --- Wrong exceptions ---
+
+TABLE = np.arange(20.0).reshape(10, 2)
+REFUSED = {
+    "own must be None or Own[(]rope[)], with a rope of your own, was Rope": lambda path: write_vectors(path / "v", own=HALF),
+    "a trace must be NumPy arrays of real numbers by name, 'a' was MaskedArray": lambda path: diff_traces(*[{"a": np.ma.masked_array(X)}] * 2),
+    "arrays must be a dict of arrays by name, was NoneType": lambda path: write_trace(path / "t.safetensors", None),
+    "positions must be integers, none of them masked, were float64": lambda path: cached(TABLE)(np.array([1.0])),
+    "positions must be integers, were str": lambda path: cached(TABLE)("ab"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_is_refused_is_refused_in_words(says, tmp_path):
+    with pytest.raises(TypeError, match=says):
+        REFUSED[says](tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_rows_of_tables_by_a_list():
+    assert cached(TABLE)([1, 2]).tolist() == TABLE[1:3].tolist()
 
 
 def test_the_definition_is_what_the_limits_protect():

@@ -21,7 +21,7 @@ from pyrope.oracle.adapters import (  # fmt: skip
     load_target,
     with_axes,
 )
-from pyrope.oracle.ask import Unreadable, counts
+from pyrope.oracle.ask import Unreadable, compiling, counts
 
 X = np.arange(24.0).reshape(2, 3, 4)
 AT = np.array([0, 5, 9])
@@ -132,6 +132,40 @@ def test_entries_of_tables_by_themselves(entries, first):
     assert out.dtype == np.float32 and np.array_equal(out, X + AT[:, None])
     with pytest.raises(ValueError, match=f'entries="{entries}" is for tables as wide as x, 4 features'):
         from_cos_sin(fn, lambda m: (m[:, None],), part="x", entries=entries)(X, AT)
+
+
+@pytest.mark.parametrize("entries", ["equal", "half", "interleaved"])
+def test_entries_of_tables_hide_nothing(entries):
+    """A changed input, and what is no array, reach the caller as they are."""
+    wide = lambda m: (np.ones((3, 4)) * m[:, None],)  # noqa: E731
+    x = X + 1
+
+    def spoils(x, cos):
+        out = x * cos
+        x[...] = 0
+        return out
+
+    out = from_cos_sin(spoils, wide, part="x", entries=entries)(x, AT)
+    assert np.array_equal(out, (X + 1) * AT[:, None]) and not x.any()
+    x = X.copy()
+    assert from_cos_sin(lambda x, cos: None, wide, part="x", entries=entries)(x, AT) is None
+    from_cos_sin(lambda x, cos: x * cos, wide, part="x", entries=entries)(x, AT)
+    assert np.array_equal(x, X)
+
+
+def test_autograd_hands_options_on():
+    """The signature of what is differentiated says which there are."""
+
+    def fn(q, k, v, at, mask=None):
+        return q * mask
+
+    def product(fn, inputs, g):
+        return [fn(*inputs) * g] * 3
+
+    for made in (fn, compiling(fn)):
+        backward = module._differentiated(made, "qkv", product, np.ones_like)
+        assert [*inspect.signature(backward).parameters] == ["q", "k", "v", "at", "mask"]
+        assert [x.tolist() for x in backward(X, X, X, X, AT, mask=2)] == [(2 * X * X).tolist()] * 3
 
 
 def test_rows_of_tables():

@@ -1,5 +1,7 @@
 """check_sharding: right splits of every kind pass, every known mistake is named, and what cannot be judged is said."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -138,6 +140,15 @@ def test_any_partition_is_right_and_any_change_of_it_is_not(n, size, data):
         assert sharding._fault(n, wrong) is not None
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        return 1 // 0
+
+
+def unprintable(n, rank, size):
+    raise Unprintable
+
+
 @pytest.mark.parametrize(
     "candidate, reason",
     [
@@ -150,6 +161,8 @@ def test_any_partition_is_right_and_any_change_of_it_is_not(n, size, data):
         ),
         (lambda n, rank, size: slice(0, n), "TypeError: positions must be integers, were slice"),
         (lambda n, rank: [], "TypeError"),
+        (lambda n, rank, size: sys.exit(0), "SystemExit: 0"),
+        (unprintable, "Unprintable: a message that cannot be printed: ZeroDivisionError"),
     ],
 )
 def test_what_cannot_be_judged(candidate, reason):
@@ -159,6 +172,14 @@ def test_what_cannot_be_judged(candidate, reason):
     assert report.failure.fix.startswith(fix)
     with pytest.raises(NotJudged):
         assert_sharding(candidate)
+
+
+def test_ctrl_c_is_no_failure_of_the_function():
+    def interrupted(n, rank, size):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_sharding(interrupted)
 
 
 def test_a_function_is_needed():

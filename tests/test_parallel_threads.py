@@ -295,6 +295,15 @@ def test_positions_that_all_ranks_can_have():
         parallel._check_spans([[2, 10, 12], [2, 10, 11]])
 
 
+def test_what_is_no_communicator_is_refused_before_the_program():
+    def body(comm):
+        with parallel.fail_together(None):
+            raise AssertionError("it must not begin")
+
+    (error,) = on_ranks(1, body)[0]
+    assert isinstance(error, TypeError) and "comm must be a communicator, such as" in str(error)
+
+
 def test_ranks_that_end_together(capsys):
     def body(comm, error=None):
         with parallel.fail_together(comm):

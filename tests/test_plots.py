@@ -13,6 +13,7 @@ from pyrope import Axes, Linear, Rope, YaRN, plots
 FigureCanvasAgg = needed("matplotlib.backends.backend_agg").FigureCanvasAgg
 
 ROPE = Rope(8, 10000.0, "half")
+GRID = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))
 TINY = {
     "shift": {},
     "cosines": {},
@@ -261,7 +262,7 @@ def test_operator_is_what_the_candidate_does():
 
 
 def test_operator_of_several_axes_has_another_position_on_each():
-    rope = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))
+    rope = GRID
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m[::-1], rope), rope, position=7, dtype=np.float64)
     expected, actual, _ = (axes.images[0].get_array() for axes in _panels(figure))
     np.testing.assert_array_equal(expected, pyrope.rotation_matrix([7, 8, 9], rope))
@@ -280,6 +281,9 @@ def test_operator_of_a_candidate_that_returns_nan():
         ("operator", {"candidate": lambda x, m: x}, "a candidate needs the rope"),
         ("operator", {"candidate": lambda x, m: x[0], "rope": ROPE}, "the candidate cannot be drawn: it returns shape"),
         ("operator", {"position": -1}, "position must be"),
+        ("operator", {"position": 10**30}, "position must be at most 2.31, was 1000"),
+        ("operator", {"rope": GRID}, "without a candidate this picture is of ropes with one axis, this one has 3"),
+        ("time", {"lengths": ()}, "lengths must be at least one, were none"),
         ("rotation", {"vector": (0.0, 0.0)}, "vector must be two numbers, not both 0"),
         ("rotation", {"vector": (1.0,)}, "vector must be two numbers"),
         ("decay", {"distances": 1}, "length must be"),
@@ -295,6 +299,13 @@ def test_misuse_is_refused_in_words(tmp_path, name, options, said):
     with pytest.raises(ValueError, match=said):
         plots.draw(name, tmp_path / "x.png", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["wavelengths", "decay", "scores", "precision", "attention", "linear", "operator"])
+@pytest.mark.parametrize("rope", [3, 0, "half"])
+def test_a_rope_is_a_rope(tmp_path, name, rope):
+    with pytest.raises(TypeError, match="rope must be a Rope, was (int|str)"):
+        plots.draw(name, tmp_path / "x.png", rope=rope)
 
 
 def test_the_same_picture_is_the_same_file(tmp_path):

@@ -49,7 +49,7 @@ import numpy as np
 from .. import checks
 from ..backend import from_numpy, get, to_numpy
 from ..tensors import NumPyArray, dtype_named, load_npy, save_npy
-from .ask import Unreadable, compiling, counting, hand_over, last_call
+from .ask import Counted, Unreadable, compiling, counting, hand_over, last_call, wrapping
 
 Function: TypeAlias = Callable[..., Any]
 Candidate: TypeAlias = Callable[[NumPyArray, NumPyArray], NumPyArray]
@@ -80,8 +80,7 @@ def _crossing(fn: Function, kind: type, there: Callable[[NumPyArray], Any], back
                 _write_back(x, back(after))
         return result
 
-    candidate.__wrapped__ = fn  # type: ignore[attr-defined]  # whose signature says whether it takes a mask
-    return candidate
+    return wrapping(candidate, fn)
 
 
 def _write_back(x: NumPyArray, after: NumPyArray) -> None:
@@ -107,13 +106,13 @@ def _differentiated(
         return fn
     count = _BACKWARD[checks.choice("backward", backward, tuple(_BACKWARD))]
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         given = arguments if count > 1 else (ones(arguments[0]), *arguments)
         inputs, g, rest = given[:count], given[count], given[count + 1 :]
-        gradients = product(lambda *x: hand_over(fn, *x, *rest), inputs, g)
+        gradients = product(lambda *x: hand_over(functools.partial(fn, **options), *x, *rest), inputs, g)
         return gradients if count > 1 else gradients[0]
 
-    return call
+    return wrapping(call, fn)
 
 
 def from_torch(fn: Function, *, device: Any = None, backward: str | None = None) -> Function:
@@ -260,13 +259,18 @@ def from_cos_sin(
     def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
         if entries == "equal":
             return turned(x, tables(positions))
-        every, feature, total = tables(positions), np.arange(x.shape[-1]), np.zeros(x.shape)
-        if any(np.shape(table)[-1] != x.shape[-1] for table in every):
+        every, feature = [np.asarray(table) for table in tables(positions)], np.arange(x.shape[-1])
+        if any(table.shape[-1] != x.shape[-1] for table in every):
             raise ValueError(f'entries="{entries}" is for tables as wide as x, {x.shape[-1]} features')
         first = feature < len(feature) // 2 if entries == "half" else feature % 2 == 0
+        total = np.zeros(x.shape)
         for own in (first, ~first):
-            result = turned(np.where(own, x, x.dtype.type(0)), [np.where(own, t, 0).astype(t.dtype) for t in every])
+            given = np.where(own, x, x.dtype.type(0))
+            result = turned(given, [np.where(own, t, 0).astype(t.dtype) for t in every])
+            if not isinstance(result, np.ndarray):
+                return result  # which is for the caller to refuse
             total = total + result.astype(np.float64)
+            _write_back(x, np.where(own, given, x))
         return total.astype(result.dtype)
 
     def turned(x: NumPyArray, every: Any) -> Any:
@@ -307,6 +311,7 @@ def cached(tables: Any, limit: int | None = None) -> Callable[[NumPyArray], Any]
         raise ValueError("a function that makes tables needs a limit: give the greatest length to call it with")
 
     def rows(positions: NumPyArray) -> Any:
+        positions = checks.positions("positions", positions)
         length = _length(positions, limit)
         made = hand_over(tables, length) if callable(tables) else tables
         several = isinstance(made, tuple | list)
@@ -372,14 +377,7 @@ def from_sequential(fn: Function, limit: int = 8192) -> Candidate:
             left = np.delete(left, first)
         return out
 
-    return _counts_from(0, candidate, fn)
-
-
-def _counts_from(first: int, candidate: Function, fn: Function) -> Function:
-    """The candidate, with what an attention check reads off it: where all its rows begin, and the options of fn."""
-    candidate.starts = (first,) * 4  # type: ignore[attr-defined]
-    candidate.__wrapped__ = fn  # type: ignore[attr-defined]
-    return candidate
+    return Counted(candidate, fn, 0)
 
 
 def _counted(
@@ -416,7 +414,7 @@ def from_offset(fn: Function) -> Candidate:
             _write_back(view, part)
         return np.concatenate(parts, axis=-2)
 
-    return _counts_from(3, candidate, fn)
+    return Counted(candidate, fn, 3)
 
 
 def _as_contiguous_as(x: NumPyArray, view: NumPyArray, shape: Sequence[int]) -> NumPyArray:

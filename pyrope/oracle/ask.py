@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .floats import UNIT
+from .floats import UNIT, plain
 from .report import Failure, shortened
 
 Candidate: TypeAlias = Callable[..., Any]
@@ -39,7 +39,7 @@ class Unreadable(TypeError, ValueError):
 
     def failure(self) -> Failure:
         """What a report says about it."""
-        fix = next((fix for words, fix in _FIXES[self.kind] if words in _words(self.__cause__)), "")
+        fix = next((fix for words, fix in _FIXES[self.kind] if words in message_of(self.__cause__)), "")
         return Failure(self.reason, self.received.removeprefix("for "), fix, self.__cause__)
 
 
@@ -80,7 +80,7 @@ _FIXES = {
 }  # fmt: skip
 
 
-def _words(error: BaseException | None) -> str:
+def message_of(error: BaseException | None) -> str:
     """The message of an exception, even of one that cannot be printed."""
     try:
         return "" if error is None else str(error)
@@ -115,11 +115,28 @@ def hand_over(fn: Candidate, *arguments: Any) -> Any:
 
 
 def _marked(fn: Candidate, mark: ContextVar[bool]) -> Candidate:
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         mark.set(True)
-        return fn(*arguments)
+        return fn(*arguments, **options)
 
+    return wrapping(call, fn)
+
+
+def wrapping(call: Candidate, fn: Candidate) -> Candidate:
+    """call, which hands its options on to fn: the signature of fn says which, such as a mask."""
+    call.__wrapped__ = fn  # type: ignore[attr-defined]
     return call
+
+
+class Counted:
+    """A candidate that counts its positions, so that all rows of a batch begin at one. It is a type of its own: a
+    user's function may have any attributes."""
+
+    def __init__(self, call: Candidate, fn: Candidate, first: int) -> None:
+        self.call, self.__wrapped__, self.starts = call, fn, (first,) * 4
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self.call(*arguments, **options)
 
 
 def compiling(fn: Candidate) -> Candidate:
@@ -173,7 +190,7 @@ def ask(
     except (KeyboardInterrupt, Unreadable):
         raise
     except BaseException as error:
-        lines = _words(error).splitlines() or ["no message"]
+        lines = message_of(error).splitlines() or ["no message"]
         words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"  # a program says most at its end
         raise Unreadable(f"raises {type(error).__name__} ({shortened(words)})", last_call(), "raised") from error
     finally:
@@ -185,10 +202,10 @@ def ask(
             raise Unreadable(f"changes the shape of {name} to {array.shape}", received, "reshaped")
         if array.dtype != before[name].dtype:
             raise Unreadable(f"changes the dtype of {name} to {array.dtype}", received, "reshaped")
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+    if (numbers := plain(out)) is None:
         what = "nothing" if out is None else f"{type(out).__name__}, which is no NumPy array,"
         raise Unreadable(f"returns {what}", received, "type")
-    out = out.view(np.ndarray)  # a subclass may have arithmetic of its own
+    out = numbers
     if out.dtype.name not in UNIT:
         raise Unreadable(f"returns {out.dtype}", received, "dtype")
     for name, array in given.items():

@@ -25,7 +25,7 @@ from .. import checks
 from ..backend import Array
 from ..definition import pairs
 from ..theta import Rope
-from .ask import Behaviour, Candidate, Unreadable, ask
+from .ask import Behaviour, Candidate, Counted, Unreadable, ask
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import ATTENTION, Measurements, other_ropes
 from .attention_steps import Steps
@@ -66,12 +66,14 @@ def check_attention(
     dtype = float_dtype(dtype)
     options = {"window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
     spec = make_spec(heads, heads if key_heads is None else key_heads, head_dim, causal, rope, **options)
+    if cache is not None and not isinstance(cache, bool):
+        raise TypeError(f"cache must be True, False or None, was {cache!r}")
     if cache and rope is not None:
         raise ValueError(
             "cache=True demands calls with fewer queries than keys, but with RoPE inside every token has a query: "
             "give incremental= instead, or leave cache out"
         )
-    spec = replace(spec, starts=getattr(fn, "starts", spec.starts))
+    spec = replace(spec, starts=fn.starts if isinstance(fn, Counted) else spec.starts)
     asked = GRADES.index(checks.choice("grade", grade, GRADES))
     if checks.flag("backward", backward):
         if cache or incremental is not None:
@@ -209,7 +211,7 @@ def _measure(evidence: AttentionEvidence, fn: Candidate | None) -> Measurements:
     added = evidence.tuned(lambda x: {"added": x}, np.geomspace(1e-6, 1, 7).tolist(), 30)
     caps = evidence.tuned(lambda x: {"cap": x}, np.geomspace(0.125, 256, 12).tolist())
     windows = evidence.windows()
-    if fn is None or hasattr(fn, "starts"):  # what counts its positions is not asked at those that tell the base best
+    if fn is None or isinstance(fn, Counted):  # what counts its positions is not asked at those that tell the base best
         ropes = tuple(measured_ropes(evidence, other_ropes(evidence.exam.spec.rope)))
     else:
         read = _read_ropes(fn, evidence)

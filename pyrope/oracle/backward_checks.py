@@ -331,14 +331,15 @@ class GradientCheck:
     behaviour: Behaviour = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @np.errstate(all="ignore")  # whatever the gradients are
     def report(self, fn: Candidate, spec: Spec, questions: Iterable[Question], grouped: Questions | None) -> Report:
         """Asks everything, key heads that are shared too, and judges the answers."""
         try:
             self._ask(fn, [(spec, question) for question in questions], grouped)
-        except Unreadable as error:
+            precision, wrong = self._judged()
+            findings = [self._behaviour(name, evidence) for name, evidence in self._watched(fn).items()]
+        except Unreadable as error:  # in a first call, or in one that was answered before
             return Report(self.kind.subject, self.expected, "not judged", failure=error.failure())
-        precision, wrong = self._judged()
-        findings = [self._behaviour(name, evidence) for name, evidence in self._watched(fn).items()]
         if "state between calls" not in self.behaviour:
             findings += self._explained(wrong)
         verdict = "wrong" if findings else "right"
@@ -411,8 +412,7 @@ class GradientCheck:
             self.behaviour["result overwritten"] = "gradients changed during the next call, with another g"
         for name in TENSORS:
             most = 2 * self._prediction(right[name]).allowed.worst
-            with np.errstate(all="ignore"):
-                same = (np.abs(again[name] - first.answers[name]) <= most) | (again[name] == first.answers[name])
+            same = (np.abs(again[name] - first.answers[name]) <= most) | (again[name] == first.answers[name])
             if not (same | (np.isnan(again[name]) & np.isnan(first.answers[name]))).all():
                 self.behaviour["state between calls"] = f"{name} of the same call differs later"
         return self.behaviour

@@ -28,6 +28,12 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     return known
 
 
+def plain(x: Any) -> np.ndarray[Any, Any] | None:
+    """The numbers of a NumPy array, without the arithmetic that a subclass may have of its own; None of anything else,
+    masked arrays among it."""
+    return x.view(np.ndarray) if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray) else None
+
+
 def to_bfloat16(x: Any) -> Any:
     """Values rounded to the 8 bits of bfloat16, kept as float32: NumPy alone has no such dtype."""
     bits = np.asarray(x, np.float32).copy().view(np.uint32)

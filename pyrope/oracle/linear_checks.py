@@ -18,7 +18,7 @@ import numpy as np
 from .. import checks
 from ..backend import Array
 from ..theta import Rope
-from .ask import Candidate
+from .ask import Candidate, Counted
 from .attention_checks import grouped_exams, grouped_questions, measured_ropes
 from .attention_evidence import AttentionEvidence, Exam, Kind
 from .attention_faults import LINEAR, USUAL_CHUNKS, Fields, Measurements, other_ropes
@@ -59,7 +59,7 @@ def check_linear_attention(
     asked = GRADES.index(checks.choice("grade", grade, GRADES))
     d, dtype = checks.instance("rope", rope, Rope).head_dim if head_dim is None else head_dim, float_dtype(dtype)
     spec = make_spec(heads, heads if key_heads is None else key_heads, d, causal, rope, dtype=dtype)
-    starts = getattr(fn, "starts", spec.starts)
+    starts = fn.starts if isinstance(fn, Counted) else spec.starts
     spec = replace(spec, feature_map=checks.choice("feature_map", feature_map, MAPS), starts=starts)
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from .. import checks
 from ..backend import on_host
+from .ask import message_of
 from .explain import Fault
 from .report import Failure, Report
 
@@ -152,14 +153,19 @@ def check_sharding(fn: Sharding) -> Report:
                 held = fn(n, rank, size)
                 calls += 1
                 shards.append(_row(checks.positions("positions", on_host(held))))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, too: it must not end the caller
             if (n, size) in UNEVEN and isinstance(error, ValueError | AssertionError):
                 refused.append(f"{n} tokens on {size} ranks")
                 continue
-            fix = "return the positions that a rank holds, as integers"
+            reason, fix = (
+                f"{type(error).__name__}: {message_of(error)}",
+                "return the positions that a rank holds, as integers",
+            )
             if calls == len(shards):  # it did not return
                 fix = "mend what the function raises; a ValueError may refuse a length that cannot be split"
-            failure = Failure(f"{type(error).__name__}: {error}", f"n={n}, rank={len(shards)}, size={size}", fix, error)
+            failure = Failure(reason, f"n={n}, rank={len(shards)}, size={size}", fix, error)
             return Report("sharding", expected, "not judged", failure=failure)
         if (fault := _fault(n, shards)) is not None:  # the first: a remainder would only hide what is wrong without one
             finding = fault.finding(_evidence(n, shards))

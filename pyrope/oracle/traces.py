@@ -23,7 +23,7 @@ import numpy as np
 from .. import checks
 from ..backend import Array, to_numpy
 from ..tensors import NumPyArray, PathLike, load_safetensors, save_safetensors
-from .floats import UNIT
+from .floats import UNIT, plain
 from .report import ErrorRow, Finding, Report
 
 Trace: TypeAlias = Mapping[str, NumPyArray]
@@ -35,6 +35,8 @@ _MOST = 2**22  # elements: in larger tensors other orders are not tried
 
 def write_trace(path: PathLike, arrays: Mapping[str, Array]) -> None:
     """Writes a trace, in this order of names; arrays on the GPU are copied to the host."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays must be a dict of arrays by name, was {type(arrays).__name__}")
     host = {name: to_numpy(array) for name, array in arrays.items()}
     save_safetensors(path, host, {"order": json.dumps(list(host))})
 
@@ -351,11 +353,12 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
 
 def _checked(trace: Trace) -> Trace:
     """The trace, if it is made of real numbers, as those in files are."""
-    for name, array in trace.items():
-        kind = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
-        if not isinstance(name, str) or not (kind in UNIT or (hasattr(array, "dtype") and array.dtype.kind in "biuf")):
+    arrays = {name: plain(np.asarray(x) if isinstance(x, np.generic) else x) for name, x in trace.items()}
+    for name, array in arrays.items():
+        if not isinstance(name, str) or array is None or not (array.dtype.name in UNIT or array.dtype.kind in "biuf"):
+            kind = type(trace[name]).__name__ if array is None else array.dtype.name
             raise TypeError(f"a trace must be NumPy arrays of real numbers by name, {name!r} was {kind}")
-    return trace
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[_Step]:

@@ -204,6 +204,8 @@ def cases(suite: str = "all", own: Own | None = None, dtype: str | None = None) 
     kinds = SUITES[checks.choice("suite", suite, tuple(SUITES))]
     if dtype is not None:
         checks.choice("dtype", dtype, tuple(BITS))
+    if own is not None and not isinstance(own, Own):
+        raise TypeError(f"own must be None or Own(rope), with a rope of your own, was {type(own).__name__}")
     if own is not None and own.rope.axes is not None:  # in attention positions are (b, n)
         kinds = tuple(kind for kind in kinds if kind.startswith("rotation"))
         if not kinds:

@@ -29,7 +29,7 @@ from .backward_faults import BACKWARD
 from .drawings import Readings
 from .examination import explained
 from .explain import Change, Fault, Hypothesis, findings
-from .floats import BITS
+from .floats import BITS, plain
 from .manifest import FORMAT, VERSION, npy_path, read_case, read_json, read_manifest, widened
 from .readings import errors_by_place
 from .recipes import recipe_of
@@ -187,6 +187,7 @@ def _replace(draft: Path, target: Path) -> None:
 # Judgement
 
 
+@np.errstate(all="ignore")  # whatever the vectors and the outputs are
 def verify_vectors(
     directory: PathLike, outputs: PathLike | Mapping[str, NumPyArray], *, only: str = "*"
 ) -> list[Report]:
@@ -201,8 +202,7 @@ def verify_vectors(
     read = [(case, y) for case, y in read if fnmatch.fnmatchcase(case.name, only)]
     if not read:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
-    with np.errstate(all="ignore"):  # whatever the outputs are
-        return [_judged(case, y, results, unknown) for case, y in read]
+    return [_judged(case, y, results, unknown) for case, y in read]
 
 
 class _Outputs:
@@ -223,10 +223,10 @@ class _Outputs:
         if self.arrays is None:
             dtype = np.dtype("uint16" if case.dtype == "bfloat16" else case.dtype)
             return widened(load_npy(self.directory / f"{case.name}.npy", case.name, shape, dtype), case.dtype)
-        array = self.arrays[case.name]
-        good = {case.dtype, "uint16"} if case.dtype == "bfloat16" else {case.dtype}
-        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.name not in good:
-            was = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        given = self.arrays[case.name]
+        array, good = plain(given), {case.dtype, "uint16"} if case.dtype == "bfloat16" else {case.dtype}
+        if array is None or array.shape != shape or array.dtype.name not in good:
+            was = type(given).__name__ if array is None else f"{array.dtype} of shape {array.shape}"
             raise ValueError(f"{case.name} must be {case.dtype} of shape {shape}, was {was}")
         return widened(array, case.dtype)
 

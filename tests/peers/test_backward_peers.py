@@ -75,6 +75,17 @@ def test_the_backward_pass_of_transformers_is_right(dtype):
         assert check_rotation(fn, HALF, dtype=DTYPES[dtype], backward=True).verdict == "right"
 
 
+def test_tables_of_torch_have_entries_by_themselves():
+    def tables(m):
+        angle = torch.from_numpy(m)[:, None] / BASE ** (torch.arange(0, D, 2) / D)
+        return angle.cos().tile(2).float(), angle.sin().tile(2).float()
+
+    g, m = np.random.default_rng(0).standard_normal((2, 5, D)).astype(np.float32), np.arange(5)
+    apply = from_torch(lambda x, cos, sin: apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=0)[0], backward="x")
+    equal, half = (from_cos_sin(apply, tables, part="x", entries=entries)(g, m) for entries in ("equal", "half"))
+    np.testing.assert_allclose(half, equal, rtol=0, atol=1e-6)
+
+
 class Forwards(torch.autograd.Function):
     """A kernel whose backward pass is its forward pass."""
 
@@ -234,6 +245,24 @@ def test_the_kernels_of_torch_are_right(backend, dtype):
 
     report = check_attention(from_torch(fn, backward="qkv"), dtype=DTYPES[dtype], backward=True)
     assert report.verdict == "right", report
+
+
+@pytest.mark.parametrize("ignored", ["", "mask", "segments"])
+def test_autograd_is_tried_with_masks_and_segments(ignored):
+    def fn(q, k, v, mask=None, segments=None):
+        seen = torch.ones((q.shape[-2],) * 2, dtype=torch.bool).tril()
+        if mask is not None and ignored != "mask":
+            seen = seen & mask
+        if segments is not None and ignored != "segments":
+            seen = seen & (segments[:, None, :, None] == segments[:, None, None])
+        rows = seen.any(-1)[..., None]  # a row that sees nothing is zeros
+        s = torch.where(seen, q @ k.transpose(-1, -2) * D**-0.5, torch.where(rows, -math.inf, 0.0))
+        return torch.where(rows, torch.softmax(s, -1), 0.0) @ v
+
+    options = {"heads": 2, "key_heads": 2, "head_dim": D}
+    report = check_attention(from_torch(fn, backward="qkv"), backward=True, **options)
+    assert report.verdict == ("wrong" if ignored else "right"), report
+    assert not any("no such argument" in note for note in report.notes)
 
 
 def test_gradients_of_jax_and_mlx():
