@@ -254,6 +254,44 @@ def test_right_answers_have_no_name():
     assert run(truth, module.decoding(drawn())) == ({}, [])
 
 
+def test_what_is_compared_of_a_call():
+    """A token whose own output may be anything, its row alone; and outputs that may be off by a share of themselves."""
+    question = drawn().random("", 9, batch=2)
+    right, whole = truth(question), ((9, 9),)
+    assert module._compared(EXAM, Trial("", question, whole), right) == ""
+    assert (
+        module._compared(EXAM, Trial("", question, whole), right[:, :, :8])
+        == "the shape is (2, 2, 8, 8), must be (2, 2, 9, 8)"
+    )
+    off = right.copy()
+    off[0, :, 4] = np.nan
+    assert module._compared(EXAM, Trial("", question, whole), off) and not module._compared(
+        EXAM, Trial("", question, whole, 4), off
+    )
+    assert np.isnan(off[0, :, 4]).all(), "the answer is as it was"
+    off[1, :, 4] = np.nan  # another row of the batch
+    assert module._compared(EXAM, Trial("", question, whole, 4), off)
+    spoilt = replace(question, q=question.q.copy())
+    spoilt.q[0, :, 4] = np.nan  # as its query was
+    assert module._compared(EXAM, Trial("", spoilt, whole, 4), right) == ""
+    for size, fine in ((1.1, True), (0.9, True), (1.3, False), (0.7, False)):
+        assert (module._compared(EXAM, Trial("", question, whole, slack=0.2), right * size) == "") is fine
+    assert module._compared(EXAM, Trial("", question, whole), right * 1.1)
+
+
+def test_positions_that_are_apart():
+    counts = drawn(ROPE).spec
+    assert module._apart(4, 99, replace(counts, starts=(5, 5))).tolist() == [[5, 6, 7, 8]]
+    apart = module._apart(4, 99, replace(counts, starts=(5, 7)))
+    assert apart.shape == (1, 4) and apart[0, 0] == 0 and (np.diff(apart) > 0).all() and (np.diff(apart) > 1).any()
+
+
+def test_a_batch_of_one_has_one_row():
+    made = named(module.orders(drawn(ROPE)))
+    assert shape(made["positions that start again, in a batch of one"])[0] == 1
+    assert shape(made["positions that start again"])[0] == 2
+
+
 def test_wrong_lengths_are_named_and_nothing_else_is_blamed():
     (fault, words), *others = run(spoilt(lambda q: q.q.shape[2] == 33))[0].items()
     assert (

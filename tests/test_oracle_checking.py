@@ -511,3 +511,40 @@ def test_what_differs_within_a_call_says_what_was_expected():
     (finding,) = check_rotation(fn, ROPE).findings
     assert finding.fault == "heads differ"
     assert "in a call of shape (3, 5, 16), first at position 1, head 2, row 4, feature 0: expected" in finding.evidence
+
+
+# --- What no known mistake explains ---
+
+
+def test_another_rule_beyond_a_position_is_told():
+    def fn(x, m):
+        base = np.where(np.asarray(m) < 100, 10000.0, 777.0)[:, None]
+        return turn(x, np.asarray(m, float)[:, None] * base ** (-np.arange(0, D, 2) / D))
+
+    (finding,) = check_rotation(fn, ROPE).findings
+    assert finding.fault == "wrong beyond a position" and finding.since == 100
+    assert "from there on the frequencies are those of base 777" in finding.evidence
+
+
+def test_scattered_positions_that_are_wrong_in_every_feature():
+    (finding,) = check_rotation(lambda x, m: right(x, np.where(np.asarray(m) % 7 == 3, 0, m)), ROPE).findings
+    assert finding.fault == "some positions wrong"
+
+    def part(x, m):  # of one feature alone
+        y = right(x, m)
+        y[..., np.asarray(m) % 7 == 3, 2] = 0
+        return y
+
+    assert "some positions wrong" not in check_rotation(part, ROPE).faults
+
+
+def test_the_first_wrong_output_is_told_with_what_it_should_be():
+    """One feature of one position is 100: that is what came, and the rest is what should have come."""
+
+    def fn(x, m):
+        y = right(x, m)
+        y[..., np.asarray(m) == 512, 3] = 100
+        return y
+
+    evidence = check_rotation(fn, ROPE).findings[0].evidence
+    assert "first at position 512, " in evidence and evidence.count("got 100;") == 1 and "expected 100" not in evidence

@@ -15,6 +15,7 @@ from pyrope.oracle.attention_trials import caches, orders
 from pyrope.oracle.examination import Trials, make_spec
 from pyrope.oracle.explain import Change, Hypothesis
 from pyrope.oracle.questions import ORDERS, PRODUCTS, Question
+from pyrope.oracle.report import Failure
 from pyrope.oracle.tolerance import ANGLE32, OWN, Allowed
 
 F32, ROPE = np.dtype(np.float32), Rope(2, 100.0, "half")
@@ -657,3 +658,10 @@ def test_an_error_of_the_search_is_no_verdict(monkeypatch):
     report = module.examine(exam, lambda q, k, v: q + np.float32(9), None, 0)
     assert report.verdict == "wrong" and report.faults == ("unexplained",) and report.notes == (reason,)
     assert report.findings[0].evidence == "1 of 1 questions have wrong answers"
+
+
+def test_what_is_not_judged_says_what_was_expected():
+    exam = Exam(kind(), "what is meant", SPEC, "float32", [SIGNS])
+    report = module._not_judged(exam, ["a note"], Failure("a reason", "", "a fix"))
+    assert (report.subject, report.expected, report.verdict) == ("attention", "what is meant", "not judged")
+    assert report.notes == ("a note",) and report.failure.reason == "a reason" and not report.findings

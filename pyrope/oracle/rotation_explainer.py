@@ -320,7 +320,7 @@ class RotationExplainer:
             parts += self._oddities(measured)
         if self._switches():
             parts.insert(1, self._rule_beyond())
-            return FAULTS["wrong beyond a position"].finding("; ".join(filter(None, parts)), self.since)
+            return FAULTS["wrong beyond a position"].finding("; ".join(filter(None, parts)), self._length)
         mixed = None if self._ratio is None else self._scattered(self._ratio)
         if mixed and self._alone(self.sample.at[mixed[0]]):
             return FAULTS["one position wrong"].finding(parts[0])
