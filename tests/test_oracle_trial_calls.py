@@ -508,3 +508,89 @@ def test_outcomes_are_named_by_what_is_wrong_and_beside_it_what_is_right():
     some = [Outcome(Trial(fault, name, x[:, : i + 1], np.arange(i + 1)), wrong) for i, (fault, name, wrong) in enumerate(
         [(POSITIONS, "falling", "off by 1"), (POSITIONS, "rising", ""), (LENGTHS, "three", "")])]  # fmt: skip
     assert module._named(some) == {POSITIONS: "wrong: falling; right: rising; falling: off by 1"}
+
+
+# --- Candidates that count, refuse, remember, or depend on the length ---
+
+
+def test_calls_of_a_candidate_that_counts_its_positions():
+    """Lengths are tried with positions from 0 on, so that consecutive positions from there are no call more."""
+    made, usual = tried(counted=True), of(CONSECUTIVE)
+    lengths = of(LENGTHS, made)
+    assert all(at(trial) == list(range(trial.x.shape[-2])) for trial in lengths.values())
+    begins = {name: trial.positions[0] for name, trial in of(CONSECUTIVE, made).items() if trial.pool is not None}
+    assert 0 not in begins.values() and begins.keys() == {name for name, trial in usual.items() if trial.start}
+    assert any(trial.positions[0] == 0 for trial in usual.values())
+
+
+def test_a_candidate_that_refuses_most_calls_is_not_judged():
+    def short(x, m):
+        if x.shape[-2] > 2:
+            raise ValueError("too long")
+        return 2 * x
+
+    with pytest.raises(
+        Unreadable, match=r"refuses \d+ of \d+ calls of many shapes, and takes .*: it raises ValueError .too long."
+    ):
+        run(short)
+
+    def short_and_wrong(x, m):
+        return short(x, m) * (1 if x.shape[-2] == 1 else 3)
+
+    assert run(short_and_wrong)[0], "what is wrong in a call that it takes is judged"
+
+
+def test_what_was_right_first_and_is_wrong_after_other_calls():
+    seen = []
+
+    def fn(x, m):
+        seen.append(x.shape)
+        return x * (2 if len(seen) < 40 else 3)
+
+    named, _ = run(fn)
+    assert list(named) == ["state between calls"] and "which was right before " in named["state between calls"]
+
+
+@pytest.mark.parametrize("length, taken, words", [
+    (4, 5, "a call up to position 3, of length 4: first at "),
+    (8, 9, "a call up to position 7, of length 8: it has the Θ of length 9, so the length is compared by >="),
+    (9, 8, "a call up to position 8, of length 9: it has the Θ of length 8, so the largest position is compared"),
+])  # fmt: skip
+def test_calls_around_the_original_length(length, taken, words):
+    """With an original length of 8: calls of 4, 8 and 9 positions, of which x comes back times the length."""
+
+    class Rope:
+        def __init__(self, length):
+            self.length = length
+
+        def at(self, length):
+            return Rope(length)
+
+    def named(taken, top=131071):
+        def fn(x, m):
+            n = int(max(m)) + 1
+            return x * np.float32(taken if n == length else n)
+
+        def expected(x, positions, rope):
+            return x * rope.length, np.full(x.shape, 1e-6)
+
+        return list(module.at_the_switch(Probe(fn, D, np.float32, top), Rope(0), 8, expected).values())
+
+    (found,) = named(taken)
+    assert found.startswith(words) and named(length) == []
+    assert named(taken, top=length - 2) == [], "there is no call beyond the largest position"
+
+
+def test_properties_of_calls():
+    x = np.ones((2, 3, 4, D), np.float32)
+
+    def properties(x, *positions):
+        return list(module._properties(x, np.array(positions)))
+
+    assert properties(x, 0, 1, 2, 3) == ["x of 4 axes", "3 heads", "a batch of more than one"]
+    assert properties(x[:1, :1], 0, 1, 2, 4) == ["positions that rise with gaps", "x of 4 axes", "1 head"]
+    assert properties(x[0, 0], 0, 2, 1, 4) == ["x of 2 axes"] == properties(x[0, 0, :1], 5)
+    assert properties(x[0, 0], 3, 3, 5, 6) == ["x of 2 axes"]
+    fixed = x[0].copy()
+    fixed.flags.writeable = False
+    assert properties(fixed, 0, 1, 2, 3) == ["x of 3 axes", "3 heads", "a read-only x"]
