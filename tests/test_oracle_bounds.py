@@ -52,6 +52,7 @@ ROPES = [
     Rope(32, 10000.0, "half", scaling=DynamicNTK(2.0, 4096, length=100)),
     Rope(32, 10000.0, "interleaved-to-half", direction=-1),
     Rope(32, 10000.0, "half", axes=Axes("interleaved", (6, 5, 5))),
+    Rope(32, 10000.0, "half", scaling=Llama3(8.0, 1.0, 1.25, 8192)),  # a ramp of less than one turn
 ]
 
 

@@ -378,3 +378,38 @@ def test_a_rotation_by_no_rope_is_x_itself():
     truth = TRUTH["rotation"](case)
     assert (truth.out == case.inputs["x"]).all() and (truth.size == np.abs(case.inputs["x"])).all() and truth.error == 0
     assert not truth.loosest.any()
+
+
+# --- What is wrong, in words ---
+
+
+def test_a_wrong_result_has_crosses_and_a_right_one_has_none():
+    for case in (HALF, FLAT):
+        right, wrong = (judged(case, lambda out, size=size: (out * size).astype(np.float32)) for size in (1, 1.5))
+        assert right.verdict == "right" and not right.readings.errors.beyond.any()
+        assert wrong.verdict == "wrong" and wrong.readings.errors.beyond.any()
+        rows = case.inputs["q" if case is FLAT else "x"].shape[-2]
+        assert len(wrong.readings.errors.beyond) == len(wrong.readings.errors.worst) <= rows
+
+
+def test_a_factor_is_measured_where_the_whole_head_turns():
+    report = judged(HALF, lambda out: (1.25 * out).astype(np.float32))
+    assert report.faults == ("attention factor unwanted",) and "1.25" in report.findings[0].evidence
+    partial = CASES["rotation-suffix-half-float32"]  # here the lengths say nothing of the features that turn
+    assert judged(partial, lambda out: (1.25 * out).astype(np.float32)).verdict == "wrong"
+    lost = judged(
+        HALF, lambda out: np.where(np.arange(out.size).reshape(out.shape) == 7, np.nan, out).astype(np.float32)
+    )
+    assert lost.verdict == "wrong" and "attention factor unwanted" not in lost.faults
+
+
+def test_gradients_are_named_with_their_own_mistakes():
+    made = {case.name: case for case in cases("gradients")}
+    back = made["rotation-backward-interleaved-float32"]
+    order = [*range(0, 32, 2), *range(1, 32, 2)]
+    report = judged(back, lambda out: out[..., order].astype(np.float32))
+    assert report.verdict == "wrong" and report.faults == ("another order of features",), "there is no other order here"
+    for name in ("q", "k", "v"):
+        case = made[f"attention-gradient-causal-float32-d{name}"]
+        report = judged(case, lambda out: (-out).astype(np.float32))
+        assert report.verdict == "wrong" and report.faults == ("gradient times a number",), report
