@@ -781,3 +781,43 @@ def test_descriptions_have_no_line_beyond_80_columns():
 
 def parsed_description(name):
     return cli._parser()._subparsers._group_actions[0].choices[name].description
+
+
+# --- Words ---
+
+
+def test_the_help_of_plot_says_what_each_picture_shows(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["plot", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, make in cli.plots.PLOTS.items():
+        assert f"{name} {' '.join(make.__doc__.partition(chr(10))[0].split())}" in shown
+
+
+def test_a_scaling_says_what_it_needs_and_may_have(capsys):
+    words = ["table", "--head-dim", "8", "--base", "1e4", "--layout", "half", "--scaling"]
+    assert main([*words, "Linear()"]) == 2
+    assert capsys.readouterr().err == "pyrope: error: --scaling: Linear needs factor; was 'Linear()'\n"
+    assert main([*words, "YaRN(factor=2.0)"]) == 2
+    assert "YaRN needs factor, original_length and may have beta_fast, " in capsys.readouterr().err
+
+
+def test_identify_of_what_cannot_be_read_and_as_a_page(monkeypatch, capsys, tmp_path):
+    answers = []
+    monkeypatch.setattr(cli.adapters, "load_target", lambda target: answers[-1])
+    words = ["identify", "--in-process", "m:f", "--head-dim", "4", "--max-position", "9"]
+
+    def refuses(x, m):
+        raise RuntimeError("not today")
+
+    answers.append(refuses)
+    assert main(words) == 3 and "not today" in capsys.readouterr().out
+    answers.append(lambda x, m: x.copy())
+    assert main([*words, "--html", str(tmp_path / "x.html")]) == 0
+    title = (tmp_path / "x.html").read_text("utf-8").partition("</title>")[0]
+    assert "identified" in title
+    for axes, code in (("64", 0), ("65", 2), ("0", 2)):
+        assert main([*words, "--position-axes", axes]) == code
+    assert "--position-axes must be at least 1, was 0" in capsys.readouterr().err
+    monkeypatch.setattr(cli.identification, "identify", lambda *_, **__: int("x"))
+    assert main(words) == 2 and "invalid literal" in capsys.readouterr().err, "what is no matter of the candidate"
