@@ -53,7 +53,7 @@ def with_axes(d: int) -> list[Rope]:
     ]
 
 
-SIZES = {"float32": 128, "float16": 64, "bfloat16": 128}  # of a head
+SIZES = {"float32": 64, "float16": 64, "bfloat16": 128}  # of a head
 
 
 def cases(name: str, which: int = 0, sizes: dict[str, int] = SIZES) -> Iterator[tuple[Rope, str, Callable[..., Any]]]:

@@ -90,7 +90,7 @@ def test_small_factors_are_told_from_noise(name, factor):
 def test_every_variant_of_a_mistake_is_named(name):
     spec = spec_of(SHAPES["grouped"], "float32", **options(name))
     changes = ATTENTION[name].changes(spec)
-    step = max(1, len(changes) // 8) if "shards" in changes[0].fields else 1  # of many, some: see below
+    step = max(1, len(changes) // 8)  # of many, some
     for variant in range(1, len(changes), step):
         assert broken(name, SHAPES["grouped"], "float32", variant).faults == (name,)
 
