@@ -156,13 +156,18 @@ def sites(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, str, b
                 yield from sites(child, inside or (name == "body" and isinstance(tree, ast.FunctionDef)))
 
 
-def mutants_of(path: pathlib.Path, first: int = 1, last: int = sys.maxsize) -> list[Mutant]:
-    """The mutants of these lines of a file; each of them is a program, and no two are the same."""
+def mutants_of(
+    path: pathlib.Path, first: int = 1, last: int = sys.maxsize, sample: int = 0, seed: int = 0
+) -> list[Mutant]:
+    """The mutants of these lines of a file, or so many of them; each of them is a program, and no two are the same."""
     source, different = path.read_bytes(), dict[str, Mutant]()
     begins = list(itertools.accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     original = ast.dump(ast.parse(source))
-    for node, after, inside in sites(ast.parse(source)):
-        if first <= node.lineno <= last:
+    places = list(sites(ast.parse(source)))
+    if sample:
+        random.Random(seed).shuffle(places)
+    for node, after, inside in places:
+        if first <= node.lineno <= last and len(different) < (sample or math.inf):
             start, stop = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
             name, before = path.relative_to(ROOT).as_posix(), ast.unparse(node)
             mutant = Mutant(name, node.lineno, node.end_lineno, start, stop, before, after, inside)
@@ -332,9 +337,7 @@ def mutate(tree: pathlib.Path, target: str, options: argparse.Namespace) -> dict
     """The fate of the mutants of ``file`` or ``file:first-last``, in a copy of the tree."""
     name, _, span = target.partition(":")
     first, last = (int(x) for x in span.split("-")) if span else (1, sys.maxsize)
-    mutants, tests = mutants_of(ROOT / name, first, last), options.tests or tests_of(name)
-    if options.sample and options.sample < len(mutants):
-        mutants = sorted(random.Random(options.seed).sample(mutants, options.sample), key=lambda x: x.start)
+    mutants, tests = mutants_of(ROOT / name, first, last, options.sample, options.seed), options.tests or tests_of(name)
     print(f"{target}: {len(mutants)} mutants, {' '.join(tests)}", file=sys.stderr, flush=True)
     if run_pytest(tree, tests, options.limit, file=str(tree / name), mutants=mutants, order=[]) != "survived":
         raise SystemExit(f"the tests of {name} do not pass as they are: {' '.join(tests)}")
