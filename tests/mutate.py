@@ -257,9 +257,12 @@ class Plugin:
 def run_tests(items: list[Any]) -> None:
     """Ends this process at the first test that falls."""
     from _pytest.runner import runtestprotocol
+    from _pytest.warnings import catch_warnings_for_item
 
     for item in items:
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
+        with catch_warnings_for_item(item.config, item.ihook, "runtest", item):  # which warnings a test ignores
+            reports = runtestprotocol(item, log=False, nextitem=None)
+        if any(report.failed for report in reports):
             os._exit(1)
 
 
