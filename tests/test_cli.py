@@ -707,6 +707,9 @@ def test_layers_without_rope_are_noted(capfd, tmp_path):
     assert main(["table", "--config", str(tmp_path)]) == 0
     noted = "pyrope: layers 3, 7, 11, 15, 19, 23, 27, 31, … of this config are not rotated: the rope is of others\n"
     assert capfd.readouterr().err == noted
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 32}))
+    assert main(["table", "--config", str(tmp_path)]) == 0
+    assert capfd.readouterr().err == noted.replace(", …", ""), "eight layers, and none more"
 
 
 def test_a_length_without_effect_is_noted(capfd, candidates):

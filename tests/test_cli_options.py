@@ -821,3 +821,12 @@ def test_identify_of_what_cannot_be_read_and_as_a_page(monkeypatch, capsys, tmp_
     assert "--position-axes must be at least 1, was 0" in capsys.readouterr().err
     monkeypatch.setattr(cli.identification, "identify", lambda *_, **__: int("x"))
     assert main(words) == 2 and "invalid literal" in capsys.readouterr().err, "what is no matter of the candidate"
+
+
+def test_the_help_of_check_says_what_may_be_left_out(capsys):
+    for command, optional in (("check", True), ("identify", False)):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ("module:function, or nothing: the gallery" in shown) is optional
+        assert ("with --attention reads {q}, {k} and {v}" in shown) is optional

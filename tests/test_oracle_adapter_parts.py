@@ -474,3 +474,8 @@ def test_names_of_functions(tmp_path, monkeypatch):
             load_target(target)
         assert words in str(caught.value), target
         assert type(caught.value) is error
+
+
+def test_a_program_that_cannot_be_started(tmp_path):
+    with pytest.raises(CommandFailed, match="no-such-program cannot be started: "):
+        module._run([str(tmp_path / "no-such-program")], 1.0, tmp_path / "log")

@@ -277,6 +277,9 @@ def test_what_is_compared_of_a_call():
     for size, fine in ((1.1, True), (0.9, True), (1.3, False), (0.7, False)):
         assert (module._compared(EXAM, Trial("", question, whole, slack=0.2), right * size) == "") is fine
     assert module._compared(EXAM, Trial("", question, whole), right * 1.1)
+    small = replace(question, v=question.v * np.float32(2.0**-10))  # a share of small outputs is small
+    assert module._compared(EXAM, Trial("", small, whole, slack=0.2), truth(small) * 1.3)
+    assert module._compared(EXAM, Trial("", small, whole, slack=0.2), truth(small) * 1.1) == ""
 
 
 def test_positions_that_are_apart():

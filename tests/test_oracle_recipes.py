@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pyrope import Axes, Rope, frequencies
-from pyrope.oracle.floats import to_float16
+from pyrope.oracle.floats import float_dtype, to_float16
 from pyrope.oracle.recipes import (
     BACKWARDS,
     OnOneAxis,
@@ -175,3 +175,11 @@ def test_the_order_of_frequencies_with_axes():
     order, first = frequency_order(axial), one_series(axial)
     assert order[first].tolist() == sorted(set(order.tolist())) and len(order) == 2 * len(first)
     assert as_is(order) is order
+
+
+def test_dtypes_by_name_and_by_themselves():
+    for dtype in ("float16", np.float16, np.dtype("float16")):
+        assert float_dtype(dtype) == np.dtype(np.float16)
+    for dtype in ("int32", np.int32, "float", None.__class__, np.dtype(">f4")):
+        with pytest.raises(TypeError, match="dtype must be one of .*, was"):
+            float_dtype(dtype)
