@@ -548,3 +548,27 @@ def test_the_first_wrong_output_is_told_with_what_it_should_be():
 
     evidence = check_rotation(fn, ROPE).findings[0].evidence
     assert "first at position 512, " in evidence and evidence.count("got 100;") == 1 and "expected 100" not in evidence
+
+
+def test_a_factor_that_is_right_is_not_blamed():
+    """Of a rope with an attention factor, 1.139, and a candidate with that and with frequencies of no rule."""
+    rope = Rope(D, 10000.0, "half", scaling=pyrope.YaRN(4.0, 4096))
+    theta = pyrope.frequencies(rope) * (1 + 0.03 * np.cos(np.arange(D // 2)))
+
+    def fn(x, m, size=1.0):
+        y = turn(x.astype(np.float64), np.asarray(m, float)[:, None] * theta)
+        return (rope.attention_factor * size * y).astype(x.dtype)
+
+    evidence = check_rotation(fn, rope).findings[0].evidence
+    assert "the factor is" not in evidence and "frequencies of " in evidence
+    assert "the factor is 2.27" in check_rotation(lambda x, m: fn(x, m, 2.0), rope).findings[0].evidence
+
+
+@pytest.mark.parametrize(
+    "count, words", [(4, "all others as expected"), (5, "the frequencies of 5 of 8 pairs are off by")]
+)
+def test_a_few_frequencies_that_differ_are_listed(count, words):
+    theta = 10000.0 ** (-np.arange(0, D, 2) / D)
+    theta[:count] *= 1 + 0.013 * np.arange(1, count + 1) ** 2
+    found = check_rotation(lambda x, m: turn(x, np.asarray(m, float)[:, None] * theta), ROPE).findings[0]
+    assert found.fault == "unexplained" and words in found.evidence

@@ -762,3 +762,31 @@ def test_results_that_are_changed():
     leak = behaviour("rows leak into each other")(x, M)
     assert np.isnan(leak[0]).all() and np.isfinite(leak[1:]).all()
     assert behaviour("not linear")(4 * ONES, M)[0, 0, 0] == pytest.approx(11)
+
+
+def test_the_words_of_widths_and_of_axes():
+    """Base 100 over 4 features is base 10000 over 8; of a proportional rope, half of 8 features turn."""
+    assert module._as_width(PLAIN, 100.0) == " (exponents over 16 instead of 8 are the same)"
+    assert module._as_width(PLAIN, 1e8) == " (exponents over 4 instead of 8 are the same)"
+    assert module._as_width(PLAIN, BASE) == "" == module._as_width(PLAIN, 12345.0)
+    (other,) = module._other_width(GEMMA, Measurements(width=6))
+    assert other.note == "6 features turn, 4 expected"
+    rope = replace(PLAIN, axes=Axes("sections", (2, 2)))
+    assert list(module._sections_otherwise(rope, Measurements(axis=np.array([0, 0, 1, 1])))) == []
+    swapped = list(module._sections_otherwise(rope, Measurements(axis=np.array([1, 1, 0, 0]))))
+    assert swapped[0].note.startswith(
+        "4 pairs turn with another axis, the first of them pair 0, with axis 1 instead of 0"
+    )
+
+
+def test_positions_of_other_rows_by_hand():
+    at = np.array([9, 4, 17, 4])
+    left = {
+        change.note: np.asarray(change.fields["place"](at)).tolist() for change in module._of_other_rows(PLAIN, None)
+    }
+    assert left == {
+        "positions in reverse": [4, 17, 4, 9], "positions sorted": [4, 4, 9, 17], "positions of the row before": [4, 9, 4, 17],
+        "positions of the row after": [4, 17, 4, 9], "positions of the first row for all": [9] * 4, "positions of the last row for all": [4] * 4,
+        "positions the largest for all": [17] * 4, "positions minus that of the last row": [5, 0, 13, 0],
+        "positions subtracted from that of the last row": [-5, 0, -13, 0], "positions by their rank": [1, 0, 2, 0],
+    }  # fmt: skip

@@ -11,7 +11,7 @@ from strategies import DTYPES
 
 import pyrope
 from pyrope import Linear, Rope, YaRN
-from pyrope.oracle.traces import _turn, diff_traces, read_trace, write_trace
+from pyrope.oracle.traces import _scale, _turn, diff_traces, read_trace, write_trace
 from pyrope.tensors import save_safetensors
 
 ml_dtypes = package("ml_dtypes")
@@ -369,3 +369,12 @@ def test_a_single_pair_that_turns_is_found(place, start):
     assert turn.pairing == f"half, 2 of 4 features, the {place}" and turn.factor == pytest.approx(2)
     assert turn.theta == pytest.approx([0.3]) and turn.start == pytest.approx([0.5])
     assert _turn(x[:1], y[:1], 1e-9) is None and _turn(x, y + x[:, ::-1], 1e-9) is None
+
+
+@pytest.mark.parametrize(
+    "factor, name", [(3.0, "√9"), (1 / 3, "1/√9"), (9.0, "9"), (1 / 9, "1/9"), (2.0, ""), (27.0, "")]
+)
+def test_factors_that_a_width_explains(factor, name):
+    a = np.random.default_rng(0).standard_normal((4, 9))
+    words = _scale(a, factor * a, 1e-6).description
+    assert words == f"the second is {factor:.6g} times the first" + (f", which is {name}" if name else "")
