@@ -15,6 +15,7 @@ from pyrope.oracle.attention_trials import Outcome, Trial, overwritten, run_tria
 from pyrope.oracle.examination import make_spec
 from pyrope.oracle.linear_checks import LINEAR_KIND
 from pyrope.oracle.questions import Questions
+from pyrope.oracle.truth import seen
 
 D = 8
 ROPE = Rope(D, 100.0, "half")
@@ -875,3 +876,14 @@ def test_what_hides_the_angles_is_not_read():
 def test_the_kinds_have_their_names():
     assert (SOFTMAX.subject, LINEAR_KIND.subject) == ("attention", "linear attention")
     assert SOFTMAX.low.name == "softmax in low precision" and LINEAR_KIND.low.name == "sums in low precision"
+
+
+def test_who_sees_whom_by_hand():
+    """Four tokens, of which the last three ask, in two segments; and with the third one hidden by a mask."""
+    spec, segments = drawn().spec, np.array([[0, 0, 1, 1]])
+    both = [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert seen(spec, 3, 4).astype(int).tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert seen(spec, 3, 4, segments=segments).astype(int).tolist() == [[both]]
+    hidden = np.array([True, True, False, True]) & np.ones((1, 1, 3, 4), bool)
+    assert seen(spec, 3, 4, hidden).astype(int).tolist() == [[[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 1]]]]
+    assert seen(spec, 3, 4, hidden, segments).astype(int).tolist() == [[[[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]]]

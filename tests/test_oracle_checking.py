@@ -572,3 +572,16 @@ def test_a_few_frequencies_that_differ_are_listed(count, words):
     theta[:count] *= 1 + 0.013 * np.arange(1, count + 1) ** 2
     found = check_rotation(lambda x, m: turn(x, np.asarray(m, float)[:, None] * theta), ROPE).findings[0]
     assert found.fault == "unexplained" and words in found.evidence
+
+
+def test_a_sample_in_calls_of_seven_rows_is_noted():
+    def short(x, m):
+        if x.shape[-2] > 7:
+            raise ValueError("too long")
+        return right(x, m)
+
+    report = check_rotation(short, ROPE)
+    assert report.verdict == "right" and any(
+        "is not taken: the sample is read in calls of seven" in n for n in report.notes
+    )
+    assert not any("calls of seven" in note for note in check_rotation(right, ROPE).notes)
