@@ -55,7 +55,7 @@ def main(backend: str = "numpy") -> None:
         report = pyrope.check_rotation(there(broken), MEANT, max_position=8191)
         finding = report.findings[0]
         print(f"{broken.__name__}: {report.verdict}: {', '.join(report.faults)}")
-        say("evidence", finding.evidence.partition(";")[0])
+        say("fact", finding.fact)
         say("cause", finding.cause)
         say("fix", finding.fix)
         print()

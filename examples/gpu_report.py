@@ -14,7 +14,7 @@ import numpy as np
 
 import pyrope
 from pyrope import Config, Layer, Model, Rope, definition
-from pyrope.oracle import adapters, attention_checks, linear_checks
+from pyrope.oracle import adapters
 
 HALF, INTERLEAVED = (Rope(head_dim=64, base=10000.0, layout=layout) for layout in ("half", "interleaved"))
 
@@ -25,9 +25,9 @@ def reports(dtype: str, wrap: Callable[[Any], Any]) -> Iterator[tuple[str, pyrop
         turn = wrap(lambda x, m, rope=rope: pyrope.rotate(x, m, rope))
         yield f"rotate, {rope.layout}", pyrope.check_rotation(turn, rope, dtype=dtype)
     softmax = wrap(lambda q, k, v: pyrope.attention(q, k, v, causal=True))
-    yield "attention", attention_checks.check_attention(softmax, heads=2, dtype=dtype)
+    yield "attention", pyrope.check_attention(softmax, heads=2, dtype=dtype)
     linear = wrap(lambda q, k, v, m: pyrope.linear_attention(q, k, v, m, HALF, causal=True))
-    yield "linear_attention", linear_checks.check_linear_attention(linear, rope=HALF, heads=2, dtype=dtype)
+    yield "linear_attention", pyrope.check_linear_attention(linear, rope=HALF, heads=2, dtype=dtype)
 
 
 def llama(backend: str, dtype: str) -> Model:

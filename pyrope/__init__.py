@@ -6,9 +6,6 @@ Every name is loaded when it is first asked for, so that `import pyrope` costs n
 from __future__ import annotations
 
 import importlib
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,12 +24,12 @@ if TYPE_CHECKING:
         LinearState as LinearState, attention_weights as attention_weights, linear_attention as linear_attention,
         linear_state as linear_state, linear_step as linear_step,
     )
-    from .oracle.attention_checks import assert_attention as assert_attention, check_attention as check_attention
-    from .oracle.checking import assert_rotation as assert_rotation, check_rotation as check_rotation
-    from .oracle.identification import identify as identify
-    from .oracle.linear_checks import (
-        assert_linear_attention as assert_linear_attention, check_linear_attention as check_linear_attention,
+    from .oracle.attention import (
+        assert_attention as assert_attention, assert_linear_attention as assert_linear_attention,
+        check_attention as check_attention, check_linear_attention as check_linear_attention,
     )
+    from .oracle.operator import identify as identify
+    from .oracle.rotation import assert_rotation as assert_rotation, check_rotation as check_rotation
     from .oracle.report import Mismatch as Mismatch, NotJudged as NotJudged, Report as Report
     from .oracle.sharding import assert_sharding as assert_sharding, check_sharding as check_sharding
     from .phase import cos_sin as cos_sin
@@ -61,10 +58,9 @@ _PLACES = {
     "models.gguf": "find_smollm2",
     "models.generation": "generate",
     "linear": "LinearState attention_weights linear_attention linear_state linear_step",
-    "oracle.attention_checks": "assert_attention check_attention",
-    "oracle.checking": "assert_rotation check_rotation",
-    "oracle.identification": "identify",
-    "oracle.linear_checks": "assert_linear_attention check_linear_attention",
+    "oracle.attention": "assert_attention assert_linear_attention check_attention check_linear_attention",
+    "oracle.operator": "identify",
+    "oracle.rotation": "assert_rotation check_rotation",
     "oracle.report": "Mismatch NotJudged Report",
     "oracle.sharding": "assert_sharding check_sharding",
     "phase": "cos_sin",
@@ -76,20 +72,12 @@ _PLACES = {
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
 _MODULES = ("definition", "encodings", "parallel")  # public as a whole
-# Where a module stood in 0.1.0, and where it stands now: both dotted paths lead to the same module.
-_MOVED = {
-    **{name: f"models.{name}" for name in ("architecture", "transformer", "generation", "conventions", "families")},
-    **{name: f"models.{name}" for name in ("checkpoints", "text")},
-    "containers": "models.gguf",
-    "oracle.faults": "oracle.rotation_faults",
-    "oracle.tensors": "tensors",
-}
 __all__ = sorted([*_MODULE_OF, *_MODULES])
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or name in _MOVED:
+    if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
@@ -99,22 +87,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _OldPaths:
-    """Finds the modules of `_MOVED` under their old names: the loader puts the module itself in their place."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, _OldPaths) if name.removeprefix("pyrope.") in _MOVED else None  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        return None
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(f".{_MOVED[module.__name__[7:]]}", __name__)
-
-
-sys.meta_path.append(_OldPaths)

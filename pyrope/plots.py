@@ -23,17 +23,15 @@ import numpy as np
 
 from . import checks, definition, encodings
 from .linear import attention_weights, linear_attention
-from .oracle.ask import Candidate, Unreadable
-from .oracle.floats import Float64, to_bfloat16
+from .oracle.candidate import Candidate, Unreadable
 from .oracle.gallery import roformer_repeat
-from .oracle.probe import Probe
-from .oracle.recipes import recipe_of
 from .parallel import SCHEMES, shard_positions
 from .phase import cos_sin
 from .rotation import decay, rotate, rotation_matrix
 from .softmax import attention, attention_scores
-from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, wavelengths
+from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies, wavelengths
 
+Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
 SUFFIXES = (".png", ".svg")
 _BLUE, _RED, _GREEN, _ORANGE, _PURPLE, _GREY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#999999"
@@ -305,16 +303,28 @@ def precision_errors(rope: Rope, octaves: int, samples: int) -> dict[str, tuple[
     starts: Any = 2 ** np.arange(octaves)
     within = checks.integer("samples", samples, 1)
     m = np.sort(starts[:, None] + rng.integers(0, starts[:, None], (octaves, within)), axis=1).ravel()
-    truth, right = np.stack(cos_sin(rope, m)), recipe_of(rope)
+    truth, theta = np.stack(cos_sin(rope, m)), frequencies(rope)
     tables = {
         "rounded once (pyrope)": cos_sin(rope, m, np.float32),
-        "float32 angle": right.tables(m, np.float32),
-        "bfloat16 frequencies": replace(right, round_theta=to_bfloat16).tables(m, np.float32),
-        "bfloat16 positions": replace(right, round_position=to_bfloat16).tables(m, np.float32),
+        "float32 angle": _float32_tables(m, theta, rope),
+        "bfloat16 frequencies": _float32_tables(m, _bfloat16(theta), rope),
+        "bfloat16 positions": _float32_tables(_bfloat16(m), theta, rope),
     }
     worst = {name: np.abs(np.stack(table) - truth).max(axis=(0, 2)) for name, table in tables.items()}
     floor = 2.0**-40  # an error of exactly 0 has no place on a logarithmic axis
     return {name: (starts, np.maximum(off.reshape(octaves, -1).max(axis=1), floor)) for name, off in worst.items()}
+
+
+def _float32_tables(m: Any, theta: Any, rope: Rope) -> tuple[Any, Any]:
+    """cos and sin (n, p) as most libraries make them: θ, the angle and the tables in float32."""
+    angle = m.astype(np.float32)[:, None] * theta.astype(np.float32) * rope.direction
+    return np.cos(angle) * np.float32(rope.attention_factor), np.sin(angle) * np.float32(rope.attention_factor)
+
+
+def _bfloat16(x: Any) -> Any:
+    """Rounded to the 8 bits of bfloat16, as float64."""
+    significand, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.ldexp(np.rint(np.ldexp(significand, 8)), exponent - 8)
 
 
 # ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -467,7 +477,7 @@ def sharding_figure(length: int = 16, ranks: int = 4) -> Figure:
 
 
 def operator_figure(
-    candidate: Candidate | None = None, rope: Rope | None = None, position: int = 3, dtype: Any = np.float32
+    candidate: Callable[..., Any] | None = None, rope: Rope | None = None, position: int = 3, dtype: Any = np.float32
 ) -> Figure:
     """R(m) of a candidate beside the expected one, read column by column; by default of GPT-J's pairs taken for halves.
 
@@ -509,10 +519,12 @@ def operator_figure(
     return figure
 
 
-def operator_of(fn: Candidate, rope: Rope, at: Any, dtype: Any = np.float32) -> Float64:
+def operator_of(fn: Callable[..., Any], rope: Rope, at: Any, dtype: Any = np.float32) -> Float64:
     """R(m) of a candidate at one position, scalar or (axes,): (d, d), float64."""
+    units = np.eye(rope.head_dim, dtype=dtype)[:, None]
     try:
-        return np.asarray(Probe(fn, rope.head_dim, dtype, None).operator(np.asarray(at)[..., None])[0])
+        columns = Candidate(fn)({"x": units, "positions": np.asarray(at)[..., None]}, ["x"])[0]
+        return columns[:, 0].T
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be drawn: {error}") from error
 

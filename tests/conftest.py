@@ -15,7 +15,6 @@ from device_double import DeviceDouble
 from hypothesis import HealthCheck, Phase, settings
 
 import pyrope
-from pyrope.oracle import examination, trials
 
 # Each of pytest's workers has a core: one thread, unless a test asks for more, or you do for all of them.
 os.environ.setdefault("PYROPE_THREADS", "1")
@@ -96,25 +95,6 @@ def pytest_fixture_setup(fixturedef):
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function):
     return (yield from _skipping_where_a_package_is_missing())
-
-
-@pytest.fixture(scope="module")
-def needed_trials():
-    """Checks make the special calls that are needed, and neither those that a slow candidate is spared, such as most
-    lengths and numbers of heads, nor those of more than 300 rows or tokens: for modules that are about something
-    else."""
-    every, run = trials.trials, examination.run_trials
-
-    def some(*given):
-        return (trial for trial in every(*given) if trial.needed and trial.x.shape[-2] <= 300)
-
-    def run_some(exam, asks, listed):
-        return run(exam, asks, (trial for trial in listed if trial.needed and trial.question.k.shape[-2] <= 300))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials, "trials", some)
-        patch.setattr(examination, "run_trials", run_some)
-        yield
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

@@ -101,7 +101,6 @@ def test_precision_dies_as_the_example_says(tmp_path):
     assert worst["bfloat16 frequencies"][0] > 1e-4
 
 
-@pytest.mark.usefixtures("needed_trials")
 @pytest.mark.parametrize("name", ON_A_DEVICE)
 def test_an_example_runs_on_a_device(name, xp, capsys):
     if xp is np:

@@ -419,7 +419,6 @@ class Named:
         return self.fn(*arguments)
 
 
-@pytest.mark.usefixtures("needed_trials")
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("starts", [1, None, (5,) * 4, "mock"])
 def test_attributes_of_a_candidate_mean_nothing(name, starts):

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .floats import Float64, Int64
+Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -10,120 +10,81 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..tensors import PathLike, atomic_path
 from . import drawings
-from .drawings import Markup, element, joined
+from .drawings import Errors, Frequencies, Markup, Operators, Readings, element, joined
+from .report import ErrorRow, Finding, Report, abbreviated, printable
 
 if TYPE_CHECKING:
-    from .drawings import Errors, Frequencies, Operators, Readings
     from .gallery import Row
-    from .identification import Identification
-    from .report import ErrorRow, Finding, Report
+    from .operator import Identification
 
 SUFFIXES = (".html", ".htm")
 SYMBOLS = {"right": "✓", "equivalent": "≈", "wrong": "✗", "not judged": "?"}
-# Where the issues are that a catalogue of faults names by the last part alone, such as vllm#590.
-REPOSITORIES = {
-    "DeepSpeed": "deepspeedai/DeepSpeed",
-    "ERNIE-Image": "baidu/ERNIE-Image",
-    "MNN": "alibaba/MNN",
-    "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
-    "Megatron-LM": "NVIDIA/Megatron-LM",
-    "Paddle": "PaddlePaddle/Paddle",
-    "TensorRT-LLM": "NVIDIA/TensorRT-LLM",
-    "VeloxQuant-MLX": "rajveer43/VeloxQuant-MLX",
-    "candle": "huggingface/candle",
-    "diffusers": "huggingface/diffusers",
-    "exllamav3": "turboderp-org/exllamav3",
-    "gpt-neox": "EleutherAI/gpt-neox",
-    "imp": "kekzl/imp",
-    "llama.cpp": "ggml-org/llama.cpp",
-    "mlx-rs": "oxiglade/mlx-rs",
-    "mlx-vlm": "Blaizzy/mlx-vlm",
-    "nanochat": "karpathy/nanochat",
-    "pie": "pie-project/pie",
-    "sglang": "sgl-project/sglang",
-    "torchtitan": "pytorch/torchtitan",
-    "transformers": "huggingface/transformers",
-    "unsloth": "unslothai/unsloth",
-    "vllm": "vllm-project/vllm",
-    "x-transformers": "lucidrains/x-transformers",
-}
+# Where the issues are that `mistakes` names by the last part alone, such as vllm#590.
+REPOSITORIES = {place.rpartition("/")[2]: place for place in (
+    "deepspeedai/DeepSpeed", "baidu/ERNIE-Image", "alibaba/MNN", "NVIDIA-NeMo/Megatron-Bridge", "NVIDIA/Megatron-LM",
+    "PaddlePaddle/Paddle", "NVIDIA/TensorRT-LLM", "rajveer43/VeloxQuant-MLX", "huggingface/candle",
+    "huggingface/diffusers", "turboderp-org/exllamav3", "EleutherAI/gpt-neox", "kekzl/imp", "ggml-org/llama.cpp",
+    "oxiglade/mlx-rs", "Blaizzy/mlx-vlm", "karpathy/nanochat", "pie-project/pie", "sgl-project/sglang",
+    "pytorch/torchtitan", "huggingface/transformers", "unslothai/unsloth", "vllm-project/vllm",
+    "lucidrains/x-transformers",
+)}  # fmt: skip
 _ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
-# Ten numbers or more in brackets.
-_LONG_LIST = re.compile(r"([\[(])((?:[-+.\w]+, ?){3})((?:[-+.\w]+, ?){6,})([-+.\w]+),?([\])])")
-# What a terminal obeys, but tabs and newlines; what turns text around; surrogates, which no file has.
-_NOT_TEXT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a page loads nothing and runs nothing
-
+_PAPER = """--paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --quiet: #57606a; --rule: #d5dae0; --link: #0a5bb5;
+  --right: #1a6e33; --equivalent: #14606b; --wrong: #a8201a; --not-judged: #7a4f00; --blue: #1f6fb2; --teal: #00796b;
+  --violet: #7d3c98; color-scheme: light;"""
 _STYLE = """
-.pyrope { --paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --quiet: #57606a; --rule: #d5dae0; --link: #0a5bb5;
-  --right: #1a6e33; --right-paper: #e3f4e7; --equivalent: #14606b; --equivalent-paper: #e0f2f4; --wrong: #a8201a;
-  --wrong-paper: #fdeaea; --not-judged: #7a4f00; --not-judged-paper: #fdf1d8; --blue: #1f6fb2; --teal: #00796b;
-  --violet: #7d3c98; color-scheme: light; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; padding: 1rem;
-  border-radius: 8px; overflow-wrap: anywhere; text-align: left; }
+.pyrope { PAPER background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) { .pyrope { --paper: #15181c; --card: #1e2329; --ink: #e6e9ec; --quiet: #a3adb8;
-  --rule: #3a424b; --link: #7db8ff; --right: #7fd897; --right-paper: #16301e; --equivalent: #7fd3de;
-  --equivalent-paper: #12303a; --wrong: #ff9d95; --wrong-paper: #3d1a1a; --not-judged: #f3c46b;
-  --not-judged-paper: #372a10; --blue: #6fb3f2; --teal: #4fc3b1; --violet: #d29bea; color-scheme: dark; } }
-@media print { .pyrope { --paper: #ffffff; --card: #ffffff; --ink: #000000; --quiet: #444444; --rule: #bbbbbb;
-  --link: #003a80; --right: #14552a; --right-paper: #ffffff; --equivalent: #0f4a53; --equivalent-paper: #ffffff;
-  --wrong: #8a1410; --wrong-paper: #ffffff; --not-judged: #5e3d00; --not-judged-paper: #ffffff; --blue: #1f6fb2;
-  --teal: #00796b; --violet: #7d3c98; color-scheme: light; font-size: 11pt; padding: 0; }
+  --rule: #3a424b; --link: #7db8ff; --right: #7fd897; --equivalent: #7fd3de; --wrong: #ff9d95; --not-judged: #f3c46b;
+  --blue: #6fb3f2; --teal: #4fc3b1; --violet: #d29bea; color-scheme: dark; } }
+@media print { .pyrope { PAPER --card: #ffffff; --ink: #000000; --quiet: #444444; font-size: 11pt; padding: 0; }
   .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; }
   .pyrope h2, .pyrope h3, .pyrope h4, .pyrope thead { break-after: avoid; }
   .pyrope .bar, .pyrope .shades span { -webkit-print-color-adjust: exact; print-color-adjust: exact; } }
 .pyrope * { box-sizing: border-box; }
-.pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 0; color: inherit; }
-.pyrope h4 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
+.pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 0; color: inherit; font-size: 1.05rem; }
 .pyrope h2 { font-size: 1.15rem; margin: 1.75rem 0 .6rem; padding-bottom: .25rem;
   border-bottom: 1px solid var(--rule); }
-.pyrope h3 { font-size: 1.05rem; } .pyrope h3.verdict { margin: .75rem 0; }
-.pyrope p { margin: .5rem 0; }
-.pyrope a { color: var(--link); }
-.pyrope code, .pyrope pre { font: .875em/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas,
-  "DejaVu Sans Mono", monospace; background: none; color: inherit;
-  padding: 0; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.pyrope h4 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
+.pyrope p { margin: .5rem 0; } .pyrope a { color: var(--link); }
+.pyrope code, .pyrope pre { font: .875em/1.45 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  background: none; color: inherit; padding: 0; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .pyrope pre { background: var(--card); padding: .75rem; border-radius: 6px; margin: .5rem 0; }
-.pyrope .verdict { display: flex; gap: .75rem; align-items: baseline; padding: .9rem 1rem; border-radius: 8px;
-  border-left: 6px solid; font-size: 1.3rem; font-weight: 650; }
-.pyrope h3.verdict { font-size: 1.05rem; padding: .6rem .8rem; }
+.pyrope .verdict { display: flex; gap: .75rem; align-items: baseline; padding: .6rem .8rem; border-radius: 8px;
+  border-left: 6px solid; background: var(--card); font-weight: 650; }
+.pyrope h1.verdict { font-size: 1.3rem; padding: .9rem 1rem; } .pyrope h3.verdict { margin: .75rem 0; }
 .pyrope .verdict .name { letter-spacing: .04em; margin-right: .4em; }
 .pyrope .verdict .symbol { font-size: 1.5rem; line-height: 1; }
-.pyrope .right { color: var(--right); } .pyrope .verdict.right { background: var(--right-paper); }
-.pyrope .equivalent { color: var(--equivalent); } .pyrope .verdict.equivalent { background: var(--equivalent-paper); }
-.pyrope .wrong { color: var(--wrong); } .pyrope .verdict.wrong { background: var(--wrong-paper); }
-.pyrope .not-judged { color: var(--not-judged); } .pyrope .verdict.not-judged { background: var(--not-judged-paper); }
+.pyrope .right { color: var(--right); } .pyrope .equivalent { color: var(--equivalent); }
+.pyrope .wrong { color: var(--wrong); } .pyrope .not-judged { color: var(--not-judged); }
 .pyrope .quiet, .pyrope figcaption { color: var(--quiet); font-size: .9rem; }
 .pyrope .finding { background: var(--card); border: 1px solid var(--rule); border-left: 4px solid var(--wrong);
   border-radius: 8px; padding: .8rem 1rem; margin: .75rem 0; }
 .pyrope dl { display: grid; grid-template-columns: minmax(5.5rem, auto) 1fr; gap: .35rem 1rem; margin: .5rem 0 0; }
 .pyrope dt { color: var(--quiet); font-weight: 400; } .pyrope dd { margin: 0; }
-@media (max-width: 480px) { .pyrope { padding: .75rem; } .pyrope dl { grid-template-columns: 1fr; gap: 0; }
-  .pyrope dd { margin-bottom: .5rem; } }
 .pyrope table { border-collapse: collapse; width: 100%; font-size: .93rem; margin: .25rem 0; background: none; }
-.pyrope th, .pyrope td { text-align: left; vertical-align: top; padding: .35rem .6rem .35rem 0;
-  border-bottom: 1px solid var(--rule); background: none; color: inherit; white-space: normal; }
+.pyrope th, .pyrope td { text-align: left; vertical-align: top; padding: .35rem .6rem .35rem 0; white-space: normal;
+  border-bottom: 1px solid var(--rule); background: none; color: inherit; overflow-wrap: break-word; }
 .pyrope th { color: var(--quiet); font-weight: 500; }
 .pyrope td.number, .pyrope th.number { text-align: right; font-variant-numeric: tabular-nums; }
 .pyrope td.number { white-space: nowrap; }
-.pyrope th, .pyrope td { overflow-wrap: break-word; }
 .pyrope .sides table { table-layout: fixed; } .pyrope .sides th:first-child { width: 27%; }
-@media (max-width: 480px) { .pyrope .bars { display: none; } .pyrope table { font-size: .87rem; } }
 .pyrope tr.differs td:last-child { color: var(--wrong); font-weight: 600; }
 .pyrope .bar { display: block; height: .7rem; min-width: 2px; border-radius: 2px; background: var(--blue); }
 .pyrope .bars { width: 30%; vertical-align: middle; padding-right: 0; }
-.pyrope figure { margin: 0; min-width: 0; }
+@media (max-width: 480px) { .pyrope { padding: .75rem; } .pyrope dl { grid-template-columns: 1fr; gap: 0; }
+  .pyrope dd { margin-bottom: .5rem; } .pyrope .bars { display: none; } .pyrope table { font-size: .87rem; } }
+.pyrope figure { margin: 0; min-width: 0; } .pyrope figcaption { margin-top: .4rem; }
 .pyrope .charts { display: grid; gap: 1.5rem; margin-top: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
-.pyrope .charts > figure:last-child:nth-child(odd) { grid-column: 1 / -1; display: grid; gap: 0 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); align-items: center; }
 .pyrope .matrices { display: grid; grid-template-columns: 1fr 1fr; gap: .75rem; max-width: 56rem; }
 .pyrope .matrices p { margin: 0 0 .25rem; font-weight: 600; font-size: .93rem; }
-.pyrope figcaption { margin-top: .4rem; }
 .pyrope svg { display: block; width: 100%; height: auto; } .pyrope svg.chart { max-width: 34rem; }
 .pyrope svg.matrix { border: 1px solid var(--rule); background: #ffffff; shape-rendering: crispEdges; }
 .pyrope svg.swatch { display: inline-block; width: 28px; height: 10px; vertical-align: baseline; }
@@ -150,8 +111,7 @@ _STYLE = """
 .pyrope .rows > details[open] > summary::before { content: "▾"; }
 @media (max-width: 600px) { .pyrope .rows .head, .pyrope .rows > details > summary {
   grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); } }
-.pyrope footer { margin-top: 2rem; color: var(--quiet); font-size: .85rem; }
-"""
+""".replace("PAPER", _PAPER)
 _BODY = """
 html { background: #ffffff; -webkit-text-size-adjust: 100%; } body { margin: 0; }
 .pyrope { max-width: 64rem; margin: 0 auto; border-radius: 0; }
@@ -199,38 +159,21 @@ def fragment(*sections: Markup) -> str:
 # ── Pieces ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def printable(text: str) -> str:
-    """Text that may come from a candidate, with escapes for what a terminal would obey and what UTF-8 does not have.
-
-    >>> print(printable("\\x1b[2J\\x00 θ \\ud800"))
-    \\x1b[2J\\x00 θ \\ud800
-    """
-    return _NOT_TEXT.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
-
-
-def abbreviated(text: str) -> str:
-    """Long lists, such as LongRoPE's factors, by their first three numbers and their last.
-
-    >>> abbreviated("LongRoPE((1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9))")
-    'LongRoPE((1.0, 1.1, 1.2, …, 1.9: 10 numbers))'
-    """
-    return _LONG_LIST.sub(lambda m: f"{m[1]}{m[2]}…, {m[4]}: {m[3].count(',') + 4} numbers{m[5]}", text)
-
-
 def linked(text: str) -> Markup:
     """Text in which issues of known projects, such as vllm#590, are links."""
     parts, end = list[str](), 0
     for match in _ISSUE.finditer(text):
-        if (repository := REPOSITORIES.get(match[1])) is None:
-            continue
-        address = f"https://github.com/{repository}/issues/{match[2]}"
-        parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
-        end = match.end()
+        if (repository := REPOSITORIES.get(match[1])) is not None:
+            address = f"https://github.com/{repository}/issues/{match[2]}"
+            parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
+            end = match.end()
     return joined([*parts, text[end:]])
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> Markup:
-    return element("dl", *(part for name, words in rows for part in (element("dt", name), element("dd", words))))
+    """Names and what is said of each; what is empty is left out."""
+    pairs = ((element("dt", name), element("dd", words)) for name, words in rows if words)
+    return element("dl", *(part for pair in pairs for part in pair))
 
 
 def _verdict(verdict: str, words: str, level: str = "h1") -> Markup:
@@ -249,6 +192,11 @@ def _table(head: Mapping[str, str | None], rows: Iterable[Markup]) -> Markup:
     return element("table", element("thead", element("tr", *cells)), element("tbody", *rows))
 
 
+def _fold(title: str, parts: Iterable[Markup]) -> Markup:
+    """What opens by a click."""
+    return element("details", element("summary", title), *parts)
+
+
 # ── A report ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -257,15 +205,14 @@ def report_section(report: Report, level: str = "h1") -> Markup:
     sub = "h2" if level == "h1" else "h4"
     about, _, why = report.headline.partition(f": {report.verdict.upper()}")
     parts = [_verdict(report.verdict, f"{about}{why}", level), _expected(report.expected)]
-    if report.failure is not None:
-        failure = report.failure
-        named = (("reason", failure.reason), ("received", failure.received), ("fix", failure.fix))
-        parts.append(_definitions((name, text) for name, text in named if text))
-        parts.append(element("pre", "\n".join(failure.frames)) if failure.frames else Markup(""))
+    parts.append(_definitions([("precision", report.precision or ""), ("tried", report.tried)]))
+    if (failure := report.failure) is not None:
+        parts.append(_definitions([("reason", failure.reason), ("received", failure.received), ("fix", failure.fix)]))
+        parts += [element("pre", "\n".join(failure.frames))] if failure.frames else []
     if report.findings:
         title = "What is wrong" if len(report.findings) == 1 else f"What is wrong: {len(report.findings)} findings"
         parts += [element(sub, title), *map(_finding, report.findings)]
-    parts += _readings(report.readings, report.verdict, sub)
+    parts += _readings(_shown(report), report.verdict, sub)
     if report.errors:
         parts += [element(sub, "Errors in numbers"), _errors_table(report.errors)]
     if report.notes:
@@ -275,60 +222,52 @@ def report_section(report: Report, level: str = "h1") -> Markup:
 
 def _expected(text: str) -> Markup:
     short = abbreviated(text)
-    whole = element("details", element("summary", "in full"), element("code", text)) if short != text else Markup("")
-    return joined([element("p", "expected: ", element("code", short), class_="quiet"), whole])
+    whole = [_fold("in full", [element("code", text)])] if short != text else []
+    return joined([element("p", "expected: ", element("code", short), class_="quiet"), *whole])
 
 
 def _finding(finding: Finding) -> Markup:
-    rows = [("evidence", finding.evidence), ("cause", finding.cause), ("fix", finding.fix)]
-    if finding.since is not None:
-        rows.append(("shows", f"from position {finding.since} on"))
-    if finding.alternatives:
-        rows.append(("or", f"{'; '.join(finding.alternatives)} (cannot be told apart here)"))
-    if finding.happened.strip("—"):
-        rows.append(("happened in", linked(finding.happened)))
-    return element("div", element("h3", finding.fault), _definitions(rows), class_="finding")
+    rows = [(name, linked(words) if name == "happened" else words) for name, words in finding.rows()]
+    shows = "" if finding.since is None else f"from position {finding.since} on"
+    return element("div", element("h3", finding.fault), _definitions([*rows, ("shows", shows)]), class_="finding")
+
+
+def _shown(report: Report) -> Readings | None:
+    """What is drawn of a report; where a check has made nothing for it, what it says it measured, as a table."""
+    readings: Readings | None = report.readings() if callable(report.readings) else report.readings
+    if readings is None and report.measured:
+        return Readings(sides=tuple(drawings.Side(*row, row[1] == row[2]) for row in report.measured))
+    return readings
 
 
 def _errors_table(errors: Sequence[ErrorRow]) -> Markup:
-    """The errors with bars on a logarithmic scale, from an ulp on."""
-    absolute = all(row.absolute is not None for row in errors)
-    most = max((math.log10(row.worst + 1) for row in errors if math.isfinite(row.worst)), default=0.0) or 1.0
-    rows = []
+    """The errors beside what is allowed, with bars on a logarithmic scale."""
+    logs = [math.log10(row.worst) for row in errors if 0 < row.worst < math.inf]
+    low, high = (math.floor(min(logs)), max(logs)) if logs else (-1, 0)
+    in_ulps, rows = any(row.ulps is not None for row in errors), []
     for row in errors:
-        numbers = [f"{row.worst:.3g}", f"{row.typical:.3g}"]
-        numbers = [_number(row.absolute), *numbers] if absolute else numbers
-        if math.isfinite(row.worst):
-            part = math.log10(row.worst + 1) / most
-            bar = element("span", class_="bar", style=f"width: {100 * part:.1f}%")
-        else:
-            bar, numbers = Markup(""), [_number(row.worst), *("—" for _ in numbers[1:])]
+        part = (math.log10(row.worst) - low) / max(high - low, 1e-9) if 0 < row.worst < math.inf else None
+        bar = "" if part is None else element("span", class_="bar", style=f"width: {100 * part:.1f}%")
+        numbers = [_number(row.worst), _number(row.allowed), *[_number(row.ulps, ".3g")] * in_ulps]
         cells = [element("td", row.where), element("td", bar, class_="bars")]
         rows.append(element("tr", *cells, *(element("td", number, class_="number") for number in numbers)))
-    names = ["worst", "in ulps", "typical, in ulps"] if absolute else ["worst, in ulps", "typical, in ulps"]
-    head = {"where": None, "on a logarithmic scale": "bars", **dict.fromkeys(names, "number")}
-    return _table(head, rows)
+    names = ("worst", "allowed", *["ulps"] * in_ulps)
+    return _table({"where": None, "on a logarithmic scale": "bars", **dict.fromkeys(names, "number")}, rows)
 
 
-def _number(value: float | None) -> str:
-    """An absolute error in a table."""
-    return "—" if value is None else f"{value:.2g}" if math.isfinite(value) else "not finite"
+def _number(value: float | None, form: str = ".2g") -> str:
+    return "—" if value is None else f"{value:{form}}" if math.isfinite(value) else "not finite"
 
 
 # ── What was read ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _readings(readings: Readings | None, verdict: str, heading: str) -> list[Markup]:
-    if readings is None:
-        return []
     parts, charts, titles = list[Markup](), list[Markup](), list[str]()
+    if readings is None:
+        return parts
     if readings.sides:
-        rows = [
-            element("tr", element("td", side.name), element("td", side.expected), element("td", measured),
-                    class_=None if side.same else "differs")
-            for side in readings.sides
-            for measured in [side.measured if side.same else f"≠ {side.measured}"]
-        ]  # fmt: skip
+        rows = [_side(*side) for side in readings.sides]
         table = element("div", _table(dict.fromkeys(("", "expected", "measured")), rows), class_="sides")
         parts += [element(heading, "Expected and measured"), table]
     if readings.operators is not None:
@@ -346,27 +285,27 @@ def _readings(readings: Readings | None, verdict: str, heading: str) -> list[Mar
     return parts
 
 
+def _side(name: str, expected: str, measured: str, same: bool) -> Markup:
+    cells = (element("td", cell) for cell in (name, expected, measured if same else f"≠ {measured}"))
+    return element("tr", *cells, class_=None if same else "differs")
+
+
 def _operators(operators: Operators, reference: str, verdict: str) -> Markup:
-    matrices = {"candidate": operators.measured}
-    if operators.expected is not None:
-        matrices = {reference: operators.expected, **matrices}
+    matrices = {} if operators.expected is None else {reference: operators.expected}
+    matrices["candidate"] = operators.measured
     finite = [abs(float(x)) for matrix in matrices.values() for x in (matrix.min(), matrix.max()) if math.isfinite(x)]
-    most = min(max([1.0, *finite]), 4.0)
-    drawn = [
-        element("div", element("p", name),
-                drawings.operator_drawing(f"R(m), {name}", matrix, most, operators.differing))
-        for name, matrix in matrices.items()
-    ]  # fmt: skip
-    scale = element(
-        "div", element("span", f"−{most:.3g}"), element("span"), element("span", f"+{most:.3g}"), class_="shades"
-    )
+    most, drawn = min(max([1.0, *finite]), 4.0), []
+    for name, matrix in matrices.items():
+        picture = drawings.operator_drawing(f"R(m), {name}", matrix, most, operators.differing)
+        drawn.append(element("div", element("p", name), picture))
+    ends = element("span", f"−{most:.3g}"), element("span"), element("span", f"+{most:.3g}")
     caption = "Column j is what unit vector j becomes. White is 0, red positive, blue negative, grey not finite."
     if operators.differing.any():
         caption += " The pairs that differ are framed."
     elif verdict == "wrong":
-        caption += " No pair differs here: the evidence says in which calls something does."
-    inner = element("div", *drawn, class_="matrices")
-    return element("figure", inner, element("figcaption", scale, caption))
+        caption += " No pair differs here: the findings say in which calls something does."
+    figcaption = element("figcaption", element("div", *ends, class_="shades"), caption)
+    return element("figure", element("div", *drawn, class_="matrices"), figcaption)
 
 
 def _key(entries: Iterable[tuple[Markup, str]]) -> Markup:
@@ -374,13 +313,10 @@ def _key(entries: Iterable[tuple[Markup, str]]) -> Markup:
 
 
 def _errors(errors: Errors) -> Markup:
-    entries = [(drawings.dot_swatch(False), "largest error")]
-    if errors.beyond.any():
-        entries.append((drawings.dot_swatch(True), "beyond what is accepted"))
-    key = _key([*entries, *drawings.swatches(errors)])
-    caption = f"The largest absolute error by {errors.place}. Lines: the most that any output of a grade may be off."
-    words = element("div", key, element("figcaption", caption))
-    return element("figure", drawings.errors_drawing(errors), words)
+    beyond = [(drawings.dot_swatch(True), "beyond what is accepted")] if errors.beyond.any() else []
+    key = _key([(drawings.dot_swatch(False), "largest error"), *beyond, *drawings.swatches(errors)])
+    caption = f"The largest absolute error by {errors.place}. Lines: the most that any output may be off."
+    return element("figure", drawings.errors_drawing(errors), element("div", key, element("figcaption", caption)))
 
 
 def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
@@ -401,25 +337,27 @@ def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
 
 def identification_section(result: Identification) -> Markup:
     """What was read of a candidate of which nothing is expected."""
-    title, *_ = str(result).splitlines()
-    named = result.rope is not None
-    rule, *_ = result.explanations[0].split(" (") if result.explanations else ["no rotation"]  # the rest is in the rows
-    words = f"{title}: {rule}"
-    rows = _definitions(result.rows())
-    head = element("h1", element("span", "✓" if named else "?", class_="symbol", aria_hidden="true"),
-                   element("span", words), class_=f"verdict {'right' if named else 'not-judged'}")  # fmt: skip
+    from .readings import rotation_readings
+
+    title, named = str(result).partition("\n")[0], result.rope is not None
+    rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
+    symbol = element("span", "✓" if named else "?", class_="symbol", aria_hidden="true")
+    verdict = f"verdict {'right' if named else 'not-judged'}"
+    head = element("h1", symbol, element("span", f"{title}: {rule}"), class_=verdict)
     rope = [element("p", element("code", repr(result.rope)))] if named else []
-    return element("section", head, rows, *rope, *_readings(result.readings, "right", "h2"))
+    found = result.readings
+    read: Any = None if found is None else rotation_readings(found, result.rope, "identified")
+    return element("section", head, _definitions(result.rows()), *rope, *_readings(read, "right", "h2"))
 
 
 def verification_section(reports: Sequence[Report], groups: Mapping[tuple[str, ...], list[Report]]) -> Markup:
     """Test vectors: wrong cases by what is wrong with them, then those that are not judged, then all the others."""
     verdict = next((name for name in ("wrong", "not judged") if any(r.verdict == name for r in reports)), "right")
     parts = [_verdict(verdict, f"test vectors: {summary(reports)}")]
-    for faults, members in groups.items():
-        parts.append(element("h2", f"{', '.join(faults)}: {_cases(len(members))}"))
-        parts.append(report_section(members[0], "h3"))
-        if others := members[1:]:
+    for faults, (first, *others) in groups.items():
+        parts.append(element("h2", f"{', '.join(faults)}: {_cases(1 + len(others))}"))
+        parts.append(report_section(first, "h3"))
+        if others:
             parts.append(_fold(f"the same in {_cases(len(others))} more", map(_folded, others)))
     for name in ("not judged", "equivalent", "right"):
         if members := [report for report in reports if report.verdict == name]:
@@ -438,14 +376,9 @@ def _cases(count: int) -> str:
     return f"{count} case{'' if count == 1 else 's'}"
 
 
-def _fold(title: str, parts: Iterable[Markup]) -> Markup:
-    """What opens by a click."""
-    return element("details", element("summary", title), *parts)
-
-
-def _folded(report: Report, title: str | None = None) -> Markup:
+def _folded(report: Report) -> Markup:
     symbol = element("span", f"{SYMBOLS[report.verdict]} ", class_=_class(report.verdict))
-    return _fold(joined([symbol, title or report.subject]), [report_section(report, "h3")])
+    return _fold(joined([symbol, report.subject]), [report_section(report, "h3")])
 
 
 _GALLERY = (
@@ -463,18 +396,16 @@ def gallery_section(rows: Sequence[Row]) -> Markup:
     """A line for each implementation, which opens its report."""
     good = sum(row.as_expected for row in rows)
     verdict = "right" if good == len(rows) else "wrong"
-    parts = [_verdict(verdict, f"gallery: {len(rows)} implementations, {good} judged as they should be")]
-    legend = [element("li", _judged(verdict), f": {words}") for verdict, words in _LEGEND.items()]
-    parts.append(element("ul", *legend, class_="key"))
-    parts.append(element("p", _GALLERY, class_="quiet"))
     names = ("implementation", "verdict", "error", "identified, or what is wrong")
     lines = [element("div", *(element("span", name) for name in names), class_="head")]
     for row in rows:
-        worst = _number(max((e.absolute for e in row.report.errors if e.absolute is not None), default=None))
+        worst = _number(max((error.worst for error in row.report.errors), default=None))
         cells = (row.name, _judged(row.report.verdict), worst, row.remark)
-        title = joined(element("span", cell) for cell in cells)
-        lines.append(_fold(title, [report_section(row.report, "h3")]))
-    return element("section", *parts, element("div", *lines, class_="rows"))
+        lines.append(_fold(joined(element("span", cell) for cell in cells), [report_section(row.report, "h3")]))
+    legend = [element("li", _judged(verdict), f": {words}") for verdict, words in _LEGEND.items()]
+    head = _verdict(verdict, f"gallery: {len(rows)} implementations, {good} judged as they should be")
+    key = element("ul", *legend, class_="key"), element("p", _GALLERY, class_="quiet")
+    return element("section", head, *key, element("div", *lines, class_="rows"))
 
 
 def _judged(verdict: str) -> Markup:

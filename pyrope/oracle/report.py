@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
@@ -14,36 +15,55 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import page
-from .drawings import Readings
+from .mistakes import mistake
 
 VERDICTS = ("right", "equivalent", "wrong", "not judged")
+MOST = 3  # findings: what comes after them is mostly a consequence
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _WIDTH = 79
 _LINES, _LINE = 40, 400  # of what a candidate raised
+# Ten numbers or more in brackets.
+_LONG_LIST = re.compile(r"([\[(])((?:[-+.\w]+, ?){3})((?:[-+.\w]+, ?){6,})([-+.\w]+),?([\])])")
+# What a terminal obeys, but tabs and newlines; what turns text around; surrogates, which no file has.
+_NOT_TEXT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One difference between the candidate and what was expected of it."""
+    """One difference between the candidate and what was expected of it; the cause, the fix and where it happened are
+    those of the mistake with this name."""
 
-    fault: str  # its name in a catalogue of faults, or "unexplained"
-    evidence: str  # what was observed, with numbers
-    cause: str
-    fix: str
-    since: int | None = None  # the first position where it shows at usual tolerances
-    alternatives: tuple[str, ...] = ()  # names of faults that look the same here
-    happened: str = "—"  # in which projects it happened
+    fault: str  # a name of `mistakes`, alone or with what was measured ("window: one too wide"), or "unexplained"
+    fact: str  # what was measured, in a sentence with numbers
+    where: str = ""  # which rows or calls are wrong; the first wrong number, with what was expected
+    since: int | None = None  # the first position where it shows
+
+    @property
+    def cause(self) -> str:
+        return mistake(self.fault).cause
+
+    @property
+    def fix(self) -> str:
+        return mistake(self.fault).fix
+
+    @property
+    def happened(self) -> str:
+        return mistake(self.fault).happened
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Its fields in the order in which they are read."""
+        yield from (("fact", self.fact), ("where", self.where), ("cause", self.cause), ("fix", self.fix))
+        yield "happened", self.happened
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """Errors in units of the last place of the dtype, over the positions, or other places, that `where` names."""
+    """The worst error over the positions, or other places, that `where` names."""
 
     where: str
     worst: float
-    typical: float  # the median
-    absolute: float | None = None  # the worst one as a number, where all are of one kind
+    allowed: float  # how far off the least exact result that is accepted may be there
+    ulps: float | None = None  # the same error in units of the last place: of right candidates alone
 
 
 @dataclass(frozen=True)
@@ -61,18 +81,7 @@ class Failure:
             raised = "".join(traceback.format_exception_only(self.error)).rstrip().splitlines()
             raised = raised if len(raised) <= _LINES else [*raised[: _LINES // 2], "…", *raised[-_LINES // 2 :]]
             frames = own_frames(traceback.extract_tb(self.error.__traceback__))
-            object.__setattr__(self, "frames", tuple(map(page.printable, (*frames, *map(shortened, raised)))))
-
-
-def shortened(line: str) -> str:
-    """A line of a message; the middle of one that nobody would read to its end is left out."""
-    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} … {line[-_LINE // 2 :]}"
-
-
-def own_frames(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
-    """The lines of the last four frames that are neither pyrope's nor the import system's."""
-    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
-    return tuple("".join(traceback.format_list(own[-4:])).splitlines())
+            object.__setattr__(self, "frames", tuple(map(printable, (*frames, *map(shortened, raised)))))
 
 
 @dataclass(frozen=True)
@@ -82,12 +91,14 @@ class Report:
     subject: str  # what was checked, such as "rotation"
     expected: str  # a description or a repr
     verdict: str  # one of VERDICTS
-    findings: tuple[Finding, ...] = ()  # the faults, gravest first: none unless wrong
+    findings: tuple[Finding, ...] = ()  # causes before consequences, at most `MOST`: none unless wrong
     precision: str | None = None  # the grade, where there is one
+    tried: str = ""  # what the verdict rests on: how many calls, up to where, and what was not tried
+    measured: tuple[tuple[str, str, str], ...] = ()  # name, expected, measured: what an unexplained candidate does
     errors: tuple[ErrorRow, ...] = ()
     notes: tuple[str, ...] = ()  # what the other side must do alike, and what could not be decided
     failure: Failure | None = None  # of a candidate that could not be judged
-    readings: Readings | None = field(default=None, repr=False, compare=False)  # what its page draws
+    readings: Any = field(default=None, repr=False, compare=False)  # what its page draws
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -96,6 +107,7 @@ class Report:
             raise ValueError("a report has findings if, and only if, its verdict is wrong")
         if (self.verdict == "not judged") != (self.failure is not None):
             raise ValueError("a report has a failure if, and only if, its verdict is not judged")
+        object.__setattr__(self, "findings", self.findings[:MOST])
 
     @property
     def ok(self) -> bool:
@@ -120,30 +132,25 @@ class Report:
         reason = self.failure.reason.partition("\n")[0] if self.failure is not None else ""
         more = f" and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
         why = f"{self.findings[0].fault}{more}" if self.findings else reason
-        return page.printable(f"{self.subject}: {self.verdict.upper()}" + (f": {why}" if why else ""))
+        return printable(f"{self.subject}: {self.verdict.upper()}" + (f": {why}" if why else ""))
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a Report is neither true nor false: use report.ok, or the assert_… function")
 
     def __str__(self) -> str:
-        lines = [f"{self.subject}: {self.verdict.upper()}"]
-        lines += _field("expected", self.expected)
-        lines += _field("precision", self.precision) if self.precision else []
+        lines = [f"{self.subject}: {self.verdict.upper()}", *_field("expected", self.expected)]
+        lines += [*_field("precision", self.precision or ""), *_field("tried", self.tried)]
         for finding in self.findings:
-            lines += ["", finding.fault]
-            lines += _field("evidence", finding.evidence) + _field("cause", finding.cause) + _field("fix", finding.fix)
-            if finding.since is not None:
-                lines += _field("shows", f"from position {finding.since} on")
-            if finding.alternatives:
-                lines += _field("or", "; ".join(finding.alternatives) + " (cannot be told apart here)")
+            lines += ["", finding.fault, *(line for name, words in finding.rows() for line in _field(name, words))]
         if self.failure is not None:
             parts = (("reason", self.failure.reason), ("received", self.failure.received), ("fix", self.failure.fix))
-            lines += [line for name, words in parts if words for line in _field(name, words)]
+            lines += [line for name, words in parts for line in _field(name, words)]
             lines += ["", *(f"  {line}" for line in self.failure.frames)] if self.failure.frames else []
-        lines += ["", *_table(self.errors)] if self.errors else []
+        lines += ["", *_measured(self.measured)] if self.measured else []
+        lines += ["", *_errors(self.errors)] if self.errors else []
         for note in self.notes:
             lines += ["", *textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")]
-        return page.printable("\n".join(lines))
+        return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with None for NaN and infinity, which JSON does not have."""
@@ -152,14 +159,20 @@ class Report:
         del plain["readings"]
         if failure is not None:
             del plain["failure"]["error"]
+        for finding, row in zip(self.findings, plain["findings"], strict=True):
+            row |= {"cause": finding.cause, "fix": finding.fix, "happened": finding.happened}
         return plain
 
     def to_html(self) -> str:
         """A page of its own, which needs no other file and no network."""
+        from . import page
+
         return page.document(f"pyrope: {self.headline}", page.report_section(self))
 
     def _repr_html_(self) -> str:
         """The same, as a part of a notebook."""
+        from . import page
+
         return page.fragment(page.report_section(self))
 
 
@@ -181,21 +194,56 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _table(errors: Iterable[ErrorRow]) -> Iterator[str]:
-    """The errors, in ulps and, where they have one, as numbers."""
-    rows = list(errors)
-    if any(row.absolute is None for row in rows):
-        yield f"  {'error, in ulps':<36}{'worst':>12}{'typical':>12}"
-        yield from (f"  {row.where:<36}{row.worst:>12.3g}{row.typical:>12.3g}" for row in rows)
-        return
-    yield f"  {'error':<34}{'worst':>12}{'in ulps':>12}{'typical, ulps':>16}"
-    yield from (f"  {row.where:<34}{row.absolute:>12.2g}{row.worst:>12.3g}{row.typical:>16.3g}" for row in rows)
+# ── Text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def printable(text: str) -> str:
+    """Text that may come from a candidate, with escapes for what a terminal would obey and what UTF-8 does not have.
+
+    >>> print(printable("\\x1b[2J\\x00 θ \\ud800"))
+    \\x1b[2J\\x00 θ \\ud800
+    """
+    return _NOT_TEXT.sub(lambda character: character[0].encode("unicode_escape").decode(), text)
+
+
+def abbreviated(text: str) -> str:
+    """Long lists, such as LongRoPE's factors, by their first three numbers and their last.
+
+    >>> abbreviated("LongRoPE((1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9))")
+    'LongRoPE((1.0, 1.1, 1.2, …, 1.9: 10 numbers))'
+    """
+    return _LONG_LIST.sub(lambda m: f"{m[1]}{m[2]}…, {m[4]}: {m[3].count(',') + 4} numbers{m[5]}", text)
+
+
+def shortened(line: str) -> str:
+    """A line of a message; the middle of one that nobody would read to its end is left out."""
+    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} … {line[-_LINE // 2 :]}"
+
+
+def own_frames(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
+    """The lines of the last four frames that are neither pyrope's nor the import system's."""
+    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
+    return tuple("".join(traceback.format_list(own[-4:])).splitlines())
 
 
 def _field(name: str, text: str) -> list[str]:
     wrapper = textwrap.TextWrapper(_WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
     wrapper.break_on_hyphens = False  # options and the names of files stay in one line
-    return wrapper.wrap(page.abbreviated(text))
+    return wrapper.wrap(abbreviated(text))
+
+
+def _measured(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    yield f"  {'':<14}{'expected':<30}measured"
+    for name, expected, measured in rows:
+        yield f"  {name:<14}{expected:<30}{measured}"
+
+
+def _errors(rows: tuple[ErrorRow, ...]) -> Iterator[str]:
+    in_ulps = any(row.ulps is not None for row in rows)
+    yield f"  {'error':<34}{'worst':>11}{'allowed':>11}" + f"{'ulps':>10}" * in_ulps
+    for row in rows:
+        ulps = f"{row.ulps:>10.3g}" if row.ulps is not None else ""
+        yield f"  {row.where:<34}{row.worst:>11.2g}{row.allowed:>11.2g}{ulps}"
 
 
 def _message(report: Report) -> str:

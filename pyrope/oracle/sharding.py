@@ -9,117 +9,83 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .. import checks
 from ..backend import on_host
-from .ask import message_of
-from .explain import Fault
-from .report import Failure, Report
+from .candidate import message_of
+from .report import Failure, Finding, Report
 
 Sharding: TypeAlias = Callable[[int, int, int], Any]
 EVEN = ((64, 4), (48, 3), (48, 2), (32, 1))  # n and size, n a multiple of 8·size; four ranks show most, one shows least
 UNEVEN = ((50, 3), (51, 4), (33, 2), (7, 3), (3, 4))
+_EXPECTED = "each position of 0 … n−1 on one rank"
 
 
-LOCAL = Fault(
-    name="positions local to the rank", symptom="every rank has positions from 0 on",
-    cause="every rank counts its own tokens, so that all ranks but the first rotate by wrong positions",
-    fix="add the position of the rank's first token, or cut the shard out of positions made for the whole sequence",
-)  # fmt: skip
-REPEATED = Fault(
-    name="first chunk repeated", symptom="the second half of a rank's positions is the first once more",
-    cause="a rank with two chunks uses the positions of its first for both",
-    fix="make the positions of each chunk from that chunk's own place in the sequence",
-    happened="Megatron-LM#5243: 0, 3, 0, 3 in place of 0, 3, 4, 7",
-)  # fmt: skip
-HIGH = Fault(
-    name="positions one too high", symptom="1 … n in place of 0 … n−1", cause="positions are counted from 1",
-    fix="count positions from 0",
-)  # fmt: skip
-SEAMS = Fault(
-    name="off by one at the seams", symptom="a position where two chunks meet is held twice, or by no rank",
-    cause="the end of a chunk is taken as included where the next begins with it, or as excluded twice",
-    fix="let one formula give the end of a chunk and the beginning of the next: n·i//chunks",
-)  # fmt: skip
-PADDING = Fault(
-    name="padding counted", symptom="positions from n on, at lengths that do not divide evenly",
-    cause="the length is rounded up to a multiple of the ranks, and padding gets positions of its own",
-    fix="drop positions from n on, and mask the padding",
-)  # fmt: skip
-REMAINDER = Fault(
-    name="remainder lost", symptom="the last positions are held by no rank, at lengths that do not divide evenly",
-    cause="n//size tokens are given to each rank, and the n % size tokens at the end to none",
-    fix="let shards differ by a token, as n·rank//size … n·(rank + 1)//size do, or refuse such lengths",
-)  # fmt: skip
-FROM_ONE = Fault(
-    name="rank counted from 1", symptom="every rank holds what belongs to the next one, and the last what is beyond n",
-    cause="ranks are counted from 1 where the formula counts from 0", fix="count ranks from 0, as MPI does",
-)  # fmt: skip
-NO_RANK = Fault(
-    name="rank ignored", symptom="all ranks hold the same positions", cause="the rank has no effect",
-    fix="let the rank say where its positions begin",
-)  # fmt: skip
-NOT_SPLIT = Fault(
-    name="not split", symptom="every rank holds 0 … n−1", cause="rank and size have no effect", fix="use rank and size",
-)  # fmt: skip
-UNEXPLAINED = Fault(
-    name="unexplained", symptom="some position is not held once", cause="no known mistake explains it",
-    fix="give every position of 0 … n−1 to one rank",
-)  # fmt: skip
-FAULTS = (LOCAL, REPEATED, HIGH, SEAMS, PADDING, REMAINDER, FROM_ONE, NO_RANK, NOT_SPLIT)
+class Split(NamedTuple):
+    """The positions that each rank holds, and what is wrong with them."""
+
+    n: int
+    shards: list[list[int]]
+    even: bool  # whether the ranks divide n
+    missing: set[int]
+    twice: set[int]  # or more often
+    outside: set[int]  # of 0 … n−1
+
+    def begins_at(self, first: int) -> bool:
+        """Whether first … first + n − 1 are held in place of 0 … n−1."""
+        return sorted(m for shard in self.shards for m in shard) == list(range(first, first + self.n))
+
+    def shared(self) -> set[int]:
+        """The positions that end a chunk of one rank and begin one of another."""
+        shards = [*map(set, self.shards)]
+        return {m for m in self.twice if any({m - 1, m} <= x and {m, m + 1} <= y for x in shards for y in shards if x != y)}
+
+    def is_padded(self) -> bool:
+        """Whether every token is held, and positions from n on besides, or any that make the shards equally long."""
+        beyond = len(self.outside) > self.even and min(self.outside) >= self.n and not self.twice
+        alike = not self.even and len({*map(len, self.shards)}) == 1 and not self.shared()
+        return not self.missing and (beyond or alike)
+
+    def lacks_its_end(self) -> bool:
+        """Whether a few of the last positions are lost, and nothing else is wrong."""
+        few = self.even < len(self.missing) < 2 * len(self.shards) and not (self.twice or self.outside)
+        return few and self.missing == set(range(self.n - len(self.missing), self.n))
+
+    def is_off_at_seams(self) -> bool:
+        """Whether positions are held twice, or missing one at a time, only where a chunk ends."""
+        ends = {m for shard in self.shards for m in shard if m - 1 not in shard or m + 1 not in shard}
+        alone = all(not self.missing & {m - 1, m + 1} for m in self.missing) and any(self.shards)
+        return self.twice <= self.shared() & ends and alone and self.outside <= {-1, self.n}
 
 
-def _fault(n: int, shards: list[list[int]]) -> Fault | None:
-    """What is wrong with the shards of n positions."""
-    held = Counter(m for shard in shards for m in shard)
-    missing, twice = set(range(n)) - held.keys(), {m for m, count in held.items() if count > 1}
-    beyond = {m for m in held if not 0 <= m < n}
-    if not (missing or twice or beyond):
+# A name of `mistakes.SHARDING`, and the positions that show it; the first that fits.
+_SIGNS: tuple[tuple[str, Callable[[Split], bool]], ...] = (
+    ("not split", lambda s: all(sorted(x) == list(range(s.n)) for x in s.shards)),
+    ("positions local to the rank",
+     lambda s: bool(s.twice) and all(sorted(x) == list(range(len(x))) for x in s.shards)),
+    ("first chunk repeated", lambda s: all(len(x) > 1 and x[: len(x) // 2] == x[len(x) // 2 :] for x in s.shards)),
+    ("rank ignored", lambda s: len(s.shards) > 1 and any(s.shards) and len({*map(frozenset, s.shards)}) == 1),
+    ("positions counted from 1", lambda s: s.begins_at(1)),
+    ("rank counted from 1", lambda s: s.begins_at(s.n // len(s.shards))),
+    ("padding counted", Split.is_padded),
+    ("remainder lost", Split.lacks_its_end),
+    ("off by one at the seams", Split.is_off_at_seams),
+    ("unexplained", lambda s: True),
+)  # fmt: skip
+
+
+def finding(n: int, shards: list[list[int]]) -> Finding | None:
+    """The first mistake that the positions of all ranks show."""
+    held, every, size = Counter(m for shard in shards for m in shard), set(range(n)), len(shards)
+    twice = {m for m, count in held.items() if count > 1}
+    wrong = {"missing": every - held.keys(), "held more than once": twice, "outside": held.keys() - every}
+    if not any(wrong.values()):
         return None
-    if all(sorted(shard) == list(range(n)) for shard in shards):
-        return NOT_SPLIT
-    if twice and all(sorted(shard) == list(range(len(shard))) for shard in shards):
-        return LOCAL
-    if all(len(shard) > 1 and shard[: len(shard) // 2] == shard[len(shard) // 2 :] for shard in shards):
-        return REPEATED
-    if len(shards) > 1 and shards[0] and all(sorted(shard) == sorted(shards[0]) for shard in shards):
-        return NO_RANK
-    lowest, split_evenly = min(held, default=0), n % len(shards) == 0
-    if lowest in (1, n // len(shards)) and not twice and sorted(held) == list(range(lowest, lowest + n)):
-        return HIGH if lowest == 1 else FROM_ONE
-    if not missing and not (split_evenly and beyond == {n}) and _padded(n, shards, beyond, twice):
-        return PADDING
-    lost = missing == set(range(n - len(missing), n)) and not (twice or beyond)
-    if lost and len(missing) < 2 * len(shards) and not (split_evenly and len(missing) == 1):
-        return REMAINDER
-    ends = {m for shard in shards for m in shard if m - 1 not in shard or m + 1 not in shard}
-    gaps = {m for m in missing if m - 1 not in missing and m + 1 not in missing}  # each beside the end of a chunk
-    if twice <= ends and missing == gaps and beyond <= {-1, n} and max(held.values(), default=0) == 2 - (not twice):
-        return SEAMS
-    return UNEXPLAINED
-
-
-def _padded(n: int, shards: list[list[int]], beyond: set[int], twice: set[int]) -> bool:
-    """Whether every token is held, and the shards are as long as each other by positions that no token has: from n on,
-    −1, or one that a token has already."""
-    lengths = {len(shard) for shard in shards}
-    if beyond and min(beyond) >= n and not twice:
-        return True
-    extra = sum(map(len, shards)) - n
-    return len(lengths) == 1 and 0 < extra < len(shards) and beyond <= {-1} and len(twice | beyond) <= extra
-
-
-def _evidence(n: int, shards: list[list[int]]) -> str:
-    held = Counter(m for shard in shards for m in shard)
-    parts = {
-        "missing": sorted(set(range(n)) - held.keys()),
-        "held more than once": sorted(m for m, count in held.items() if count > 1),
-        "outside": sorted(m for m in held if not 0 <= m < n),
-    }
-    counts = "; ".join(f"{name}: {_few(positions)}" for name, positions in parts.items() if positions)
+    fact = "; ".join(f"{words}: {_few(sorted(positions))}" for words, positions in wrong.items() if positions)
+    name = next(name for name, shows in _SIGNS if shows(Split(n, shards, n % size == 0, *wrong.values())))
     rank = next((r for r, shard in enumerate(shards) if r and shard), 0)
-    return f"{n} tokens on {len(shards)} ranks: {counts}; rank {rank} holds {_few(shards[rank])}"
+    return Finding(name, f"{n} tokens on {size} ranks: {fact}", f"rank {rank} holds {_few(shards[rank]) or 'nothing'}")
 
 
 def _few(positions: list[int]) -> str:
@@ -128,9 +94,10 @@ def _few(positions: list[int]) -> str:
 
 def _row(positions: Any) -> list[int]:
     """Positions (n,), or the rows (b, n) of a batch, which must be alike."""
-    rows = positions.reshape(-1, positions.shape[-1]) if positions.ndim and positions.size else positions.reshape(1, -1)
+    m = checks.positions("positions", on_host(positions))
+    rows = m.reshape(-1, m.shape[-1]) if m.size and m.ndim else m.reshape(1, -1)
     if (rows != rows[0]).any():
-        raise TypeError(f"positions must be (n,), or the same in each row, had shape {positions.shape}")
+        raise TypeError(f"positions must be (n,), or the same in each row, had shape {m.shape}")
     return list(map(int, rows[0]))
 
 
@@ -142,42 +109,37 @@ def check_sharding(fn: Sharding) -> Report:
     >>> check_sharding(lambda n, rank, size: range(n // size)).faults
     ('positions local to the rank',)
     """
-    if not callable(fn):
-        raise TypeError(f"fn must be a function of n, rank and size, was {type(fn).__name__}")
-    expected = "each position of 0 … n−1 on one rank"
-    refused, notes = list[str](), list[str]()
+    taken, refused = dict[tuple[int, int], list[list[int]]](), list[str]()
     for n, size in EVEN + UNEVEN:
-        shards, calls = list[list[int]](), 0
+        shards = list[list[int]]()
         try:
             for rank in range(size):
-                held = fn(n, rank, size)
-                calls += 1
-                shards.append(_row(checks.positions("positions", on_host(held))))
+                shards.append(_row(fn(n, rank, size)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, too: it must not end the caller
-            if (n, size) in UNEVEN and isinstance(error, ValueError | AssertionError):
-                refused.append(f"{n} tokens on {size} ranks")
-                continue
-            reason, fix = (
-                f"{type(error).__name__}: {message_of(error)}",
-                "return the positions that a rank holds, as integers",
-            )
-            if calls == len(shards):  # it did not return
-                fix = "mend what the function raises; a ValueError may refuse a length that cannot be split"
-            failure = Failure(reason, f"n={n}, rank={len(shards)}, size={size}", fix, error)
-            return Report("sharding", expected, "not judged", failure=failure)
-        if (fault := _fault(n, shards)) is not None:  # the first: a remainder would only hide what is wrong without one
-            finding = fault.finding(_evidence(n, shards))
-            return Report("sharding", expected, "wrong", (finding,), notes=tuple(notes))
-        if (n, size) == EVEN[0]:
-            work = [sum(m + 1 for m in shard) for shard in shards]
-            share = max(work) * size / sum(work)
-            whose = f"under a causal mask, with {n} tokens, the busiest of {size} ranks"
-            notes.append(f"{whose} has {share:.2f} times the mean work")
-    if refused:
-        notes.append(f"refused, which is no mistake: {', '.join(refused)}")
-    return Report("sharding", expected, "right", notes=tuple(notes))
+            if (n, size) in EVEN or not isinstance(error, ValueError | AssertionError):
+                return _not_judged(error, f"n={n}, rank={len(shards)}, size={size}")
+            refused.append(f"{n} tokens on {size} ranks")
+            continue
+        if (wrong := finding(n, shards)) is not None:  # the first: a remainder would hide what is wrong without one
+            return Report("sharding", _EXPECTED, "wrong", (wrong,))
+        taken[n, size] = shards
+    tried = f"{len(taken)} splits, tokens on ranks: {', '.join(f'{n} on {size}' for n, size in taken)}"
+    notes = (_balance(taken[EVEN[0]]), *[f"refused, which is no mistake: {', '.join(refused)}"] * bool(refused))
+    return Report("sharding", _EXPECTED, "right", tried=tried, notes=notes)
+
+
+def _balance(shards: list[list[int]]) -> str:
+    work, size = [sum(m + 1 for m in shard) for shard in shards], len(shards)
+    busiest = f"the busiest of {size} ranks has {max(work) * size / sum(work):.2f} times the mean work"
+    return f"under a causal mask, with {sum(map(len, shards))} tokens, {busiest}"
+
+
+def _not_judged(error: BaseException, received: str) -> Report:
+    fix = "return the positions that a rank holds, as integers; a ValueError may refuse a length that cannot be split"
+    failure = Failure(f"{type(error).__name__}: {message_of(error)}", received, fix, error)
+    return Report("sharding", _EXPECTED, "not judged", failure=failure)
 
 
 def assert_sharding(fn: Sharding) -> None:

@@ -1,101 +1,297 @@
 """Portable test vectors: what an implementation in any language needs to test itself, and the judgement of its results.
 
-docs/other-languages.md describes the files and how they are used; `vector_cases` says what is in them.
+A case is a check with ``effort="few"`` whose calls were recorded: its rows, vectors of a rotation or sequences of
+attention, stand in files, all as one call. What another program answers to them is looked up by that very check, which
+asks again; so verdicts and names are those of `check_rotation`, `check_attention` and `check_linear_attention`.
+docs/other-languages.md describes the files.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
+import importlib.util
+import itertools
 import json
 import math
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import checks, theta
+from ..backend import Array
 from ..phase import cos_sin
-from ..tensors import NumPyArray, PathLike, load_npy, load_safetensors, save_npy, save_safetensors
-from ..theta import SCALINGS, Rope, frequencies
-from . import tolerance
-from .attention_evidence import AttentionEvidence
-from .backward_checks import GradientCheck
-from .backward_faults import BACKWARD
-from .drawings import Readings
-from .examination import explained
-from .explain import Change, Fault, Hypothesis, findings
-from .floats import BITS, plain
-from .manifest import FORMAT, VERSION, npy_path, read_case, read_json, read_manifest, widened
-from .readings import errors_by_place
-from .recipes import recipe_of
-from .report import ErrorRow, Failure, Finding, Report
-from .rotation_evidence import RotationEvidence
-from .rotation_faults import FAULTS, Measurements
-from .rules import COMMON_BASES, rounded
-from .sample import Sample
-from .vector_cases import TRUTH, Case, Own, Truth, cases, exam_of, gradient_asked, gradients_of
+from ..tensors import PathLike, dtype_named, json_file, load_npy, load_safetensors, save_npy
+from ..theta import Axes, Rope
+from .attention import Asked, Check, examine
+from .attention_calls import Scope
+from .candidate import BITS
+from .operator import ladder
+from .report import Failure, Report
+from .rotation import MAX_POSITION, check_rotation, recorded_calls
+from .steps import Call, Spec, allowed, allowed_gradients, grades, gradients, weigh
+from .tolerance import APPLICABLE, Expected, Tables
+from .turning import TOP
 
-# Files
-
-
-def _stored(array: NumPyArray, dtype: str) -> NumPyArray:
-    """As it is written: exact; bfloat16, which NumPy alone does not have, as its bits."""
-    if array.dtype == np.int64:
-        return array
-    if dtype == "bfloat16":
-        return np.asarray(array.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return array.astype(dtype)
+FORMAT, VERSION = "pyrope-vectors", 2
+SUITES = ("rotation", "attention", "linear", "gradients", "all")
+LEAST_POSITION = 63  # no table of one's own may be shorter
+TOKENS = 1 + len(ladder(TOP))  # as many as there are in the calls that read frequencies
+LARGEST = 2**18  # numbers of a case: where they are more, calls that explain mistakes are left out
+Rows: TypeAlias = dict[str, Array]  # by name, each (rows, …)
+Keyed: TypeAlias = dict[bytes, tuple[Array, ...]]  # the same, row by row
+Cases: TypeAlias = Iterator[tuple[str, str, Rope | None, dict[str, Any]]]  # a name, a dtype, a rope, and options
 
 
-def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
-    if rope is None:
-        return None
-    kinds = {kind: name for name, kind in SCALINGS.items()}
-    return {
-        **asdict(rope),
-        "scaling": None if rope.scaling is None else {"type": kinds[type(rope.scaling)], **asdict(rope.scaling)},
-        "theta": frequencies(rope).tolist(),
-        "axis_of_pair": None if rope.axes is None else [axis for axis, _ in rope.axes.assign(rope.pairs)],
-        "attention_factor": rope.attention_factor,
-    }
+@dataclass(frozen=True)
+class Case:
+    """One test: a check and its options."""
+
+    name: str
+    kind: str  # "rotation", "attention" or "linear"
+    backward: bool
+    dtype: str  # of the inputs and of the outputs that are asked for
+    rope: Rope | None
+    options: Mapping[str, Any]
+    explains: bool = True  # whether there are rows that explain mistakes, too
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        if self.kind == "rotation":
+            return "g" if self.backward else "x", "positions"
+        return ("q", "k", "v", *["g"] * self.backward, *["positions"] * (self.rope is not None))
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """The names of the results, and under which names they are to be written."""
+        if self.kind != "rotation" and self.backward:
+            return {name: f"{self.name}.{name}" for name in ("dq", "dk", "dv")}
+        return {"y" if self.kind == "rotation" else "o": self.name}
+
+    @property
+    def spec(self) -> Spec:
+        known = {name: value for name, value in self.options.items() if name not in ("queries", "max_position")}
+        known.setdefault("scale", known["head_dim"] ** -0.5)
+        return Spec(**known, dtype=dtype_named(self.dtype), rope=self.rope)
+
+    def check(self, fn: Callable[..., Any]) -> Report:
+        """What the check says of fn, which gets and returns arrays."""
+        if self.kind == "rotation" and self.rope is not None:
+            options = {**self.options, "dtype": self.dtype, "backward": self.backward}
+            return check_rotation(fn, self.rope, effort="few", **options)
+        queries, last = self.options.get("queries"), len(grades(self.spec)) - 1
+        scope = Scope(effort="few", backward=self.backward, queries=queries, batch=1, tokens=TOKENS)
+        check = Check(self.spec, Asked(fn, None, self.backward), scope, MAX_POSITION, last, queries is not None)
+        return examine(check, None)
+
+    def rows(self, arrays: tuple[Array, ...]) -> Rows:
+        """What a call hands over, as rows: those of a rotation are vectors, those of attention sequences."""
+        if self.kind == "rotation":
+            x, at = arrays
+            axes = at.shape[:-1]
+            at = np.broadcast_to(at.reshape(*axes, *[1] * (x.ndim - 2), -1), (*axes, *x.shape[:-1]))
+            arrays = x.reshape(-1, x.shape[-1]), np.moveaxis(at.reshape(*axes, -1), -1, 0)
+        return dict(zip(self.inputs, arrays, strict=True))
+
+    def holds(self, row: tuple[Array, ...]) -> bool:
+        """Whether the positions of a row are among those that it may have."""
+        return self.rope is None or bool((row[-1] <= self.options["max_position"]).all())
+
+    def truth(self, rows: Rows) -> list[Array]:
+        """The right results."""
+        if self.kind == "rotation":
+            return [self._rotated(rows).y]
+        call = Call("", **rows)
+        return [weigh(self.spec, call).out] if call.g is None else [*gradients(self.spec, call, call.g.astype(float))]
+
+    def allowed(self, rows: Rows) -> list[Array]:
+        """How far off each number may be."""
+        if self.kind == "rotation":
+            return [self._rotated(rows).allowed(APPLICABLE[self.dtype][-1])]
+        call, rounding = Call("", **rows), [*grades(self.spec).values()][-1]
+        if call.g is None:
+            limits = [allowed(self.spec, call, rounding)]
+        else:
+            limits = allowed_gradients(self.spec, call, call.g.astype(float), rounding)
+        return [np.broadcast_to(limit.worst, limit.truth.shape) for limit in limits]
+
+    def _rotated(self, rows: Rows) -> Expected:
+        assert self.rope is not None
+        rope, at = self.rope.transposed if self.backward else self.rope, np.moveaxis(rows["positions"], 0, -1)
+        return Expected(Tables(rope, at), rows[self.inputs[0]].astype(float), at, self.dtype)
+
+    def answered(self, results: list[Array], like: Array) -> Any:
+        """Rows of results as a candidate returns them."""
+        results = [x.astype(like.dtype) for x in results]
+        return tuple(results) if len(results) > 1 else results[0].reshape(like.shape)
 
 
-def _rounded_up(x: float) -> float:
-    return float(f"{x * 1.005:.3g}")  # three digits, so that no library's last bit is seen
+# ── The cases ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _entry(case: Case, truth: Truth, tensors: Mapping[str, tuple[str, NumPyArray]]) -> dict[str, Any]:
-    """A case in the manifest; tolerances are for each position, or row, the greatest error of a right result."""
-    *_, n, _ = truth.out.shape
-    rows = {grade: np.moveaxis(allowed.worst, -2, 0).reshape(n, -1) for grade, allowed in truth.bounds.items()}
-    if not case.rotates:
-        rows["any"] = list(rows.values())[-1]  # as in manifests of 0.1.0: the loosest
-    squares = {g: _rounded_up(a.mean_square) for g, a in truth.bounds.items() if math.isfinite(a.mean_square)}
-    return {
-        "name": case.name,
-        "kind": case.kind,
-        "dtype": case.dtype,
-        "rope": _rope_to_json(case.rope),
-        "options": dict(case.options),
-        "safetensors": f"{case.kind}.safetensors",
-        "tensors": {
-            name: {
-                "dtype": dtype,
-                "shape": list(array.shape),
-                "key": f"{case.name}.{name}",
-                "npy": npy_path(case.name, name),
-            }
-            for name, (dtype, array) in tensors.items()
-        },
-        "truth_error": _rounded_up(truth.error),
-        "tolerances": {grade: list(map(_rounded_up, row.max(axis=-1).tolist())) for grade, row in rows.items()},
-        **({"mean_square": squares} if squares else {}),
-    }
+@dataclass(frozen=True)
+class Own:
+    """Shapes and positions of cases for one's own rope."""
+
+    rope: Rope
+    heads: int = 4
+    key_heads: int | None = None  # as many as heads
+    max_position: int | None = None  # the largest that is used: 131071, or what the rope's length allows
+
+    def __post_init__(self) -> None:
+        theta.check_rope(self.rope)
+        heads = checks.size("heads", self.heads)
+        key_heads = heads if self.key_heads is None else checks.size("key_heads", self.key_heads)
+        if heads % key_heads:
+            raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
+        if self.max_position is not None:
+            checks.integer("max_position", self.max_position, LEAST_POSITION, checks.MAX_POSITION)
+
+    @property
+    def last(self) -> int:
+        """The largest position."""
+        scaling, last = self.rope.scaling, self.max_position or MAX_POSITION
+        return min(last, max(int(scaling.length or 1) - 1, 1)) if isinstance(scaling, theta.LENGTH_DEPENDENT) else last
+
+    def cases(self, kind: str) -> Cases:
+        heads = {} if kind == "rotation" else {"heads": self.heads, "key_heads": self.key_heads or self.heads}
+        for dtype in BITS:
+            yield "own", dtype, self.rope, {**heads, "max_position": self.last}
+            if heads:
+                yield "own-continued", dtype, self.rope, {**heads, "max_position": self.last, "queries": 3}
+
+
+def _rotations() -> Cases:
+    half, yarn = Rope(16, 500000.0, "half"), theta.YaRN(factor=4.0, original_length=4096)
+    for layout in ("interleaved", "half", "interleaved-to-half"):
+        yield from ((layout, dtype, Rope(16, 10000.0, layout), {}) for dtype in BITS)
+    short, long = (tuple(1 + (i * k) / 8 for i in range(8)) for k in (1, 5))
+    scalings: dict[str, Any] = {
+        "linear": theta.Linear(4.0), "dynamic": theta.DynamicNTK(2.0, 4096, length=8192), "yarn": yarn,
+        "yarn-mscale": replace(yarn, mscale=1.0, mscale_all_dim=0.5), "yarn-untruncated": replace(yarn, truncate=False),
+        "longrope-short": theta.LongRoPE(short, long, 8.0, 4096, length=4096),
+        "longrope-long": theta.LongRoPE(short, long, 8.0, 4096, length=4097),
+        "llama3": theta.Llama3(8.0, 1.0, 4.0, 8192), "proportional": theta.Proportional(0.5),
+    }  # fmt: skip
+    for name, scaling in scalings.items():
+        own = Own(replace(half, scaling=scaling))
+        yield name, "float32", own.rope, {"max_position": own.last}
+    for dtype in ("float64", "float16", "bfloat16"):
+        yield "yarn", dtype, replace(half, layout="interleaved", scaling=yarn), {}
+    for layout in ("interleaved", "half"):
+        yield f"prefix-{layout}", "float32", Rope(32, 10000.0, layout, rotary_dim=16), {}
+        yield f"suffix-{layout}", "float32", Rope(32, 10000.0, layout, rotary_dim=12, placement="suffix"), {}
+    yield "backwards", "float32", replace(half, direction=-1), {}
+    yield "head-2", "float32", Rope(2, 10000.0, "half"), {}
+    for style, sections in (("sections", (2, 3, 3)), ("interleaved", (4, 2, 2)), ("axial", ()), ("pixtral", ())):
+        yield f"axes-{style}", "float32", replace(half, axes=Axes(style, sections)), {}
+    yield "far", "float32", Rope(64, 1000000.0, "half"), {"max_position": checks.MAX_POSITION}
+
+
+def _attentions(kind: str) -> Cases:
+    rope, few = Rope(8, 10000.0, "half"), {"key_heads": 2, "queries": 3}
+    yield from (("causal", dtype, rope, {}) for dtype in BITS)
+    yield "unrotated", "float32", None, {}
+    yield "two-sided", "float32", rope, {"causal": False}
+    yield "grouped", "float32", rope, {"heads": 6, "key_heads": 2}
+    yield "interleaved", "float32", Rope(8, 500000.0, "interleaved"), {}
+    yield "continued", "float32", rope, few
+    if kind == "linear":
+        yield "exp", "float32", rope, {"feature_map": "exp"}
+        return
+    yield "window", "float32", rope, {"window": 5}
+    yield "two-sided-window", "float32", rope, {"causal": False, "window": 5}
+    yield "continued-window", "float32", rope, {**few, "window": 5}
+    yield "softcap", "float32", rope, {"softcap": 0.5}
+    yield "scale", "float32", rope, {"scale": 1.0}
+
+
+def cases(suite: str = "all", own: Own | None = None, dtype: str | None = None) -> list[Case]:
+    """The cases of a suite: the standard ones, or those for one's own rope; of one dtype, or of all that there are."""
+    kinds = [kind for kind in SUITES[:3] if checks.choice("suite", suite, SUITES) in (kind, "all", "gradients")]
+    if own is not None and not isinstance(own, Own):
+        raise TypeError(f"own must be None or Own(rope), with a rope of your own, was {type(own).__name__}")
+    if own is not None and own.rope.axes is not None:  # in attention positions are (b, n)
+        kinds = [kind for kind in kinds if kind == "rotation"]
+        if not kinds:
+            raise ValueError("a rope with several axes has vectors for rotations alone: give --suite rotation")
+    dtypes = [name for name in BITS if name != "bfloat16" or importlib.util.find_spec("ml_dtypes")]
+    dtypes = dtypes if dtype is None else [dtype_named(checks.choice("dtype", dtype, tuple(BITS))).name]
+    listed = list[Case]()
+    for kind in kinds:
+        standard = _rotations() if kind == "rotation" else _attentions(kind)
+        listed += [_case(kind, suite == "gradients", *case) for case in (own.cases(kind) if own else standard)]
+    listed = [replace(case, explains=own is not None or case.dtype == "float32") for case in listed]
+    return [case for case in listed if case.dtype in dtypes and not (case.backward and "queries" in case.options)]
+
+
+def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, options: dict[str, Any]) -> Case:
+    usual: dict[str, Any] = {"max_position": MAX_POSITION}
+    if kind != "rotation":
+        usual |= {"heads": 4, "key_heads": 4, "head_dim": 8 if rope is None else rope.head_dim, "causal": True}
+        usual |= {"feature_map": "elu+1"} if kind == "linear" else {}
+    return Case(f"{kind}{'-backward' * backward}-{name}-{dtype}", kind, backward, dtype, rope, usual | options)
+
+
+# ── What is recorded ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _recorded(case: Case) -> Rows:
+    """Every row that the check may hand over, once each: to a right candidate and, if they are not too many numbers, to
+    wrong ones, of which it asks more."""
+    rows: Keyed = {}
+    for listed in itertools.islice(_asked(case), None if case.explains else 1):
+        shapes = [x.shape for x in next(iter((rows or listed).values()))]
+        more = {key: row for key, row in listed.items() if [x.shape for x in row] == shapes and case.holds(row)}
+        if not rows or len(rows | more) * sum(map(math.prod, shapes)) * (1 + case.backward) <= LARGEST:
+            rows |= more
+    return dict(zip(case.inputs, map(np.stack, zip(*rows.values(), strict=True)), strict=True))
+
+
+def _asked(case: Case) -> Iterator[Keyed]:
+    """The rows that are handed over to a right candidate, then to each wrong one: with other pairs, another base or
+    another mask, with values cut off or in another order."""
+    ropes = [] if case.rope is None else [replace(case.rope, layout=layout) for layout in ("interleaved", "half")]
+    if case.rope is not None and case.kind == "rotation":
+        for rope in (case.rope, *ropes):
+            calls = recorded_calls(rope.transposed if case.backward else rope, case.dtype, case.options["max_position"])
+            yield {key: row for call in calls for key, row in _keyed(case.rows(call))}
+        return
+    ropes += [] if case.rope is None else [replace(case.rope, base=50 * case.rope.base)]
+    yield _asked_of(case, case.truth)
+    yield _asked_of(case, replace(case, options={**case.options, "causal": not case.options["causal"]}).truth)
+    if case.backward:  # most mistakes show in the plain call
+        return
+    yield _asked_of(case, lambda rows: case.truth({**rows, "v": np.clip(rows["v"], -1, 1)}))
+    yield _asked_of(case, lambda rows: case.truth({**rows, "v": rows["v"][..., ::-1]}))
+    yield from (_asked_of(case, replace(case, rope=rope).truth) for rope in ropes)
+    yield _asked_of(case, lambda rows: case.truth({**rows, "k": rows["k"][:, ::-1], "v": rows["v"][:, ::-1]}))
+
+
+def _asked_of(case: Case, answer: Callable[[Rows], list[Array]]) -> Keyed:
+    rows: Keyed = {}
+
+    def candidate(*arrays: Array) -> Any:
+        given = case.rows(arrays)
+        rows.update(_keyed(given))
+        return case.answered(answer(given), arrays[0])
+
+    case.check(candidate)
+    return rows
+
+
+def _keyed(rows: Rows) -> list[tuple[bytes, tuple[Array, ...]]]:
+    """Each row, and before it what it is found by."""
+    return [(b"".join(x.tobytes() for x in row), row) for row in zip(*rows.values(), strict=True)]
+
+
+# ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_vectors(
@@ -107,270 +303,174 @@ def write_vectors(
     The directory appears when all is written. One that exists is replaced if it is empty, or holds such vectors and
     nothing else.
     """
-    target = Path(os.path.realpath(directory))
+    target, listed = Path(os.path.realpath(directory)), cases(suite, own, dtype)
     _check_replaceable(target)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         (draft / "npy").mkdir(parents=True)
-        manifest = _write(draft, cases(suite, own, dtype))
-        _replace(draft, target)
+        manifest = {"format": FORMAT, "version": VERSION, "cases": [_written(draft, case) for case in listed]}
+        (draft / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(draft, target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return manifest
 
 
-def _write(draft: Path, listed: list[Case]) -> dict[str, Any]:
-    entries, files = [], dict[str, dict[str, NumPyArray]]()
-    for case in listed:
-        truth = TRUTH[case.kind](case)
-        tensors = {
-            name: ("int64" if array.dtype == np.int64 else case.dtype, _stored(array, case.dtype))
-            for name, array in case.inputs.items()
-        }
-        if case.rotates and case.rope is not None:
-            cos, sin = cos_sin(case.rope, case.inputs["positions"])
-            tensors |= {"cos": ("float64", cos), "sin": ("float64", sin)}
-        tensors["y"] = ("float64", truth.out)
-        for name, (_, array) in tensors.items():
-            save_npy(draft / npy_path(case.name, name), array)
-            files.setdefault(case.kind, {})[f"{case.name}.{name}"] = array
-        entries.append(_entry(case, truth, tensors))
-    bfloat16 = {
-        tensor["key"] for entry in entries for tensor in entry["tensors"].values() if tensor["dtype"] == "bfloat16"
-    }
-    for kind, arrays in files.items():
-        save_safetensors(draft / f"{kind}.safetensors", arrays, {}, bfloat16)
-    written = sorted(path for path in draft.rglob("*") if path.is_file())
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "files": {
-            path.relative_to(draft).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in written
-        },
-        "cases": entries,
-    }
-    (draft / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    return manifest
-
-
 def _check_replaceable(target: Path) -> None:
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return
-    if not target.is_dir():
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not target.is_dir():
         raise ValueError(f"{target} must be a directory, or nothing yet")
-    own = {"manifest.json", *read_json(target)["files"]} if (target / "manifest.json").is_file() else set()
+    known = {"npy", "manifest.json"}
+    if (target / "manifest.json").is_file():
+        known |= {part["npy"] for entry in read_manifest(target) for part in entry["arrays"].values()}
     for path in target.rglob("*"):
-        name = path.relative_to(target).as_posix()
-        if name not in own and (path.is_symlink() or not path.is_dir()):
-            raise ValueError(
-                f"{target} holds something else than test vectors, such as {name}: name an empty or a new directory"
-            )
+        if (name := path.relative_to(target).as_posix()) not in known:
+            words = f"holds something else than test vectors, such as {name}"
+            raise ValueError(f"{target} {words}: name an empty or a new directory")
 
 
-def _replace(draft: Path, target: Path) -> None:
-    """The draft becomes the target; if that fails, the old target comes back."""
-    if not target.exists():
-        os.rename(draft, target)
-        return
-    old = draft.with_name(f"{draft.name}.old")
-    os.rename(target, old)
-    try:
-        os.rename(draft, target)
-    except BaseException:
-        os.rename(old, target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def _written(draft: Path, case: Case) -> dict[str, Any]:
+    """Writes the arrays of a case; returns what the manifest says of it."""
+    rows = _recorded(case)
+    arrays = dict(rows)
+    if case.kind == "rotation" and case.rope is not None:
+        arrays["positions"] = np.moveaxis(rows["positions"], 0, -1)
+        if case.dtype == "float32":  # once for each rope
+            arrays["cos"], arrays["sin"] = cos_sin(case.rope, arrays["positions"])
+    for name, y, most in zip(case.outputs, case.truth(rows), case.allowed(rows), strict=True):
+        arrays |= {name: y, f"{name}.allowed": np.nextafter(most.astype(np.float32), np.float32(np.inf))}
+    described = {}
+    for name, array in arrays.items():
+        described[name] = {"npy": _path(case, name), "dtype": array.dtype.name, "shape": list(array.shape)}
+        save_npy(draft / _path(case, name), array)
+    entry = {**asdict(case), "rope": _rope_to_json(case.rope), "inputs": case.inputs, "outputs": case.outputs}
+    return entry | {"arrays": described}
 
 
-# Judgement
+def _path(case: Case, name: str) -> str:
+    return f"npy/{case.name}.{name}.npy"
 
 
-@np.errstate(all="ignore")  # whatever the vectors and the outputs are
-def verify_vectors(
-    directory: PathLike, outputs: PathLike | Mapping[str, NumPyArray], *, only: str = "*"
-) -> list[Report]:
+def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
+    if rope is None:
+        return None
+    kinds = {kind: name for name, kind in theta.SCALINGS.items()}
+    return {
+        **asdict(rope),
+        "scaling": None if rope.scaling is None else {"type": kinds[type(rope.scaling)], **asdict(rope.scaling)},
+        "theta": theta.frequencies(rope).tolist(),
+        "axis_of_pair": None if rope.axes is None else [axis for axis, _ in rope.axes.assign(rope.pairs)],
+        "attention_factor": rope.attention_factor,
+    }
+
+
+def _rope_from_json(value: Any) -> Rope | None:
+    if value is None:
+        return None
+    fields = {name: value[name] for name in ("head_dim", "base", "layout", "rotary_dim", "placement", "direction")}
+    scaling, axes = value["scaling"], value["axes"]
+    if scaling is not None:
+        scaling = theta.SCALINGS[scaling["type"]](**{name: x for name, x in scaling.items() if name != "type"})
+    return Rope(**fields, scaling=scaling, axes=None if axes is None else Axes(**axes))
+
+
+def read_manifest(directory: Path) -> list[dict[str, Any]]:
+    """The cases of the manifest of a directory."""
+    path = directory / "manifest.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no test vectors: there is no manifest.json")
+    manifest = json_file(path)
+    if manifest.get("format") != FORMAT or not isinstance(manifest.get("cases"), list):
+        raise ValueError(f'{path} is no manifest of test vectors: it must have "format": "{FORMAT}", and cases')
+    if manifest.get("version") != VERSION:
+        raise ValueError(f"{path} has version {manifest.get('version')!r}, this pyrope reads {VERSION}: write it anew")
+    listed: list[dict[str, Any]] = manifest["cases"]
+    return listed
+
+
+# ── Judgement ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, Array], *, only: str = "*") -> list[Report]:
     """What became of test vectors elsewhere: a report for each case whose name fits ``only``, a shell pattern.
 
-    ``outputs`` are a directory with a file ``<case>.npy`` each, a .safetensors file with a tensor for each case, or a
-    dict. An output has the shape of y and the dtype of the case, bfloat16 in .npy as uint16 bits.
+    ``outputs`` are a directory with a file ``<case>.npy`` each (three for gradients, ``<case>.dq.npy``, …), a
+    .safetensors file with a tensor for each of these names, or a dict. An output has the shape of the truth and the
+    dtype of the case, bfloat16 in .npy as uint16 bits.
     """
-    directory, results, manifest = Path(directory), _Outputs(outputs), read_manifest(directory)
-    read = [read_case(directory, manifest, entry) for entry in manifest["cases"]]
-    unknown = sorted(results.names - {case.name for case, _ in read}, key=str)
-    read = [(case, y) for case, y in read if fnmatch.fnmatchcase(case.name, only)]
-    if not read:
+    directory = Path(directory)
+    given: Mapping[str, Array] | Path = outputs if isinstance(outputs, Mapping) else Path(outputs)
+    if isinstance(given, Path) and not given.is_dir():
+        given = load_safetensors(given)[0]
+    chosen = [case for case in _read_cases(directory) if fnmatch.fnmatchcase(case.name, only)]
+    if not chosen:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
-    return [_judged(case, y, results, unknown) for case, y in read]
+    return [_judged(case, directory, given) for case in chosen]
 
 
-class _Outputs:
-    """Where the outputs are, and their names."""
-
-    def __init__(self, source: PathLike | Mapping[str, NumPyArray]) -> None:
-        self.arrays: Mapping[str, NumPyArray] | None = None
-        if isinstance(source, Mapping):
-            self.arrays, self.names = source, set(source)
-        elif Path(source).is_dir():
-            self.directory, self.names = Path(source), {path.stem for path in Path(source).glob("*.npy")}
-        else:
-            self.arrays = load_safetensors(source)[0]
-            self.names = set(self.arrays)
-
-    def read(self, case: Case, shape: tuple[int, ...]) -> NumPyArray:
-        """float64; whatever is wrong with the file or the array is a ValueError."""
-        if self.arrays is None:
-            dtype = np.dtype("uint16" if case.dtype == "bfloat16" else case.dtype)
-            return widened(load_npy(self.directory / f"{case.name}.npy", case.name, shape, dtype), case.dtype)
-        given = self.arrays[case.name]
-        array, good = plain(given), {case.dtype, "uint16"} if case.dtype == "bfloat16" else {case.dtype}
-        if array is None or array.shape != shape or array.dtype.name not in good:
-            was = type(given).__name__ if array is None else f"{array.dtype} of shape {array.shape}"
-            raise ValueError(f"{case.name} must be {case.dtype} of shape {shape}, was {was}")
-        return widened(array, case.dtype)
-
-
-def _judged(case: Case, y: NumPyArray, outputs: _Outputs, unknown: Sequence[str]) -> Report:
-    expected = f"{case.kind} in {case.dtype}, {case.rope or 'not rotated'}"
-    expected += "".join(f", {name}={value}" for name, value in case.options.items())
-    if case.name not in outputs.names:
-        other = f"; there is {unknown[0]!r}, which is no case" if unknown else ""
-        fix = "write it, or take vectors of the suites that you support"
-        return _not_judged(case, expected, f"there is no output {case.name!r}{other}", fix)
+def _read_cases(directory: Path) -> list[Case]:
+    listed, names = [], ("name", "kind", "backward", "dtype", "options", "explains")
     try:
-        out = outputs.read(case, y.shape)
+        for entry in read_manifest(directory):
+            case = Case(rope=_rope_from_json(entry["rope"]), **{name: entry[name] for name in names})
+            if not re.fullmatch(r"[\w+-][\w.+-]*", case.name):  # it is part of a path
+                raise ValueError(f"the name of a case must have letters, digits, - and . alone, was {case.name!r}")
+            checks.choice("kind", case.kind, SUITES[:3])
+            listed.append(case)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the manifest in {directory} is incomplete: {error!r}; write the vectors anew") from error
+    return listed
+
+
+def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> Report:
+    rows = _read_rows(case, directory)
+    shapes = {name: rows[{"dk": "k", "dv": "v"}.get(name, case.inputs[0])].shape for name in case.outputs}
+    try:
+        results = [_read_output(given, case.outputs[name], shape, case.dtype) for name, shape in shapes.items()]
     except ValueError as error:
-        fix = f"write {case.dtype}, in .npy little-endian{', as uint16 bits' if case.dtype == 'bfloat16' else ''}"
-        return _not_judged(case, expected, str(error), f"{fix}, of y's shape")
-    truth = TRUTH[case.kind](case)._replace(out=y)
-    off = np.abs(out - y)
-    off = np.where(np.isnan(off), np.inf, off)
-    errors = _error_rows(case, off, truth)
-    for grade, allowed in truth.bounds.items():
-        if allowed.ratio(off) <= 1:
-            readings = _readings(case, off, truth, False)
-            return Report(case.name, expected, "right", (), grade or None, errors, _limits(case, grade), None, readings)
-    why = _why(case, out, off, truth)
-    if isinstance(why, str):
-        return Report(case.name, expected, "equivalent", notes=(why,))
-    return Report(case.name, expected, "wrong", tuple(why), None, errors, readings=_readings(case, off, truth, True))
+        bits = ", as uint16 bits" if case.dtype == "bfloat16" else ""
+        fix = f"write {case.dtype}, in .npy little-endian{bits}; --only judges some cases alone"
+        expected = f"{case.kind} in {case.dtype}, {case.rope or 'not rotated'}"
+        return Report(case.name, expected, "not judged", failure=Failure(str(error), "", fix))
+    places = {key: i for i, (key, _) in enumerate(_keyed(rows))}
+
+    def look_up(*arrays: Array) -> Any:
+        at = [places.get(key, -1) for key, _ in _keyed(case.rows(arrays))]
+        if -1 in at:
+            raise LookupError("this call was not recorded: if it is the first, write the vectors anew")
+        return case.answered([x[at] for x in results], arrays[0])
+
+    report = case.check(look_up)
+    unsaid = report.faults == ("unexplained",) and not case.explains
+    more = ("the cases of float32 have rows that explain mistakes, too; this one has not",) if unsaid else ()
+    return replace(report, subject=case.name, notes=(*report.notes, *more))
 
 
-def _not_judged(case: Case, expected: str, reason: str, fix: str) -> Report:
-    return Report(case.name, expected, "not judged", failure=Failure(reason, "", fix))
+def _read_rows(case: Case, directory: Path) -> Rows:
+    rows = {}
+    for name in case.inputs:
+        try:
+            array = np.load(directory / _path(case, name), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"{name} of {case.name} cannot be read: {error}; write the vectors anew") from error
+        rows[name] = array.view(dtype_named("bfloat16")) if array.dtype == np.uint16 else array
+    if case.kind == "rotation":
+        rows["positions"] = np.moveaxis(rows["positions"], -1, 0)
+    if len({len(array) for array in rows.values()}) > 1:
+        raise ValueError(f"the inputs of {case.name} do not fit each other: write the vectors anew")
+    return rows
 
 
-def _limits(case: Case, grade: str) -> tuple[str, ...]:
-    """What a grade leaves undecided."""
-    if (
-        not case.rotates
-        or case.rope is None
-        or "float32" not in grade
-        or (last := tolerance.decides_up_to(case.rope)) >= 2**31
-    ):
-        return ()
-    return (f"a float32 angle may be anything beyond position {last} in the fastest pair: not decided there",)
-
-
-def _ulps(case: Case, off: NumPyArray, truth: Truth) -> NumPyArray:
-    """Errors in units of the last place of the pair's length, or of the size of what is summed."""
-    tiny = np.finfo(np.float16 if case.dtype == "float16" else np.float32).tiny
-    exponent = np.frexp(np.maximum(truth.size, tiny))[1] - BITS[case.dtype]
-    return np.asarray(off * np.exp2(-exponent.astype(np.float64)))
-
-
-def _ranges(case: Case, count: int) -> list[tuple[str, NumPyArray]]:
-    """Names of ranges of positions, by decade, and which of so many rows lie in them."""
-    if not case.rotates:
-        return [("all rows", np.ones(count, bool))]
-    at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
-    named = [("position 0", at == 0), ("positions 1 to 9", (at > 0) & (at < 10))]
-    named += [(f"positions {10**k} to {10 ** (k + 1) - 1}", (at >= 10**k) & (at < 10 ** (k + 1))) for k in range(1, 10)]
-    return [(name, rows) for name, rows in named if rows.any()]
-
-
-def _error_rows(case: Case, off: NumPyArray, truth: Truth) -> tuple[ErrorRow, ...]:
-    errors, every = [], _ulps(case, off, truth)
-    for name, rows in _ranges(case, off.shape[-2]):
-        ulps = every[..., rows, :]
-        errors.append(ErrorRow(name, float(ulps.max()), float(np.median(ulps)), float(off[..., rows, :].max())))
-    return tuple(errors)
-
-
-def _readings(case: Case, off: NumPyArray, truth: Truth, wrong: bool) -> Readings:
-    """The errors by position, or by token."""
-    at = np.arange(off.shape[-2])
-    if case.rotates:
-        at = np.atleast_2d(np.abs(case.inputs["positions"])).max(axis=0)
-    allowed = {grade or "allowed": bound.worst for grade, bound in truth.bounds.items()}
-    place = "position" if case.rotates else "token"
-    return Readings(errors=errors_by_place(place, at, off, allowed, (off > truth.loosest) & wrong))
-
-
-_INT32 = Fault(
-    "positions in int32", "right below 2^31, where positions turn backwards", "positions overflow 32 bits",
-    "use 64 bits, or refuse what does not fit", "kernels", "rotation",
-    lambda rope, measured: [Change("", {"place": lambda m: (m + 2**31) % 2**32 - 2**31})])  # fmt: skip
-
-
-def _why(case: Case, out: NumPyArray, off: NumPyArray, truth: Truth) -> list[Finding] | str:
-    """What is wrong; or a note, where only the order of the features differs."""
-    bad = off > truth.loosest
-    if not bad.any():  # it is the mean square that is off
-        bad = off == off.max()
-    description, since = _described(case, bad, off, truth)
-    if case.turn is not None and case.rotates:
-        named = _named_rotation(case, case.turn, out, bad, description)
-    elif "of" in case.options:
-        name = f"d{case.options['of']}"
-        asked = replace(gradient_asked(case), answers={name: out[None]})
-        named = GradientCheck(gradients_of(case), case.dtype, "").explained(asked, name)
-    else:
-        exam = exam_of(case)
-        evidence = AttentionEvidence(exam, [out[None]], exam.grades[-1], description)
-        named = [] if evidence.holds else explained(evidence)  # the truth that was written may differ in its last bits
-    if named:
-        return named if isinstance(named, str) or since is None else [replace(f, since=since) for f in named]
-    if not np.isfinite(out).all():
-        return [FAULTS["not finite"].finding(description, since)]
-    fix = "compare step by step, cos and sin first"
-    return [Finding("unexplained", description, "none of the known mistakes gives these numbers", fix, since)]
-
-
-def _named_rotation(case: Case, rope: Rope, out: NumPyArray, bad: NumPyArray, description: str) -> list[Finding] | str:
-    """The mistake, of those that `check_rotation` knows, that gives these numbers; or a note."""
-    sample = Sample(case.x.astype(np.float64), out, case.inputs["positions"])
-    backward = rope is not case.rope
-    faults = BACKWARD if backward else FAULTS
-    evidence = RotationEvidence(sample, rope, case.dtype, np.where(bad, 2.0, 0.0), faults=faults)
-    reads, _, writes = rope.layout.partition("-to-")
-    others = {"interleaved": "interleaved-to-half", "half": "half-to-interleaved"}
-    if other := reads if writes else others[reads]:
-        written = Change("", {"writes": recipe_of(replace(rope, layout=other)).writes})
-        if evidence.fitting([order := Hypothesis((faults["another order of features"],), (written,))]):
-            if backward:
-                return [order.faults[0].finding(description)]
-            return f'the features are in the order of "{other}": scores agree if keys are so too'
-    factor = None
-    if rope.width == rope.head_dim and np.isfinite(out).all():
-        factor = rounded(math.sqrt(float(np.square(out).sum() / np.square(sample.x).sum())), 1e-3)
-    known = evidence.known(Measurements(bases=COMMON_BASES, factor=factor))
-    known += [(_INT32, change) for change in _INT32.changes(rope, None)]
-    matches = evidence.fitting(Hypothesis((fault,), (change,)) for fault, change in known)
-    matches = [h for h in matches if not evidence.by_chance(evidence.recipe(h))]
-    return findings(matches, lambda h, k: "; ".join(filter(None, (h.changes[k].note, description))), None)
-
-
-def _described(case: Case, bad: NumPyArray, off: NumPyArray, truth: Truth) -> tuple[str, int | None]:
-    """How many numbers are off and by how much, and the first position where one is."""
-    where = np.unravel_index(int(np.argmax(np.where(bad, off, -1.0))), off.shape)
-    worst = f"{off[where]:.3g} ({_ulps(case, off, truth)[where]:.3g} ulps) at {tuple(map(int, where))}"
-    words = f"{int(bad.sum())} of {bad.size} numbers are off, the worst by {worst}"
-    if not case.rotates:
-        return words, None
-    at = np.atleast_2d(case.inputs["positions"]).max(axis=0)
-    rows, features = bad.any(axis=(0, 2)), bad.any(axis=(0, 1))
-    right = f", within what is allowed at {', '.join(map(str, at[~rows][:6]))}" if not rows.all() else ""
-    since = int(at[rows].min())
-    return f"{words}; first at position {since}{right}; in {int(features.sum())} of {features.size} features", since
+def _read_output(given: Mapping[str, Array] | Path, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """An output; whatever is wrong with it, or with its file, is a ValueError."""
+    if isinstance(given, Path):
+        return load_npy(given / f"{name}.npy", name, shape, dtype_named(dtype))
+    if name not in given:
+        raise ValueError(f"there is no output {name!r}")
+    array = np.asarray(given[name])
+    array = array.view(dtype_named(dtype)) if dtype == "bfloat16" and array.dtype == np.uint16 else array
+    if array.shape != shape or array.dtype.name != dtype:
+        raise ValueError(f"{name} must be {dtype} of shape {shape}, was {array.dtype} of shape {array.shape}")
+    return array

@@ -48,7 +48,6 @@ from pyrope.oracle.tolerance import ANGLE32, BOTH, LOW_TABLES
 
 bfloat16 = ml_dtypes.bfloat16
 EVERY_TRIAL = trials.trials
-pytestmark = pytest.mark.usefixtures("needed_trials")
 TOP = 131071  # the largest position, unless tables are made beforehand
 MADE_BEFOREHAND = 4095
 LAYERS = [

@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch", reason="needs the package torch: tox -e wor
 from pyrope import Rope, check_linear_attention, check_rotation, cos_sin, rotate  # noqa: E402
 from pyrope.oracle.adapters import from_offset, from_torch, with_axes  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("needed_trials")
 
 
 def fla(name: str) -> Any:

@@ -1,0 +1,643 @@
+"""Whether a function computes attention, softmax or linear, forwards or backwards, and what it does wrong instead.
+
+A candidate is ``fn(q, k, v) -> o`` on NumPy arrays, q (b, h, n, d), k and v (b, g, t, d), o (b, h, n, d), or, with
+RoPE inside, ``fn(q, k, v, positions) -> o`` with n = t and positions (b, n). Where n < t the queries are the last of
+the tokens. If its signature has them, it is also called with ``mask=``, bool (b, 1, n, t), True is seen, in addition
+to causality, and with ``segments=``, integers (b, n): tokens of different segments do not see each other. Positions
+decide the rotation alone: who sees whom goes by the order of the tokens. A row that sees nothing must be zeros.
+``incremental`` makes a function that is called like fn with the next tokens, and remembers those before:
+``step = incremental(); o = step(q, k, v[, positions])``. A backward pass is ``fn(q, k, v, g[, positions])`` ->
+(dq, dk, dv).
+
+Every call is compared with the truth. If some are wrong, the rule that separates them is looked for, and a small wrong
+one is measured and taken apart (`weights`, `gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .. import checks
+from ..backend import Array
+from ..theta import Rope, check_rope
+from . import gradients, rules, weights
+from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
+from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
+from .report import ErrorRow, Failure, Finding, Report
+from .steps import Allowed, Call, Rounding, Spec, allowed, allowed_gradients, grades
+from .tolerance import float_dtype
+
+Function: TypeAlias = Callable[..., Any]
+Begin: TypeAlias = Callable[[], Function] | None  # makes functions with a cache
+
+SOFTMAX_GRADES = ("rounded once", "weights rounded", "scores rounded")
+LINEAR_GRADES = ("rounded once", "features rounded")
+EFFORTS = ("few", "usual", "thorough")
+MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
+TENSORS = ("dq", "dk", "dv")
+GROUPS = ((1, 16), (17, 128), (129, 1024), (1025, 10**9))  # numbers of keys, in tables of errors
+TOP_LEFT = (
+    "with fewer queries than keys the causal mask begins at the top left, as torch's is_causal=True has it: judged for "
+    "prefill alone, n = t; with a cache, give a mask from the bottom right, and ask by cache=True"
+)
+OVERFLOW = (
+    "q·k overflows float16 before it is scaled, as in eager code: judged where it does not; scale q first, or keep the "
+    "products in float32, if q·k may be above 65504"
+)
+# What is to blame if a rule is about this trait: always, or if the numbers in the wrong calls do not say it better.
+PATHS = {"NaN in another row": "leak", "held in memory": "strides"}
+BLAMED = PATHS | {
+    "largest |q|": "some values", "largest |k|": "some values", "largest |v|": "some values", "batch": "batch",
+    "zeros among values": "some values", "zeros among queries": "some values", "rows times heads": "batch",
+    "key heads": "heads", "fewer queries than keys": "decoding", "more queries than keys": "decoding",
+    "with a cache": "cache", "calls": "cache", "tokens in one call": "cache", "caches at once": "cache",
+    "mask": "mask=", "segments": "segments=", "queries": "lengths", "keys": "lengths",
+}  # fmt: skip
+SPECIAL = {"mask", "segments", "with a cache", "calls", "key heads"} | {
+    f"{x} queries than keys" for x in ("fewer", "more")
+}
+SCORES = {"scale", "softcap", "bias", "operands", "scores", "rotation", "feature map"}  # they show in any call
+LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
+ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
+READABLE = 200_000  # queries · keys² / features of a long call whose weights are read
+
+
+# ── Asking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Asked:
+    """The candidate, called at once or, if a call has chunks, step by step."""
+
+    def __init__(self, fn: Function, incremental: Begin, backward: bool) -> None:
+        self.fn, self.begin, self.step = fn, incremental, fn
+        self.whole = Candidate(wrapping(self._tidy, fn), none_is_zero=backward)
+        self.steps = Candidate(lambda *arrays: self.step(*arrays))
+
+    def __call__(self, call: Call) -> list[Array]:
+        """The result, or the three gradients, in float64. Raises `Unreadable`."""
+        if call.chunks:
+            return [self._by_steps(call)]
+        given = {"q": call.q, "k": call.k, "v": call.v, "g": call.g, "positions": call.positions}
+        like = ["q"] if call.g is None else ["q", "k", "v"]
+        return self.whole({name: x for name, x in given.items() if x is not None}, like, call.options)
+
+    def _tidy(self, *arrays: Array, **options: Array) -> Any:
+        """What fn returns; shapes that are mistakes with a name are put right, and the mistake is kept."""
+        out, (b, h, n, d) = self.fn(*arrays, **options), arrays[0].shape
+        if getattr(out, "shape", None) == (b, n, h, d) and n != h and isinstance(out, np.ndarray):
+            self.whole.behaviour["output: (b, n, h, d)"] = f"q is {(b, h, n, d)}, the result {out.shape}"
+            return out.swapaxes(1, 2)
+        if not self.whole.none_is_zero:
+            return out
+        out = (None, None, None) if out is None else out
+        several = isinstance(out, tuple | list)
+        return [self._gathered(x, like) for x, like in zip(out, arrays, strict=False)] if several else out
+
+    def _gathered(self, x: Any, like: Array) -> Any:
+        """A gradient; that of a key head, if there is one of every query head that reads it, as their sum."""
+        b, g, t, d = like.shape
+        shape: tuple[int, ...] = x.shape if isinstance(x, np.ndarray) else ()
+        if shape[1:2] == (g,) or shape[:1] + shape[2:] != (b, t, d) or shape[1] % g:
+            return x
+        words = f"a gradient has shape {shape}, the argument {like.shape}"
+        self.whole.behaviour["shared key heads: not summed"] = words
+        return x.reshape(b, g, -1, t, d).sum(axis=2).astype(x.dtype)
+
+    def _by_steps(self, call: Call) -> Array:
+        """Every cache gets its rows, chunk after chunk, in turn with the others."""
+        out, rows = np.zeros(call.q.shape), np.array_split(np.arange(len(call.q)), call.caches)
+        caches, stop = [self._begun(call.q) for _ in rows], 0
+        for count in call.chunks:
+            at, stop = slice(stop, stop + count), stop + count
+            for step, part in zip(caches, rows, strict=True):
+                self.step = step
+                given = {name: x[part][:, :, at] for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
+                given |= {} if call.positions is None else {"positions": call.positions[part][:, at]}
+                out[part, :, at] = self.steps(given, ["q"])[0]
+        return out
+
+    def _begun(self, q: Array) -> Function:
+        """A function with a cache; a failure to make one is told like any other."""
+        made = list[Function]()
+
+        def begin(q: Array) -> Array:
+            made.append(self.begin() if self.begin else self.fn)
+            return q
+
+        self.step = begin
+        self.steps({"q": q}, ["q"])
+        return made[0]
+
+    def behaviour(self) -> dict[str, str]:
+        for candidate in (self.whole, self.steps):
+            candidate.look_again()
+        return {**self.steps.behaviour, **self.whole.behaviour}
+
+
+class Tried(NamedTuple):
+    """A call, its answers, of the judged queries, and how far off they are."""
+
+    call: Call
+    answers: list[Array]
+    limits: list[Allowed]
+    ratio: float
+
+    @property
+    def wrong(self) -> bool:
+        return self.ratio > 1
+
+    @property
+    def worst(self) -> int:
+        """The index of the answer that is furthest off."""
+        return max(range(len(self.limits)), key=lambda i: self.limits[i].ratio(self.answers[i]))
+
+    @property
+    def effort(self) -> int:
+        """What it takes to read all weights."""
+        return int(self.call.q.shape[2] * self.call.k.shape[2] ** 2 // self.call.q.shape[3])
+
+
+@dataclass
+class Check:
+    """One candidate, what is meant, and what has been seen of it."""
+
+    spec: Spec
+    asked: Asked
+    scope: Scope
+    top: int  # positions are below
+    grade: int  # the index of the least exact grade that is accepted
+    cache: bool | None = None
+    tried: list[Tried] = field(default_factory=list)
+    refused: list[tuple[Call, Unreadable]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """That of the least exact implementation that is right."""
+        return [*grades(self.spec).values()][-1]
+
+    @property
+    def wrong(self) -> list[Tried]:
+        return [t for t in self.tried if t.wrong]
+
+    def ask(self, call: Call) -> Any:
+        """For diagnoses: the result, or the three gradients."""
+        answers = self.asked(call)
+        return answers if self.scope.backward else answers[0]
+
+    def limits(self, call: Call, answers: Any = None, hopeless: bool = False) -> list[Allowed]:
+        """What is allowed; no more exactly than it takes to judge the answers, if they are given."""
+        if call.g is None:
+            return [allowed(self.spec, call, self.rounding, answers and answers[0], hopeless)]
+        return allowed_gradients(self.spec, call, call.g.astype(np.float64), self.rounding, answers, hopeless)
+
+    def judged(self, call: Call, answers: list[Array]) -> Tried:
+        """Once a call is wrong, others that are far off need no noisy run."""
+        answers = [answers[0][:, :, call.judged]] if call.g is None else answers
+        limits = self.limits(call, answers, bool(self.wrong) and not call.alike)
+        return Tried(call, answers, limits, max(map(Allowed.ratio, limits, answers)))
+
+    def make(self, first: list[Array] | None) -> None:
+        """Makes all calls, or so many that nearly all are wrong; the first one may have been made."""
+        for i, call in enumerate(calls(Draw(self.spec, self.top, self.scope))):
+            if i == ENOUGH and len(self.wrong) > 0.9 * ENOUGH:
+                break
+            try:
+                self.tried.append(self.judged(call, self.asked(call) if i or first is None else first))
+            except Unreadable as error:
+                self.refused.append((call, error))
+
+
+# ── The verdict ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@np.errstate(all="ignore")
+def examine(check: Check, first: list[Array] | None = None) -> Report:
+    """The report about a candidate; ``first``: its answers to the plain call, if it was made."""
+    check.make(first)
+    if failure := _failure(check):
+        return _report(check, "not judged", failure=failure)
+    check.notes += _refusals(check)
+    _set_aside(check)
+    findings, precision = [*_findings(check)], None
+    if not check.wrong:
+        reached, names = _grade(check), [*grades(check.spec)]
+        precision = names[reached]
+        if reached > check.grade:
+            words = f'the grade "{names[check.grade]}" was asked for, "{precision}" was reached'
+            findings.append(Finding(f"grade: {precision}", words))
+    findings += [Finding(name, words) for name, words in check.asked.behaviour().items()]
+    return _report(check, "wrong" if findings else "right", findings, precision)
+
+
+def _report(
+    check: Check, verdict: str, findings: Iterable[Finding] = (), precision: str | None = None, failure: Any = None
+) -> Report:
+    subject = (
+        "attention" if check.spec.feature_map is None else "linear attention"
+    ) + ", backward" * check.scope.backward
+    expected = f"{'the gradients of ' * check.scope.backward}{_meant(check.spec)}"
+    parts = (subject, expected, verdict, tuple(findings), precision)
+    if failure is not None:
+        return Report(*parts, notes=tuple(check.notes), failure=failure)
+
+    def readings() -> Any:
+        from .readings import of_attention
+
+        return of_attention(check)
+
+    errors = tuple(_errors(check, verdict == "right"))
+    return Report(*parts, _described(check), errors=errors, notes=tuple(check.notes), readings=readings)
+
+
+def _meant(spec: Spec) -> str:
+    words = [
+        f"{spec.heads} heads over {spec.key_heads}, d = {spec.head_dim}",
+        "causal" if spec.causal else "not causal",
+    ]
+    words += [f"scale {spec.scale:.6g}"] if spec.feature_map is None else [f"feature map {spec.feature_map}"]
+    words += [f"{name} {x}" for name, x in (("window", spec.window), ("softcap", spec.softcap)) if x is not None]
+    words += [f"with {spec.rope!r} inside"] if spec.rope is not None else []
+    kind = "softmax attention" if spec.feature_map is None else "linear attention, Eq. (19),"
+    return f"{kind} of {', '.join(words)}, {spec.dtype.name}"
+
+
+def _square(call: Call) -> bool:
+    return bool(call.q.shape[2] == call.k.shape[2])
+
+
+def _failure(check: Check) -> Failure | None:
+    """Why the candidate cannot be judged: it must take the plain call, half of those with as many queries as keys and,
+    if it was asked for them by name, some with a cache."""
+    demands: tuple[tuple[Callable[[Call], bool], float], ...] = (
+        (lambda call: call.needed, 1.0),
+        (lambda call: _square(call) and not call.chunks and not call.options, 0.5),
+        (lambda call: bool(call.chunks), 0.0),
+        (lambda call: check.cache is True and call.q.shape[2] < call.k.shape[2], 0.0),
+    )
+    for kind, share in demands:
+        taken, refused = sum(kind(t.call) for t in check.tried), [x for x in check.refused if kind(x[0])]
+        if refused and taken <= share * (taken + len(refused)) and (share or not taken):
+            call, error = refused[0]
+            failure, made = error.failure(), taken + len(refused)
+            reason = f'{failure.reason}; so it does in {len(refused)} of {made} calls like "{call.name}"'
+            return replace(failure, reason=reason) if made > 1 else failure
+    return None
+
+
+def _refusals(check: Check) -> Iterator[str]:
+    """What the candidate did not take."""
+    groups: dict[str, list[str]] = {}
+    for call, error in check.refused:
+        groups.setdefault(error.reason, []).append(call.name)
+    for reason, names in list(groups.items())[:4]:
+        some = ", ".join(names[:4]) + ", …" * (len(names) > 4)
+        yield f"{len(names)} call{'s' * (len(names) > 1)} not taken by the candidate ({some}): {reason}"
+    if check.scope.compiled:
+        yield "each new shape is compiled: few shapes were tried"
+
+
+def _set_aside(check: Check) -> None:
+    """Leaves out, with a note, calls that a right kernel may answer in another way: masks from the top left, and
+    products that overflow float16."""
+    fewer = [t for t in check.tried if t.call.q.shape[2] < t.call.k.shape[2]]
+    uneven = any(t.wrong for t in fewer) and not any(t.wrong and _square(t.call) for t in check.tried)
+    if uneven and check.spec.causal and check.cache is None and all(_top_left(check, t) for t in fewer):
+        check.tried = [t for t in check.tried if _square(t.call)]
+        check.notes.append(TOP_LEFT)
+    beyond = [t for t in check.wrong if t.call.name == PRODUCTS]
+    if beyond and len(beyond) == len(check.wrong) and not np.isfinite(beyond[0].answers[0]).all():
+        check.tried = [t for t in check.tried if t.call.name != PRODUCTS]
+        check.notes.append(OVERFLOW)
+
+
+def _top_left(check: Check, t: Tried) -> bool:
+    limits = check.limits(replace(t.call, top_left=True))
+    return max(map(Allowed.ratio, limits, t.answers)) <= 1
+
+
+def _grade(check: Check) -> int:
+    """The index of the best grade that holds for some calls; backwards there is one alone."""
+    *better, _ = grades(check.spec).values()
+    some = [t for t in check.tried if t.call.k.shape[2] <= 130][:12]
+    for i, rounding in enumerate([] if check.scope.backward else better):
+        if all(allowed(check.spec, t.call, rounding, t.answers[0]).ratio(t.answers[0]) <= 1 for t in some):
+            return i
+    return len(better)
+
+
+# ── What is wrong ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _findings(check: Check) -> Iterator[Finding]:
+    if changing := _changing(check):
+        yield changing
+        return
+    yield from _explained(check) if check.wrong else ()
+    for call, error in [x for x in check.refused if x[1].kind == "shape"][:1]:
+        yield Finding("output: another shape", f'"{call.name}": {error.reason}')
+
+
+def _changing(check: Check) -> Finding | None:
+    """Whether the plain call, the first with a cache and the first wrong one return something else if made again."""
+    for t in [check.tried[0], *[t for t in check.tried if t.call.chunks][:1], *check.wrong[:1]]:
+        try:
+            again = [check.judged(t.call, check.asked(t.call)).answers for _ in range(2)]
+        except Unreadable as error:
+            return Finding("state: the same call is refused later", f'"{t.call.name}", made again: {error.reason}')
+        room = [2 * limit.worst for limit in check.limits(t.call)]
+        if off := [n for x in again if (n := _unlike(t.answers, x, room))]:
+            fact = f'"{t.call.name}", made again, returns other numbers: {off[0]} of {sum(x.size for x in t.answers)}'
+            for dropped in (x for x in _diagnosed(check, t) if x.fault == "dropout"):
+                return replace(dropped, where=fact)
+            rule = _rule(check)
+            where = f"first answers are wrong exactly where {rule.words}" if rule and rule.exact else ""
+            return Finding("state: the same call gives other numbers", fact, where)
+    return None
+
+
+def _unlike(before: list[Array], after: list[Array], room: list[Array]) -> int:
+    """How many numbers differ by more than rounding explains."""
+    off = 0
+    for a, b, most in zip(before, after, room, strict=True):
+        off += int((~((np.abs(a - b) <= most) | (a == b) | (np.isnan(a) & np.isnan(b)))).sum())
+    return off
+
+
+def _rule(check: Check) -> rules.Rule | None:
+    """The statement that separates wrong calls from right ones; what is saturated hides most mistakes."""
+    if check.scope.effort == "few":  # calls that differ in their values alone
+        return None
+    speaks = [t.wrong or not t.call.alike for t in check.tried]
+    return rules.simplest(traits([t.call for t in check.tried]), [t.wrong for t in check.tried], speaks)
+
+
+def _explained(check: Check) -> list[Finding]:
+    """The step that differs in a small wrong call, and the calls that are wrong."""
+    rule, small = _rule(check), _telling(check)
+    found, where = _measured(check, small), _where(check, rule, small)
+    steps, plain = _steps(found), check.tried[0].wrong
+    if rule is None or not rule.exact or plain and len(check.tried) - len(check.wrong) < 4:
+        rule = None
+    elif steps == {"not finite"} and "|" in rule.about:
+        return [Finding("large scores: not finite", found[0].fact, where)]
+    path = rule is not None and not plain and (rule.about in PATHS or not (steps - SCORES or rule.about in SPECIAL))
+    if found and not path:
+        return [replace(x, where="; ".join(words for words in (x.where, where) if words)) for x in found]
+    like = "".join(f"; there: {x.fault}: {x.fact}" for x in found)
+    fact = f"{len(check.wrong)} of {len(check.tried)} calls are wrong{like}"
+    return [
+        Finding("unexplained" if rule is None else f"{_blamed(rule)}: {rule.words.partition(' (')[0]}", fact, where)
+    ]
+
+
+def _steps(found: list[Finding]) -> set[str]:
+    return {x.fault.partition(":")[0] for x in found}
+
+
+def _blamed(rule: rules.Rule) -> str:
+    other = "positions" if "position" in rule.about else "state" if "earlier" in rule.about else "some calls"
+    return BLAMED.get(rule.about, other)
+
+
+def _telling(check: Check) -> Tried:
+    """A small wrong call of many kinds of numbers."""
+    plain = "plain" if check.spec.softcap is None else "sharp scores"
+
+    def order(t: Tried) -> tuple[Any, ...]:
+        b, _, n, _ = t.call.q.shape
+        odd = t.call.alike, t.call.caches > 1, n < 9 and _square(t.call), b < 2
+        return (t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
+
+    return min(check.wrong, key=order)
+
+
+def _measured(check: Check, small: Tried) -> list[Finding]:
+    """What is measured in a small wrong call, or in a longer one if it is about the keys that are seen: more of them
+    tell more."""
+    found = _diagnosed(check, small)
+    if not _steps(found) & LONG or check.scope.backward:
+        return found
+    readable = [t for t in check.wrong if t.effort <= READABLE and not t.call.chunks]
+    longest = max(readable, key=lambda t: (_square(t.call), t.call.q.shape[2] > 1, t.call.k.shape[2]), default=small)
+    more = _diagnosed(check, longest) if longest is not small else []
+    return more if more and _steps(more) <= LONG else found
+
+
+def _diagnosed(check: Check, t: Tried) -> list[Finding]:
+    """What is measured in a wrong call; nothing if it takes too long or the candidate refuses what is asked for it."""
+    if t.effort > 100 * READABLE:
+        return []
+    try:
+        limits = check.limits(t.call)
+        if check.scope.backward:
+            return gradients.diagnose(check.spec, check.ask, t.call, t.answers, limits)
+        return weights.diagnose(check.spec, check.ask, t.call, t.answers[0], limits[0])
+    except Unreadable:
+        return []
+    except Exception as error:  # whatever the candidate returns, its report is made
+        words = f"the search for what is wrong stopped, by an error of its own: {type(error).__name__}: {error}"
+        check.notes.append(words)
+        return []
+
+
+def _where(check: Check, rule: rules.Rule | None, t: Tried) -> str:
+    """Which calls are wrong, and which rows and which number of one of them."""
+    wrong, right = check.wrong, len(check.tried) - len(check.wrong)
+    words = f"wrong in {len(wrong)} of {len(check.tried)} calls"
+    if rule and (rule.exact or rule.share > 0.8 and " and " not in rule.words) and right > 3:
+        words += f", {'exactly ' * rule.exact}where {rule.words}"
+    elif right > 0.1 * len(wrong):
+        words += f" ({', '.join(t.call.name for t in wrong[:4])}{', …' * (len(wrong) > 4)})"
+    i = t.worst
+    limit, answer, places = t.limits[i], t.answers[i], t.call.places[min(i, 1)]
+    bad, what = (limit.error(answer) > limit.worst).any(axis=-1), "key" if i else "query"
+    row, head, at = (x.ravel() for x in np.indices(bad.shape))
+    rows = rules.simplest({f"the {what}": places[at], "the head": head, "the row": row}, bad.ravel())
+    words += f'; in "{t.call.name}" where {rows.words}' if rows is not None and rows.share > 0.95 else ""
+    at = np.unravel_index(int(np.argmax(np.nan_to_num(limit.error(answer) / limit.worst, nan=np.inf))), answer.shape)
+    tensor = f"{TENSORS[i]}, " if len(t.answers) > 1 else ""
+    number = f"row {at[0]}, head {at[1]}, {what} {places[at[2]]}, feature {at[3]}"
+    return f"{words}; {tensor}{number}: expected {limit.truth[at]:.6g}, got {answer[at]:.6g}"
+
+
+# ── What it rests on ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _described(check: Check) -> str:
+    """How many calls, up to where, and what was not tried."""
+    made = [t.call for t in check.tried]
+    words = [f"{len(made)} calls", f"up to {max(x.q.shape[2] for x in made):,} queries"]
+    words += [f"{max(x.k.shape[2] for x in made):,} keys", f"a batch of {max(len(x.q) for x in made):,}"]
+    if check.spec.rope is not None:
+        words.append(f"position {max(int(np.max(x.positions)) for x in made if x.positions is not None):,}")
+    sizes = [size for x in made if (size := _size(x))]
+    words.append(f"values from 2^{round(np.log2(min(sizes)))} to 2^{round(np.log2(max(sizes)))}")
+    if some := [len(x.chunks) for x in made if x.chunks]:
+        words.append(f"{len(some)} sequences with a cache, up to {max(some)} calls each")
+    missing = [f"{x}=" for x in ("mask", "segments") if x not in check.scope.options and check.spec.feature_map is None]
+    missing += ["fewer queries than keys"] if all(map(_square, made)) else []
+    missing += [] if some or check.scope.backward else ["caches (incremental=)"]
+    return ", ".join(words) + (f"; not tried: {', '.join(missing)}" if missing else "")
+
+
+def _size(call: Call) -> float:
+    return float(np.abs(call.v[0, 0].astype(np.float64)).max(initial=0))
+
+
+def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
+    """The worst error by the number of keys, or of each gradient."""
+    usual = [t for t in check.tried if not t.call.alike and 0.5 < _size(t.call) < 16]
+    for low, high in ((1, 130),) if check.scope.backward else GROUPS:
+        some = [t for t in usual if low <= t.call.k.shape[2] <= high]
+        keys = f"{low:,} to {max((t.call.k.shape[2] for t in some), default=0):,} keys"
+        for i in range(len(some[0].answers) if some else 0):
+            t = max(some, key=lambda t: float((t.limits[i].error(t.answers[i]) / t.limits[i].worst).max(initial=0)))
+            limit = check.limits(t.call)[i] if right else t.limits[i]
+            error, size = limit.error(t.answers[i]), np.abs(limit.truth).max(axis=-1, keepdims=True)
+            ulps = error / (2 * UNIT[check.spec.dtype.name] * np.maximum(size, 0.01 * size.max() + 1e-300))
+            where = f"{TENSORS[i]}, {keys}" if len(t.answers) > 1 else keys
+            last = float(ulps.max(initial=0)) if right else None
+            yield ErrorRow(where, float(error.max(initial=0)), float(limit.worst.max(initial=0)), last)
+
+
+# ── The public functions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_attention(
+    fn: Function, *, heads: int = 4, key_heads: int | None = None, head_dim: int = 64, causal: bool = True,
+    rope: Rope | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None,
+    dtype: Any = np.float32, cache: bool | None = None, max_position: int = 4096, grade: str = "scores rounded",
+    incremental: Begin = None, backward: bool = False, effort: str = "usual", framework: str | None = None,
+) -> Report:  # fmt: skip
+    """The verdict about a candidate; see the top of this file for how it is called.
+
+    The options say what it is meant to do. Without ``key_heads`` there are as many as query heads, and fewer are tried
+    where it takes them. Without ``cache`` fewer queries than keys are tried where it takes them, and may be masked from
+    the top left, with a note; True demands them, False does not ask. ``max_position`` is for candidates with short
+    tables. ``grade`` asks for better rounding than the least that is accepted, of `SOFTMAX_GRADES`. With ``backward``
+    the candidate is the backward pass. ``effort`` is "few", "usual" or "thorough"; ``framework`` names the library
+    whose arrays it takes.
+    """
+    spec = _spec(heads, key_heads, head_dim, causal, rope, float_dtype(dtype))
+    spec = replace(
+        spec,
+        scale=head_dim**-0.5 if scale is None else checks.in_range("scale", scale, spec.dtype),
+        softcap=None if softcap is None else checks.in_range("softcap", softcap, spec.dtype),
+        window=None if window is None else checks.integer("window", window, 1),
+    )
+    if cache is not None:
+        checks.flag("cache", cache)
+    if cache and rope is not None:
+        raise ValueError(
+            "cache=True demands calls with fewer queries than keys, but with RoPE inside every token has a query: "
+            "give incremental= instead, or leave cache out"
+        )
+    order = SOFTMAX_GRADES.index(checks.choice("grade", grade, SOFTMAX_GRADES))
+    _check_backward(backward, order + 1 < len(SOFTMAX_GRADES), bool(cache) or incremental is not None)
+    scope = Scope(few_queries=rope is None and cache is not False, groups=key_heads is None)
+    return _checked(fn, incremental, _Wanted(spec, scope, max_position, order, cache), backward, effort, framework)
+
+
+def check_linear_attention(
+    fn: Function, *, rope: Rope, heads: int = 4, key_heads: int | None = None, head_dim: int | None = None,
+    feature_map: str = "elu+1", causal: bool = True, dtype: Any = np.float32, max_position: int = 4096,
+    grade: str = "features rounded", incremental: Begin = None, backward: bool = False, effort: str = "usual",
+    framework: str | None = None,
+) -> Report:  # fmt: skip
+    """The verdict about linear attention with RoPE, Eq. (19): fn(q, k, v, positions) -> o, or with ``backward``
+    fn(q, k, v, g, positions) -> (dq, dk, dv). The options are those of `check_attention`; ``grade`` is one of
+    `LINEAR_GRADES`."""
+    order = LINEAR_GRADES.index(checks.choice("grade", grade, LINEAR_GRADES))
+    d = checks.instance("rope", rope, Rope).head_dim if head_dim is None else head_dim
+    spec = replace(
+        _spec(heads, key_heads, d, causal, rope, float_dtype(dtype)),
+        feature_map=checks.choice("feature_map", feature_map, MAPS),
+        scale=d**-0.5,
+    )
+    if feature_map.startswith("relu") and d < 16:
+        raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
+    _check_backward(backward, order + 1 < len(LINEAR_GRADES), incremental is not None)
+    scope = Scope(groups=key_heads is None)
+    return _checked(fn, incremental, _Wanted(spec, scope, max_position, order, None), backward, effort, framework)
+
+
+def assert_attention(fn: Function, **options: Any) -> None:
+    """Raises `Mismatch`, with the report of `check_attention`, unless the candidate is right; `NotJudged`, from its own
+    exception, if it cannot be judged."""
+    __tracebackhide__ = True
+    check_attention(fn, **options).raise_unless_ok()
+
+
+def assert_linear_attention(fn: Function, **options: Any) -> None:
+    """Raises `Mismatch`, with the report of `check_linear_attention`, unless the candidate is right; `NotJudged`,
+    from its own exception, if it cannot be judged."""
+    __tracebackhide__ = True
+    check_linear_attention(fn, **options).raise_unless_ok()
+
+
+def _spec(
+    heads: int, key_heads: int | None, head_dim: int, causal: bool, rope: Rope | None, dtype: np.dtype[Any]
+) -> Spec:
+    heads, head_dim = checks.size("heads", heads), checks.size("head_dim", head_dim)
+    checks.size("heads·head_dim", heads * head_dim)
+    g = heads if key_heads is None else checks.size("key_heads", key_heads)
+    if heads % g:
+        raise ValueError(f"key_heads must divide heads, {heads}, was {g}")
+    if rope is not None and (check_rope(rope).axes is not None or rope.head_dim != head_dim):
+        raise ValueError(f"rope must have one axis and a head_dim of {head_dim}, was {rope!r}")
+    return Spec(heads, g, head_dim, checks.flag("causal", causal), dtype, rope=rope)
+
+
+def _check_backward(backward: bool, graded: bool, cached: bool) -> None:
+    if checks.flag("backward", backward) and cached:
+        raise ValueError("a backward pass has no cache: leave out cache= and incremental=, or backward=")
+    if backward and graded:
+        raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
+
+
+class _Wanted(NamedTuple):
+    spec: Spec
+    scope: Scope
+    top: int
+    grade: int
+    cache: bool | None
+
+
+def _checked(fn: Any, incremental: Any, wanted: _Wanted, backward: bool, effort: str, framework: str | None) -> Report:
+    if framework is not None:
+        from . import adapters
+
+        make, fn = incremental, adapters.framework(fn, framework, "qkv" if backward else None)
+        incremental = None if make is None else lambda: adapters.framework(make(), framework)
+    asked = Asked(fn, incremental, backward)
+    options = frozenset(asked.whole.accepts("mask", "segments")) if wanted.spec.feature_map is None else frozenset()
+    scope = replace(wanted.scope, options=options, caches=incremental is not None, backward=backward,
+                    effort=checks.choice("effort", effort, EFFORTS))  # fmt: skip
+    top = checks.integer("max_position", wanted.top, 512, checks.MAX_POSITION)
+    spec, scope, first = _taken(wanted.spec, asked, scope, top)
+    check = Check(spec, asked, scope, top, wanted.grade, wanted.cache)
+    if spec != wanted.spec:
+        check.notes.append(f"judged with {spec.key_heads} key heads, since it does not take {wanted.spec.key_heads}")
+    return examine(check, first)
+
+
+def _taken(spec: Spec, asked: Asked, scope: Scope, top: int) -> tuple[Spec, Scope, list[Array] | None]:
+    """What the candidate takes, and its answer to the plain call: the most key heads, if it was written for grouped
+    heads alone; positions that are counted; few shapes."""
+    for g in [g for g in range(spec.key_heads, 0, -1) if spec.heads % g == 0 and (scope.groups or g == spec.key_heads)]:
+        for counted in (False, True):
+            tried, scope = replace(spec, key_heads=g), replace(scope, counted=counted)
+            try:
+                first = asked(next(iter(calls(Draw(tried, top, scope)))))
+            except Unreadable:
+                if COUNTS in asked.whole.traits:
+                    continue
+                break
+            return tried, replace(scope, compiled=COMPILES in asked.whole.traits), first
+    return spec, replace(scope, counted=False), None

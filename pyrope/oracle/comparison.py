@@ -1,0 +1,264 @@
+"""Makes the calls of a rotation, and compares every row of every answer with the truth."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array
+from ..definition import pairs
+from ..theta import LAYOUTS, LENGTH_DEPENDENT, DynamicNTK, Rope
+from .calls import REUSED, USUAL, Call, Maker, Plan, kept
+from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable
+from .rows import Answer, of_calls
+from .rules import simplest
+from .tolerance import APPLICABLE, Expected, Tables
+
+BLOCK = 2**15  # numbers that are compared at a time: more do not fit into a cache
+POISON, POISONED = 97.25, 2**14  # what stands in memory before a call of at most so many numbers
+HOPELESS, EVERY = 60, 16  # after so many calls, of which nearly all rows are wrong, only each 16th is made
+AGAIN = 6  # calls that are made once more at the end
+RUNS = 16  # of a candidate that counts its positions: so many runs of them in a call
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a candidate is asked to do."""
+
+    rope: Rope
+    subject: str
+    expected: str
+    strict: bool  # whether features in another order are wrong
+    backward: bool
+    worst: str = ""  # the worst grade that is accepted
+
+
+class Check:
+    """One run of a check: the calls, the answers, and which rows are wrong."""
+
+    def __init__(self, candidate: Candidate, plan: Plan, task: Task) -> None:
+        self.candidate, self.plan, self.task, self.rope = candidate, plan, task, task.rope
+        self.dtype, self.unit = plan.dtype.name, UNIT[plan.dtype.name]
+        self.grades = list(APPLICABLE[self.dtype])  # that hold so far, best first
+        self.answers: list[Answer] = []
+        self.refused: list[tuple[Call, Unreadable]] = []
+        self.notes: list[str] = []
+        self.state, self.spoilt = "", False  # how the same call, made again, differs, and whether it was right before
+        self.order: Array | None = None  # of an equivalent candidate: (d, d), brings outputs into the expected order
+        self.by_call = False  # whether Θ follows the largest position of each call, as that of a length may
+        self.right = self.turning = 0  # rows that turn, and how many of them are right
+        self._tables: dict[Rope, Tables] = {}
+        self._known = np.zeros(0, np.int64)
+        self._buffers: dict[tuple[int, ...], Array] = {}
+
+    # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Makes all calls. Raises `Unreadable` if the candidate does not take the sample, or refuses most calls."""
+        maker = Maker(self.plan)
+        opening, sample = maker.opening(), maker.sample()
+        first = self._taken(opening)
+        y = self.ask(sample)
+        calls = self._calls(maker, [opening, sample])
+        self._known = np.unique(np.concatenate([[0, self.plan.top], *(call.positions.ravel() for call in calls)]))
+        y = self._begin(sample, y)
+        self.sample = sample, y
+        if first is not None:
+            first = self._ordered(first)
+            self._follow_lengths(opening, first)
+            self._mark(opening, first, 1)
+        self._mark(sample, y, 2)
+        for k, call in enumerate(calls[2:]):
+            hopeless = len(self.answers) > HOPELESS and self.right < 0.02 * self.turning
+            if not (hopeless and k % EVERY and call.values == USUAL) and (y := self._taken(call)) is not None:
+                self._mark(call, y, self.candidate.calls)
+        self._say_refused()
+        self._make_again()
+        self.candidate.look_again()
+
+    def _calls(self, maker: Maker, first: list[Call]) -> list[Call]:
+        compiled, counts = COMPILES in self.candidate.traits, COUNTS in self.candidate.traits
+        if compiled:
+            self.notes.append("each new shape is compiled, so that twelve shapes were tried")
+            maker.plan = replace(self.plan, compiled=True)
+        calls = kept([*first, *maker.all()], compiled)
+        if counts:
+            few = [call for call in calls[2:] if np.count_nonzero(np.diff(call.positions) != 1) <= RUNS]
+            calls = [*first, *few]
+        return calls
+
+    def ask(self, call: Call) -> Array:
+        """The answer as float64, in the expected order of features."""
+        if call.x.size <= POISONED:  # what is freed now is what the result may be allocated in
+            _ = [np.full(call.x.shape, POISON, call.x.dtype) for _ in range(3)]
+            del _
+        x, positions = call.x, call.positions
+        if REUSED in (call.memory, call.places):
+            x, positions = (self._written(array) for array in (x, positions))
+        y = self.candidate({"x": x, "positions": positions}, like=["x"])[0]
+        return self._ordered(y)
+
+    def _ordered(self, y: Array) -> Array:
+        """y @ order, NaN and infinity too: a signed permutation."""
+        if self.order is None:
+            return y
+        source = np.abs(self.order).argmax(axis=0)
+        return y[..., source] * self.order[source, np.arange(len(source))]
+
+    def _written(self, array: Array) -> Array:
+        buffer = self._buffers.setdefault((*array.shape, array.itemsize), array.copy())
+        buffer[...] = array
+        return buffer
+
+    def _taken(self, call: Call) -> Array | None:
+        try:
+            return self.ask(call)
+        except Unreadable as error:
+            if call.x.size or error.kind != "raised":  # nothing at all may be refused
+                self.refused.append((call, error))
+            return None
+
+    def _say_refused(self) -> None:
+        """A note about calls that are not taken; results of another shape are wrong."""
+        if not self.refused:
+            return
+        (_, first), count = self.refused[0], len(self.refused) + len(self.answers)
+        own = [one.call for one in self.answers if one.call.own]
+        if self.plan.batched and not own and any(call.own for call, _ in self.refused):
+            error = next(error for call, error in self.refused if call.own)
+            reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {error.reason}"
+            raise Unreadable(reason, error.received, error.kind) from error.__cause__
+        if 2 * len(self.refused) > count and not any(one.wrong.any() for one in self.answers):
+            reason = f"refuses {len(self.refused)} of {count} calls of many shapes: {first.reason}"
+            raise Unreadable(reason, first.received, first.kind) from first.__cause__
+        columns = of_calls([call for call, _ in self.refused] + [one.call for one in self.answers])
+        rule = simplest(columns, np.arange(count) < len(self.refused))
+        where = f", those where {rule.words}" if rule is not None and rule.exact else ""
+        self.notes.append(f"{len(self.refused)} of {count} calls are not taken{where}: {first}")
+        for error in (error for _, error in self.refused if error.kind != "raised"):
+            self.candidate.behaviour.setdefault("wrong shape out", f"{error}{where}")
+
+    def _make_again(self) -> None:
+        """Calls that were made before must give the same again: the first ones, and the first that are wrong, twice."""
+        bad = [one for one in self.answers if one.wrong.any()][:3]
+        for call, _, y, wrong in [*self.answers[:AGAIN], *bad, *bad]:
+            with suppress(Unreadable):
+                again = self.ask(call)
+                off = (np.abs(again - y) > 64 * self.unit * np.abs(y).max(initial=0)) | (np.isfinite(again) != np.isfinite(y))
+                self.spoilt = self.spoilt or (not wrong.any() and self.compare(call, again).any())
+                if off.any() and not self.state:
+                    index = tuple(int(i) for i in np.argwhere(off)[0])
+                    numbers = f"{y[index]:.6g}, then {again[index]:.6g}"
+                    self.state = f"the same call of shape {call.x.shape}, made again, has {int(off.sum())} other outputs: {numbers}"
+
+    # ── Comparison ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def expected(self, call: Call, rows: Any = slice(None), rope: Rope | None = None) -> Expected:
+        """What is right for these rows of a call."""
+        at = call.at[..., rows]
+        rope = self.rope_of(call) if rope is None else rope
+        return Expected(self.tables(rope), call.x[..., rows, :].astype(np.float64), at, self.dtype)
+
+    def rope_of(self, call: Call) -> Rope:
+        """The rope whose Θ a call must have: another for each length, if the candidate takes that from the call."""
+        scaling = self.rope.scaling
+        if not self.by_call or not isinstance(scaling, LENGTH_DEPENDENT):
+            return self.rope
+        length, original = int(call.positions.max(initial=0)) + 1, scaling.original_length
+        length = max(length, original) if isinstance(scaling, DynamicNTK) else original + (length > original)
+        return self.rope.at(length)
+
+    def tables(self, rope: Rope) -> Tables:
+        """Those of the positions of all calls."""
+        if rope not in self._tables:
+            self._tables[rope] = Tables(rope, self._known)
+        return self._tables[rope]
+
+    def compare(self, call: Call, y: Array, rope: Rope | None = None) -> Array:
+        """Which rows are wrong, bool (…, n); the grades that do not hold for what is right are given up."""
+        wrong, n, reached = np.zeros(call.x.shape[:-1], bool), call.x.shape[-2], 0
+        step = max(1, BLOCK * n // max(call.x.size, 1))
+        for start in range(0, n, step):
+            rows = slice(start, start + step)
+            expected, block = self.expected(call, rows, rope), y[..., rows, :]
+            for k in range(reached, len(self.grades)):
+                wrong[..., rows] = expected.wrong(self.grades[k], block)
+                reached = k
+                if not wrong[..., rows].any():
+                    break
+        if not wrong.any():
+            self.grades = self.grades[reached:]
+        return wrong
+
+    @property
+    def precision(self) -> str | None:
+        """The best grade that holds, if all rows are right."""
+        return None if any(one.wrong.any() for one in self.answers) else self.grades[0]
+
+    def _mark(self, call: Call, y: Array, number: int) -> None:
+        wrong = self.compare(call, y)
+        turning = call.each().any(axis=0)
+        self.right, self.turning = self.right + int((turning & ~wrong).sum()), self.turning + int(turning.sum())
+        self.answers.append(Answer(call, number, y if wrong.any() or len(self.answers) < AGAIN else None, wrong))
+
+    def _begin(self, call: Call, y: Array) -> Array:
+        """The sample's answer in the expected order of features; leaves the grades that hold for it."""
+        expected = self.expected(call)
+        if holding := self._holding(expected, y):
+            self.grades = holding
+            return y
+        self.order = self.unpermuted()
+        if self.order is not None and (holding := self._holding(expected, self._ordered(y))):
+            self.grades = holding
+            return self._ordered(y)
+        self.order, self.grades = None, self.grades[-1:]
+        return y
+
+    def _holding(self, expected: Expected, y: Array) -> list[str]:
+        return [grade for grade in self.grades if not expected.wrong(grade, y).any()]
+
+    def _follow_lengths(self, opening: Call, y: Array) -> None:
+        """Whether Θ follows the length of each call, where the length of the rope may be meant so."""
+        right = not self.compare(*self.sample).any()
+        if not isinstance(self.rope.scaling, LENGTH_DEPENDENT) or not right or not self.compare(opening, y).any():
+            return
+        self.by_call = True
+        if self.compare(opening, y).any():
+            self.by_call = False
+        else:
+            self.notes.append("its frequencies follow the largest position of each call: so each call is judged by its own length")
+
+    # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
+
+    def unpermuted(self) -> Array | None:
+        """The signed permutation that brings outputs into the expected order, (d, d), if there is one."""
+        d, at = self.plan.head_dim, np.array([0, self.plan.top])
+        at = at if self.plan.axes is None else np.stack([at] * self.plan.axes)
+        units = Call(np.eye(d, dtype=self.plan.dtype)[:, None].repeat(2, 1), at)
+        with suppress(Unreadable):
+            got = self.ask(units)[:, 0].T
+            u = np.nan_to_num(got @ np.linalg.inv(self.expected(units).y[:, 0].T), nan=9.0, posinf=9.0, neginf=9.0)
+            order = np.rint(u)
+            if np.abs(u - order).max() < 0.05 and (order @ order.T == np.eye(d)).all() and (order != np.eye(d)).any():
+                return order
+        return None
+
+    def order_in_words(self) -> str:
+        """How an equivalent candidate orders its outputs."""
+        u, rope = self.order, self.rope
+        assert u is not None
+        if (u == -np.eye(len(u))).all():
+            return "at every position all outputs are those expected, with the other sign"
+        words = f"{int((u.diagonal() == 0).sum())} of {len(u)} outputs come out in another place"
+        feature, (due, other) = np.arange(rope.head_dim), pairs(rope.layout, rope.width, rope.start)[1]
+        for layout in LAYOUTS:
+            first, second = pairs(layout, rope.width, rope.start)[1]
+            if (u[feature[first], feature[due]] == 1).all() and (u[feature[second], feature[other]] == 1).all():
+                words = f"pairs are written {layout.rpartition('-to-')[2]}, expected was {rope.layout}"
+                break
+        negative = int((u < 0).sum())
+        return words + (f", {negative} with the other sign" if negative else "")
+

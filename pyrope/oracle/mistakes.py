@@ -1,0 +1,593 @@
+"""Every mistake by its name: its cause, its fix, and the projects in which it happened. Data, no code.
+
+A name may be followed by what was measured: "window: one too wide" has the cause and the fix of "window".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mistake(NamedTuple):
+    cause: str
+    fix: str
+    happened: str = ""  # issues and pull requests of other projects
+
+
+def mistake(name: str) -> Mistake:
+    """The mistake of this name, or of its part before the colon."""
+    return MISTAKES.get(name) or MISTAKES.get(name.partition(":")[0]) or MISTAKES["unexplained"]
+
+
+_WIDER = "keep inverse frequencies, positions and angles in float32 (or wider), and cast cos and sin"
+_ROUNDED = {
+    f"{dtype} {what}": Mistake(cause.format(dtype), fix, happened)
+    for dtype in ("bfloat16", "float16")
+    for what, cause, fix, happened in (
+        ("inverse frequencies", "inverse frequencies kept in {0}, by model.to({0}) or in the checkpoint", _WIDER,
+         "gpt-neox#1003"),
+        ("positions", "positions cast to {}", _WIDER, "diffusers#13920"),
+        ("angle", "m·θ computed in {0}, by autocast or model.to({0})", _WIDER, "gpt-neox#1003"),
+        ("tables", "cos and sin cast to {}, or computed there, though x is wider", "tables in the dtype of x, or wider",
+         "kernels with a packed cache of cos and sin"),
+        ("results", "the rotated x goes through {}, though x is wider", "keep the dtype of x to the end", "autocast"),
+        ("input", "x goes through {} before it is rotated", "keep the dtype of x from the beginning", "autocast"),
+    )
+}  # fmt: skip
+
+ROTATION: dict[str, Mistake] = {
+    # Pairs
+    "wrong pairing": Mistake(
+        "half and interleaved layouts exchanged, pairs half a head apart where a part of it turns, or the reverse; or "
+        "q and k weights not permuted for the layout that is used",
+        "use the layout that the checkpoint was trained with, or permute the rows of W_q and W_k (permute_weights); "
+        "pair i with i + r/2 where r features turn, with i + d/2 in a proportional rotation",
+        "vllm#590, llama.cpp#22611, pie#602, Megatron-Bridge#4195",
+    ),
+    "features mixed": Mistake(
+        "pairs are written over x while others are still being read from it, or features are summed",
+        "write to another array, or permute after the rotation",
+    ),
+    "repeated table with split features": Mistake(
+        "cos and sin repeated as θ₀θ₀θ₁θ₁… but the features split in halves",
+        "concatenate the table (θ₀…θ₀…) for halves, repeat it for interleaved pairs",
+        "ERNIE-Image#6",
+    ),
+    "concatenated table with interleaved features": Mistake(
+        "cos and sin concatenated as θ₀θ₁…θ₀θ₁… but the features taken in adjacent pairs",
+        "repeat the table (θ₀θ₀θ₁θ₁…) for interleaved pairs",
+        "ERNIE-Image#6, the other way round",
+    ),
+    "two angles in one pair": Mistake(
+        "the table has an entry for each feature, and the two entries of a pair differ",
+        "give both features of a pair the same angle, with the same axis",
+    ),
+    "whole head rotated": Mistake(
+        "partial_rotary_factor, or the fraction of a proportional rotation, ignored: all d features turn",
+        "rotate the first r features only, with 2i/r in the exponent",
+        "vllm#43770",
+    ),
+    "wrong rotary width": Mistake(
+        "rotary_dim, or the fraction of the head that turns, of another model; or divided by two once too often",
+        "rotate rotary_dim features, partial_rotary_factor·head_dim, in half as many pairs",
+    ),
+    "wrong end rotated": Mistake(
+        "prefix and suffix exchanged: [rope, nope] for [nope, rope]",
+        "rotate the end that the model rotates",
+        "DeepSeek's [nope, rope] read as a prefix",
+    ),
+    "some pairs not turned": Mistake(
+        "a loop over pairs that ends early, a last part of a vector left out, slow frequencies rounded to zero, or an "
+        "axis of the positions that is always 0",
+        "cover all pairs, whatever the width of a vector",
+        "kernels; ggml's IMROPE",
+    ),
+    "rest zeroed": Mistake(
+        "the result begins as zeros, and only the rotated part is written to it", "copy the rest of x"
+    ),
+    "rest changed": Mistake(
+        "what belongs to the pairs, such as a factor, is applied to the whole head",
+        "leave the features that do not turn",
+    ),
+    # Terms and signs
+    "direction": Mistake(
+        "the transpose of the textbook matrix: rotated by −mθ",
+        "exchange the signs of sin, or say direction=-1 if the model was trained so",
+        "nanochat#489",
+    ),
+    "some pairs turn backwards": Mistake(
+        "a sign that belongs to all pairs is applied to some of them", "turn all pairs by +mθ"
+    ),
+    "wrong sign of one term": Mistake(
+        "rotate_half without its minus, or with the minus in the wrong half", "(x cos − y sin, x sin + y cos)"
+    ),
+    "sine and cosine swapped": Mistake("the table's halves exchanged", "(cos, sin) in that order"),
+    "wrong term in the pairs": Mistake(
+        "a term dropped, or another cosine or sine, in one output of every pair",
+        "(x cos − y sin, x sin + y cos), with the same cos and sin in both",
+        "kernels",
+    ),
+    "in-place aliasing": Mistake(
+        "the first result is stored over x before the second one is computed",
+        "keep both inputs in variables until both outputs are computed",
+        "kernels",
+    ),
+    "sign of the sine lost": Mistake("sin computed as √(1 − cos²)", "compute the sine itself"),
+    "cosine of a cosine": Mistake(
+        "cos and sin are taken of tables that are cos and sin already",
+        "hand over angles, or the tables as they are",
+        "megatron-core 0.16.1",
+    ),
+    "no rotation": Mistake(
+        "the two outputs of a pair are not made with the cosine and the sine of one angle",
+        "(x cos − y sin, x sin + y cos), with the same cos and sin in both",
+    ),
+    "zeros returned": Mistake(
+        "the kernel did not run, or its result was not written",
+        "check the launch, and the array that is returned",
+        "kernels",
+    ),
+    "not rotated": Mistake("the call is missing, or its result dropped", "use what the function returns"),
+    # Lengths
+    "attention factor": Mistake(
+        "cos and sin are not multiplied by the attention factor, or twice, or one of them, or by another number; or "
+        "the rope has none (YaRN: 0.1·ln s + 1; mscale over mscale_all_dim if both are set)",
+        "multiply both tables by the attention factor of the config, once, and nothing else: scores get its square",
+        "exllamav3#259, TensorRT-LLM#16378, vllm#48623",
+    ),
+    "softmax scale folded in": Mistake(
+        "queries or keys are scaled for the softmax while they are rotated",
+        "leave the scale to the attention",
+        "kernels",
+    ),
+    "features multiplied differently": Mistake(
+        "a weight, such as that of a norm, or a factor of one feature is applied on the way", "rotation alone"
+    ),
+    "lengths grow with the position": Mistake(
+        "the scale of xPos: queries times ζ^(m/s), keys times its inverse",
+        "leave it out, or check queries and keys without it, if the model has plain RoPE",
+    ),
+    # Frequencies
+    "wrong base": Mistake(
+        "rope_theta not read, or read from where it is no longer kept",
+        "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
+        "DeepSpeed#8345",
+    ),
+    "wrong exponent": Mistake(
+        "another number in the place of 2i/r: i/r, 2i over the number of pairs, over the whole head, over r − 2 "
+        "(linspace), over the width of the model, a quotient of integers, or with the other sign",
+        "1/base^(2i/r), r the rotary width of one head, divided as floats: arange(0, r, 2)/r",
+        "pie#602",
+    ),
+    "index counted from 1": Mistake(
+        "i = 1 … r/2, or 1, 3, 5, … for 2i, put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)"
+    ),
+    "frequencies in another order": Mistake(
+        "the table is flipped, or dealt to axes (Pixtral's order) where there are none",
+        "θ₀, θ₁, θ₂, … in order, the fastest pair first",
+        "Pixtral's vision part taken for its text part",
+    ),
+    "wrong unit of the angle": Mistake(
+        "degrees, turns or half turns taken for radians", "angles in radians: m·θ, without 2π and without 180/π"
+    ),
+    "angles multiplied": Mistake("positions or frequencies are multiplied by a number", "the angle is m·θ"),
+    "rotated twice": Mistake("applied in the model and again in the kernel", "rotate once", "TensorRT-LLM#16378"),
+    "recursive frequencies": Mistake("a running product instead of a power", "compute each power by itself"),
+    "inexact frequencies": Mistake(
+        "frequencies or phases of too few bits, or powers by an approximation",
+        "compute them in float64, or in float32 by one power each",
+    ),
+    "wrong frequencies": Mistake(
+        "a rule for the frequencies that is not known here, or numbers of another model",
+        "compare the measured frequencies with base^(−2i/r) and with the rescaling of the config",
+    ),
+    # Rescalings
+    "scaling ignored": Mistake(
+        "rope_scaling not read",
+        "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
+        "mlx-vlm#1710, unsloth#6907",
+    ),
+    "scaling applied twice": Mistake(
+        "both positions and frequencies were interpolated, or frequencies that are rescaled already, from a "
+        "checkpoint or a config, are rescaled again",
+        "rescale once",
+        "TensorRT-LLM#16378",
+    ),
+    "scaling inverted": Mistake(
+        "the factor, or its reciprocal (as ggml's freq_scale), taken for the other", "divide by the factor"
+    ),
+    "another rescaling": Mistake(
+        "one rescaling taken for another, or one applied where the config has none",
+        "dispatch on rope_type, and refuse a type that is not known",
+        "torchtitan#3787",
+    ),
+    "wrong scaling parameter": Mistake(
+        "a factor, original length (max_position_embeddings for original_max_position_embeddings), limit or "
+        "truncation of another model, or a default",
+        "read them from the config: factor, original length, betas or low and high, truncate",
+        "torchtitan#3787",
+    ),
+    "wrong ramp": Mistake(
+        "the two sides of the blend, or its limits, exchanged; the ramp made linear in something else, cut off, or "
+        "without a blend",
+        "YaRN: w·((1 − γ) + γ/s) with γ = (i − lo)/(hi − lo), lo from beta_fast, hi = min(hi, r − 1) from beta_slow; "
+        "llama3: wavelengths above L₀/low are divided, below L₀/high kept",
+        "litgpt 0.5.13, OLMo-core 3.0.0, torchtitan#3787",
+    ),
+    "dynamic NTK formula": Mistake(
+        "a term of base·(s·N/L − (s − 1))^(r/(r−2)) is missing or another, or the length is",
+        "base·(s·N/L − (s − 1))^(r/(r−2)), N ≥ L",
+    ),
+    "wrong list of factors": Mistake(
+        "short and long exchanged, the switch at < instead of <=, or a list that is not in the order of the pairs",
+        "θ_i = base^(−2i/r)/factor_i, long if N > L₀, else short",
+        "unsloth#10681",
+    ),
+    # Positions at which pairs begin
+    "positions one too high": Mistake(
+        "m + 1 for m: counted from 1, or the position of the token that comes next",
+        "count positions from 0, and pass the position of the token itself",
+        "sglang#25015, llama3.np",
+    ),
+    "positions one too low": Mistake(
+        "m − 1 for m", "count positions from 0, and pass the position of the token itself"
+    ),
+    "positions shifted": Mistake(
+        "padding counted, or the row count of a cache used as position",
+        "count positions from 0, and pass the position of the token itself",
+        "unsloth#3699, VeloxQuant-MLX#389",
+    ),
+    "turned at position 0": Mistake("a constant is added to the angles", "the angle is m·θ, which is 0 at position 0"),
+    # Axes
+    "one axis for all pairs": Mistake(
+        "positions of text, (n,), used where (axes, n) are meant, or the other rows dropped",
+        "turn each pair by the axis that the model gives it; test with t, h and w that differ",
+        "sglang#36763",
+    ),
+    "axes in another order": Mistake(
+        "(t, w, h) or (x, y) for (t, h, w) or (row, column)",
+        "turn each pair by the axis that the model gives it; test with t, h and w that differ",
+    ),
+    "pairs dealt otherwise": Mistake(
+        "sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies for axial ones, the "
+        "mrope_section of another model, or counted in features: it counts pairs",
+        "follow mrope_section and mrope_interleaved, or the model's vision code",
+        "MNN#4133, mlx-vlm#576",
+    ),
+    "axes mixed": Mistake(
+        "the positions of several axes are added up, or one is made from the others",
+        "turn each pair by the axis that the model gives it; test with t, h and w that differ",
+    ),
+    "series of the axes": Mistake(
+        "a table for each axis where one series runs over all of them, or the reverse",
+        "deal one series of frequencies to the axes (M-RoPE), or give each axis base^(−j/k) for its k pairs (Flux)",
+    ),
+    # Precision
+    **_ROUNDED,
+    "tables in few bits": Mistake("cos and sin kept as integers of few bits", "tables in the dtype of x, or wider"),
+    "inexact sine": Mistake(
+        "a sine read from a table without interpolation, or by a short polynomial", "a full sine for the table"
+    ),
+    "2π rounded": Mistake(
+        "angles are reduced by a 2π of few digits, such as 6.2832 or float32's", "2π in float64, or a sine that reduces"
+    ),
+    "angle too coarse": Mistake(
+        "a hardware sine (__sinf, fast math), sincospi of a float32 number, or a short phase: turns are rounded "
+        "before they are reduced",
+        "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits",
+        "imp#1316",
+    ),
+}
+
+CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
+    "unexplained": Mistake(
+        "no single mistake that is known here has these outputs",
+        "compare what was measured with what was expected, then step by step with pyrope.definition",
+    ),
+}
+
+ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
+    # What the scores, or the numerators, are made of.
+    "scale": Mistake("q·k is multiplied by another number than the scale that is meant", "multiply q·k by it, once"),
+    "scale: missing": Mistake("scores are not divided by √d", "multiply q·k by 1/√d before the softmax"),
+    "scale: applied twice": Mistake(
+        "1/d, or 1/√d both on q and on the scores", "scale once; many kernels scale by themselves"
+    ),
+    "scale: inverted": Mistake("multiplied by √d instead of divided", "multiply by 1/√d"),
+    "softcap": Mistake(
+        "the cap is left out, elsewhere, of another form or number, or not meant",
+        "scores become c·tanh(score/c): scaled before, masked after",
+    ),
+    "bias": Mistake(
+        "a term in the distance or of each key, such as ALiBi or a decay, which the model does not have", "leave it out"
+    ),
+    "operands": Mistake(
+        "a norm that is left in, or arguments in another order, or k·qᵀ instead of q·kᵀ",
+        "compare q with k, as they are given",
+    ),
+    "scores": Mistake(
+        "what is compared is not the expected q̃·k̃", "look at what becomes of q and k before their product"
+    ),
+    "precision": Mistake(
+        "a smaller dtype in scores, exponentials, weights, sums or a cache", "float32 at least; of float64, float64"
+    ),
+    "rotation": Mistake(
+        "q or k alone is rotated, turned backwards or rotated again, in the model and in the kernel, or in a cache",
+        "rotate both, once, in the same direction",
+    ),
+    "positions": Mistake(
+        "positions are counted instead of read, of another row, off by one, rounded, or of a table that is too short",
+        "one position for the query and the key of a token, as it is given",
+    ),
+    "feature map": Mistake(
+        "φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
+        "R·φ(x), for q and k, with the map of the model; what scales x is left out",
+    ),
+    # Which keys are seen, and how often.
+    "causality": Mistake(
+        "the causal mask is missing, shifted, or made of blocks or of positions, which may repeat",
+        "hide key j > i + t − n of query i, by the order of the tokens; in linear attention, running sums",
+    ),
+    "causality: from the top left": Mistake(
+        "query i sees keys 0 … i of t, though the n queries are the last of the t", "query i sees keys up to i + t − n"
+    ),
+    "causality: sees the next token": Mistake(
+        "the causal mask is one too wide, j ≤ i + 1, or running sums are shifted by one",
+        "j ≤ i; torch.triu needs diagonal=1",
+    ),
+    "causality: does not see itself": Mistake(
+        "the causal mask is one too narrow, j < i, or the output is taken before the state is updated",
+        "j ≤ i; torch.tril needs diagonal=0; a state is updated first",
+    ),
+    "causality: not asked for": Mistake(
+        "a causal mask, or in linear attention running sums, where none belong",
+        "leave the mask out; in linear attention, sums over the whole sequence",
+    ),
+    "window": Mistake(
+        "the window is ignored, of another size, or not meant",
+        "a window of w is the token itself and w − 1 others; some APIs want w − 1, or a half of it",
+    ),
+    "mask=": Mistake(
+        "the mask that is given is ignored, inverted, of another row, or takes the place of the causal one",
+        "both must hold: causal & mask, each row with its own; True is seen, as in torch's attention",
+    ),
+    "segments=": Mistake("one causal mask over the whole row of packed sequences", "hide keys of other segments"),
+    "hidden keys": Mistake(
+        "a finite number instead of −inf, or a softcap after the mask, tanh(−inf) = −1", "cap first, then mask by −inf"
+    ),
+    "empty rows": Mistake(
+        "exp(−inf + inf) or 0/0 is NaN, and the lowest finite number as mask makes all scores equal",
+        "let rows that see no key be zeros",
+    ),
+    "blocks": Mistake(
+        "a loop over n // block blocks, or a state that is lost, replaced or read too late",
+        "round the number of blocks up, and mask the last one; read the state, then add the block to it",
+    ),
+    "keys": Mistake(
+        "a mask, or a loop over the keys that begins or ends elsewhere, or counts some twice",
+        "compare the keys that are listed here with those expected",
+    ),
+    "cache": Mistake(
+        "keys and values, or the state, or its normaliser, are not kept, cut, or kept in the wrong place",
+        "let a call of n new tokens after m old ones be the last n rows of one of m + n",
+    ),
+    # The division.
+    "softmax": Mistake("another axis, another function, or twice", "softmax over the keys, axis −1, once"),
+    "online softmax": Mistake(
+        "output, sum or both are not multiplied by exp(old maximum − new one)", "rescale both when the maximum grows"
+    ),
+    "normaliser": Mistake(
+        "the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a sink, an eps, "
+        "hidden keys, other heads, rotated features",
+        "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated",
+    ),
+    "not finite": Mistake(
+        "exp of a score that overflows, 0/0, or ∞ − ∞", "subtract the greatest score of each row; guard empty rows"
+    ),
+    # The whole.
+    "heads": Mistake(
+        "key heads 0 1 0 1 instead of 0 0 1 1, one head read for all, or a reshape without a transpose",
+        "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile",
+    ),
+    "batch": Mistake(
+        "batch and heads folded in the wrong order, or one row, or one state, read for all", "keep the batch axis first"
+    ),
+    "values": Mistake(
+        "values are rounded, clipped or otherwise changed, rotated, of another token, or of another argument",
+        "o = Σ w·v, of the values as they are given",
+    ),
+    "output": Mistake(
+        "it is written elsewhere, not written, multiplied, clipped, or something is added to it",
+        "return (b, h, n, d), transposed once, and nothing else",
+    ),
+    # Some calls.
+    "lengths": Mistake(
+        "a tile, a grid or a path of its own for these numbers of tokens", "look at the code that such a number takes"
+    ),
+    "decoding": Mistake(
+        "a path of its own for few queries: keys split among blocks, the last of them, or the mask's corner",
+        "hold it to the general path, at many numbers of keys",
+    ),
+    "strides": Mistake("memory is read as if it were contiguous", "honour the strides, or copy first"),
+    "leak": Mistake("rows are multiplied into each other, and 0·NaN is NaN", "compute each row by itself"),
+    "large scores": Mistake(
+        "exp overflows without the row's maximum taken off, or scores are cut off", "subtract the maximum of each row"
+    ),
+    "some values": Mistake(
+        "a clip, an overflow, a normalisation, or a branch for zeros or small numbers", "treat all values alike"
+    ),
+    "state": Mistake(
+        "a mask, a table, a state or a buffer is kept from an earlier call", "begin each call anew, or compare the key"
+    ),
+    "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
+    "some calls": Mistake("a path of its own for these calls", "look at what they have in common"),
+    "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),
+}
+
+BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chain rule, or with what is returned
+    "chain rule": Mistake(
+        "a term, a factor or a transpose of the backward pass is another one",
+        "dv = wᵀ·g, ds = w∘(g·vᵀ − D) with D = Σ g∘o, dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃)",
+    ),
+    "chain rule: row term missing": Mistake(
+        "ds = w∘dw: the derivative of the softmax without its second term, D = Σ g∘o", "ds = w∘(dw − D)"
+    ),
+    "chain rule: scale missing": Mistake(
+        "ds is not multiplied with the scale of the scores", "dq = scale·ds·k, dk = scale·dsᵀ·q"
+    ),
+    "chain rule: scale applied twice": Mistake(
+        "q was scaled before, and ds is scaled, too: each gradient needs it once", "dq = scale·ds·k, dk = scale·dsᵀ·q"
+    ),
+    "chain rule: softcap's derivative missing": Mistake(
+        "the derivative of tanh is left out", "multiply ds with 1 − (s/c)², s the capped score"
+    ),
+    "chain rule: not transposed": Mistake(
+        "ds·q or w·g, whose shapes fit where there are as many queries as keys", "dk = scale·dsᵀ·q, dv = wᵀ·g"
+    ),
+    "chain rule: gradients not rotated back": Mistake(
+        "the transpose of the rotation is missing in the backward pass", "multiply by Rᵀ at the positions of q and k"
+    ),
+    "chain rule: gradients rotated forwards, not back": Mistake(
+        "the forward rotation is used for gradients", "use the transpose: −sin for sin"
+    ),
+    "chain rule: gradients of values rotated": Mistake(
+        "the transpose of the rotation is applied to all three gradients", "rotate back dq and dk alone"
+    ),
+    "chain rule: denominator's derivative missing": Mistake(
+        "only the numerator is differentiated", "dD = −Σ g∘o/D, times the plain features"
+    ),
+    "chain rule: feature map's derivative missing": Mistake("φ′ is left out", "multiply with φ′(q) and φ′(k)"),
+    "shared key heads": Mistake(
+        "the gradient of one query head, or the mean of several, taken for that of the key head that they share",
+        "sum over the query heads that read a key head: h/g in a row",
+    ),
+    "blocks not added up": Mistake(
+        "dq is written by each block of keys, or dk and dv by each block of queries, not added to",
+        "begin with zeros, and add",
+    ),
+    "gradients": Mistake(
+        "another sign, a factor that is left out or there twice, a smaller dtype, or another order of the results",
+        "return dq, dk, dv, each in the dtype of its input, with every factor once",
+    ),
+    "gradients: zero": Mistake(
+        "this input is cut off: detached, a constant to the backward pass, or its gradient is not computed",
+        "compute it: dq = scale·ds·k, dk = scale·dsᵀ·q, dv = wᵀ·g, and return all three",
+        "candle#3568, mlx-vlm#1475",
+    ),
+    "gradients: not finite": Mistake(
+        "exp of a score that overflows, 0·∞ where keys are hidden, or a division by the sum of a row that sees nothing",
+        "subtract the maximum of a row before exp, and give hidden keys a weight of 0",
+    ),
+}
+
+SHARDING: dict[str, Mistake] = {
+    "not split": Mistake("rank and size have no effect", "use rank and size"),
+    "rank ignored": Mistake("the rank has no effect", "let the rank say where its positions begin"),
+    "positions local to the rank": Mistake(
+        "every rank counts its own tokens, so that all ranks but the first rotate by wrong positions",
+        "add the position of the rank's first token, or cut the shard out of positions made for the whole sequence",
+    ),
+    "first chunk repeated": Mistake(
+        "a rank with two chunks uses the positions of its first for both",
+        "make the positions of each chunk from that chunk's own place in the sequence",
+        "Megatron-LM#5243: 0, 3, 0, 3 in place of 0, 3, 4, 7",
+    ),
+    "positions counted from 1": Mistake("positions are counted from 1", "count positions from 0"),
+    "rank counted from 1": Mistake(
+        "ranks are counted from 1 where the formula counts from 0", "count ranks from 0, as MPI does"
+    ),
+    "off by one at the seams": Mistake(
+        "the end of a chunk is taken as included where the next begins with it, or as excluded twice",
+        "let one formula give the end of a chunk and the beginning of the next: n·i//chunks",
+    ),
+    "padding counted": Mistake(
+        "the length is rounded up to a multiple of the ranks, and padding gets positions of its own",
+        "drop positions from n on, and mask the padding",
+    ),
+    "remainder lost": Mistake(
+        "n//size tokens are given to each rank, and the n % size tokens at the end to none",
+        "let shards differ by a token, as n·rank//size … n·(rank + 1)//size do, or refuse such lengths",
+    ),
+}
+
+TRACES: dict[str, Mistake] = {
+    "other pairs": Mistake("the two pair features differently", "use one layout, or permute_weights on one side"),
+    "turned backwards": Mistake("one has the sign of sin reversed", "negate sin on one side"),
+    "other positions": Mistake("positions start elsewhere, or a cache counts them differently", "compare positions"),
+    "other frequencies": Mistake("another base or rescaling of Θ", "compare rope_theta and rope_scaling"),
+    "other lengths": Mistake("an attention factor on one side only", "compare the factor of cos and sin"),
+    "negated": Mistake("one sign differs", "compare how this name is computed"),
+    "scaled": Mistake("a factor on one side only", "compare how this name is computed"),
+    "scaled: embedding": Mistake(
+        "embeddings are multiplied on one side, in some families by √e", "compare the configs"
+    ),
+    "scaled: norm": Mistake("another norm: weight or 1 + weight, mean or mean square", "compare the norms"),
+    "scaled: scores": Mistake("another scale of the scores, usually 1/√d", "compare head_dim and the scale"),
+    "bias added": Mistake("a bias on one side only", "look for biases in the checkpoint"),
+    "shifted rows": Mistake("tokens are shifted: one more at the start, or padding", "compare the tokens"),
+    "permuted features": Mistake("weights are stored for another layout", "permute_weights on one side"),
+    "permuted rows": Mistake("tokens are in another order", "compare the tokens"),
+    "permuted heads": Mistake("heads are stored or grouped differently", "let query head i read key head i·g//h"),
+    "permuted batch": Mistake("sequences are in another order", "compare the tokens"),
+    "other axes": Mistake("the same numbers with axes in another order", "write (b, h, n, d) on both sides"),
+    "other shape": Mistake("other tokens, heads or widths, or another name for it", "compare the configs"),
+    "NaN in one trace": Mistake(
+        "an overflow, or a row of a mask that hides everything", "look at the scores before it"
+    ),
+    "masked otherwise": Mistake("masks differ: causal, window or padding", "compare positions and the window"),
+    "grown noise": Mistake("rounding, which grows from layer to layer", "compare in a wider dtype"),
+    "missing names": Mistake("the second trace ends early, or has other names", "write all names"),
+    "other numbers": Mistake("no usual mistake gives this difference", "compare how this name is computed"),
+    "other numbers: embedding": Mistake("other tokens or another embedding table", "compare tokens and weights"),
+    "other numbers: norm": Mistake("another norm, or another epsilon", "compare the norms and their epsilon"),
+    "other numbers: projection": Mistake(
+        "weights, biases, q/k norms, or fused projections cut elsewhere", "compare their tensors"
+    ),
+    "other numbers: rotation": Mistake(
+        "the rotation differs: tables, partial width or precision", "run check_rotation on it"
+    ),
+    "other numbers: scores": Mistake("queries and keys agree: mask, scale or capping differ", "compare these"),
+    "other numbers: attention": Mistake("values, their grouping or the output projection differ", "compare these"),
+    "other numbers: mlp": Mistake(
+        "another activation, or gate and up projections exchanged", "compare the MLP's options"
+    ),
+    "other numbers: logits": Mistake("another head: tied or not, scaled or capped", "compare the last projection"),
+}
+
+MISTAKES = {**ROTATION, **CALLS, **ATTENTION, **BACKWARD, **SHARDING, **TRACES}
+
+_WRAP = "wrap it by pyrope.oracle.adapters"
+_AXES = (
+    f'if it takes its axes in another order, or more of them, {_WRAP}.with_axes, or say --axes, such as "bhnd"; a '
+    "rotation gets positions (n,), attention (b, n)"
+)
+_CALLED = (
+    "a rotation is called as fn(x, positions), attention as fn(q, k, v), or with RoPE as fn(q, k, v, positions), "
+    "and its backward pass with g after v"
+)
+_SHORT = "if its table is meant to be short, give max_position= (--max-position); if not, let it grow"
+_DEVICE = "run it where its device is, or hand over a version for the CPU"
+# Of a candidate that cannot be judged: what the words of its own exception suggest, the first that fits; "" fits all.
+FIXES = {
+    "raised": (
+        ("positional argument", f"{_CALLED}; if its arguments are others, {_WRAP}, such as from_cos_sin"),
+        ("keyword argument", f"if its arguments are others, {_WRAP}, such as from_cos_sin"),
+        ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),
+        ("out of bounds", _SHORT),
+        ("out of range", _SHORT),
+        ("CUDA", _DEVICE),
+        ("NVIDIA", _DEVICE),
+        ("Unable to allocate", "give it what it takes: with these shapes, it asks for more memory than there is"),
+        ("took longer", "let the program end, or give it more time: --timeout, or timeout= of from_command"),
+        ("it printed", "run the program by itself on .npy files: docs/other-languages.md says what it must do"),
+        ("broadcast", _AXES),
+        ("values to unpack", _AXES),
+        ("shape", _AXES),
+        ("", "fix the exception, whose last frames are below, or wrap the function so that it takes these arrays"),
+    ),
+    "reshaped": (("", "work on a view, x.reshape(…) or x.view(…), and leave the shape and dtype of x alone"),),
+    "gradients": (("", "return three gradients, (dq, dk, dv)"),),
+    "type": (("", "return the result alone, an array like x: of a tuple fn(…)[0]; of what works in place, x"),),
+    "shape": (("", _AXES),),
+    "dtype": (("", "return floats, of the dtype of the input"),),
+}  # fmt: skip

@@ -1,0 +1,173 @@
+"""The position that each row acts at, solved from its angles, and the relation by which it comes from what was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..backend import Array
+
+TURN = 2 * np.pi
+SOLVED = 2000  # rows whose positions are solved
+MOST_TURNS = 100  # of the slowest pair
+ENOUGH = 0.98  # of the rows must agree with a relation
+SHIFTS = {1: "positions one too high", -1: "positions one too low"}
+ELSEWHERE = "some positions wrong"
+ORDER, STATE = "order of positions matters", "state between calls"
+# What a row may be turned by in the place of its own position: the fact about the row, the mistake, the same in words.
+OTHERS = (
+    ("row", "positions ignored", "the row's number in the call"),
+    ("head", "heads read as positions", "the number of the head"),
+    ("batch", "heads read as positions", "the number of the batch row"),
+    ("counted", "consecutive positions assumed", "the first position of the call plus the row's number"),
+    ("from first", "first position taken as 0", "p minus the first position of the call"),
+    ("from least", "first position taken as 0", "p minus the least position of the call"),
+    ("shared", "positions of a batch misread", "the position of the same row in the first row of the batch"),
+    ("earlier", STATE, "the position of the same row in an earlier call with as many rows"),
+    ("previous", STATE, "the position of the same row in the call before"),
+    ("first", "another row's position", "the first position of the call"),
+    ("last", "another row's position", "the last position of the call"),
+    ("least", "another row's position", "the least position of the call"),
+    ("greatest", "another row's position", "the greatest position of the call"),
+    ("before", "another row's position", "the position of the row before"),
+    ("after", "another row's position", "the position of the row after"),
+    ("sorted", "another row's position", "the positions of the call in sorted order"),
+    ("mirrored", "another row's position", "the positions of the call backwards"),
+    ("chunk", "positions of the first chunk repeated", "the positions of the first half of the rows, again in the second"),
+    ("distinct", ORDER, "the rank of p among the distinct positions of the call"),
+    ("rank", ORDER, "the rank of p among the positions of the call"),
+    ("rows", ORDER, "the number of rows of the call"),
+)
+
+
+class Became(NamedTuple):
+    """What became of rows: the name of the mistake, and the same in words."""
+
+    fault: str
+    words: str
+    holds: Any = True  # bool (W,): for which of the wrong rows
+    general: bool = False  # whether where it happens says more than the name
+    silent: Any = False  # bool (N,): which rows of all would be right with this mistake
+
+
+Facts: TypeAlias = Mapping[str, Array]
+Relation: TypeAlias = tuple[str, str, Callable[[Facts], Array]]  # the mistake, in words, the position from the facts
+
+
+def to_bits(x: Array, bits: int) -> Array:
+    """Numbers rounded to so many bits of significand, as float64; the exponent has no limits."""
+    fraction, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
+
+
+def wrapped(angle: Array) -> Array:
+    """The same angle in [−π, π]."""
+    return angle - TURN * np.rint(angle / TURN)
+
+
+def acts_at(turned: Array, theta: Array, most: float) -> tuple[Array, Array]:
+    """The position that each row is turned as if it were at, and how badly that fits: (N, p) complex -> two (N,).
+
+    The slowest pair says it up to whole turns, each faster one more exactly; of the turns, those that fit best.
+    """
+    order = [i for i in np.argsort(np.abs(theta)) if theta[i]]
+    if not order:
+        return np.zeros(len(turned)), np.full(len(turned), np.inf)
+    angle, slow = np.angle(turned), theta[order[0]]
+    turns = min(MOST_TURNS, math.ceil(most * abs(slow) / TURN))
+    m = (angle[:, order[0], None] + TURN * np.arange(-turns, turns + 1)) / slow
+    for i in order[1:]:
+        m = m + wrapped(angle[:, i, None] - m * theta[i]) / theta[i]
+    off = sum(np.abs(wrapped(angle[:, i, None] - m * theta[i])) for i in order) / len(order)
+    best = np.argmin(off + 1e-9 * np.abs(m), axis=1)[:, None]
+    return np.take_along_axis(m, best, 1)[:, 0], np.take_along_axis(off, best, 1)[:, 0]
+
+
+def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) -> Became | None:
+    """The positions that rows are turned by instead of theirs.
+
+    Turned (W, p) is what each pair of the rows (W,) is multiplied with; ``facts`` has for all rows, (N,), the position
+    p, whether they are right, and what `OTHERS` are about; ``narrow``: x has few bits. A relation that leaves all right
+    rows right is preferred: it explains which rows are wrong. Any other is made in a part of the rows alone.
+    """
+    some = np.unique(np.linspace(0, len(rows) - 1, SOLVED).astype(np.int64))  # of many rows these will do
+    turned, rows = turned[some], rows[some]
+    own = {name: fact[rows] for name, fact in facts.items()}
+    p = own["p"].astype(np.float64)
+    acts, off = acts_at(turned, theta, 2.0 * np.abs(p).max(initial=1) + 10)
+    good = off <= (0.05 if narrow else 4e-3)
+    if good.mean() < 0.9 or not (np.abs(acts[good]) > 0.2).any():
+        return None  # or these features do not turn: others may
+    best, every = None, facts["p"]
+    for fault, words, other in _relations(acts[good], {name: fact[good] for name, fact in own.items()}):
+        at = other(own)
+        fits = good & (np.abs(acts - at) < 0.2)
+        if fits.sum() > ENOUGH * good.sum() and (np.abs(at - p) > 0.2).mean() > 0.5:
+            silent = np.abs(other(facts) - every) < 0.2
+            found = Became(fault, f"rows are turned as at {words}", silent=silent)
+            if not facts["right"].any() or silent[facts["right"]].mean() > ENOUGH:
+                return found
+            best = best or found._replace(general=True)
+    return best or _elsewhere(acts, p, good)
+
+
+def _elsewhere(acts: Array, p: Array, good: Array) -> Became | None:
+    """Positions that are others by no relation. In proportion to p is a matter of the frequencies, and near p of their
+    rounding."""
+    far, turning = np.abs(acts - p) > 0.2, good & (p != 0)
+    pace = acts[turning] / p[turning]
+    if far[good].mean() < 0.9 or (pace.size and (np.abs(pace - np.median(pace)) < 1e-3).mean() > 0.9):
+        return None
+    some = ", ".join(f"{m:g} as {e:.6g}" for m, e in list(zip(p[good], acts[good], strict=True))[:4])
+    return Became(ELSEWHERE, f"rows are turned as at other positions: {some}", general=True)
+
+
+def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
+    """Simple ways to come by a wrong position, with numbers read from what was measured."""
+    p = facts["p"]
+    yield from _of_itself(acts, p)
+    for name, fault, words in OTHERS:
+        yield fault, words, lambda f, name=name: f[name]
+    shift = int(np.rint(np.median(acts - facts["row"])))
+    yield "positions ignored", f"the row's number {_signed(shift)}", lambda f: f["row"] + shift
+    top, low = float(np.rint(acts.max())), float(np.rint(acts.min()))
+    yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
+    yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
+    for dtype, bits in (("bfloat16", 8), ("float16", 11)):
+        yield f"{dtype} positions", f"p rounded to {dtype}", lambda f, bits=bits: to_bits(f["p"], bits)
+    yield "negative positions wrong", "|p|", lambda f: np.abs(f["p"])
+    yield "negative positions wrong", "p, but at least 0", lambda f: np.maximum(f["p"], 0)
+    yield "direction", "−p", lambda f: -f["p"]
+    for k in sorted(_steps(p, acts)):
+        yield "positions divided in integers", f"p // {k}", lambda f, k=k: f["p"] // k
+        yield "positions divided in integers", f"p // {k}·{k}, the first of its block", lambda f, k=k: f["p"] // k * k
+        yield ELSEWHERE, f"p + p // {k}", lambda f, k=k: f["p"] + f["p"] // k
+        yield ELSEWHERE, f"p − p // {k}", lambda f, k=k: f["p"] - f["p"] // k
+
+
+def _of_itself(acts: Array, p: Array) -> Iterator[Relation]:
+    """Shifts and remainders of p."""
+    shift = int(np.rint(np.median(acts - p)))
+    yield SHIFTS.get(shift, "positions shifted"), f"p {_signed(shift)}", lambda f: f["p"] + shift
+    yield "positions one too low", "p − 1, but at least 0", lambda f: np.maximum(f["p"] - 1, 0)
+    period = int(np.gcd.reduce(np.rint(p - acts).astype(np.int64)))
+    if period > 1:
+        half = period // 2
+        yield "positions modulo a length", f"p modulo {period}", lambda f: f["p"] % period
+        words = f"p modulo {period}, from {-half} on, as in an integer of few bits"
+        yield "positions in few bits", words, lambda f: (f["p"] + half) % period - half
+
+
+def _signed(shift: int) -> str:
+    return f"{'−' if shift < 0 else '+'} {abs(shift)}"
+
+
+def _steps(p: Array, acts: Array) -> set[int]:
+    """Sizes of blocks that the rows suggest."""
+    with np.errstate(all="ignore"):
+        ratios: list[Any] = [p / acts, p / np.abs(p - acts)]
+    guesses = {int(np.rint(np.median(r[np.isfinite(r)]))) for r in ratios if np.isfinite(r).any()}
+    return {k for guess in guesses for k in (guess - 1, guess, guess + 1) if k > 1} | {2, 4, 8, 16, 32, 64, 128, 256}

@@ -1,0 +1,245 @@
+"""`check_rotation` and `assert_rotation`: is a black box the rotation that a Rope means, and if not, what went wrong?
+
+The truth comes from the definition and from exact tables, never from the candidate. Every row of every call is compared
+with it; `diagnosis` says what became of those that are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import checks
+from ..backend import Array
+from ..theta import LENGTH_DEPENDENT, Rope, check_rope
+from .calls import Maker, Plan, sizes
+from .candidate import UNIT, Candidate, Unreadable
+from .comparison import Check, Task
+from .diagnosis import diagnosed, read_all
+from .report import ErrorRow, Finding, Report
+from .tolerance import APPLICABLE, Expected, Tables, decides_up_to, float_dtype
+
+MAX_POSITION = 131071  # what a cache of 131072 rows still has
+
+
+def check_rotation(
+    fn: Callable[..., Any], rope: Rope, *, dtype: Any = np.float32, max_position: int | None = None,
+    grade: str | None = None, equivalent: str = "right", min_position: int = 0, batched: bool = False,
+    backward: bool = False, effort: str = "usual", framework: str | None = None,
+) -> Report:  # fmt: skip
+    """Whether fn(x, positions) -> rotated x, a black box on NumPy arrays, is the rotation of this rope.
+
+    ``dtype`` is that of x; ``max_position`` the largest position to be tried: 131071, or what the length of the rope
+    allows. A rope with axes is tried with positions (axes, n), as `rotate` takes them. Any precision from a float32
+    angle on is right; ``grade``, one of `tolerance.GRADES`, asks for a better one. Features in another order, with the
+    same scores, are "equivalent", which is right unless ``equivalent="wrong"`` refuses it. ``min_position`` is for
+    candidates that take negative positions: it says down to which. ``batched`` claims that it takes positions (b, n) or
+    (b, 1, n) for x (b, h, n, d), each row of the batch its own. ``effort`` is "few", "usual" or "thorough".
+
+    With ``backward``, fn(g, positions) -> gradient of x is its backward pass, where g is the gradient of the result:
+    Rᵀ·g, the rotation of ``rope.transposed``. None is taken for zeros, and no other order of features is right. With
+    ``framework``, "torch", "jax", "mlx", "paddle" or "cupy", fn works on the arrays of that library, and its backward
+    pass is the one that the library derives.
+    """
+    checks.flag("backward", backward)
+    task = _task(rope, backward, checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong")
+    plan = _plan(task.rope, dtype, max_position, min_position)
+    plan = replace(plan, batched=checks.flag("batched", batched))
+    plan = replace(plan, effort=checks.choice("effort", effort, ("few", "usual", "thorough")))
+    grades = APPLICABLE[plan.dtype.name]
+    task = replace(task, worst=grades[-1] if grade is None else checks.choice("grade", grade, grades))
+    return _judged(_candidate(fn, framework, backward), plan, task)
+
+
+def assert_rotation(fn: Callable[..., Any], rope: Rope, **options: Any) -> None:
+    """Raises `Mismatch`, an AssertionError with the report of `check_rotation`, unless that is right or equivalent;
+    `NotJudged`, from the candidate's own exception, if it could not be judged."""
+    __tracebackhide__ = True
+    check_rotation(fn, rope, **options).raise_unless_ok()
+
+
+def recorded_calls(rope: Rope, dtype: Any = np.float32, max_position: int | None = None) -> list[tuple[Array, Array]]:
+    """x and positions of every call that ``effort="few"`` may make: what a candidate answers to them, elsewhere and
+    earlier, can be judged by ``check_rotation(look_up, rope, effort="few")``."""
+    plan, calls = replace(_plan(check_rope(rope), dtype, max_position, 0), effort="few"), list[tuple[Array, Array]]()
+
+    def candidate(x: Array, positions: Array) -> Array:
+        calls.append((x.copy(), positions.copy()))
+        return Expected(Tables(rope, positions), x.astype(np.float64), positions, plan.dtype.name).y.astype(x.dtype)
+
+    check = Check(Candidate(candidate), plan, _task(rope, False, False))
+    check.run()
+    check.unpermuted()
+    read_all(check)
+    return calls
+
+
+def _task(rope: Rope, backward: bool, strict: bool) -> Task:
+    if backward:
+        return Task(check_rope(rope).transposed, "rotation, backward", f"the transpose of {rope!r}", True, True)
+    return Task(check_rope(rope), "rotation", repr(rope), strict, False)
+
+
+def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:
+    scaling, lengths = rope.scaling, ()
+    if isinstance(scaling, LENGTH_DEPENDENT):  # the table may depend on the largest position
+        max_position = max(int(scaling.length or 0) - 1, 1) if max_position is None else max_position
+        original = scaling.original_length
+        lengths = (original // 2, original - 1, original, original + 1, original + 2, 2 * original)
+    limit = MAX_POSITION if max_position is None else max_position
+    top = checks.integer("max_position", limit, 1, checks.MAX_POSITION)
+    least = checks.integer("min_position", min_position, -checks.MAX_POSITION)
+    if least > 0:
+        raise ValueError(f"min_position must be 0, or negative where such positions are taken, was {least}")
+    axes = None if rope.axes is None else rope.axes.count
+    return Plan(rope.head_dim, float_dtype(dtype), top, axes, least, lengths=lengths)
+
+
+def _candidate(fn: Callable[..., Any], framework: str | None, backward: bool) -> Candidate:
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of x and positions, was {type(fn).__name__}")
+    if framework is not None:
+        from . import adapters
+
+        fn = adapters.framework(fn, framework, "x" if backward else None)
+    return Candidate(fn, none_is_zero=backward)
+
+
+def _judged(candidate: Candidate, plan: Plan, task: Task) -> Report:
+    try:
+        return _report(Check(candidate, plan, task))
+    except Unreadable as error:
+        failure, last = error.failure(), _last_position(candidate, plan, error)
+        if last is not None:
+            lower = _report(Check(candidate, replace(plan, top=last), task))
+            beyond = f"it takes positions up to {last}, and raises beyond"
+            if not lower.ok:
+                return replace(lower, notes=(*lower.notes, f"{beyond}: {failure.reason}"))
+            end = f"give max_position={last} (--max-position {last})"
+            fix = f"{beyond}; up to there it is {lower.verdict}: if its table is meant to end there, {end}; if not, let it grow"
+            failure = replace(failure, fix=fix)
+        failure = replace(failure, fix=failure.fix + _hint(task.rope))
+        return Report(task.subject, task.expected, "not judged", failure=failure)
+
+
+def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int | None:
+    """The last position that a candidate takes which raises for large positions alone; found by halving."""
+    if error.kind != "raised" or "took longer" in error.reason or isinstance(error.__cause__, MemoryError):
+        return None
+    maker = Maker(plan)
+
+    def takes(m: int) -> bool:
+        call = maker.call((3,), [0, min(1, m), m // 2, m])
+        with suppress(Unreadable):
+            candidate({"x": call.x, "positions": call.positions}, like=["x"])
+            return True
+        return False
+
+    low, high = 1, plan.top
+    if takes(high) or not takes(low):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    return low
+
+
+def _hint(rope: Rope) -> str:
+    """What a function may not have expected of this rope: positions of several axes, or heads that turn in part."""
+    if rope.axes is not None:
+        shape = f"this rope has {rope.axes.count} axes, so positions are ({rope.axes.count}, n)"
+        text = "check dataclasses.replace(rope, axes=None), or say --head-dim, --base and --layout for --config"
+        return f"; {shape}: for a function of text, {text}"
+    if rope.placement == "suffix":
+        part = f"Rope({rope.width}, {rope.base:g}, {rope.layout!r}{', scaling=…' if rope.scaling else ''})"
+        shape = f"x has whole heads of {rope.head_dim} features, of which the last {rope.width} turn"
+        return f"; {shape}: for a function of these alone, check {part}"
+    return ""
+
+
+def _report(check: Check) -> Report:
+    """Raises `Unreadable` if the candidate does not take the sample, or refuses most calls."""
+    with np.errstate(all="ignore"):  # whatever the candidate returns
+        check.run()
+        findings, measured = diagnosed(check)
+        findings += [Finding(name, words) for name, words in check.candidate.behaviour.items()]
+        findings += [*_too_coarse(check), *_another_order(check)]
+        right = not findings
+        verdict = "wrong" if findings else "right" if check.order is None else "equivalent"
+        task, plan = check.task, check.plan
+        notes = (*check.notes, *_undecided(check))
+        if right and check.order is not None:
+            notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
+        return Report(
+            task.subject, task.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
+            tuple(_errors(check, right)), notes,
+        )  # fmt: skip
+
+
+def _too_coarse(check: Check) -> Iterator[Finding]:
+    """The finding that a better grade was asked for."""
+    grades, worst = APPLICABLE[check.dtype], check.task.worst
+    if check.precision is None or grades.index(check.precision) <= grades.index(worst):
+        return
+    call, y = check.sample
+    ratio = check.expected(call).ratio(worst, y).max(axis=(0, 2))
+    at = call.positions if check.plan.axes is None else call.positions.max(axis=0)
+    most = f"{ratio.max():.3g} times what is allowed, at position {at[ratio.argmax()]}"
+    since = int(np.abs(at[ratio > 1]).min(initial=check.plan.top))
+    yield Finding("coarser than asked", f"it has {check.precision!r}; asked for was {worst!r}: off by {most}", since=since)
+
+
+def _another_order(check: Check) -> Iterator[Finding]:
+    if check.order is not None and check.task.strict:
+        negated = check.task.backward and bool((check.order == -np.eye(len(check.order))).all())
+        yield Finding("gradient negated" if negated else "another order of features", check.order_in_words())
+
+
+def _undecided(check: Check) -> Iterator[str]:
+    if (limit := decides_up_to(check.rope)) < check.plan.top:
+        yield f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there"
+
+
+def _tried(check: Check) -> str:
+    """What the verdict rests on."""
+    calls = [one.call for one in check.answers]
+    rows, heads = (max((size(call) for call in calls), default=0) for size in (_rows, _heads))
+    size = sizes(check.dtype)
+    powers = f"numbers from {_power(size[0])} to {_power(size[-1])}, " if any(c.values != "usual" for c in calls) else ""
+    tried = f"{len(calls)} calls, up to n = {rows:,}, position {check.plan.top:,}, {heads:,} heads, {powers}"
+    left = [] if check.plan.least else ["negative positions"]
+    left += [] if check.plan.batched else ["batches with positions of their own"]
+    return tried.rstrip(", ") + (f"; not tried: {', '.join(left)}" if left else "")
+
+
+def _rows(call: Any) -> int:
+    return int(call.x.shape[-2])
+
+
+def _heads(call: Any) -> int:
+    return int(np.prod(call.x.shape[:-2]))
+
+
+def _power(number: float) -> str:
+    return "2" + str(round(np.log2(number))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
+    """Errors of the sample by decade of the position; ulps are those of the length of the pair, if it is right."""
+    call, y = check.sample
+    expected = check.expected(call)
+    off, allowed = np.abs(y - expected.y), expected.allowed(APPLICABLE[check.dtype][-1])
+    lengths = np.abs(call.x.astype(np.float64)).max(axis=-1, keepdims=True) * check.rope.attention_factor
+    ulps = off / (2 * UNIT[check.dtype] * 2.0 ** np.floor(np.log2(np.maximum(lengths, 1e-30))))
+    at = np.abs(call.positions if check.plan.axes is None else call.positions.max(axis=0))
+    for k in range(-1, 10):
+        low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(at.max())))
+        inside = (at >= low) & (at <= high)
+        if inside.any():
+            where = "position 0" if k < 0 else f"positions {low:,} to {high:,}"
+            worst, most = (float(part[:, inside].max()) for part in (off, allowed))
+            yield ErrorRow(where, worst, most, float(ulps[:, inside].max()) if right else None)

@@ -1,0 +1,220 @@
+"""Every row of every call with its attributes, as columns for `rules`, and what its position may have been taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ..backend import Array
+from .calls import Call
+
+MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
+BLOCKS = (256, 128, 64, 32, 16, 8, 4, 2)
+COUNTED = "counted from 0", "counted from another position"
+ORDER, SHAPES = "order of positions matters", "some shapes wrong"
+# Columns, the simplest first, and which mistake it is if something is said about them that holds for the wrong rows.
+ABOUT = {
+    "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
+    "heads": "heads differ", "axes of x": SHAPES, "batch row": "batch rows differ", "batch": "batch rows differ",
+    "head of all": "heads differ", "first index": "batch rows differ", "rows after it": "rows differ", "numbers": SHAPES,
+    "positions of their own": "positions of a batch misread", "x": "strides ignored", "positions": "positions misread",
+    "values of x": "not linear", "order": ORDER, "as many heads as rows": "heads read as positions",
+    "as many rows as features": "some lengths wrong", "as many rows as pairs": "some lengths wrong",
+    "rows are a power of two": "some lengths wrong", "positions fall": ORDER, "a position twice": ORDER,
+    "its position was there before": ORDER, "positions skip": ORDER, "its position is the greatest": ORDER,
+    "span of positions": ORDER, "first position": ORDER, "greatest position": "depends on the length",
+    "largest number": "not linear", "number of the call": "state between calls",
+}  # fmt: skip
+
+
+class Answer(NamedTuple):
+    """A call that was made: its number among all calls, the result (if rows are wrong), and which rows are wrong."""
+
+    call: Call
+    number: int
+    y: Array | None  # (…, n, d)
+    wrong: Array  # bool (…, n)
+
+
+class Table(NamedTuple):
+    """Some rows of all calls, (N,)."""
+
+    columns: dict[str, Array]
+    wrong: Array  # bool (N,)
+    speaks: Array  # bool (N,): not at position 0, where nothing turns, and not zeros, which turn to zeros
+    answer: Array  # (N,): which answer a row belongs to
+    place: Array  # (N,): and which of its rows it is, counted over all axes
+    facts: list[dict[str, Array]]  # of each axis: see `positions.OTHERS`
+
+
+def tabulated(answers: list[Answer], axes: int | None) -> Table:
+    """The table of these answers."""
+    parts: list[dict[str, Array]] = []
+    facts: list[list[dict[str, Array]]] = [[] for _ in range(axes or 1)]
+    earlier = Earlier()
+    for k, one in enumerate(answers):
+        pick = _picked(one.wrong)
+        if not len(pick):
+            continue
+        each = _each(one.call, axes)
+        index = np.unravel_index(pick, one.wrong.shape)
+        own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(one.call, index, each)}
+        own |= earlier.flags(one.call, each, (index[0], index[-1]) if one.call.own else index[-1])
+        parts.append({name: np.broadcast_to(value, pick.shape) for name, value in own.items()})
+        for axis, (at, *before) in enumerate(zip(each, *earlier.positions(one.call, each), strict=True)):
+            facts[axis].append(_facts(at, index, before))
+        earlier.add(one.call, each)
+    rows, joined = _joined(parts), [_joined(axis) for axis in facts]
+    answer, place, wrong, speaks = (rows.pop(name) for name in ("answer", "place", "wrong", "speaks"))
+    calls = {name: column[answer] for name, column in of_calls([one.call for one in answers]).items()}
+    calls["number of the call"] = np.array([one.number for one in answers])[answer]
+    known = rows | calls
+    for axis in joined:
+        axis["right"] = ~wrong & speaks
+    columns = {name: known[name] for name in ABOUT} | dict(_tails(known)) | rows
+    return Table(columns, wrong, speaks | wrong, answer, place, joined)
+
+
+def _picked(wrong: Array) -> Array:
+    """Some rows of a call, wrong and right ones, the first and the last among them."""
+    flat, some = wrong.ravel(), []
+    for part, most in ((np.flatnonzero(flat), MOST_WRONG), (np.flatnonzero(~flat), MOST_RIGHT)):
+        some.append(part[np.unique(np.linspace(0, len(part) - 1, most).astype(np.int64))] if len(part) > most else part)
+    return np.sort(np.concatenate(some))
+
+
+def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _each(call: Call, axes: int | None) -> Array:
+    """The positions of a call on each axis, (axes, n), or (axes, b, n) where the rows of a batch have their own."""
+    n, m = call.x.shape[-2], call.positions.astype(np.int64)
+    return m.reshape(axes or 1, -1, n) if call.own else m.reshape(axes or 1, n)
+
+
+def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, Any]:
+    """What may be said of these rows of a call."""
+    n, row, lead, none = call.x.shape[-2], index[-1], index[:-1], 0 * index[-1]
+    m = each.max(axis=0)[(index[0], row) if call.own else row]
+    with np.errstate(all="ignore"):
+        largest = np.abs(call.x[index].astype(np.float64)).max(axis=-1, initial=0)
+    largest = np.where(np.isfinite(largest), largest, 0)
+    repeated = np.ones(n, bool)
+    repeated[np.unique(each.reshape(-1, n)[0], return_index=True)[1]] = False
+    return {
+        "speaks": (m != 0) & (largest > 0), "row": row, "position": m, "head": lead[-1] if lead else none,
+        "batch row": lead[0] if len(lead) > 1 else none, "first index": lead[0] if lead else none,
+        "head of all": np.ravel_multi_index(lead, call.x.shape[:-2]) if lead else none, "rows after it": n - 1 - row,
+        "largest number": largest, "its position was there before": repeated[row],
+        "its position is the greatest": (m == each.max(initial=0)) & (n > 1),
+    }  # fmt: skip
+
+
+def of_calls(calls: list[Call]) -> dict[str, Array]:
+    """What may be said of calls, as columns."""
+    said = [_of_call(call) for call in calls]
+    return {name: np.array([one[name] for one in said]) for name in said[0]}
+
+
+def _of_call(call: Call) -> dict[str, Any]:
+    *lead, n, d = call.x.shape
+    heads, m = lead[-1] if lead else 0, call.positions.reshape(-1, n)[0] if n else np.zeros(0, np.int64)
+    steps = np.diff(m)
+    return {
+        "rows": n, "heads": heads, "axes of x": len(lead) + 2, "batch": lead[0] if len(lead) > 1 else 0,
+        "positions of their own": bool(call.own), "x": call.memory, "positions": call.places, "values of x": call.values,
+        "order": _order(m, steps), "as many heads as rows": heads == n > 1, "as many rows as features": n == d,
+        "as many rows as pairs": 2 * n == d, "rows are a power of two": n & (n - 1) == 0, "numbers": call.x.size,
+        "positions fall": bool((steps < 0).any()), "a position twice": len(np.unique(m)) < n,
+        "positions skip": bool((steps > 1).any()), "span of positions": int(np.ptp(m)) if n else 0,
+        "first position": int(m[0]) if n else 0, "greatest position": int(call.positions.max(initial=0)),
+    }  # fmt: skip
+
+
+def _order(m: Array, steps: Array) -> str:
+    if not len(steps):
+        return "a single position"
+    if (steps == 1).all():
+        return COUNTED[int(m[0] != 0)]
+    if not steps.any():
+        return "all the same"
+    return "falling" if (steps < 0).all() else "rising with gaps" if (steps > 0).all() else "in another order"
+
+
+def _tails(known: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    """What is left over by blocks of rows or heads."""
+    row, rows, head, heads = (known[name] for name in ("row", "rows", "head", "heads"))
+    for k in BLOCKS:
+        tail = row >= rows // k * k
+        yield f"after the last full block of {k} rows", tail
+        yield f"after one or more full blocks of {k} rows", tail & (rows >= k)
+    yield "in the second half of the heads", (head >= heads // 2) & (heads > 1)
+    yield "the last of an odd number of heads", (head == heads - 1) & (heads % 2 == 1)
+
+
+class Earlier:
+    """What earlier calls had in common with a call: a cache may have been keyed by that alone."""
+
+    ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
+    KEYS: ClassVar[dict[str, Callable[[Call], Any]]] = {
+        ROWS: lambda call: (),
+        "the same shape": lambda call: call.x.shape,
+        "as many rows and the same first position": lambda call: call.positions.ravel()[:1].tolist(),
+        "as many rows and the same last position": lambda call: call.positions.ravel()[-1:].tolist(),
+        ENDS: lambda call: (call.positions.ravel()[:1].tolist(), call.positions.ravel()[-1:].tolist()),
+        "as many rows and the same sum of positions": lambda call: int(call.positions.sum()),
+        "as many rows and the same greatest position": lambda call: int(call.positions.max(initial=0)),
+    }
+
+    def __init__(self) -> None:
+        self.seen: dict[Any, Array] = {}  # positions (axes, …, n) of the first call, by what it has in common
+        self.top, self.last, self.same = 0, np.zeros(0), set[bytes]()
+
+    def _keys(self, call: Call) -> Iterator[tuple[str, Any]]:
+        for name, key in self.KEYS.items():
+            yield name, (name, call.positions.shape, repr(key(call)))
+
+    def flags(self, call: Call, each: Array, row: Any) -> dict[str, Any]:
+        """Whether an earlier call had this in common, but another position in this row: each (axes, …, n), row (N,)."""
+        said: dict[str, Any] = {}
+        for name, key in self._keys(call):
+            other = (self.seen.get(key, each) != each).any(axis=0)
+            said[f"an earlier call had {name}, but another position here"] = other[row]
+        said["an earlier call had the same positions"] = each.tobytes() in self.same
+        said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
+        return said
+
+    def positions(self, call: Call, each: Array) -> tuple[Array, Array]:
+        """The positions of the first earlier call with as many rows, and the same ends if there is one; and of the call
+        before: each (axes, …, n), −1 where there is none."""
+        found = {name: self.seen[key] for name, key in self._keys(call) if key in self.seen}
+        none = np.full_like(each, -1)
+        return found.get(self.ENDS, found.get(self.ROWS, none)), self.last if self.last.shape == each.shape else none
+
+    def add(self, call: Call, each: Array) -> None:
+        for _, key in self._keys(call):
+            self.seen.setdefault(key, each)
+        self.top, self.last = max(self.top, int(each.max(initial=0))), each
+        self.same.add(each.tobytes())
+
+
+def _facts(at: Array, index: tuple[Array, ...], earlier: list[Array]) -> dict[str, Array]:
+    """What the positions of rows may have been taken for; at (n,) or (b, n), index of the rows in x."""
+    rows = at.reshape(-1, at.shape[-1])
+    j, n, none = index[-1], at.shape[-1], -1 - 0 * index[-1]
+    of = index[0] if len(rows) > 1 else 0 * j  # which positions are a row's own
+    p, first, least = rows[of, j], rows[of, :1].ravel(), rows.min(axis=-1, initial=2**40)[of]
+    rank = np.argsort(np.argsort(rows, axis=-1, kind="stable"), axis=-1)
+    distinct = np.stack([np.unique(row, return_inverse=True)[1].reshape(-1) for row in rows])
+    return {
+        "p": p, "row": j, "head": index[-2] if len(index) > 1 else none, "batch": index[0] if len(index) > 2 else none,
+        "counted": first + j, "from first": p - first, "from least": p - least, "shared": rows[0 * of, j],
+        "earlier": earlier[0].reshape(rows.shape)[of, j], "previous": earlier[1].reshape(rows.shape)[of, j],
+        "first": first, "last": rows[of, -1:].ravel(), "least": least, "greatest": rows.max(axis=-1, initial=0)[of],
+        "before": rows[of, j - 1], "after": rows[of, (j + 1) % max(n, 1)], "sorted": np.sort(rows, axis=-1)[of, j],
+        "mirrored": rows[of, n - 1 - j], "chunk": rows[of, j % max(-(-n // 2), 1)], "rank": rank[of, j],
+        "distinct": distinct[of, j], "rows": n + 0 * j,
+    }  # fmt: skip

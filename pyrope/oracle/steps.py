@@ -1,0 +1,397 @@
+"""What attention is meant to compute, what is right for one call, and how far off rounding may make it.
+
+`weigh` is Eq. (2) or Eq. (19) by the steps of `pyrope.definition`, with a `Rounding` after every step. Without noise it
+is the truth; with the noise of a right implementation it shows by how much that one may differ: no bound is derived by
+hand, neither forwards nor backwards (`gradients`).
+
+Shapes are those of `pyrope.definition`: q (b, h, n, d), k and v (b, g, t, d), weights (b, h, n, t).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import definition
+from ..backend import Array
+from ..phase import cos_sin
+from ..theta import Rope, frequencies
+from .candidate import UNIT
+
+U32, U64 = UNIT["float32"], UNIT["float64"]
+STEP = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}  # the smallest number: below it nothing is
+ROUGH = {"float16": 2.0**-24}  # weights of this size may be lost
+TABLE = 4200  # positions whose cos and sin are kept
+FAR = 0.3  # of the size of the values: no rounding is so large
+SAMPLES, FEW = 3, 100  # noisy runs of one call with fewer keys than this; of others one
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an implementation is meant to compute; ``feature_map`` is None for softmax attention."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    causal: bool
+    dtype: np.dtype[Any]
+    scale: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    rope: Rope | None = None
+    feature_map: str | None = None
+
+    @property
+    def turns(self) -> Rope | None:
+        """The rope that rotates inside; linear attention has no attention factor."""
+        return self.rope if self.rope is None or self.feature_map is None else self.rope.pure
+
+    @property
+    def unit(self) -> float:
+        """What makes scores of a size of about 1 from random numbers."""
+        return float((self.scale * self.head_dim**0.5) ** -0.5)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a candidate is given at once, or in several calls of so many tokens (``chunks``)."""
+
+    name: str
+    q: Array  # (b, h, n, d)
+    k: Array  # (b, g, t, d)
+    v: Array  # (b, g, t, d)
+    positions: Array | None = None  # (b, t)
+    options: dict[str, Array] = field(default_factory=dict)  # mask (b, 1, n, t), segments (b, t)
+    g: Array | None = None  # of a backward pass: the gradient of the output, (b, h, n, d)
+    chunks: tuple[int, ...] = ()
+    caches: int = 1  # alive at once, each with its share of the rows: what is cut into chunks is dealt to them
+    needed: bool = False  # a candidate that refuses this call cannot be judged
+    judged: Any = field(default_factory=lambda: slice(None))  # queries
+    held: str = ""  # how its arrays are held in memory, if not plainly
+    slack: float = 0.0  # relative error that is allowed besides
+    alike: bool = False  # numbers are alike, so that errors add up
+    top_left: bool = False  # the queries are the first of the tokens, not the last
+
+    @property
+    def places(self) -> tuple[Array, Array]:
+        """The places of the judged queries, which are the last of the tokens, and of the keys."""
+        n, t = self.q.shape[-2], self.k.shape[-2]
+        return (np.arange(n) if self.top_left else np.arange(t - n, t))[self.judged], np.arange(t)
+
+    def at(self) -> tuple[Any, Any]:
+        """The positions of the judged queries and of the keys, (b, 1, n) and (b, 1, t)."""
+        if self.positions is None:
+            return None, None
+        at = self.positions[:, None].astype(np.int64)
+        return at[..., self.places[0]], at
+
+
+class Rounding:
+    """How an implementation rounds; without units it is exact."""
+
+    def __init__(self, fine: float = 0.0, coarse: float = 0.0, weights: float = 0.0, angle: float = 0.0) -> None:
+        self.fine, self.coarse, self.weights, self.angle = fine, coarse, weights, angle  # unit roundoffs
+        self.seed, self.rng = 0, np.random.default_rng(0)
+
+    def run(self, seed: int) -> Rounding:
+        """The same with errors of its own."""
+        other = Rounding(self.fine, self.coarse, self.weights, self.angle)
+        other.seed, other.rng = seed, np.random.default_rng(seed)
+        return other
+
+    @property
+    def unit(self) -> float:
+        """Of what is kept between two steps."""
+        return max(self.coarse, self.fine)
+
+    def noisy(self, x: Array, sigma: Any) -> Array:
+        return x + sigma * self.rng.standard_normal(x.shape, np.float32)
+
+    def stored(self, x: Array, times: float = 1, unit: float | None = None) -> Array:
+        """Rounded so often: each time uniform in ±u, a variance of u²/3."""
+        unit = self.unit if unit is None else unit
+        return self.noisy(x, unit * math.sqrt(times / 3) * np.abs(x)) if unit else x
+
+    def summed(self, out: Array, a: Array, b: Array, times: Any = 1.0) -> Array:
+        """out, which is a·b times a factor, as a sum of rounded products has it."""
+        if not self.fine:
+            return out
+        return self.stored(self.added(out, np.square(times) * (np.square(a) @ np.square(b)), a.shape[-1]))
+
+    def added(self, out: Array, squares: Array, count: int) -> Array:
+        """A sum of so many rounded terms: its standard error is U·√(count + 8) times the root of the sum of their
+        squares; factors that are rounded coarsely add their own."""
+        return self.noisy(out, np.sqrt((self.fine**2 * (count + 8) + 4 / 3 * self.coarse**2) * squares))
+
+    def turned(self, x: Array, at: Any, rope: Rope | None) -> Array:
+        """R(Θ, m)·x. An angle m·θ is off by m times the error of θ, which is the same for queries and keys, by its own
+        rounding, and the tables are rounded; at position 0 all of it is exact."""
+        if rope is None or at is None:
+            return x
+        cos, sin = exact_tables(rope, at)
+        if self.angle:
+            at = np.abs(at)[..., None]
+            theta = np.random.default_rng(self.seed).standard_normal(cos.shape[-1]) * angle_errors(rope)
+            off = at * theta + self.noisy(np.zeros(cos.shape), at * np.abs(frequencies(rope)) + 6.0 * (at > 0))
+            cos, sin = _turned_by(cos, sin, self.angle * off)
+        return self.stored(definition.rotate(x, cos, sin, *definition.pairs(rope.layout, rope.width, rope.start)), 2)
+
+
+def _turned_by(cos: Array, sin: Array, angle: Array) -> tuple[Array, Array]:
+    return cos * np.cos(angle) - sin * np.sin(angle), sin * np.cos(angle) + cos * np.sin(angle)
+
+
+def exact_tables(rope: Rope, at: Array) -> tuple[Array, Array]:
+    """cos and sin of int64 positions, (…, n) -> (…, n, p) each."""
+    if at.size and at.min() >= 0 and at.max() < TABLE:
+        cos, sin = _first_tables(rope)
+        return cos[at], sin[at]
+    return cos_sin(rope, at, np.float64)
+
+
+@lru_cache(16)
+def _first_tables(rope: Rope) -> tuple[Array, Array]:
+    return cos_sin(rope, np.arange(TABLE), np.float64)
+
+
+@lru_cache(64)
+def angle_errors(rope: Rope) -> Array:
+    """The standard error of each θ, (p,), in units of the roundoff: by exp(−2i/r·ln base), as MLX has it, up to
+    4 + 4·|ln θ| times θ; more where it is rescaled; none of a θ that is a power of two."""
+    theta = np.abs(frequencies(rope))
+    relative = 4 + 4 * np.abs(np.log(np.maximum(theta, 1e-30))) + 16 * (rope.scaling is not None)
+    return theta * relative / 2 * (np.frexp(theta)[0] != 0.5)
+
+
+EXACT = Rounding()
+
+
+def grades(spec: Spec) -> dict[str, Rounding]:
+    """The roundings that a right implementation may have, best first."""
+    name, u = spec.dtype.name, UNIT[spec.dtype.name]
+    if name in ("float16", "bfloat16"):
+        once = {"rounded once": Rounding(U32, angle=U32)}
+        if spec.feature_map is not None:
+            return once | {"features rounded": Rounding(U32, u, u, U32)}
+        return once | {"weights rounded": Rounding(U32, 0, u, U32), "scores rounded": Rounding(U32, u, u, U32)}
+    own = {"the dtype's own": Rounding(u, angle=U64)}
+    return own if spec.rope is None else own | {"float32 angle": Rounding(u, angle=U32)}
+
+
+# ── Forwards ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Parts(NamedTuple):
+    """Attention, step by step, (b, h, n, t)."""
+
+    seen: Array
+    scores: Array  # before the mask; of linear attention the numerators, (R φ(q))·(R φ(k)), of the keys that are seen
+    total: Array  # what numerators are divided by, (b, h, n, 1): of softmax attention Σ exp(s − max s)
+    weights: Array
+    out: Array  # (b, h, n, d)
+
+
+def seen(spec: Spec, call: Call) -> Array:
+    """Which key each judged query sees, (n, t) or (b, 1, n, t)."""
+    (i, j), n = call.places, call.q.shape[-2]
+    visible = definition.visible(i, j, spec.causal, spec.window)
+    if "mask" in call.options:
+        visible = visible & call.options["mask"][..., np.arange(n)[call.judged], :]
+    if "segments" in call.options:
+        of = call.options["segments"][:, None]
+        visible = visible & (of[..., i, None] == of[..., None, :])
+    return visible
+
+
+def spread(call: Call) -> tuple[Array, Array, Array]:
+    """The judged q, and k and v for each query head, in float64."""
+    q, h = call.q[:, :, call.judged].astype(np.float64), call.q.shape[1]
+    k, v = (x.astype(np.float64) for x in (call.k, call.v))
+    k, v = (x if x.shape[1] == h else definition.repeat_heads(x, h) for x in (k, v))
+    return np.nan_to_num(q) if np.isnan(q.sum()) else q, k, v
+
+
+def capped(scores: Array, softcap: float | None) -> Array:
+    return scores if softcap is None else softcap * np.tanh(scores / softcap)
+
+
+def cap_slope(scores: Array, softcap: float | None) -> Array:
+    """The derivative of the cap, where its results are these scores."""
+    return np.ones(1) if softcap is None else 1 - np.square(scores / softcap)
+
+
+def weigh(spec: Spec, call: Call, r: Rounding = EXACT) -> Parts:
+    """Eq. (2), or Eq. (19) if there is a feature map."""
+    (q, k, v), (q_at, k_at), visible, rope = spread(call), call.at(), seen(spec, call), spec.turns
+    q, k = r.stored(q, 2, r.coarse), r.stored(k, 2, r.coarse)
+    if spec.feature_map is None:
+        q, k = r.turned(q, q_at, rope), r.turned(k, k_at, rope)
+        scores = definition.attention_scores(q, k, np.True_, spec.scale, spec.softcap)
+        slope = spec.scale * cap_slope(scores, spec.softcap)
+        scores = r.stored(r.summed(scores, q, k.swapaxes(-1, -2), slope), 3)
+        return normalised(scores, visible, v, r)
+    phi = definition.FEATURE_MAPS[spec.feature_map]
+    fq, fk = r.stored(phi(q), 2), r.stored(phi(k), 2)
+    tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
+    turned, total = definition.similarities(fq, fk, lambda x: tq if x is fq else tk, visible)
+    if r.fine:
+        squares = np.where(visible, np.square(fq) @ np.square(fk).swapaxes(-1, -2), 0).sum(axis=-1, keepdims=True)
+        total = r.stored(r.added(total, squares, q.shape[-1] + k.shape[-2]), 2)
+        turned = r.summed(turned, tq, tk.swapaxes(-1, -2), visible)
+    weights = r.stored(turned / np.where(total == 0, 1, total), 1, max(r.weights, r.fine))
+    return Parts(visible, turned, total, weights, r.stored(r.summed(weights @ v, weights, v)))
+
+
+def normalised(scores: Array, visible: Array, v: Array, r: Rounding = EXACT) -> Parts:
+    """The softmax over the keys that are seen, zeros in a row that sees nothing, and the means of the values.
+
+    The greatest score is taken off, which rounds each difference; a kernel may do so with the logarithm of the sum,
+    whose rounding is common to the row."""
+    masked, common = np.where(visible, scores, -np.inf), np.ones(1)
+    if r.fine:
+        top = np.abs(masked).max(axis=-1, keepdims=True, where=visible, initial=0)
+        masked, common = r.noisy(masked, r.fine * (top + 8)), r.noisy(np.ones(top.shape), 2 * r.fine * (top + 4))
+    weights = definition.softmax(masked)
+    most = weights.max(axis=-1, keepdims=True)
+    total = np.where(most == 0, 0, 1 / np.where(most == 0, 1, most))
+    weights = r.stored(weights * common, 2, max(r.weights, r.fine))
+    return Parts(visible, scores, total, weights, r.summed(weights @ v, weights, v))
+
+
+class Allowed(NamedTuple):
+    """The truth, and how far off an answer may be: each number, and the root of the mean square of all."""
+
+    truth: Array
+    worst: Array
+    mean: float
+
+    def ratio(self, answer: Array) -> float:
+        """How large the errors are: above 1, larger than rounding explains."""
+        error = self.error(answer)
+        if not error.size:
+            return 0.0
+        return float(max((error / self.worst).max(), np.sqrt(np.square(error).mean()) / self.mean))
+
+    def error(self, answer: Array) -> Array:
+        return np.abs(np.where(np.isfinite(answer), answer, np.inf) - self.truth)
+
+
+class Room(NamedTuple):
+    """What is allowed beside the noise of the steps."""
+
+    u: float  # of the result
+    fine: float  # of sums
+    size: float  # of the values, or of what takes their place
+    keys: Array  # that a row adds up, which broadcasts to the result
+    tiny: float
+
+    @classmethod
+    def of(cls, spec: Spec, size: float, keys: Array) -> Room:
+        u = UNIT[spec.dtype.name]
+        tiny = ROUGH.get(spec.dtype.name, 0.0) * size + STEP.get(spec.dtype.name, 0.0)
+        return cls(u, min(u, U32), size, keys, tiny)
+
+
+def tolerance(truth: Array, noisy: list[Array], call: Call, room: Room) -> Allowed:
+    """Six standard errors for each number, three in the mean square. The standard error is that of a row of features,
+    and of all rows, since few samples may be small by chance. Where errors add up, one for each key is allowed."""
+    square = np.mean([np.square(x - truth) for x in noisy], axis=0).mean(axis=-1, keepdims=True) if noisy else 0.0
+    u, every = room.u + call.slack, float(np.mean(square))
+    worst = 6 * np.sqrt(square + every) + 1.01 * u * np.abs(truth)
+    worst = worst + 4 * (room.keys + 8) * room.fine * room.size + (room.keys + 64) * room.tiny + 1e-300
+    mean = 3 * math.sqrt(every) + u * float(np.sqrt(np.square(truth).mean())) if truth.size else 0.0
+    mean += 16 * room.fine * room.size + 64 * room.tiny + 1e-300
+    return Allowed(truth, worst, math.inf if call.alike else mean)
+
+
+def allowed(spec: Spec, call: Call, rounding: Rounding, answer: Array | None = None, hopeless: bool = False) -> Allowed:
+    """What an answer to this call must be. If one is given, no more noisy runs are made than it takes to accept it;
+    nor are any, if it may be ``hopeless``, for one that is far off."""
+    parts = weigh(spec, call)
+    size = float(np.abs(call.v.astype(np.float64)).max(initial=0))
+    room = Room.of(spec, size, parts.seen.sum(axis=-1, keepdims=True))
+    limits = [tolerance(parts.out, [], call, room)]
+    noisy = list[Array]()
+    for runs in _runs(limits, [answer], size if hopeless else math.inf, SAMPLES if call.k.shape[2] < FEW else 1):
+        noisy += [weigh(spec, call, rounding.run(i)).out for i in runs]
+        limits[:] = [tolerance(parts.out, noisy, call, room)]
+    return limits[0]
+
+
+def _runs(limits: list[Allowed], answers: Sequence[Array | None], size: float, most: int) -> Iterator[range]:
+    """Seeds of noisy runs, none, one or all, as long as the limits, which the caller renews, leave a doubt."""
+    given = [x for x in answers if x is not None]
+    error = max((float(limit.error(x).max(initial=0)) for limit, x in zip(limits, given, strict=False)), default=0.0)
+    if given and (max(map(Allowed.ratio, limits, given)) <= 1 or error > FAR * size):
+        return
+    yield range(1, 2 if given else most + 1)
+    if given and most > 1 and max(map(Allowed.ratio, limits, given)) > 0.5:
+        yield range(2, most + 1)
+
+
+# ── Backwards ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "elu+1": lambda x: np.exp(np.minimum(x, 0)),
+    "relu": lambda x: np.where(x > 0, 1.0, 0.0),
+    "relu2": lambda x: 2 * np.maximum(x, 0),
+    "exp": np.exp,
+    "identity": np.ones_like,
+}
+
+
+def gradients(spec: Spec, call: Call, g: Array, r: Rounding = EXACT) -> tuple[Array, Array, Array]:
+    """dq, dk and dv for the gradient g of the output, (b, h, n, d).
+
+    dv = wᵀg, dw = g·vᵀ, D = Σ w∘dw = Σ g∘o. Softmax: ds = w∘(dw − D), times 1 − (s/c)² if there is a softcap c, then
+    dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃). Eq. (19): dN = dw/Z and dZ = −D/Z for numerators and their sum Z, then
+    dφ(q) = Rᵀ(dN·k̃) + dZ·Σφ(k), and φ′.
+    """
+    (q, k, v), (q_at, k_at), rope, parts = spread(call), call.at(), spec.turns, weigh(spec, call, r)
+    linear, phi = spec.feature_map is not None, definition.FEATURE_MAPS[spec.feature_map or "identity"]
+    fq, fk = r.stored(phi(q), 2), r.stored(phi(k), 2)
+    tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
+    dw = r.summed(g @ _t(v), g, _t(v))
+    row = (parts.weights * dw).sum(axis=-1, keepdims=True)
+    if r.fine:  # D may be Σ g∘o, of an output that is rounded
+        row = r.added(row, np.square(g * parts.out).sum(axis=-1, keepdims=True), g.shape[-1])
+    if linear:
+        total = np.where(parts.total == 0, 1, parts.total)
+        ds, shares = (
+            r.stored(np.where(parts.seen, dw, 0) / total, 2),
+            r.stored(np.where(parts.seen, -row / total, 0), 2),
+        )
+    else:
+        ds = r.stored(parts.weights * (dw - row), 2) * cap_slope(parts.scores, spec.softcap) * spec.scale
+    back = rope and rope.transposed
+    dq, dk = r.turned(r.summed(ds @ tk, ds, tk), q_at, back), r.turned(r.summed(_t(ds) @ tq, _t(ds), tq), k_at, back)
+    if linear:
+        slope = SLOPES[spec.feature_map or "identity"]
+        dq = (dq + r.summed(shares @ fk, shares, fk)) * slope(q)
+        dk = (dk + r.summed(_t(shares) @ fq, _t(shares), fq)) * slope(k)
+    dv, groups = r.summed(_t(parts.weights) @ g, _t(parts.weights), g), call.k.shape[1]
+    dk, dv = (x.reshape(x.shape[0], groups, -1, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
+    return r.stored(dq), r.stored(dk), r.stored(dv)
+
+
+def _t(x: Array) -> Array:
+    return x.swapaxes(-1, -2)
+
+
+def allowed_gradients(
+    spec: Spec, call: Call, g: Array, rounding: Rounding, answers: Sequence[Array] | None = None, hopeless: bool = False
+) -> list[Allowed]:
+    """What dq, dk and dv must be; ``answers`` and ``hopeless`` as in `allowed`."""
+    truth, keys = gradients(spec, call, g), np.full(1, call.k.shape[2])
+    rooms = [Room.of(spec, float(np.abs(x).max(initial=0)), keys) for x in truth]
+    limits = [tolerance(x, [], call, room) for x, room in zip(truth, rooms, strict=True)]
+    size, noisy = math.inf if not hopeless else max(room.size for room in rooms), list[tuple[Array, ...]]()
+    for runs in _runs(limits, answers or [None], size, SAMPLES):
+        noisy += [gradients(spec, call, g, rounding.run(i)) for i in runs]
+        limits[:] = [tolerance(truth[i], [x[i] for x in noisy], call, rooms[i]) for i in range(3)]
+    return limits

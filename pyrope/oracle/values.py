@@ -1,0 +1,222 @@
+"""What becomes of the values before and after they are weighed: o = Σ w·v of the values given, or of what else.
+
+Values of one key alone, values that are codes of their head and row, and values of many sizes show whether they are
+turned, of another head, or rounded, clipped, or otherwise not themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from .. import definition
+from ..backend import Array
+from ..theta import Rope
+from . import ways
+from .measured import Ask, read
+from .report import Finding
+from .responses import Function, Response, examples, response
+from .steps import EXACT, Allowed, Call, Spec, weigh
+
+Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
+CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
+
+
+class Values:
+    """The values of one call; ``weights`` are those that were read, better ones if values are turned."""
+
+    def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
+        self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, np.nan_to_num(offset)
+        self.close = CLOSE[spec.dtype.name]
+        self.v = self._spread(call.v.astype(np.float64))
+        self.summed = True  # whether the answer is W·v
+        self.rng = np.random.default_rng(12)
+
+    def _spread(self, x: Array) -> Array:
+        return definition.repeat_heads(x, self.call.q.shape[1])
+
+    def _asked(self, v: Array) -> Array:
+        out = self.ask(replace(self.call, v=v.astype(self.call.v.dtype)))
+        return np.nan_to_num(out[:, :, self.call.judged] - self.offset)
+
+    def found(self, answer: Array, allowed: Allowed) -> list[Finding]:
+        """Whether something is added to the output, and whether values are turned or those of other heads."""
+        listed = list(self._added())
+        self.summed = self._explains(self.weights @ self.v, answer, allowed)
+        if self.summed or not np.isfinite(self.weights).all() or not self.weights.any():
+            return listed
+        if turned := next(self._turned(), None):
+            words, undo = turned
+            own = self.ask
+            self.ask = lambda call: own(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
+            w = read(self.ask, self.call).weights  # of values that are not exactly unit vectors
+            self.weights = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)
+            self.summed = True
+            fact = f"what comes out of the value of one key alone is that value, {words}"
+            listed.append(Finding(f"values: {words}", fact))
+        return [*listed, *self._sources()]
+
+    def _explains(self, out: Array, answer: Array, allowed: Allowed) -> bool:
+        off = np.abs(out + self.offset - answer)
+        return bool((off <= 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)).all())
+
+    def _added(self) -> Iterator[Finding]:
+        size = float(np.abs(self.offset).max(initial=0))
+        if size > 10 * self.close:
+            q = self.call.q[:, :, self.call.judged]
+            same = (np.abs(self.offset - q) < 0.01 * np.abs(q) + self.close).mean() > 0.98
+            flat = np.ptp(self.offset) < 0.01 * size
+            number = f"{self.offset.flat[0]:.4g}" if flat else "something"
+            how = "the queries are added" if same else f"{number} is added"
+            yield Finding(f"output: {how}", f"for values of 0 it returns up to {size:.4g}")
+
+    # ── Values that are turned, or features in another order ──
+
+    def _turned(self) -> Iterator[tuple[str, Change]]:
+        """What turns the value of one key as it is turned, in words, and what undoes it."""
+        m, x = self.call.k.shape[2], np.zeros(self.call.v.shape)
+        keys = sorted({0, 1 % m, m // 2, m - 1})
+        x[:, :, keys] = self.rng.standard_normal(x.shape[-1])
+        out = np.stack([self._alone(x, j) for j in keys], axis=1)
+        for words, turn, undo in self._turns():
+            if _parallel(turn(x, self.call)[:, 0, keys], out):
+                if words:
+                    yield words, undo
+                return
+
+    def _alone(self, x: Array, j: int) -> Array:
+        """What comes out of the value of key j alone, (b, d): in the query that weighs it most."""
+        v = np.zeros_like(x)
+        v[:, :, j] = x[:, :, j]
+        return np.stack([row[np.abs(row).max(axis=-1).argmax()] for row in self._asked(v)[:, 0]])
+
+    def _turns(self) -> Iterator[tuple[str, Change, Change]]:
+        yield "", _unchanged, _unchanged
+        if self.spec.rope is not None:
+            there, back = (
+                partial(_rotated, rope=rope) for rope in (self.spec.rope.pure, self.spec.rope.pure.transposed)
+            )
+            yield "rotated", there, back
+            yield "rotated backwards", back, there
+        for words, (change, undo) in ways.VALUES.items():
+            yield words, partial(_changed, by=change), partial(_changed, by=undo)
+
+    # ── Values of other heads and rows ──
+
+    def _sources(self) -> Iterator[Finding]:
+        """Whose values each head and row reads: values are codes, the same in all tokens and features."""
+        (b, g), h = self.call.v.shape[:2], self.call.q.shape[1]
+        codes = np.arange(b * g).reshape(b, g, 1, 1)
+        index, mirrored = (self._decoded(x) for x in (codes, codes[::-1, ::-1]))
+        if index is None or mirrored is None or (index != b * g - 1 - mirrored).any():
+            yield from self._leaks()
+            return
+        rows, heads = index // g, index % g
+        self.summed = bool((rows != np.arange(b)[:, None]).any() or (heads != np.arange(h) * g // h).any())
+        if (rows != np.arange(b)[:, None]).any():
+            how = next((words for words, row in ways.row_maps(b) if (rows == row[:, None]).all()), "of other rows")
+            yield Finding(f"batch: values {how}", f"rows 0, 1, … read the values of rows {_listed(rows[:, 0])}")
+        if (heads != np.arange(h) * g // h).any():
+            maps = ((words, i * g // h) for words, i in ways.head_maps(h, g))
+            how = next((words for words, i in maps if (heads == i).all()), "of other heads")
+            yield Finding(
+                f"heads: values {how}", f"query heads 0, 1, … read the values of key heads {_listed(heads[0])}"
+            )
+
+    def _leaks(self) -> Iterator[Finding]:
+        """Whether values of row 0, or of key head 0, alone reach other rows, or other heads."""
+        h, g, size = self.call.q.shape[1], self.call.v.shape[1], np.abs(self.v).max()
+        one_row, one_head = np.zeros(self.call.v.shape), np.zeros(self.call.v.shape)
+        one_row[:1], one_head[:, :1] = self.call.v[:1], self.call.v[:, :1]
+        rows = np.abs(self._asked(one_row)).max(axis=(1, 2, 3))
+        heads = np.abs(self._asked(one_head)).max(axis=(0, 2, 3))
+        rows[0], heads[: h // g] = 0, 0
+        for step, leak in (("batch", rows), ("heads", heads)):
+            if leak.max(initial=0) > 100 * self.close * size:
+                what = "row" if step == "batch" else "head"
+                words = (
+                    f"values of {what} 0 alone make up to {leak.max():.3g} in {what}s {_listed(np.flatnonzero(leak))}"
+                )
+                yield Finding(f"{step}: mixed", words)
+
+    def _decoded(self, codes: Array) -> Array | None:
+        """The code that each head and row returns, (b, h), if it is one of those given, in all tokens and features."""
+        out, sums = (
+            self._asked(np.broadcast_to(codes + 1.0, self.call.v.shape)),
+            self.weights.sum(axis=-1, keepdims=True),
+        )
+        sure = np.abs(sums) > 0.3 * np.abs(self.weights).sum(axis=-1, keepdims=True)
+        whose = np.where(sure, out / sums - 1, np.nan)
+        typical = np.nan_to_num(np.rint(np.nanmedian(whose, axis=(2, 3))), nan=-1.0).astype(int)
+        near = np.abs(whose - typical[:, :, None, None]) < 0.2
+        known = near[np.isfinite(whose)].mean() > 0.98 and (typical >= 0).all() and (typical < codes.size).all()
+        return typical if known else None
+
+    # ── Values that are not themselves ──
+
+    def response(self, answer: Array, elsewhere: bool) -> list[Finding]:
+        """What comes out of values of many sizes, if the answer is not W·v, and the reason is not ``elsewhere``."""
+        if self.summed:
+            return []
+        for sizes in (False, True):
+            v, y = self._first(sizes)
+            found = response(v, y, self.close)
+            if found.words and (found.function is not None or not elsewhere):
+                step = "output" if self._after(found, answer) else "values"
+                return [Finding(f"{step}: {found.words}", f"of values, {examples(v[..., :1, :], y)}")]
+        return (
+            []
+            if elsewhere
+            else [Finding("values: not only summed", "with unit vectors for values, the weights are right")]
+        )
+
+    def _first(self, sizes: bool) -> tuple[Array, Array]:
+        """Values (b, g, m, d), and what comes out where one key alone is seen, or where all values are alike."""
+        shape, h, g = self.call.v.shape, self.call.q.shape[1], self.call.v.shape[1]
+        v = self.rng.standard_normal(shape)
+        v = v * 2.0 ** self.rng.uniform(-6, 5, shape) if sizes else v
+        alone = self.spec.causal and self.call.q.shape[2] == shape[2] and "mask" not in self.call.options
+        v = (v if alone else np.broadcast_to(v[:, :, :1], shape)).astype(self.call.v.dtype)
+        out = self.ask(replace(self.call, v=v))[:, :: h // g]
+        if alone:
+            return v.astype(np.float64), out[:, :, :1] - self.offset[:, :: h // g, :1] * (self.offset.shape[2] > 0)
+        sums = self.weights.sum(axis=-1, keepdims=True)[:, :: h // g]
+        best = int(np.abs(sums).min(axis=(0, 1, 3)).argmax())
+        judged = out[:, :, self.call.judged] - self.offset[:, :: h // g]
+        return v.astype(np.float64), judged[:, :, best : best + 1] / sums[:, :, best : best + 1]
+
+    def _after(self, found: Response, answer: Array) -> bool:
+        """Whether it is the output, rather than each value, that is changed so."""
+        if found.function is None:
+            return False
+        due = weigh(self.spec, self.call).weights
+        w = due if np.abs(due - self.weights).max() < 0.01 else self.weights  # it may be the output that is rounded
+        before, after = (w @ self._spread(found.function(self.call.v.astype(np.float64))),
+                         found.function(w @ self.v))  # fmt: skip
+        return bool(np.abs(after - answer).mean() < 0.5 * np.abs(before - answer).mean())
+
+
+def _unchanged(x: Array, call: Call) -> Array:
+    return x
+
+
+def _rotated(x: Array, call: Call, rope: Rope) -> Array:
+    return EXACT.turned(x, call.at()[1], rope)
+
+
+def _changed(x: Array, call: Call, by: Function) -> Array:
+    return by(x)
+
+
+def _parallel(x: Array, y: Array) -> bool:
+    """Whether vectors (…, d) point the same way."""
+    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    return bool(((x * y).sum(axis=-1) > 0.995 * lengths)[lengths > 0].all())
+
+
+def _listed(numbers: Array) -> str:
+    return ", ".join(map(str, numbers[:8]))

@@ -1,0 +1,492 @@
+"""Every adapter gives what a plain call gives, hides nothing, and says what is wrong with what it is given."""
+
+import importlib
+import inspect
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from optional import package
+
+from pyrope.oracle import adapters
+from pyrope.oracle.adapters import (
+    CommandFailed,
+    ImportFailed,
+    cached,
+    framework,
+    from_attention_command,
+    from_command,
+    from_complex,
+    from_cos_sin,
+    from_offset,
+    from_sequential,
+    load_target,
+    with_axes,
+)
+from pyrope.oracle.candidate import COMPILES, COUNTS, Candidate, Unreadable
+
+ml_dtypes = package("ml_dtypes")
+X, AT = np.arange(24.0).reshape(2, 3, 4), np.array([0, 5, 9])
+THETA = 10000.0 ** (-np.arange(2) / 2)
+
+
+def turned(x, at):
+    """Plain NumPy, x (…, n, 4): pairs (i, i + 2), angles in float64."""
+    cos, sin, a, b = np.cos(at[:, None] * THETA), np.sin(at[:, None] * THETA), x[..., :2], x[..., 2:]
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+
+def assert_same_bits(a, b):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+# ── Array libraries ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["torch", "jax", "mlx", "paddle"])
+def library(request):
+    """The name of a library that is installed, and its module."""
+    module = pytest.importorskip(adapters.LIBRARIES[request.param].module, reason=f"needs {request.param}")
+    if request.param == "mlx":
+        module.set_default_device(module.cpu)
+    return request.param, module
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "int64"])
+def test_every_bit_crosses_both_ways(library, dtype):
+    name, module = library
+    kind = getattr(module, adapters.LIBRARIES[name].array)
+    dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    some = np.random.default_rng(0).bytes(24 * dtype.itemsize) if dtype != "int64" else np.arange(24).tobytes()
+    every = np.frombuffer(some, dtype).reshape(2, 3, 4)  # NaN and subnormal numbers among them; read-only
+
+    def fn(x, number):
+        assert isinstance(x, kind) and number == 3
+        return x, [x]
+
+    for x in (every, every[:, ::-1], every.transpose(2, 0, 1), every.copy()[..., ::2], every[:0]):
+        y, (again,) = framework(fn, name)(x, 3)
+        if name != "jax" or dtype != "int64":  # which it narrows, where that loses nothing
+            assert_same_bits(y, x)
+        assert (again == x).all() or dtype.kind in "fcV" and y.flags.writeable and not np.shares_memory(x, y)
+
+
+def test_what_a_library_derives(library):
+    name, _ = library
+    g, p = np.full((2, 4), np.inf, np.float32), np.full((2, 4), 3, np.float32)
+    g[0] = [1, 2, 3, 4]
+    square = framework(lambda x, p: x * x * p, name, "x")  # its slope at ones is 2p: what g holds decides nothing
+    assert_same_bits(square(g, p), 6 * g)
+    assert not framework(lambda x, p: p * 2, name, "x")(p, p).any()  # no gradient at all
+    q, k, v = (np.full((1, 2, 3, 4), i, np.float32) for i in (2, 3, 5))
+    fn = framework(lambda q, k, v, mask=None: q * k * mask, name, "qkv")
+    assert [float(dx.max()) for dx in fn(q, k, v, q, mask=k)] == [3 * 2 * 3, 2 * 2 * 3, 0]
+    assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "mask"]
+    narrow = q.astype(ml_dtypes.bfloat16)
+    assert {dx.dtype for dx in framework(lambda q, k, v: q * k * v, name, "qkv")(*[narrow] * 4)} == {narrow.dtype}
+
+
+def test_a_library_hides_no_fault(library):
+    name, _ = library
+
+    def in_place(x, at):
+        x[...] = x * 2
+        return x
+
+    if name != "jax":  # whose arrays cannot be changed
+        for dtype in (np.float32, ml_dtypes.bfloat16):
+            x = np.ones((2, 3, 4), dtype)[:, ::-1]
+            candidate = Candidate(framework(in_place, name))
+            assert (candidate({"x": x, "at": AT}, ["x"])[0] == 2).all() and (x == 1).all()
+            assert candidate.behaviour == {"mutates its input": "24 of 24 elements of x are changed after the call"}
+    held = []
+    keeps = framework(lambda x: held.append(x) or held[0], name)
+    first = keeps(np.ones(3, np.float32))
+    first[...] = 7
+    assert (keeps(np.ones(3, np.float32)) == 1).all()  # results are copies
+    for backward in (None, "x"):
+        with pytest.raises(Unreadable, match=r"it returns nothing, not .* for .* of shape \(3,\), .*float32"):
+            framework(lambda x: None, name, backward)(np.ones(3, np.float32))
+    candidate = Candidate(framework(lambda x, at: x, name))
+    candidate({"x": np.ones((3, 4), np.float32), "at": AT}, ["x"])
+    assert candidate.traits == ({COMPILES} if name == "jax" else set())
+
+
+def test_jax_does_not_cut_numbers_down_in_silence():
+    pytest.importorskip("jax", reason="needs jax")
+    for x in (np.ones(2), np.array([2**31])):
+        with pytest.raises(ValueError, match=f"JAX would halve the width of {x.dtype}"):
+            framework(lambda x: x, "jax")(x)
+
+
+def test_libraries_have_names(monkeypatch):
+    for wrong in ("numpy", "tensorflow", None):
+        with pytest.raises(ValueError, match="framework must be one of 'torch', 'jax', 'mlx', 'paddle', 'cupy'"):
+            framework(turned, wrong)
+    for name, row in adapters.LIBRARIES.items():
+        monkeypatch.setitem(sys.modules, row.module, None)
+        with pytest.raises(ImportError, match=f"{name}.*cannot be imported"):
+            getattr(adapters, f"from_{name}")(turned)
+
+
+def test_cupy_functions(xp):
+    if xp is np:
+        pytest.skip("this is about the other one")
+    x = np.arange(24, dtype=np.float32).reshape(2, 4, 3).transpose(0, 2, 1)
+    assert_same_bits(adapters.from_cupy(lambda x, at: x * 2)(x, AT), x * 2)
+    with pytest.raises(ValueError, match="cupy derives no backward pass"):
+        framework(turned, "cupy", "x")
+
+
+# ── Shapes of API ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+AXES = [*map("".join, itertools.permutations("bhnd")), "nd", "dn", "hnd", "nhd", "bnd", "n(hd)", "b(nh)d", "(bh)nd"]
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3), (0, 3)])
+def test_axes_are_those_that_were_asked_for(axes, lead):
+    letters, shapes = axes.replace("(", "").replace(")", ""), []
+    sizes = {"b": int(np.prod(lead[:-1])), "h": lead[-1] if lead else 1, "n": 3, "d": 4}
+
+    def fn(x, at):
+        """Undoes the axes by their letters alone: (…) to b, h, n, d."""
+        assert x.flags.c_contiguous and x.flags.writeable
+        shapes.append(x.shape)
+        home = [letters.index(a) for a in "bhnd" if a in letters]
+        y = turned(x.reshape([sizes[a] for a in letters]).transpose(home), at)
+        return y.transpose(np.argsort(home)).reshape(x.shape)
+
+    x = np.random.default_rng(0).standard_normal((*lead, 3, 4))
+    assert_same_bits(with_axes(fn, axes)(x, AT), turned(x, AT))
+    assert len(shapes) == np.prod([1, *(sizes[a] for a in "bh" if a not in letters)])
+    if axes == "n(hd)" and shapes:
+        assert shapes[0] == (3, sizes["h"] * 4)
+
+
+@pytest.mark.parametrize("axes", ["", "bhn", "bhd", "bnhdd", "xnd", "n(hd", "n()d", "bhnd "])
+def test_axes_must_make_sense(axes):
+    with pytest.raises(ValueError, match='axes must be n, d and any of b and h, each once, such as "bnhd"'):
+        with_axes(turned, axes)
+
+
+def from_the_first_byte(x):
+    """x as a kernel reads it that gets a pointer and a shape, but no strides."""
+    tight = np.empty(x.shape, x.dtype).strides
+    span = sum(step * (size - 1) for step, size in zip(x.strides, x.shape, strict=True))
+    fits = sum(step * (size - 1) for step, size in zip(tight, x.shape, strict=True)) <= span
+    return np.lib.stride_tricks.as_strided(x, x.shape, tight) if fits else x
+
+
+COUNTED = {
+    "offset": lambda fn: from_offset(lambda x, offset: fn(x, offset + np.arange(x.shape[-2]))),
+    "sequence": lambda fn: from_sequential(lambda x: fn(x, np.arange(x.shape[-2]))),
+}
+
+
+@pytest.mark.parametrize("name", ["bhnd", "nd", *COUNTED])
+def test_ignored_strides_show_behind_an_adapter(name):
+    adapt = COUNTED.get(name, lambda fn: with_axes(fn, name))
+    fn = adapt(lambda x, at: turned(from_the_first_byte(x), at))
+    wide = np.random.default_rng(0).standard_normal((2, 3, 12))
+    part, spaced = wide[..., 4:8], wide[..., ::3]
+    assert np.allclose(fn(part.copy(), AT), turned(part, AT))  # contiguous: right
+    for x in (part, spaced):
+        assert np.allclose(adapt(turned)(x, AT), turned(x, AT)) and not np.allclose(fn(x, AT), turned(x, AT))
+
+
+def test_features_are_handed_over_side_by_side():
+    """As complex views need them; the array is no more contiguous than x for that."""
+    seen = []
+    with_axes(lambda x, at: seen.append(x) or x, "bnhd")(np.zeros((2, 3, 8))[..., ::2], AT)
+    assert seen[0].strides[-1] == 8 and not seen[0].flags.c_contiguous
+
+
+@given(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(0, 40), max_size=12))
+def test_functions_that_count_their_positions(lead, at):
+    at, lengths = np.array(at, np.int64), []
+    x = np.random.default_rng(0).standard_normal((*lead, at.size, 4)).astype(np.float32)
+
+    def fn(x, at):
+        lengths.append(x.shape[-2])
+        return turned(x, at)
+
+    assert_same_bits(COUNTED["offset"](fn)(x, at), turned(x, at))
+    assert sum(lengths) == at.size and len(lengths) == max(1, 1 + np.count_nonzero(np.diff(at) != 1))
+    lengths.clear()
+    assert_same_bits(COUNTED["sequence"](fn)(x, at), turned(x, at))
+    assert set(lengths) == {at.max(initial=-1) + 1} and len(lengths) == max([1, *np.unique(at, return_counts=True)[1]])
+
+
+def test_what_functions_that_count_refuse():
+    for adapted in (from_offset(turned), from_sequential(turned)):
+        with pytest.raises(ValueError, match=r"positions must be \(n,\), had shape \(2, 3\)"):
+            adapted(X, np.stack([AT, AT]))
+    for fn in (from_sequential(lambda x: x, limit=9), cached(lambda n: np.zeros((n, 2)), 9)):
+        arguments = (X, AT) if fn.__name__ == "wrapped" else (AT,)
+        with pytest.raises(ValueError, match="positions must be below the limit, 9, the greatest was 9: set max_pos"):
+            fn(*arguments)
+        with pytest.raises(ValueError, match="at least 0 for this kind of function, the least was -9"):
+            fn(*arguments[:-1], -AT)
+    candidate = Candidate(from_offset(lambda x, offset: 1 / 0))
+    with pytest.raises(Unreadable, match="raises ZeroDivisionError"):
+        candidate({"x": X, "positions": AT}, ["x"])
+    assert candidate.traits == {COUNTS}  # known though the call failed
+    with pytest.raises(Unreadable, match=r"returns shape \(2, 1, 3\) instead of \(2, 1, 4\)"):
+        from_offset(lambda x, offset: x[..., :3])(X, AT)
+
+
+def test_attention_that_counts_its_positions():
+    seen, q = [], np.ones((2, 1, 3, 4))
+
+    def fn(q, k, v, *more, mask=None):
+        seen.append((more, mask is q))
+        return q
+
+    at = np.arange(3) + np.zeros((2, 1), int)
+    sequential, offset = from_sequential(fn), from_offset(fn)
+    sequential(q, q, q, at, mask=q)
+    offset(q, q, q, at + 7)
+    sequential(q, q, q, at + 3)  # goes on
+    sequential(q, q, q, at)
+    assert seen == [((), True), ((7,), False), ((), False), ((), False)]
+    assert "mask" in inspect.signature(sequential).parameters
+    with pytest.raises(ValueError, match="they must begin at 0, began at 4"):
+        sequential(q, q, q, at + 4)
+    for wrong in (at * 2, at + [[0], [1]]):
+        with pytest.raises(ValueError, match="they must rise one by one, and be the same in all rows"):
+            offset(q, q, q, wrong)
+
+
+def test_tables():
+    angles = np.arange(50)[:, None] * THETA
+    cos, sin, at = np.cos(angles), np.sin(angles), np.array([49, 0, 7])
+
+    def apply(q, k, cos, sin):
+        assert q is not k
+        a, b = q[..., :2], q[..., 2:]
+        return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1), -k
+
+    for tables in (cached((cos, sin)), cached(lambda n: (cos[:n], sin[:n]), 50), lambda m: (cos[m], sin[m])):
+        assert np.allclose(from_cos_sin(apply, tables)(X, at), turned(X, at))
+        assert (from_cos_sin(apply, tables, part="k")(X, at) == -X).all()
+        single = from_cos_sin(lambda x, c, s: apply(x, 0, c, s)[0], tables, part="x")
+        assert_same_bits(single(X, at), from_cos_sin(apply, tables)(X, at))
+    z = from_complex(lambda q, k, z: (q[..., :2] + 1j * q[..., 2:]) * z, cached(cos + 1j * sin))(X, at)
+    assert np.allclose(np.concatenate((z.real, z.imag), -1), turned(X, at))
+    with pytest.raises(IndexError, match="out of bounds"):
+        cached(cos)(np.array([50]))
+    with pytest.raises(Unreadable, match='it returns one array, but part="k" is the second of two'):
+        from_cos_sin(lambda q, k, c: q, lambda m: (cos,), part="k")(X, at)
+    for words, call in (("needs a limit", lambda: cached(len)), ("part must be", lambda: from_cos_sin(apply, len, part="v"))):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("entries, first", [("half", [1, 1, 0, 0]), ("interleaved", [1, 0, 1, 0])])
+def test_entries_of_tables_by_themselves(entries, first):
+    seen, first, wide = [], np.array(first), lambda m: (np.ones((3, 4), np.float32) * m[:, None],)
+
+    def fn(x, cos):
+        seen.append((x[0, 1].tolist(), cos[1].tolist()))
+        y = (x + cos).astype(np.float32)
+        x *= 2
+        return y
+
+    x = X.copy()
+    out = from_cos_sin(fn, wide, part="x", entries=entries)(x, AT)
+    assert seen == [((X[0, 1] * own).tolist(), (5 * own).tolist()) for own in (first, 1 - first)]
+    assert_same_bits(out, (X + AT[:, None]).astype(np.float32))
+    assert (x == 2 * X).all()
+    with pytest.raises(ValueError, match="is for tables as wide as x, 4 features"):
+        from_cos_sin(fn, lambda m: (m[:, None],), part="x", entries=entries)(X, AT)
+
+
+def spoil(x, *rest):
+    x[...] = 7
+    return x.copy()
+
+
+@pytest.mark.parametrize("fn", [
+    from_offset(spoil), from_sequential(spoil), with_axes(spoil, "bnhd"), with_axes(spoil, "nd"),
+    from_offset(with_axes(spoil, "n(hd)")), from_cos_sin(spoil, lambda m: (m, m)),
+    from_cos_sin(lambda q, k, *t: (q, spoil(k)), lambda m: (m, m), part="k"),
+])  # fmt: skip
+def test_a_changed_input_is_seen(fn):
+    five = np.ones((4, 2, 2, 3, 2)).transpose(2, 1, 3, 4, 0)  # whose first axes cannot be merged without a copy
+    for x in (np.ones((2, 3, 2, 4)), np.ones((4, 2, 3, 2)).transpose(1, 2, 3, 0), five):
+        fn(x, np.array([4, 5]))
+        assert (x == 7).all()
+
+
+@pytest.mark.parametrize("fn", [from_offset(spoil), with_axes(spoil, "bnhd")])
+def test_what_is_read_only_stays_so(fn):
+    x = np.ones((2, 3, 2, 4))
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        fn(x, np.array([4, 6]))
+
+
+def test_a_failure_tells_what_the_users_function_received():
+    def raising(x, *rest):
+        raise KeyError("cos_cached")
+
+    candidate = Candidate(with_axes(from_cos_sin(raising, lambda m: (m[:, None],), part="x"), "nhd"))
+    with pytest.raises(Unreadable) as caught:
+        candidate({"x": X, "positions": AT}, ["x"])
+    own = "numpy.ndarray of shape (3, 2, 4), float64; numpy.ndarray of shape (3, 1), int64, adapted from x (2, 3, 4)"
+    assert own in caught.value.received and "in raising" in "".join(caught.value.failure().frames)
+
+
+# ── Programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A Python program of these lines, as a command; x, at and y are the paths."""
+
+    def make(body, **options):
+        path = tmp_path / "program with a space.py"
+        head = "import os, sys, time, subprocess\nimport numpy as np\nx, at, y = sys.argv[1:]\n"
+        path.write_text(head + textwrap.dedent(body))
+        return from_command(f"'{sys.executable}' '{path}' {{x}} {{positions}} {{y}}", **options)
+
+    return make
+
+
+def test_programs_get_and_give_arrays(program):
+    fn = program("""
+        a, m = np.load(x), np.load(at)
+        assert m.dtype == np.int64 and a.flags.c_contiguous and oct(os.stat(os.path.dirname(x)).st_mode)[-3:] == "700"
+        np.save(y, a ^ 0x8000 if a.dtype == np.uint16 else a * m[:, None])
+    """)
+    x = np.random.default_rng(0).standard_normal((2, 4, 3)).transpose(0, 2, 1)
+    assert_same_bits(fn(x, [1, 2, 2**31]), x * np.array([[1], [2], [2**31]]))
+    assert_same_bits(fn(x.astype(ml_dtypes.bfloat16), AT), -x.astype(ml_dtypes.bfloat16))  # the sign of its bits
+
+
+@pytest.mark.parametrize("body, message", [
+    ("print('no such thing'); sys.exit(5)", r"ended with status 5; it printed:\nno such thing"),
+    ("os.kill(os.getpid(), 9)", "was killed by signal 9"),
+    ("pass", r"there is no file .*y\.npy; it printed nothing"),
+    ("open(y, 'w').write('hello')", "is not a valid .npy file"),
+    ("np.save(y, np.ones((2, 3)))", r"must be float64 of shape \(2, 4\), was float64 of shape \(2, 3\)"),
+    ("np.save(y, np.load(x).astype('f4'))", r"must be float64 of shape \(2, 4\), was float32"),
+    ("open(y, 'wb').write(open(x, 'rb').read()[:-1])", "must hold 8 numbers of 8 bytes, has 63 bytes"),
+    ("print('x' * 100000 + 'the end'); sys.exit(3)", r"it printed:\nx{1992}the end"),
+])  # fmt: skip
+def test_bad_programs_are_told(program, body, message):
+    with pytest.raises(CommandFailed, match=message):
+        program(body)(np.ones((2, 4)), np.arange(2))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_a_program_that_takes_too_long_is_killed_with_its_children_and_not_started_again(program, tmp_path, monkeypatch):
+    noted, wait, starts = tmp_path / "pids", subprocess.Popen.wait, []
+
+    def in_no_hurry(process, timeout=None):
+        """The time is up once the grandchild is there, however slow the machine."""
+        if timeout is None:
+            return wait(process)
+        starts.append(timeout)
+        while not noted.exists() or len(noted.read_text().split()) < 2:
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired("it", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", in_no_hurry)
+    fn = program(f"""
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        open({str(noted)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+        time.sleep(600)
+    """, timeout=3.0)  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(CommandFailed, match="took longer than 3 s and was killed; it printed nothing"):
+            fn(np.ones((2, 4)), np.arange(2))
+    assert starts == [3.0]
+    for pid in noted.read_text().split():
+        while pathlib.Path(f"/proc/{pid}").exists() and "Z" not in pathlib.Path(f"/proc/{pid}/stat").read_text():
+            time.sleep(0.01)
+
+
+def test_programs_for_attention(tmp_path):
+    code = "import sys, numpy as np; q, *more, o = map(str, sys.argv[1:]); np.save(o, np.load(q) * np.load(more[-1]).sum())"
+    command = [sys.executable, "-c", code, "{q}", "{k}", "{v}"]
+    q, k = np.ones((2, 1, 3, 4)), np.ones((2, 1, 5, 4))
+    fn = from_attention_command([*command, "{segments}", "{mask}", "{o}"])
+    assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "mask", "segments"]
+    assert (fn(q, k, k) == 2 * 3 * 5).all() and not fn(q, k, k, mask=np.zeros((2, 1, 3, 5), bool)).any()
+    assert (from_attention_command([*command, "{positions}", "{o}"], positions=True)(q, q, q, np.full((2, 3), 4)) == 24).all()
+    code = "import sys, numpy as np; q, k, v, g, *out = map(np.load, sys.argv[1:5]); [np.save(f, a * i) for f, a, i in zip(sys.argv[5:], (q, k, v), (1, 2, 3))]"
+    words = [sys.executable, "-c", code, *(f"{{{name}}}" for name in ("q", "k", "v", "g", "dq", "dk", "dv"))]
+    assert [dx.max() for dx in from_attention_command(words, backward=True)(q, k, k, q)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="must not have {positions}"):
+        from_attention_command([*command, "{positions}", "{o}"])
+
+
+@pytest.mark.parametrize("command, message", [
+    ("true {x} {y}", r"must say where {positions} goes, as in \"./mine {x} {positions} {y}\""),
+    ("no-such-program-at-all {x} {positions} {y}; touch made", "there is no program 'no-such-program-at-all'"),
+    ("true '{x} {positions} {y}", "No closing quotation"),
+])  # fmt: skip
+def test_commands_that_cannot_be_run(command, message):
+    with pytest.raises(ValueError, match=message):
+        from_command(command)
+
+
+# ── Names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    (tmp_path / "own_rope.py").write_text(
+        "import own_helper\ndef turn(x): return own_helper.same(x)\n"
+        "class Rope:\n    @staticmethod\n    def turn(x): return x\nnumber = 3\n"
+    )
+    (tmp_path / "own_helper.py").write_text("def same(x): return x\n")
+    for name, text in (("bad", "import no_such_package_anywhere"), ("exit", "raise SystemExit('script')"), ("odd", "def (:")):
+        (tmp_path / f"own_{name}.py").write_text(text)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "other.py").write_text(
+        "from __future__ import annotations\nimport own_beside\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass A:\n    b: int\ndef turn(x): return own_beside.same(x)\n"
+    )
+    (tmp_path / "sub" / "own_beside.py").write_text("def same(x): return x\n")
+    importlib.invalidate_caches()
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("own_", "pyrope_target_")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("target", ["own_rope:turn", "own_rope:Rope.turn", "./own_rope.py:Rope.turn", "sub/other.py:turn"])
+def test_targets_are_found(here, target):
+    assert load_target(target)("x") == "x"
+
+
+@pytest.mark.parametrize("target, kind, message", [
+    ("own_rope", ValueError, 'must be "module:function"'), (":turn", ValueError, 'must be "module:function"'),
+    ("own_rope:turn()", ValueError, 'must be "module:function"'), ("own_rope:tunr", ValueError, "own_rope has no 'tunr'"),
+    ("own_rope:number", ValueError, "own_rope:number must be a function, was int"),
+    ("own_rpe:turn", ValueError, "there is no module own_rpe, here or installed"),
+    ("own_rope.deeper:turn", ValueError, "there is no module own_rope.deeper, .*not a package"),
+    ("own_rpe.py:turn", ValueError, "there is no file own_rpe.py"), ("sub/:turn", ValueError, "there is no file sub/"),
+    ("own_bad:turn", ImportFailed, "own_bad cannot be imported: .*No module named 'no_such_package_anywhere'"),
+    ("own_bad.py:turn", ImportFailed, "own_bad.py cannot be imported"),
+    ("own_exit:turn", ImportFailed, "own_exit cannot be imported: SystemExit: script"),
+    ("own_odd.py:turn", ImportFailed, "own_odd.py cannot be imported: SyntaxError"),
+])  # fmt: skip
+def test_targets_that_do_not_exist_are_refused(here, target, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        load_target(target)
+    assert type(caught.value) is kind  # misuse, or a target that cannot be judged

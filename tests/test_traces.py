@@ -1,0 +1,277 @@
+"""Traces: what is written comes back in its order, and the first difference of two is found, measured and named."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from optional import package
+from strategies import DTYPES
+
+import pyrope
+from pyrope import Linear, Rope, YaRN
+from pyrope.oracle.mistakes import TRACES
+from pyrope.oracle.traces import diff_traces, read_trace, write_trace
+from pyrope.tensors import save_safetensors
+
+ml_dtypes = package("ml_dtypes")
+
+B, H, N, D, E = 2, 3, 12, 16, 48
+ROPE = Rope(D, 10000.0, "half")
+
+
+def model(layers=3, dtype=np.float32, rope=ROPE, change=lambda name, x: x, at=range(N)):
+    """A small transformer's trace, with random weights; change(name, array) may put another array in its place."""
+    random, trace = np.random.default_rng(0), {}
+
+    def keep(name, array):
+        trace[name] = np.asarray(change(name, array.astype(dtype)))
+        return trace[name]
+
+    def weights(*shape):
+        return (random.standard_normal(shape) / np.sqrt(shape[-2])).astype(dtype)
+
+    def normed(x):
+        return x / np.sqrt(np.square(x).mean(-1, keepdims=True))
+
+    x = keep("embedding", random.standard_normal((B, N, E)))
+    for own in (f"layers.{i}." for i in range(layers)):
+        y = keep(f"{own}norm", normed(x))
+        q, k, v = (keep(own + name, (y @ weights(E, E)).reshape(B, N, H, D).swapaxes(1, 2)) for name in "qkv")
+        q, k = (keep(f"{own}{name}_rotated", pyrope.rotate(z, at, rope)) for name, z in (("q", q), ("k", k)))
+        scores = np.where(np.tri(N, dtype=bool), q @ k.swapaxes(-1, -2) / np.sqrt(D), -np.inf).astype(np.float64)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores = keep(f"{own}scores", scores / scores.sum(-1, keepdims=True))
+        x = x + keep(f"{own}attention", (scores @ v).swapaxes(1, 2).reshape(B, N, E) @ weights(E, E))
+        y = keep(f"{own}mlp_norm", normed(x))
+        x = keep(f"{own}output", x + keep(f"{own}mlp", np.maximum(y @ weights(E, E), 0) @ weights(E, E)))
+    keep("logits", keep("norm", normed(x)) @ weights(E, 97))
+    return trace
+
+
+GOOD = model()
+
+
+def replaced(where, change):
+    return lambda: model(change=lambda name, x: change(x) if name == where else x)
+
+
+def turning(**fields):
+    return lambda: model(rope=Rope(D, **{"base": 10000.0, "layout": "half", **fields}))
+
+
+def alone(where, array):
+    return lambda: {**GOOD, where: array}
+
+
+def interleave(x):
+    return np.stack((x[..., : D // 2], x[..., D // 2 :]), axis=-1).reshape(x.shape)
+
+
+def unmasked(x):
+    full = np.where(x == 0, 1.0, x)
+    return full / full.sum(-1, keepdims=True)
+
+
+def spoilt(where, value):
+    array = GOOD[where].copy()
+    array[0, 3] = value
+    return alone(where, array)
+
+
+Q = GOOD["layers.0.q"]
+# Where they begin to differ, the fault, some words of the fact, and the second trace.
+CASES = [
+    ("embedding", "scaled: embedding", "6.9282 times the first, √48", replaced("embedding", lambda x: x * np.sqrt(E))),
+    ("layers.1.scores", "scaled: scores", "0.25 times the first, 1/√16", replaced("layers.1.scores", lambda x: x / 4)),
+    ("layers.1.norm", "scaled: norm", "1.5 times", replaced("layers.1.norm", lambda x: 1.5 * x)),
+    ("layers.1.v", "negated", "minus", replaced("layers.1.v", lambda x: -x)),
+    ("layers.1.v", "bias added", "a vector of size 0.5 added", replaced("layers.1.v", lambda x: x + np.float32(0.5))),
+    ("embedding", "shifted rows", "row m of the first is row m + 1 of", replaced("embedding", lambda x: np.roll(x, 1, 1))),
+    ("embedding", "shifted rows", "row m − 2 of", replaced("embedding", lambda x: np.roll(x, -2, 1))),
+    ("embedding", "permuted rows", "rows from 0 on of the second are 3, 1, 0, 2", replaced("embedding", lambda x: x[:, [3, 1, 0, 2, *range(4, N)]])),
+    ("layers.0.v", "permuted heads", "are 1, 2, 0 of the first", replaced("layers.0.v", lambda x: x[:, [1, 2, 0]])),
+    ("embedding", "permuted batch", "are 1, 0 of the first", replaced("embedding", lambda x: x[::-1])),
+    ("layers.2.q", "permuted features", "features from 1 on of the second are 8, 1, 9", replaced("layers.2.q", interleave)),
+    ("layers.1.attention", "NaN in one trace", "0 and 48 numbers are NaN", spoilt("layers.1.attention", np.nan)),
+    ("layers.0.scores", "masked otherwise", "396 numbers are 0 or infinite in the first only", replaced("layers.0.scores", unmasked)),
+    ("layers.1.attention", "masked otherwise", "48 in the second only", spoilt("layers.1.attention", np.inf)),
+    ("logits", "other shape", "(2, 12, 97) and (2, 11, 97)", replaced("logits", lambda x: x[:, 1:])),
+    ("layers.0.q", "other axes", "axes (0, 2, 1, 3) of", alone("layers.0.q", Q.swapaxes(1, 2))),
+    ("layers.0.q", "other axes", "(2, 3, 12, 16), as (2, 12, 48)", alone("layers.0.q", Q.swapaxes(1, 2).reshape(B, N, E))),
+    ("layers.1.mlp", "other numbers: mlp", "of their size", replaced("layers.1.mlp", np.tanh)),
+    ("layers.1.output", "other numbers", "of their size", replaced("layers.1.output", np.tanh)),
+    ("layers.0.q_rotated", "other pairs", "half, the second as interleaved", turning(layout="interleaved")),
+    ("layers.0.q_rotated", "other pairs", "the second as half, 8 of 16 features, the prefix", turning(rotary_dim=8)),
+    ("layers.0.q_rotated", "turned backwards", "the other way", turning(direction=-1)),
+    ("layers.0.q_rotated", "other frequencies", "(base 500000", turning(base=500000.0)),
+    ("layers.0.q_rotated", "other frequencies", "linear scaling by 4)", turning(scaling=Linear(4.0))),
+    ("layers.0.q_rotated", "other frequencies", "(yarn, base 10000, factor 16", turning(scaling=YaRN(16.0, 64, attention_factor=1.0))),
+    ("layers.0.q_rotated", "other lengths", "vectors 1 as long, the second 1.25", turning(scaling=YaRN(1.0, 64, attention_factor=1.25))),
+    ("layers.0.q_rotated", "other positions", "ahead: 100 from row 0 on", lambda: model(at=np.arange(N) + 100)),
+    ("layers.0.q_rotated", "other positions", "ahead: -5 from row 0 on", lambda: model(at=np.arange(N) - 5)),
+    ("layers.0.q_rotated", "other positions", "0 from row 0 on, -7 from row 7 on", lambda: model(at=np.arange(N) - 7 * (np.arange(N) >= 7))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where, fault, words, make", CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_the_first_difference_is_found_and_named(where, fault, words, make):
+    report = diff_traces(GOOD, make())
+    assert report.verdict == "wrong" and report.faults == (fault,), str(report)
+    (finding,) = report.findings
+    assert words in finding.fact and finding.where.startswith(f"first at {where}")
+    assert fault in TRACES and finding.cause == TRACES[fault].cause and finding.fix
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_other_rotations_are_recognised_in_any_dtype(dtype):
+    first = model(dtype=DTYPES[dtype])
+    for fault, fields, start in (
+        ("other pairs", {"layout": "interleaved"}, 0),
+        ("turned backwards", {"direction": -1}, 0),
+        ("other frequencies", {"base": 100.0}, 0),
+        ("other positions", {}, 100),
+    ):
+        rope = Rope(D, **{"base": 10000.0, "layout": "half", **fields})
+        report = diff_traces(first, model(dtype=DTYPES[dtype], rope=rope, at=np.arange(N) + start))
+        assert report.faults == (fault,), str(report)
+        assert "ahead: 100 from row 0 on" in report.findings[0].fact or not start
+
+
+def test_one_row_or_one_side_that_does_not_rotate_is_no_rotation():
+    q, turned = Q, GOOD["layers.0.q_rotated"]
+    single = Q[:, :, 3:4], *(pyrope.rotate(Q[:, :, 3:4], [at], ROPE) for at in (3, 5))
+    for before, one, other in (single, (q, turned, np.tanh(turned))):
+        report = diff_traces({"q": before, "q_rotated": one}, {"q": before, "q_rotated": other})
+        assert report.faults == ("other numbers: rotation",)
+
+
+def test_weights_stored_for_another_layout_are_equivalent():
+    """Features permuted and rotated in the other layout: q and k differ in order, the scores do not."""
+
+    def change(name, x):
+        return interleave(x) if name.endswith((".q", ".k")) else x
+
+    report = diff_traces(GOOD, model(rope=Rope(D, 10000.0, "interleaved"), change=change))
+    assert report.verdict == "equivalent" and "layers.0.q, layers.0.k, layers.0.q_rotated" in report.notes[0]
+
+
+def test_the_same_is_the_same():
+    report = diff_traces(GOOD, GOOD)
+    assert (report.verdict, report.precision, report.notes) == ("right", "the same bits", ())
+    assert [row.where for row in report.errors] == ["embedding", "layers.0", "layers.1", "layers.2", "norm", "logits"]
+    assert json.loads(json.dumps(diff_traces(GOOD, CASES[3][3]()).to_dict()))["findings"][0]["fault"] == "negated"
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
+def test_rounding_is_noise_and_grows(name):
+    """The same model with the last bit of everything shaken."""
+    random, dtype = np.random.default_rng(1), DTYPES[name]
+    unit = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
+
+    def shake(_, x):
+        return (x.astype(np.float64) * (1 + 2 * unit * random.uniform(-1, 1, x.shape))).astype(dtype)
+
+    report = diff_traces(model(dtype=dtype), model(dtype=dtype, change=shake))
+    assert report.verdict == "right" and report.precision.startswith("noise of at most"), str(report)
+    assert 0 < report.errors[0].ulps < 8 and report.errors[1].ulps < report.errors[3].ulps < 200
+    report = diff_traces(model(dtype=np.float64), model(dtype=dtype))
+    assert report.verdict == "right" and (name == "float64") == (not report.notes), "judged by the coarser"
+
+
+def test_noise_that_has_grown_too_far_is_called_noise():
+    random = np.random.default_rng(1)
+    first = {f"x{i}": np.ones((4, 64), np.float32) for i in range(12)}
+    noise = (random.standard_normal((4, 64)).astype(np.float32) * 2.0**-23 * 4**i for i in range(12))
+    second = {name: x + more for (name, x), more in zip(first.items(), noise, strict=True)}
+    report = diff_traces(first, second)
+    assert report.faults == ("grown noise",) and "grown step by step" in report.findings[0].fact
+    assert diff_traces(first, second, tolerance=10.0).verdict == "right"
+
+
+def test_one_wrong_row_among_many_is_seen_and_told_with_its_numbers():
+    where = "layers.2.attention"
+    array = GOOD[where].copy()
+    array[1, 7] *= np.float32(1.001)
+    report = diff_traces(GOOD, {**GOOD, where: array})
+    assert (
+        report.faults == ("other numbers: attention",)
+        and f"first at {where}, most at (1, 7, " in report.findings[0].where
+    )
+
+
+def test_the_tolerance_is_the_callers():
+    near = {**GOOD, "logits": GOOD["logits"] * np.float32(1.0001)}
+    assert diff_traces(GOOD, near).faults == ("scaled",) and diff_traces(GOOD, near, tolerance=1e-3).ok
+    bit = {**GOOD, "logits": np.nextafter(GOOD["logits"], np.float32(99))}
+    assert diff_traces(GOOD, bit).ok and diff_traces(GOOD, bit, tolerance=0).verdict == "wrong"
+    with pytest.raises(ValueError, match="tolerance must be finite and at least 0"):
+        diff_traces(GOOD, GOOD, tolerance=-1)
+
+
+def test_names_that_are_missing():
+    report = diff_traces(GOOD, dict(list(GOOD.items())[:9]))
+    assert report.faults == ("missing names",) and "logits among them" in report.findings[0].fact
+    few = {name: GOOD[name] for name in ("embedding", "layers.1.q_rotated", "logits")}
+    for first, second, word in ((GOOD, few, "second"), (few, GOOD, "first")):
+        report = diff_traces(first, second)
+        assert report.ok and report.notes[0].startswith(f"missing in the {word} trace: layers.0.norm")
+    for other in ({"other": np.ones(3)}, {}):
+        with pytest.raises(ValueError, match="no name in common: embedding"):
+            diff_traces(GOOD, other)
+
+
+def test_odd_tensors_do_not_break_it():
+    odd = {
+        "scalar": np.float32(3),
+        "empty": np.ones((0, 3)),
+        "zeros": np.zeros((2, 4)),
+        "ids": np.arange(3),
+        "big": np.full((2, 2), 1e300),
+    }
+    assert diff_traces(odd, odd).verdict == "right"
+    for name, array in (
+        ("zeros", np.ones((2, 4))),
+        ("scalar", np.ones(())),
+        ("ids", np.array([0, 1, 3])),
+        ("empty", np.ones((0, 4))),
+        ("big", -odd["big"]),
+    ):
+        report = diff_traces(odd, {**odd, name: array})
+        assert report.verdict == "wrong" and report.findings[0].where.startswith(f"first at {name}")
+    for array in ([1.0], np.ones(2, complex), np.array(["x"])):
+        with pytest.raises(TypeError, match="a trace must be NumPy arrays of real numbers by name, 'a' was"):
+            diff_traces({"a": array}, {"a": array})
+    one, bare = ({name: part(array) for name, array in GOOD.items()} for part in (lambda x: x[:1], lambda x: x[0]))
+    assert diff_traces(one, bare).ok and diff_traces(bare, one).ok, "a batch of one needs no axis"
+
+
+def test_traces_come_back_in_their_order(tmp_path, xp):
+    names = [*(f"layers.{i}.q" for i in (3, 11, 0)), "logits", "ß", "embedding"]
+    kinds = [np.float32, ml_dtypes.bfloat16, np.int64]
+    arrays = {name: np.full((2, 3), i, kinds[i % 3]) for i, name in enumerate(names)}
+    write_trace(tmp_path / "t", {**arrays, "device": pyrope.from_numpy(np.arange(3.0), xp)})
+    trace = read_trace(tmp_path / "t")
+    assert list(trace) == [*names, "device"] and trace["device"].tolist() == [0, 1, 2]
+    assert all(trace[name].dtype == arrays[name].dtype and (trace[name] == arrays[name]).all() for name in names)
+    assert diff_traces(tmp_path / "t", arrays | {"device": np.arange(3.0)}).verdict == "right"
+
+
+def test_without_an_order_it_is_that_of_a_forward_pass(tmp_path):
+    more = {name: np.ones(1, np.float32) for name in ("layers.10.q", "layers.1.extra", "rest")}
+    save_safetensors(tmp_path / "t", {name: (GOOD | more)[name] for name in sorted(GOOD | more, reverse=True)}, {})
+    names = list(read_trace(tmp_path / "t"))
+    assert [name for name in names if name in GOOD] == list(GOOD)
+    assert names[-3:] == ["norm", "logits", "rest"] and names.index("layers.2.output") < names.index("layers.10.q")
+    assert names.index("layers.1.extra") == names.index("layers.1.output") + 1
+
+
+def test_files_that_are_no_traces_are_refused(tmp_path):
+    for order in ('["a", "c"]', '["a"]', '["a", "b", "b"]', "{}", "3", "x", "[" * 100000):
+        save_safetensors(tmp_path / "t", {"a": np.ones(1), "b": np.ones(1)}, {"order": order})
+        with pytest.raises(ValueError, match="the order in its metadata must name every tensor once"):
+            read_trace(tmp_path / "t")
+    os.remove(tmp_path / "t")
+    with pytest.raises(TypeError, match="must have a dtype"):
+        write_trace(tmp_path / "t", {"a": np.ones(2), "b": np.ones(2, complex)})
+    assert os.listdir(tmp_path) == []
