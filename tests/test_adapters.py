@@ -286,7 +286,10 @@ def test_tables():
         cached(cos)(np.array([50]))
     with pytest.raises(Unreadable, match='it returns one array, but part="k" is the second of two'):
         from_cos_sin(lambda q, k, c: q, lambda m: (cos,), part="k")(X, at)
-    for words, call in (("needs a limit", lambda: cached(len)), ("part must be", lambda: from_cos_sin(apply, len, part="v"))):
+    for words, call in (
+        ("needs a limit", lambda: cached(len)),
+        ("part must be", lambda: from_cos_sin(apply, len, part="v")),
+    ):
         with pytest.raises(ValueError, match=words):
             call()
 
@@ -389,7 +392,9 @@ def test_bad_programs_are_told(program, body, message):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-def test_a_program_that_takes_too_long_is_killed_with_its_children_and_not_started_again(program, tmp_path, monkeypatch):
+def test_a_program_that_takes_too_long_is_killed_with_its_children_and_not_started_again(
+    program, tmp_path, monkeypatch
+):
     noted, wait, starts = tmp_path / "pids", subprocess.Popen.wait, []
 
     def in_no_hurry(process, timeout=None):
@@ -423,7 +428,9 @@ def test_programs_for_attention(tmp_path):
     fn = from_attention_command([*command, "{segments}", "{mask}", "{o}"])
     assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "mask", "segments"]
     assert (fn(q, k, k) == 2 * 3 * 5).all() and not fn(q, k, k, mask=np.zeros((2, 1, 3, 5), bool)).any()
-    assert (from_attention_command([*command, "{positions}", "{o}"], positions=True)(q, q, q, np.full((2, 3), 4)) == 24).all()
+    assert (
+        from_attention_command([*command, "{positions}", "{o}"], positions=True)(q, q, q, np.full((2, 3), 4)) == 24
+    ).all()
     code = "import sys, numpy as np; q, k, v, g, *out = map(np.load, sys.argv[1:5]); [np.save(f, a * i) for f, a, i in zip(sys.argv[5:], (q, k, v), (1, 2, 3))]"
     words = [sys.executable, "-c", code, *(f"{{{name}}}" for name in ("q", "k", "v", "g", "dq", "dk", "dv"))]
     assert [dx.max() for dx in from_attention_command(words, backward=True)(q, k, k, q)] == [1, 2, 3]
@@ -454,7 +461,11 @@ def here(tmp_path, monkeypatch):
         "class Rope:\n    @staticmethod\n    def turn(x): return x\nnumber = 3\n"
     )
     (tmp_path / "own_helper.py").write_text("def same(x): return x\n")
-    for name, text in (("bad", "import no_such_package_anywhere"), ("exit", "raise SystemExit('script')"), ("odd", "def (:")):
+    for name, text in (
+        ("bad", "import no_such_package_anywhere"),
+        ("exit", "raise SystemExit('script')"),
+        ("odd", "def (:"),
+    ):
         (tmp_path / f"own_{name}.py").write_text(text)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "other.py").write_text(
@@ -469,7 +480,9 @@ def here(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("target", ["own_rope:turn", "own_rope:Rope.turn", "./own_rope.py:Rope.turn", "sub/other.py:turn"])
+@pytest.mark.parametrize(
+    "target", ["own_rope:turn", "own_rope:Rope.turn", "./own_rope.py:Rope.turn", "sub/other.py:turn"]
+)
 def test_targets_are_found(here, target):
     assert load_target(target)("x") == "x"
 

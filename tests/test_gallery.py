@@ -8,7 +8,7 @@ from optional import package
 from pyrope import Rope
 from pyrope.oracle import gallery
 from pyrope.oracle.gallery import exhibits, run_gallery
-from pyrope.oracle.mistakes import MISTAKES
+from pyrope.oracle.mistakes import MISTAKES, mistake
 from pyrope.oracle.rotation import check_rotation
 
 GOOD = [exhibit for exhibit in exhibits() if exhibit.verdict == "right"]
@@ -18,18 +18,19 @@ def test_the_gallery_is_as_expected():
     rows = list(run_gallery())
     assert [(row.name, row.report.faults, row.identified) for row in rows if not row.as_expected] == []
     assert len(GOOD) >= 12 and sum(row.report.verdict == "wrong" for row in rows) >= 15
-    assert {fault for row in rows for fault in row.report.faults} <= MISTAKES.keys()
+    assert all(mistake(fault) is not MISTAKES["unexplained"] for row in rows for fault in row.report.faults)
 
 
 @pytest.mark.parametrize("k", range(len(GOOD)), ids=[exhibit.name for exhibit in GOOD])
 def test_good_exhibits_are_right_in_other_dtypes(k):
     dtype = ("float16", "bfloat16", "float64")[k % 3]
-    if dtype == "bfloat16":
-        package("ml_dtypes").bfloat16  # noqa: B018: skips
+    assert dtype != "bfloat16" or package("ml_dtypes").bfloat16  # without which it is skipped
     assert check_rotation(GOOD[k].fn, GOOD[k].rope, dtype=dtype).verdict == "right"
 
 
-@pytest.mark.parametrize("change", [{"faults": ("wrong base",), "verdict": "wrong"}, {"rope": Rope(64, 10000.0, "half")}])
+@pytest.mark.parametrize(
+    "change", [{"faults": ("wrong base",), "verdict": "wrong"}, {"rope": Rope(64, 10000.0, "half")}]
+)
 def test_what_is_not_as_expected_is_reported(monkeypatch, change):
     monkeypatch.setattr(gallery, "exhibits", lambda: [exhibits()[0]._replace(**change)])
     (row,) = run_gallery()

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +164,18 @@ def test_a_right_program_is_right_in_every_case(suite, name, tmp_path):
             bits = outputs[key]
             got = (bits.astype(np.uint32) << 16).view(np.float32) if bits.dtype == np.uint16 else bits
             assert (abs(got.astype(np.float64) - y) <= most).all() and np.median(most) < 0.05 * abs(y).max()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+def test_the_example_in_c_computes_the_cases_of_its_kind(suite, tmp_path):
+    folder, _ = suite("rotation")
+    source = Path(__file__).parent.parent / "examples" / "other_languages" / "my_rope.c"
+    subprocess.run(["cc", "-O2", "-o", tmp_path / "my_rope", source, "-lm"], check=True)
+    name = "rotation-half-float32"
+    paths = [folder / "npy" / f"{name}.x.npy", folder / "npy" / f"{name}.positions.npy", tmp_path / f"{name}.npy"]
+    subprocess.run([tmp_path / "my_rope", *paths], check=True)
+    (report,) = verify_vectors(folder, tmp_path, only=name)
+    assert (report.verdict, report.precision) == ("right", "rounded once")
 
 
 def test_the_tables_are_those_of_the_manifest(suite):
@@ -421,6 +436,8 @@ def test_manifests_from_elsewhere_get_a_clear_error(small):
         ({"version": 1}, "has version 1, this pyrope reads 2: write it anew"),
         ({"cases": [{}]}, "incomplete"),
         ({"cases": [{**entry, "rope": 3}]}, "incomplete"),
+        ({"cases": [{**entry, "rope": None}]}, "incomplete"),
+        ({"cases": [{**entry, "options": {"fn": 1}}]}, "incomplete"),
         ({"cases": [{**entry, "name": "../x"}]}, "letters, digits"),
         ({"cases": [{**entry, "name": "x"}]}, "g? of x cannot be read|x of x cannot be read"),
     ):

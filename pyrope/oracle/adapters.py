@@ -53,11 +53,6 @@ class Library(NamedTuple):
     trait: str = ""
 
 
-def _to_torch(torch: Any, x: NumPyArray) -> Any:
-    """A tensor with the memory and the strides of x where torch allows it, else a copy."""
-    return torch.from_numpy(x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy())
-
-
 def _to_jax(jax: Any, x: NumPyArray) -> Any:
     if not jax.config.jax_enable_x64 and x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8):
         if x.dtype.kind != "i" or (x.size and (x.max() >= 2**31 or x.min() < -(2**31))):
@@ -70,8 +65,9 @@ def _to_jax(jax: Any, x: NumPyArray) -> Any:
 def _torch_gradients(torch: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     out = fn(*(leaf.clone() for leaf in leaves))  # which may be changed in place, as a leaf may not
-    none = [None] * len(leaves)
-    return torch.autograd.grad(out, leaves, g.to(out.dtype), allow_unused=True) if out.requires_grad else none
+    if not out.requires_grad:
+        return [None] * len(leaves)
+    return torch.autograd.grad(out, leaves, g.to(out.dtype), allow_unused=True)
 
 
 def _paddle_gradients(paddle: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
@@ -79,8 +75,9 @@ def _paddle_gradients(paddle: Any, fn: Function, inputs: Sequence[Any], g: Any) 
     for leaf in leaves:
         leaf.stop_gradient = False
     out = fn(*(leaf.clone() for leaf in leaves))
-    none = [None] * len(leaves)
-    return none if out.stop_gradient else paddle.grad([out], leaves, [g.astype(out.dtype)], allow_unused=True)
+    if out.stop_gradient:
+        return [None] * len(leaves)
+    return paddle.grad([out], leaves, [g.astype(out.dtype)], allow_unused=True)
 
 
 def _jax_gradients(jax: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
@@ -90,7 +87,9 @@ def _jax_gradients(jax: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any
 
 LIBRARIES = {
     "torch": Library(
-        "torch", "Tensor", _to_torch, lambda y: y.detach().resolve_conj().resolve_neg().cpu().numpy(),
+        "torch", "Tensor",  # with the memory and the strides of x where torch allows it, else a copy
+        lambda torch, x: torch.from_numpy(x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()),
+        lambda y: y.detach().resolve_conj().resolve_neg().cpu().numpy(),
         _torch_gradients, lambda torch, x, dtype: x.detach().view(getattr(torch, dtype)),
     ),
     "jax": Library("jax", "Array", _to_jax, np.asarray, _jax_gradients, trait=COMPILES),
@@ -270,10 +269,6 @@ def from_sequential(fn: Function, limit: int = 8192) -> Function:
     """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for, which
     are below ``limit``; a position that repeats takes another call. Attention with RoPE inside, ``fn(q, k, v)``, gets
     tokens with positions from 0 on, or from where its last call ended, and no others.
-
-    >>> fn = from_sequential(lambda x: x * np.arange(x.shape[-2])[:, None])
-    >>> fn(np.ones((3, 1)), np.array([5, 2, 5])).ravel()
-    array([5., 2., 5.])
     """
     ended = [0]
 
@@ -304,10 +299,6 @@ def from_sequential(fn: Function, limit: int = 8192) -> Function:
 def from_offset(fn: Function) -> Function:
     """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run. Of attention with
     RoPE inside, ``fn(q, k, v, offset)``, all rows of a batch have one offset.
-
-    >>> fn = from_offset(lambda x, offset: x * (offset + np.arange(x.shape[-2]))[:, None])
-    >>> fn(np.ones((4, 1)), np.array([7, 8, 3, 4])).ravel()
-    array([7., 8., 3., 4.])
     """
 
     def rotation(x: NumPyArray, positions: NumPyArray) -> Any:
@@ -531,8 +522,6 @@ class ImportFailed(ValueError):
 def load_target(target: str) -> Function:
     """The function that "module:function" or "file.py:function" names; "module:object.method" works too.
 
-    >>> load_target("math:hypot")(3, 4)
-    5.0
 
     Imports work from the working directory and, for a file, from its own directory.
     """

@@ -58,9 +58,8 @@ BLAMED = PATHS | {
     "with a cache": "cache", "calls": "cache", "tokens in one call": "cache", "caches at once": "cache",
     "mask": "mask=", "segments": "segments=", "queries": "lengths", "keys": "lengths",
 }  # fmt: skip
-SPECIAL = {"mask", "segments", "with a cache", "calls", "key heads"} | {
-    f"{x} queries than keys" for x in ("fewer", "more")
-}
+FEWER, MORE = "fewer queries than keys", "more queries than keys"
+SPECIAL = {"mask", "segments", "with a cache", "calls", "key heads", FEWER, MORE}  # mistakes there are those of a step
 SCORES = {"scale", "softcap", "bias", "operands", "scores", "rotation", "feature map"}  # they show in any call
 LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
 ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
@@ -517,12 +516,18 @@ def check_attention(
 ) -> Report:  # fmt: skip
     """The verdict about a candidate; see the top of this file for how it is called.
 
+    >>> from pyrope import attention
+    >>> check_attention(lambda q, k, v: attention(q, k, v, causal=True)).verdict
+    'right'
+    >>> check_attention(lambda q, k, v: attention(q, k, v, causal=True, scale=1.0)).faults
+    ('scale: missing',)
+
     The options say what it is meant to do. Without ``key_heads`` there are as many as query heads, and fewer are tried
     where it takes them. Without ``cache`` fewer queries than keys are tried where it takes them, and may be masked from
     the top left, with a note; True demands them, False does not ask. ``max_position`` is for candidates with short
     tables. ``grade`` asks for better rounding than the least that is accepted, of `SOFTMAX_GRADES`. With ``backward``
-    the candidate is the backward pass. ``effort`` is "few", "usual" or "thorough"; ``framework`` names the library
-    whose arrays it takes.
+    the candidate is the backward pass. ``effort`` is "few", "usual" or "thorough". With ``framework``, "torch", "jax",
+    "mlx", "paddle" or "cupy", fn works on the arrays of that library, and its backward pass is the derived one.
     """
     spec = _spec(heads, key_heads, head_dim, causal, rope, float_dtype(dtype))
     spec = replace(
@@ -540,8 +545,9 @@ def check_attention(
         )
     order = SOFTMAX_GRADES.index(checks.choice("grade", grade, SOFTMAX_GRADES))
     _check_backward(backward, order + 1 < len(SOFTMAX_GRADES), bool(cache) or incremental is not None)
-    scope = Scope(few_queries=rope is None and cache is not False, groups=key_heads is None)
-    return _checked(fn, incremental, _Wanted(spec, scope, max_position, order, cache), backward, effort, framework)
+    scope = Scope(few_queries=rope is None and cache is not False, groups=key_heads is None, effort=effort)
+    asked = _asked(fn, incremental, backward, framework)
+    return _judged(Check(spec, asked, replace(scope, backward=backward), max_position, order, cache))
 
 
 def check_linear_attention(
@@ -563,8 +569,8 @@ def check_linear_attention(
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
     _check_backward(backward, order + 1 < len(LINEAR_GRADES), incremental is not None)
-    scope = Scope(groups=key_heads is None)
-    return _checked(fn, incremental, _Wanted(spec, scope, max_position, order, None), backward, effort, framework)
+    scope = Scope(groups=key_heads is None, effort=effort, backward=backward)
+    return _judged(Check(spec, _asked(fn, incremental, backward, framework), scope, max_position, order))
 
 
 def assert_attention(fn: Function, **options: Any) -> None:
@@ -601,43 +607,40 @@ def _check_backward(backward: bool, graded: bool, cached: bool) -> None:
         raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
 
 
-class _Wanted(NamedTuple):
-    spec: Spec
-    scope: Scope
-    top: int
-    grade: int
-    cache: bool | None
+def _asked(fn: Function, incremental: Begin, backward: bool, framework: str | None) -> Asked:
+    if framework is None:
+        return Asked(fn, incremental, backward)
+    from . import adapters
+
+    derived = adapters.framework(fn, framework, "qkv" if backward else None)
+    if incremental is None:
+        return Asked(derived, None, backward)
+    begin = incremental
+    return Asked(derived, lambda: adapters.framework(begin(), framework), backward)
 
 
-def _checked(fn: Any, incremental: Any, wanted: _Wanted, backward: bool, effort: str, framework: str | None) -> Report:
-    if framework is not None:
-        from . import adapters
-
-        make, fn = incremental, adapters.framework(fn, framework, "qkv" if backward else None)
-        incremental = None if make is None else lambda: adapters.framework(make(), framework)
-    asked = Asked(fn, incremental, backward)
-    options = frozenset(asked.whole.accepts("mask", "segments")) if wanted.spec.feature_map is None else frozenset()
-    scope = replace(wanted.scope, options=options, caches=incremental is not None, backward=backward,
-                    effort=checks.choice("effort", effort, EFFORTS))  # fmt: skip
-    top = checks.integer("max_position", wanted.top, 512, checks.MAX_POSITION)
-    spec, scope, first = _taken(wanted.spec, asked, scope, top)
-    check = Check(spec, asked, scope, top, wanted.grade, wanted.cache)
-    if spec != wanted.spec:
-        check.notes.append(f"judged with {spec.key_heads} key heads, since it does not take {wanted.spec.key_heads}")
-    return examine(check, first)
+def _judged(check: Check) -> Report:
+    checks.choice("effort", check.scope.effort, EFFORTS)
+    check.top = checks.integer("max_position", check.top, 512, checks.MAX_POSITION)
+    options = check.asked.whole.accepts("mask", "segments") if check.spec.feature_map is None else ()
+    check.scope = replace(check.scope, options=frozenset(options), caches=check.asked.begin is not None)
+    return examine(check, _first(check))
 
 
-def _taken(spec: Spec, asked: Asked, scope: Scope, top: int) -> tuple[Spec, Scope, list[Array] | None]:
-    """What the candidate takes, and its answer to the plain call: the most key heads, if it was written for grouped
-    heads alone; positions that are counted; few shapes."""
-    for g in [g for g in range(spec.key_heads, 0, -1) if spec.heads % g == 0 and (scope.groups or g == spec.key_heads)]:
-        for counted in (False, True):
-            tried, scope = replace(spec, key_heads=g), replace(scope, counted=counted)
+def _first(check: Check) -> list[Array] | None:
+    """The answer to the plain call, as the candidate takes it: with the most key heads, if it was written for grouped
+    heads alone, or with positions that are counted; None if it takes none. Where it compiles, few shapes are tried."""
+    meant, scope = check.spec, check.scope
+    for g in range(meant.key_heads, 0, -1) if scope.groups else (meant.key_heads,):
+        for counted in (False, True) if meant.heads % g == 0 else ():
+            spec, other = replace(meant, key_heads=g), replace(scope, counted=counted)
             try:
-                first = asked(next(iter(calls(Draw(tried, top, scope)))))
+                first = check.asked(next(calls(Draw(spec, check.top, other))))
             except Unreadable:
-                if COUNTS in asked.whole.traits:
-                    continue
-                break
-            return tried, replace(scope, compiled=COMPILES in asked.whole.traits), first
-    return spec, replace(scope, counted=False), None
+                if COUNTS not in check.asked.whole.traits:
+                    break
+                continue
+            check.spec, check.scope = spec, replace(other, compiled=COMPILES in check.asked.whole.traits)
+            check.notes += [f"judged with {g} key heads, since it does not take {meant.key_heads}"] * (spec != meant)
+            return first
+    return None

@@ -221,8 +221,8 @@ def _caches(draw: Draw) -> Iterator[Call]:
     yield draw.random("two caches at once", 25, b=4, chunks=chunks, caches=2)
     yield draw.random("four caches, one token each", 9, b=4, chunks=(1,) * 9, caches=4)
     if draw.spec.rope is not None and not draw.scope.counted:
-        for name, at in _orders(draw, 25).items():
-            yield draw.random(f"cache: {name}", 25, b=3, chunks=chunks, positions=at)
+        for i, (name, at) in enumerate(_orders(draw, 25).items()):
+            yield draw.random(f"cache: {name}", 25, b=3, chunks=(chunks, (8, 16, 1))[i % 2], positions=at)
 
 
 def _orders(draw: Draw, t: int) -> dict[str, Array]:

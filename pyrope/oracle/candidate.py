@@ -58,7 +58,7 @@ class Candidate:
     def __call__(
         self, arrays: Mapping[str, Array], like: Sequence[str], options: Mapping[str, Array] = {}
     ) -> list[Array]:  # noqa: B006
-        """The results, each a float64 copy with the shape of the array that ``like`` names; several if like has several.
+        """The results, each a float64 copy with the shape of the array that ``like`` names; as many as it names.
 
         Raises `Unreadable` if the candidate fails or returns anything else. Inputs that it changes are restored.
         """

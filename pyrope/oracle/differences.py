@@ -55,7 +55,9 @@ def differences(found: Description, rope: Rope, dtype: Any = None) -> list[Diffe
         return shapes + signs + apart + start + factor
     if found.straight < found.at[-1] // 2:  # a matter of the positions: frequencies mean little
         return shapes + axes + factor
-    numbers = _frequencies(found, due, rope)
+    numbers, follows = _frequencies(found, due, rope)
+    if follows is not None and not _factor(found, follows):  # the factor of lengths comes with the frequencies
+        factor = rest
     if numbers and numbers[0].fault not in VAGUE:  # beyond half a turn for a position pairs seem to turn backwards
         signs = [one for one in signs if one.fault != BACKWARDS]
     if numbers and numbers[0].fault == "not rotated":
@@ -333,19 +335,20 @@ def _own_angles(found: Description, rope: Rope) -> list[Difference]:
     return [Difference("two angles in one pair", f"{fact}: {first}")]
 
 
-def _frequencies(found: Description, due: Meant, rope: Rope) -> list[Difference]:
-    """What is wrong with the frequencies; those of another width may also be as expected of the first pairs."""
+def _frequencies(found: Description, due: Meant, rope: Rope) -> tuple[list[Difference], Rope | None]:
+    """What is wrong with the frequencies, and the rope that has them, if that is known; those of another width may also
+    be as expected of the first pairs."""
     measured, p = found.measured, len(due.theta)
     if p != rope.pairs:
         first = np.concatenate((frequencies(rope), np.zeros(p)))[:p]
         whole = np.arange(p) < np.count_nonzero(frequencies(rope))
         series = [rope.base ** (-2 * np.arange(p) / r) for r in (rope.width, rope.head_dim)]
         if any(measured.fits(theta, RAMPS) for theta in (first, *series, *(one * whole for one in series))):
-            return []
+            return [], None
     named = name_frequencies(measured, due)
     if named is not None and named.fault in VAGUE and (measured.theta < 0).any():
         named = name_frequencies(Measured(np.abs(measured.theta), measured.unsure), due)  # that some turn back is said
-    return [] if named is None else [Difference(*named)]
+    return ([], None) if named is None else ([Difference(named.fault, named.fact)], named.rope)
 
 
 def _start(found: Description) -> list[Difference]:

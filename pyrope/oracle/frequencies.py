@@ -33,10 +33,11 @@ MULTIPLES = {  # of all angles
 
 
 class Named(NamedTuple):
-    """A mistake in the frequencies: its name, and the fact."""
+    """A mistake in the frequencies: its name, the fact, and the rope that has them, if that is known."""
 
     fault: str
     fact: str
+    rope: Rope | None = None
 
 
 class Measured(NamedTuple):
@@ -93,7 +94,7 @@ def narrow_dtype(measured: Measured) -> str:
         near = np.abs(theta - to_narrow(theta, bits)) <= 4 * measured.unsure + 16 * U32 * np.abs(theta)
         if name == "float16":  # below its normal numbers it has a fixed step
             near |= np.abs(theta - np.rint(theta * 2.0**24) * 2.0**-24) <= 4 * measured.unsure + 16 * U32 * theta
-        if known.sum() >= min(4, max(2, len(theta) - 1)) and near[known].all():
+        if known.sum() >= 4 and near[known].all():
             return name
     return ""
 
@@ -114,20 +115,25 @@ def geometric(measured: Measured, e: Array) -> tuple[float, float] | None:
         from_one = float((logs * e[some] * weight**2).sum() / (e[some] ** 2 * weight**2).sum())  # if the first is 1
         for log_a, log_base in ((0.0, -from_one), (float(first), -float(slope))):
             known = float(np.abs(logs - log_a + log_base * e[some]).max())
-            for a, base in _short(log_a, log_base, known):
+            bases = [rounded(math.exp(log_base), step) for step in (1e-3, min(1e-6, 4 * known), 0.0)]
+            for a, base in product(_multiples(measured, e, log_a), bases if abs(log_base) < 50 else ()):
                 if measured.fits(a * base**-e):
                     return a, base
     return None
 
 
-def _short(log_a: float, log_base: float, known: float) -> Iterator[tuple[float, float]]:
-    """A multiple and a base near these, of few digits first."""
-    if not (abs(log_a) < 50 and abs(log_base) < 50):
+def _multiples(measured: Measured, e: Array, log_a: float) -> Iterator[float]:
+    """1 over what frequencies are divided by: few digits, unless the first frequency says otherwise; else all that were
+    measured."""
+    if abs(log_a) > 50 or log_a == 0:
+        yield from (1.0,) * (log_a == 0)
         return
-    a, base = math.exp(log_a), math.exp(log_base)
-    for step in (1e-3, min(1e-6, 4 * known), 0.0):
-        for over in (1 / rounded(1 / a, max(step / 10, 4 * U32)), rounded(a, max(step / 10, 4 * U32)), a):
-            yield over, rounded(base, step)
+    first = int(np.argmin(e))
+    known, plain = float(measured.relative[first]), e[first] == 0 and 0 < measured.theta[first] < 3
+    s = float(1 / measured.theta[first]) if plain else math.exp(-log_a)
+    short = rounded(s, known + 4 * U32)
+    yield 1 / (short if short == float(f"{short:.5g}") else rounded(s, known, 12))
+    yield from (1 / rounded(s, max(step, known + POWERS * U32)) for step in (1e-4, 1e-6))
 
 
 # ── What is wrong with frequencies, beside those that are expected ───────────────────────────────────────────────────
@@ -186,8 +192,9 @@ def _of_others(measured: Measured, due: Meant) -> Named | None:
 
 def _variant(measured: Measured, due: Meant) -> Named | None:
     errors = np.maximum(theta_errors(due.rope), RAMPS)
-    fitting = (Named(fault, fact) for fault, fact, theta in variants(due) if measured.fits(theta, errors))
-    return next(fitting, None)
+    plain = {"scaling ignored": replace(due.rope, scaling=None)}
+    fitting = ((fault, fact) for fault, fact, theta in variants(due) if measured.fits(theta, errors))
+    return next((Named(fault, fact, plain.get(fault)) for fault, fact in fitting), None)
 
 
 def _geometric(measured: Measured, due: Meant) -> Named | None:
@@ -284,9 +291,9 @@ def _parameter(measured: Measured, due: Meant) -> Named | None:
             parts = [f"{name} {value}, {getattr(scaling, name)} expected" for name, value in changes.items()]
             if base == rope.base:
                 fact = f"the frequencies are as with {'; and '.join(parts)}"
-                return Named(f"wrong scaling parameter: {' and '.join(changes)}", fact)
+                return Named(f"wrong scaling parameter: {' and '.join(changes)}", fact, other)
             first = f"the frequencies are those of base {base:.8g}, {rope.base:g} expected"
-            return Named("wrong base", "; and ".join([first, *parts]))
+            return Named("wrong base", "; and ".join([first, *parts]), other)
     return None
 
 
@@ -468,7 +475,9 @@ def _blend(kind: str, measured: Measured, rope: Rope, w: Array) -> Explanation |
         usual += [*(one for one in ropes if measured.fits(frequencies(one), RAMPS))][:1]
     if not usual and (ramp is None or not measured.fits(ramp.theta, RAMPS)):
         return None
-    words = f"{kind}, base {rope.base:g}, factor {_give_or_take(s, float((measured.relative + 64 * U32).min()))}"
+    slow = np.abs(measured.theta * s / w - 1) < 0.05
+    known = float((measured.relative + 64 * U32)[slow].min(initial=1))
+    words = f"{kind}, base {rope.base:g}, factor {_give_or_take(s, known)}"
     if ramp is not None:
         where = "pair" if kind == "yarn" else "frequency"
         words += f", ramp from {where} {ramp.one:.4g} to {ramp.zero:.4g} (its lengths and limits show in nothing else)"

@@ -26,7 +26,7 @@ from .measured import Measured, read
 from .report import Finding
 from .responses import examples, response
 from .steps import Allowed, Call, Spec, weigh
-from .weights import CLOSE, apart
+from .weights import CLOSE, apart, places
 
 Ask: TypeAlias = Callable[[Call], list[Array]]
 TENSORS = ("dq", "dk", "dv")
@@ -60,7 +60,7 @@ class Gradients:
         if added := self._added():
             return [added]
         chain = Chain(self.spec, self.call)
-        explained = {i: self._itself(i) or self._terms(chain, i) for i in wrong}
+        explained = {i: self._itself(i) or self._terms(chain, i) or self._moved(i) for i in wrong}
         if 2 in wrong and not explained[2] and (found := self._by_weights()):
             return found
         if 0 in wrong and not explained[0] and (another := self._row_term(chain)):
@@ -78,6 +78,13 @@ class Gradients:
             return None
         words = ", ".join(f"{TENSORS[i]} is the right {TENSORS[same[i][0]]}" for i in moved)
         return Finding(f"gradients: exchanged, {' and '.join(TENSORS[i] for i in moved)}", words)
+
+    def _moved(self, i: int) -> list[tuple[str, str]]:
+        """Right gradients of other heads or rows."""
+        whose = places(self.answers[i], self.limits[i])
+        numbers = ", ".join(map(str, whose.ravel()[:8]))
+        fact = f"the heads of all rows, 0, 1, …, return the gradients of {numbers}"
+        return [("gradients: of other heads or rows", fact)] if (whose >= 0).all() else []
 
     def _added(self) -> Finding | None:
         """What is returned for a gradient g of zeros."""

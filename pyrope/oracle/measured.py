@@ -93,8 +93,8 @@ class Measured:
     @cached_property
     def some(self) -> Array:
         """The weights by which numerators are compared: those that are seen and should be, unless these are few."""
-        both = self.sees & self.visible
-        return np.asarray(both if both.sum() * 3 > self.sees.sum() else self.sees)
+        both = self.sees & self.visible & ~self.bad
+        return np.asarray(both if both.sum() * 3 > self.sees.sum() else self.sees & ~self.bad)
 
     def top(self, scores: Array) -> Array:
         """The greatest visible score of each query, 0 if it sees nothing."""

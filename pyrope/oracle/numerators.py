@@ -16,6 +16,7 @@ from ..backend import Array
 from ..definition import FEATURE_MAPS
 from . import turning, ways
 from .candidate import UNIT
+from .masks import runs
 from .measured import Fit, Measured, centred, fit, read
 from .report import Finding
 from .steps import Call, capped
@@ -50,7 +51,7 @@ def numerators(m: Measured) -> Numerators:
     best = best._replace(found=[*best.found, *_scale(m, best)])
     if best.fit.share >= LOOSELY and (best.fit.share > FITS or m.linear or best.found):
         return best
-    listed = (_bias, _rounded, _single, _foreign)
+    listed = (_bias, _single, _features, _rounded, _foreign)
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
     return best if best.fit.share >= LOOSELY else Numerators([_unlike(m, best.fit)])
@@ -111,9 +112,10 @@ def _bias(m: Measured) -> Finding | None:
     (y, some), (i, j) = _logs(m), m.call.places
     for what, index in (("distance", i[:, None] - j), ("key", np.broadcast_to(j, some.shape[2:]))):
         term = _term(y, some, index - index.min())
-        acts, size = centred(np.take(term, index - index.min(), axis=-1), some), np.nanmax(np.ptp(term, axis=-1))
+        acts, size = centred(np.take(term, index - index.min(), axis=-1), some), float(np.ptp(term))
         if size > 30 * m.close and np.abs(acts - y).max() < min(30 * m.close, 0.05 * size):
-            return _bias_in_words(what, term.mean(axis=0))
+            seen = np.unique((index - index.min())[some.any(axis=(0, 1))])
+            return _bias_in_words(what, term[0][:, seen])
     return None
 
 
@@ -131,14 +133,17 @@ def _term(y: Array, some: Array, index: Array) -> Array:
 
 def _bias_in_words(what: str, term: Array) -> Finding:
     """term (h, distances or keys)."""
-    steps = np.diff(term[:, -max(3, term.shape[1] // 2) :], axis=-1)
+    steps, times = np.diff(term, axis=-1), np.exp(term[0] - term[0].min())
     slopes, straight = steps.mean(axis=-1), np.ptp(steps, axis=-1).max() < 0.05 * np.abs(steps).max()
-    numbers = ", ".join(f"{x:+.4g}" for x in (-slopes[:8] if straight else term[0, :6] - term[0, 0]))
+    if what == "key" and np.abs(times - np.rint(times)).max() < 0.01:
+        several = np.rint(times) > 1
+        return Finding("keys: counted more than once", f"keys {runs(several)} are counted {times.max():.0f} times")
     if what == "distance" and straight and np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
         factor = f"{np.exp(slopes[0]):.4g}"
         return Finding(
             f"bias: a decay of {factor} for each token", f"for each token further back, weights are times {factor}"
         )
+    numbers = ", ".join(f"{x:+.4g}" for x in (-slopes[:8] if straight else term[0, :6] - term[0, 0]))
     if what == "distance" and straight:
         return Finding("bias: by distance", f"for each token nearer, {numbers} is added to the scores of heads 0, 1, …")
     return Finding(f"bias: by {what}", f"a number for each {what} is added to scores: {numbers}, … in head 0")
@@ -161,7 +166,8 @@ def _rounded(m: Measured) -> Finding | None:
     scores, shared = centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
     near = [name for name, unit in UNIT.items() if 0.2 * unit < off < 6 * unit and unit > UNIT[m.spec.dtype.name]]
-    pattern = np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
+    few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
+    pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
     if pattern or not near:
         return None
     return Finding(f"precision: as if a step were rounded to {near[0]}", f"{words}, without a pattern")
@@ -173,8 +179,11 @@ def _single(m: Measured) -> Finding | None:
     if spec.head_dim < len(given) or (spec.window or len(given)) < len(given) or m.call.chunks:
         return None
     size = 1.0 if m.linear else (spec.scale * spec.head_dim) ** -0.5
-    read, again = (_ratios(m, q, size * given) for q in (size, 2 * size))
-    if not (np.isfinite(read).all() and (read > 0).all()):
+    ones = np.ones(spec.head_dim)
+    read, again, back = (_ratios(m, q * ones, size * keys[:, None] * ones)
+                         for q, keys in ((size, given), (2 * size, given), (size, given[::-1])))  # fmt: skip
+    back = back[::-1] / back[-1]  # in the other order: positions are all 0, and must not matter
+    if not (np.isfinite(read).all() and (read > 0).all()) or np.abs(back / read - 1).max() > 20 * m.close:
         return None
     if spec.feature_map is None:
         return _capped(m, np.log(read) + capped(SCORES, spec.softcap)[0])
@@ -183,6 +192,21 @@ def _single(m: Measured) -> Finding | None:
         return None
     words = f"φ of {_listed(FEATURES)}, over φ(1), is {_listed(read)}, expected {_listed(due)}"
     return Finding("feature map: another function", words)
+
+
+def _features(m: Measured) -> Finding | None:
+    """Features that do not meet themselves: q and k are zeros but for one, whose score is 1."""
+    d, size = m.spec.head_dim, m.spec.scale**-0.5
+    if m.linear or m.call.chunks or m.spec.window == 1:
+        return None
+    keys = np.zeros((d, 2, d))
+    keys[range(d), 1, range(d)] = size
+    acts = np.array([np.log(_ratios(m, k[1], k)[1]) for k in keys])
+    wrong = np.abs(acts / capped(np.ones(1), m.spec.softcap) - 1) > 20 * m.close
+    if not wrong.any() or wrong.all():
+        return None
+    words = f"features {runs(wrong)} bring {acts[wrong].min():.3g} … {acts[wrong].max():.3g} times what they should"
+    return Finding("operands: some features compared otherwise", words)
 
 
 def _capped(m: Measured, acts: Array) -> Finding | None:
@@ -194,21 +218,22 @@ def _capped(m: Measured, acts: Array) -> Finding | None:
     for cap in np.geomspace(0.2, 200, 3000):
         for how, other in (("softcap: " + ways.other_cap(cap, m.spec.softcap), capped(SCORES, cap)),
                            (f"scores: clipped at ±{cap:.3g}", np.clip(SCORES, -cap, cap))):  # fmt: skip
-            if (np.abs(acts - acts[0] - other + other[0]) < 0.01 * (1 + np.abs(other))).all():
+            if (np.abs(acts - acts[0] - other + other[0]) < 2e-3 * (1 + np.abs(other)) + 5 * m.close).all():
                 return Finding(how, words)
-    return Finding("scores: another function of q·k", words)
+    slopes = np.diff(np.sort(acts)) / np.diff(np.sort(SCORES))
+    return None if np.ptp(slopes) < 0.01 else Finding("scores: another function of q·k", words)
 
 
 def _listed(numbers: Array) -> str:
     return ", ".join(f"{x:.4g}" for x in numbers[1:])
 
 
-def _ratios(m: Measured, query: float, keys: Array) -> Array:
-    """The weights that the last query gives to keys of these features, over that of the first key."""
-    (_, h, _, d), g, dtype, n = m.call.q.shape, m.call.k.shape[1], m.call.q.dtype, len(keys)
-    q, k, v = np.full((1, h, n, d), query, dtype), np.zeros((1, g, n, d), dtype), np.zeros((1, g, n, d), dtype)
-    k[...], v[..., range(n), range(n)] = keys[:, None], 1
-    at = None if m.call.positions is None else np.zeros((1, n), np.int64)
+def _ratios(m: Measured, query: Array, keys: Array) -> Array:
+    """The weights that the last query (d,) gives to keys (n, d), over that of the first key, at one position."""
+    (n, d), h, g, dtype = keys.shape, m.call.q.shape[1], m.call.k.shape[1], m.call.q.dtype
+    q, k = (np.broadcast_to(x, (1, heads, n, d)).astype(dtype) for x, heads in ((query, h), (keys, g)))
+    v, at = np.zeros((1, g, n, d), dtype), None if m.call.positions is None else np.zeros((1, n), np.int64)
+    v[..., range(n), range(n)] = 1
     out = m.ask(Call("single features", q, k, v, positions=at))[0, 0, -1, :n]
     return np.asarray(out / out[0])
 

@@ -26,13 +26,14 @@ from .candidate import BITS, UNIT, Candidate, Unreadable
 from .frequencies import Explanation, Measured, guess_rope, listed, narrow_dtype, rounded, wrapped
 from .report import abbreviated, finite, printable
 from .rescalings import span
-from .tolerance import APPLICABLE, Expected, Tables, float_dtype
+from .tolerance import APPLICABLE, STEP, Expected, Tables, float_dtype
 
 MAX_POSITION = 131071
 WIDEST = 2048  # features: R(m) is read column by column
 _CALLS = 256  # in which unit vectors are handed over, at most
 _SEEN = 1e-9  # what an output has of a feature, if it is made from it
 _FEW = (0, 1, 2, 3, 7, 100, 1000)  # positions that show which features make a pair
+NO_RULE = "none of these: no published rule has these frequencies"
 ILLEGIBLE = "cannot be read: the pairs do not turn"
 
 
@@ -216,6 +217,13 @@ class Description:
         off = np.abs(self.size - self.factor)[self.known]
         return float(off.max(initial=0) / max(self.factor, 1e-30)) if math.isfinite(self.factor) else math.inf
 
+    @property
+    def skew(self) -> float:
+        """How far the two outputs of a pair are from a rotation times a number, relative to their lengths."""
+        length = np.maximum(1.0, self.size.max(axis=-1))
+        off = [np.abs(side[..., 0] - side[..., 1]) / length for side in (self.own, self.other)]
+        return float(np.max(off, initial=0)) if math.isfinite(self.factor) else math.inf
+
     @cached_property
     def growth(self) -> Array | None:
         """The logarithm of what lengths are multiplied with from position to position, (p,), if they grow so."""
@@ -261,9 +269,14 @@ class Description:
 
     @cached_property
     def offsets(self) -> tuple[float, ...]:
-        """By how many positions the pairs of each axis are ahead: an integer, unless none explains them."""
-        start, owns = self.direction * self.start[:, 0], [self.owner == axis for axis in range(len(self.theta))]
-        return tuple(offset_of(start[own], self.measured.part(own), UNIT[self.dtype]) for own in owns)
+        """By how many positions the pairs of each axis are ahead, the same for all if it can be: an integer, unless none
+        explains them."""
+        start, axes, unit = self.direction * self.start[:, 0], len(self.theta), UNIT[self.dtype]
+        offset = offset_of(start, self.measured, unit)
+        if axes == 1 or np.abs(wrapped(start - offset * self.measured.theta)).max() < 0.01 + 8 * unit:
+            return (offset,) * axes
+        owns = [self.owner == axis for axis in range(axes)]
+        return tuple(offset_of(start[own], self.measured.part(own), unit) for own in owns)
 
     @property
     def unexplained_start(self) -> float:
@@ -285,10 +298,12 @@ class Description:
             y[..., writes[:, j]] = size * (np.cos(angle[..., j]) * own + sign * np.sin(angle[..., j]) * other)
         return y
 
-    def rules(self, suspects: tuple[Rope, ...] = (), coarse: float = 0.0) -> list[Explanation]:
-        """The rules that have these frequencies, which may be off by so much of themselves, beside what is measured."""
-        unsure = self.measured.unsure + coarse * np.abs(self.measured.theta)
-        return _rules(self, Measured(self.measured.theta, unsure), suspects)
+    def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Explanation]:
+        """The rules that have these frequencies, which may be rounded to a narrow dtype."""
+        theta, unsure = self.measured
+        if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
+            unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * STEP[narrow]) / 4
+        return _rules(self, Measured(theta, unsure), suspects)
 
     def rows(self, rope: Rope | None = None) -> tuple[tuple[str, str, str], ...]:
         """What was measured beside what a rope has: name, expected, measured."""
@@ -557,19 +572,15 @@ def _unpaired(probe: Probe, reached: Array) -> Identification:
 
 
 def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) -> Identification:
-    unit, measured = UNIT[found.dtype], found.measured
+    measured, unit, offsets = found.measured, UNIT[found.dtype], found.offsets
     turning = measured.turning & found.known[0].any(axis=(0, 2))
-    rotates = found.uneven < 0.1 or found.growth is not None
-    skew = _skew(found)
-    rules = found.rules(suspects) if skew < 0.05 + 32 * unit and turning.any() else []
-    narrow = "" if rules or skew > 0.05 + 32 * unit else narrow_dtype(measured)
-    if narrow:
-        rules = found.rules(suspects, 2.0 ** -BITS[narrow] / 4)
-    rope = next((rule.rope for rule in rules if rule.rope is not None), None)
-    rope = rope if rope is None else _with_factor(rope, found.factor, unit)
-    unknown = ("none of these: no published rule has these frequencies",) if turning.any() and rotates else ()
+    exact = bool(found.skew <= 32 * unit and turning.any() and found.shape.layout != "none")
+    rules = found.rules(suspects) if exact else []
+    narrow = narrow_dtype(measured) if exact and not rules else ""
+    rules = found.rules(suspects, narrow) if narrow else rules
+    rope = next((_with_factor(rule.rope, found.factor, unit) for rule in rules if rule.rope is not None), None)
+    legible = turning if found.skew <= 0.1 else turning & False
     reads, _ = found.shape.features(probe.d)
-    legible, offsets = rotates and turning.any(), found.offsets
     return Identification(
         head_dim=probe.d,
         dtype=found.dtype,
@@ -578,28 +589,22 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         placement=PLACEMENTS[found.shape.start > 0],
         pairs=tuple((int(a), int(b)) for a, b in reads[turning]),
         direction=found.direction,
-        frequencies=tuple(measured.theta[turning].tolist()) if legible else (),
-        uncertainty=tuple(measured.unsure[turning].tolist()) if legible else (),
+        frequencies=tuple(measured.theta[legible].tolist()),
+        uncertainty=tuple(measured.unsure[legible].tolist()),
         offset=offsets[0],
-        attention_factor=found.factor,
-        explanations=tuple(rule.words for rule in rules) or unknown,
+        attention_factor=found.factor * (1 if turning.any() or found.own.sum() >= 0 else -1),
+        explanations=tuple(rule.words for rule in rules) or (NO_RULE,) * bool(legible.any()),
         rope=rope,
         precision=f"low-precision angle: all frequencies are {narrow} numbers"
         if narrow
         else _grade(probe, found, rope),
         behaviour=_behaviour(probe),
-        notes=_notes(probe, found, skew),
+        notes=_notes(found),
         multiple=not turning.any() and found.uneven < 4 * unit,
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
         readings=found,
         offsets=offsets if len(set(offsets)) > 1 else (),
     )
-
-
-def _skew(found: Description) -> float:
-    """How far the two outputs of a pair are from a rotation times a number, in size."""
-    off = [np.abs(side[..., 0] - side[..., 1]).max(initial=0) for side in (found.own, found.other)]
-    return float(max(off) / max(1.0, found.factor)) if math.isfinite(found.factor) else math.inf
 
 
 def _with_factor(rope: Rope, factor: float, unit: float) -> Rope:
@@ -609,25 +614,24 @@ def _with_factor(rope: Rope, factor: float, unit: float) -> Rope:
     return replace(rope, scaling=replace(rope.scaling, attention_factor=rounded(factor, unit / 4)))
 
 
-def _notes(probe: Probe, found: Description, skew: float) -> tuple[str, ...]:
+def _notes(found: Description) -> tuple[str, ...]:
     """What the other fields do not say."""
-    notes, unit = [], UNIT[found.dtype]
-    turning = found.measured.turning
-    if skew > 0.01 + 32 * unit:
-        notes.append(f"no rotation: within the pairs R is off by {skew:.2g} from a rotation times a number")
+    notes, unit, turning = [], UNIT[found.dtype], found.measured.turning
+    if found.skew > 32 * unit:
+        notes.append(f"no rotation: within the pairs R is off by {found.skew:.2g} from a rotation times a number")
     if found.scatter > 0.01 + 8 * unit:
         notes.append(f"not linear: what is read of it changes by {found.scatter:.2g} with the size of x")
     if not found.known.all():
         notes.append(f"NaN or infinity comes out at position {found.at[np.argmin(found.known.all(axis=(0, 2, 3)))]}")
     if found.straight < found.at[-1] and turning.any():
-        notes.append(f"angles are proportional to the position up to {found.straight} only")
+        notes.append(f"phases are proportional to the position up to {found.straight} only")
     if (growth := found.growth) is not None:
         rates = f"at rates from {growth.min():.3g} to {growth.max():.3g} of themselves"
         notes.append(f"pairs grow or shrink with the position, {rates}: xPos, or the like; the factor is at position 0")
-    if found.unexplained_start > 0.1:
-        most = f"{found.unexplained_start:.4g}"
-        notes.append(f"at position 0 pairs are turned by up to {most} more than any offset explains")
-    if 0 < (~turning).sum() < len(turning) and found.shape.layout != "half":
+    if found.unexplained_start > 0.1 and turning.any():
+        more = f"{found.unexplained_start:.4g} more than any offset explains"
+        notes.append(f"at position 0 pairs are turned by up to {more}")
+    if not turning[: turning.sum()].all():  # if they are the last ones, the rotation is proportional
         notes.append(f"{listed(np.flatnonzero(~turning))} do not turn")
     return tuple(notes)
 

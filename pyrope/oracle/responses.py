@@ -93,15 +93,18 @@ def examples(x: Array, y: Array) -> str:
 
 
 @np.errstate(all="ignore")
-def response(x: Array, y: Array, close: float) -> Response:
-    """What y (…, 1, d) is of the first token of x (…, n, d), up to a relative error; NaN where it is not known."""
+def response(x: Array, y: Array, close: float, scaled: bool = False) -> Response:
+    """What y (…, 1, d) is of the first token of x (…, n, d), up to a relative error; NaN where it is not known.
+    ``scaled``: up to a factor."""
     first, known = x[..., :1, :], ~np.isnan(y)
     if fits(first, y, close):
         return Response("")
     if not known.any() or np.isinf(y).any():
         return Response("not finite" if known.any() else "")
     for words, function in forms(first[known], y[known]):
-        if fits(function(x)[..., :1, :], y, close):
+        made = function(x)[..., :1, :]
+        factor = (made * y)[known].sum() / np.square(made[known]).sum() if scaled else 1.0
+        if fits(factor * made, y, close):
             return Response(words, function)
     return Response("another function of them")
 

@@ -7,6 +7,7 @@ was made; a lost remainder or padding shows only at lengths that do not divide e
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -38,8 +39,8 @@ class Split(NamedTuple):
 
     def shared(self) -> set[int]:
         """The positions that end a chunk of one rank and begin one of another."""
-        shards = [*map(set, self.shards)]
-        return {m for m in self.twice if any({m - 1, m} <= x and {m, m + 1} <= y for x in shards for y in shards if x != y)}
+        pairs = [*itertools.permutations(map(set, self.shards), 2)]
+        return {m for m in self.twice if any({m - 1, m} <= x and {m, m + 1} <= y for x, y in pairs)}
 
     def is_padded(self) -> bool:
         """Whether every token is held, and positions from n on besides, or any that make the shards equally long."""

@@ -155,13 +155,22 @@ def found(spec: Spec, ask: Ask, call: Call) -> Iterator[tuple[list[Finding], way
         if at is not None:
             named, at = _moved(call, at)
             yield [*_paired(rope, words), *named], _way(right, rope, [theta, theta], at)
-            continue
-        there = Relative(spec, ask, _steps(spec, call), rope, every)
-        sides = [_frequencies(x, there.call) for x in there.turned]
+        if at is None or not named:
+            yield from _by_frequencies(here, words, right)
+
+
+def _by_frequencies(here: Relative, words: str, right: ways.Way) -> Iterator[tuple[list[Finding], ways.Way]]:
+    """Other frequencies, measured at positions that grow fast, or, if a candidate only counts, at those of a count."""
+    for ladder_at in (ladder(TOP), np.arange(48)):
+        call = _steps(here.spec, here.call, ladder_at)
+        there = Relative(here.spec, here.ask, call, here.rope, np.arange(here.rope.pairs))
+        sides = [_frequencies(x, call) for x in there.turned]
         at = _acts(here, [side.theta for side in sides])
-        if there.uneven <= loose and at is not None:
-            named, at = _moved(call, at)
-            yield [*_paired(rope, words), *_named(sides, rope), *named], _way(right, rope, [x.theta for x in sides], at)
+        if at is not None:
+            named, at = _moved(here.call, at)
+            theta = [side.theta for side in sides]
+            yield [*_paired(here.rope, words), *_named(sides, here.rope), *named], _way(right, here.rope, theta, at)
+            return
 
 
 def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
@@ -175,9 +184,9 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield words, replace(rope, rotary_dim=width, layout=other)
 
 
-def _steps(spec: Spec, call: Call) -> Call:
-    """A call of one row with positions that at most double, after one at 0 that is not read."""
-    at = np.concatenate(([0], ladder(TOP)))
+def _steps(spec: Spec, call: Call, positions: Array) -> Call:
+    """A call of one row with these positions, after one at 0 that is not read."""
+    at = np.concatenate(([0], positions))
     shapes = (spec.heads, spec.key_heads, spec.key_heads)
     q, k, v = (np.zeros((1, h, len(at), spec.head_dim), call.q.dtype) for h in shapes)
     return Call("frequencies", q, k, v, positions=at[None])
@@ -231,6 +240,8 @@ def _acts(here: Relative, theta: list[Array]) -> list[Array] | None:
     m, (q, k) = here.call.k.shape[2], here.turned
     keys = np.full((len(k), m, k.shape[-1]), np.nan, complex)
     keys[:, here.keys] = k
+    first = np.asarray(here.call.positions, np.float64)[:, :1, None]  # where the first key should be
+    q, keys = (x * np.exp(1j * first * theta[1][here.pairs]) for x in (q, keys))
     both = [_side(x, side[here.pairs], here.call) for x, side in zip((q, keys), theta, strict=True)]
     known = [x for x in both if x is not None]
     return known if len(known) == 2 else None

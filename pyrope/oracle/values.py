@@ -23,6 +23,7 @@ from .responses import Function, Response, examples, response
 from .steps import EXACT, Allowed, Call, Spec, weigh
 
 Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
+ONES = 4  # features of all values that are 1
 CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 
 
@@ -47,7 +48,7 @@ class Values:
         """Whether something is added to the output, and whether values are turned or those of other heads."""
         listed = list(self._added())
         self.summed = self._explains(self.weights @ self.v, answer, allowed)
-        if self.summed or not np.isfinite(self.weights).all() or not self.weights.any():
+        if self.summed or np.isnan(answer).all():
             return listed
         if turned := next(self._turned(), None):
             words, undo = turned
@@ -58,7 +59,8 @@ class Values:
             self.summed = True
             fact = f"what comes out of the value of one key alone is that value, {words}"
             listed.append(Finding(f"values: {words}", fact))
-        return [*listed, *self._sources()]
+        listed += self._sources()
+        return listed if self.summed else [*listed, *self._responses(answer)]
 
     def _explains(self, out: Array, answer: Array, allowed: Allowed) -> bool:
         off = np.abs(out + self.offset - answer)
@@ -158,36 +160,36 @@ class Values:
 
     # ── Values that are not themselves ──
 
-    def response(self, answer: Array, elsewhere: bool) -> list[Finding]:
-        """What comes out of values of many sizes, if the answer is not W·v, and the reason is not ``elsewhere``."""
-        if self.summed:
-            return []
-        for sizes in (False, True):
-            v, y = self._first(sizes)
-            found = response(v, y, self.close)
-            if found.words and (found.function is not None or not elsewhere):
-                step = "output" if self._after(found, answer) else "values"
-                return [Finding(f"{step}: {found.words}", f"of values, {examples(v[..., :1, :], y)}")]
-        return (
-            []
-            if elsewhere
-            else [Finding("values: not only summed", "with unit vectors for values, the weights are right")]
-        )
+    def _responses(self, answer: Array) -> list[Finding]:
+        """What comes out of values of many sizes; weights, read by values of 1, are divided by what becomes of 1."""
+        read = [self._first(sizes) for sizes in (False, True)]
+        found = [response(v, y, self.close, scaled=not sole) for v, y, sole in read]
+        best = next((i for i, x in enumerate(found) if x.function is not None), 0 if found[0].words else 1)
+        (v, y, sole), told = read[best], found[best]
+        one = y[..., :ONES] if told.function is None else told.function(np.ones((1, 1, 1, 1)))
+        if not told.words or np.ptp(one) > 10 * self.close * np.abs(one).max():
+            return []  # it depends on more than on the value
+        self.weights = self.weights / one.flat[0] if one.flat[0] and sole else self.weights
+        step = "output" if self._after(told, answer) else "values"
+        return [Finding(f"{step}: {told.words}", f"of values, {examples(v[..., :1, :], y)}")]
 
-    def _first(self, sizes: bool) -> tuple[Array, Array]:
-        """Values (b, g, m, d), and what comes out where one key alone is seen, or where all values are alike."""
-        shape, h, g = self.call.v.shape, self.call.q.shape[1], self.call.v.shape[1]
-        v = self.rng.standard_normal(shape)
-        v = v * 2.0 ** self.rng.uniform(-6, 5, shape) if sizes else v
-        alone = self.spec.causal and self.call.q.shape[2] == shape[2] and "mask" not in self.call.options
-        v = (v if alone else np.broadcast_to(v[:, :, :1], shape)).astype(self.call.v.dtype)
-        out = self.ask(replace(self.call, v=v))[:, :: h // g]
-        if alone:
-            return v.astype(np.float64), out[:, :, :1] - self.offset[:, :: h // g, :1] * (self.offset.shape[2] > 0)
-        sums = self.weights.sum(axis=-1, keepdims=True)[:, :: h // g]
-        best = int(np.abs(sums).min(axis=(0, 1, 3)).argmax())
-        judged = out[:, :, self.call.judged] - self.offset[:, :: h // g]
-        return v.astype(np.float64), judged[:, :, best : best + 1] / sums[:, :, best : best + 1]
+    def _first(self, sizes: bool) -> tuple[Array, Array, bool]:
+        """Values (b, g, m, d), and what comes out of the first token: where a query sees one key alone, which is put
+        first here, and else, up to a factor, where all values are alike."""
+        shape, step = self.call.v.shape, self.call.q.shape[1] // self.call.v.shape[1]
+        v = self.rng.standard_normal(shape) * (2.0 ** self.rng.uniform(-6, 5, shape) if sizes else 1)
+        v[..., :ONES] = 1
+        w, due = self.weights[:, ::step], weigh(self.spec, self.call).weights[:, ::step]
+        w = np.where(np.isfinite(w), w, due)
+        sees = np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True)
+        row = int((sees.sum(axis=-1) == 1).all(axis=(0, 1)).argmax())
+        sole, key = bool((sees[:, :, row].sum(axis=-1) == 1).all()), int(sees[0, 0, row].argmax())
+        v = (v if sole else np.broadcast_to(v[:, :, :1], shape)).astype(self.call.v.dtype)
+        out, x = self._asked(v)[:, ::step], np.roll(v, -key if sole else 0, axis=2).astype(np.float64)
+        sums = w.sum(axis=-1, keepdims=True)
+        row = row if sole else int(np.abs(sums).min(axis=(0, 1, 3)).argmax())
+        alike = sole and np.ptp(sums[:, :, row]) < 1e-3 * np.abs(sums[:, :, row]).max()
+        return x, out[:, :, row : row + 1] / (1 if alike else sums[:, :, row : row + 1]), bool(alike)
 
     def _after(self, found: Response, answer: Array) -> bool:
         """Whether it is the output, rather than each value, that is changed so."""
@@ -195,8 +197,7 @@ class Values:
             return False
         due = weigh(self.spec, self.call).weights
         w = due if np.abs(due - self.weights).max() < 0.01 else self.weights  # it may be the output that is rounded
-        before, after = (w @ self._spread(found.function(self.call.v.astype(np.float64))),
-                         found.function(w @ self.v))  # fmt: skip
+        before, after = w @ self._spread(found.function(self.call.v.astype(np.float64))), found.function(w @ self.v)
         return bool(np.abs(after - answer).mean() < 0.5 * np.abs(before - answer).mean())
 
 

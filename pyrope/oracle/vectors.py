@@ -418,6 +418,7 @@ def _read_cases(directory: Path) -> list[Case]:
             if not re.fullmatch(r"[\w+-][\w.+-]*", case.name):  # it is part of a path
                 raise ValueError(f"the name of a case must have letters, digits, - and . alone, was {case.name!r}")
             checks.choice("kind", case.kind, SUITES[:3])
+            _ = case.spec if case.kind != "rotation" or case.rope is None else Own(case.rope, **case.options)
             listed.append(case)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the manifest in {directory} is incomplete: {error!r}; write the vectors anew") from error

@@ -490,6 +490,8 @@ def outputs(spec: Spec, call: Call) -> Ways:
         turned = EXACT.turned(call.k.astype(np.float64), call.at()[1], spec.rope)
         yield "values", "rotated keys used as values", weigh(spec, replace(call, v=turned)).out
     yield "output", "zeros", np.zeros_like(out)
+    yield "output", "less its mean over the features", out - out.mean(axis=-1, keepdims=True)
+    yield "output", "divided by its length", _unit(out)
     yield "batch", "the result of row 0 for all", np.broadcast_to(out[:1], out.shape)
     if out.shape == call.q.shape:
         yield "output", "heads and tokens exchanged", out.swapaxes(1, 2).reshape(out.shape)

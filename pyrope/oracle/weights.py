@@ -26,6 +26,7 @@ from .values import Values
 __all__ = ["apart", "diagnose", "read", "seen"]
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
+NOT_SUMMED = Finding("values: not only summed", "with unit vectors for values, the weights are right")
 MOST = 64  # heads of all rows whose results are looked for in other places
 
 
@@ -47,10 +48,11 @@ def _diagnosed(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed
         taken = apart(Measured(spec, values.ask, call, values.weights, close))
         if taken or listed:
             break
-    told = values.response(answer, bool(listed or taken))
-    if any(x.fault.startswith("output") for x in told):  # which is rounded where it is a weight, too
+    if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
         taken = [x for x in taken if not x.fault.startswith("precision")]
-    return _merged([*listed, *taken, *told])
+    if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
+        taken = [x for x in taken if x.fault != "not finite"]
+    return _merged([*listed, *taken]) or [NOT_SUMMED] * (not values.summed)
 
 
 def _merged(found: list[Finding]) -> list[Finding]:
@@ -73,7 +75,7 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
     for step, how, out in ways.outputs(spec, call):
         if allowed.ratio(out) > 4 and (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all():
             yield Finding(f"{step}: {how}", f"all {answer.size} outputs are those of this mistake")
-    (b, h), whose = answer.shape[:2], _places(answer, allowed)
+    (b, h), whose = answer.shape[:2], places(answer, allowed)
     rows, heads = whose // h, whose % h
     if (whose < 0).any() or not answer.any():
         return
@@ -85,7 +87,7 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
         yield Finding("batch: results of other rows", f"rows 0, 1, … return the results of rows {numbers}")
 
 
-def _places(answer: Array, allowed: Allowed) -> Array:
+def places(answer: Array, allowed: Allowed) -> Array:
     """The head, counted over all rows, whose right result each head returns, (b, h); −1 if there is none."""
     (b, h), truth = answer.shape[:2], allowed.truth.reshape(-1, *answer.shape[2:])
     whose, room = np.full(b * h, -1), 3 * allowed.worst.reshape(truth.shape)
@@ -161,7 +163,7 @@ def _level(m: Measured, made: Numerators) -> Finding | None:
     kept = np.log(np.where(extra, m.weights / made.fit.factors, np.nan))
     for way, x in (("instead of", kept + m.top(m.right.scores)), ("added to", kept - np.log(made.number))):
         value, off = float(np.nanmedian(x)), float(np.nanmax(np.abs(x - np.nanmedian(x))))
-        if off < 100 * m.close and (abs(value) > 0.1 or way == "instead of"):
+        if off < min(100 * m.close, 0.3) and (abs(value) > 0.1 or way == "instead of"):
             how = f"{round(value, 3):g} {way} their scores"
             capped = m.spec.softcap is not None and abs(value / m.spec.softcap + 1) < 0.01
             fault = f"hidden keys: {'the softcap after the mask' if capped else how}"
