@@ -81,7 +81,7 @@ class Rule:
     denominators: str = "positive"
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
+@np.errstate(all="ignore")  # what is not finite is refused in the end
 def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
@@ -112,7 +112,7 @@ def linear_attention(
     return result
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
+@np.errstate(all="ignore")  # what is not finite is refused in the end
 def linear_step(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
     feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",

@@ -311,7 +311,7 @@ def parallel_linear_attention(
     return out
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
+@np.errstate(all="ignore")  # what is not finite is refused in the end
 def _with_sums(comm: Any, q: Array, k: Array, v: Array, rule: linear.Rule, causal: bool) -> Array:
     """`parallel_linear_attention` without its checks."""
     with _aborting(comm):

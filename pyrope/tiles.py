@@ -95,7 +95,7 @@ def _spread(work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], 
                 work(piece)
             except BaseException as error:
                 queue.clear()  # every piece before this one has been taken: the first to fail will be among them
-                failures[number] = error
+                failures[number if isinstance(error, Exception) else -1] = error  # Ctrl-C is never hidden by an error
 
     started = []
     try:

@@ -378,7 +378,7 @@ def _attend_linearly(run: _Run, i: int, q: Array, k: Array, v: Array) -> Array:
     return out
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused in the end
+@np.errstate(all="ignore")  # what is not finite is refused in the end
 def _linear(config: Config, q: Array, k: Array, v: Array, state: LinearState | None, rule: linear.Rule) -> _Attended:
     out = namespace(q).empty(q.shape, q.dtype)
     if not config.causal:
