@@ -75,7 +75,9 @@ def linear_attention(q, k, v, m, rope, causal, phi=definition.elu_plus_one):
         out = definition.linear_attention(q, k, v, turn, seen, phi)
         plain = np.where(seen, abs(phi(q)) @ definition.repeat_heads(abs(phi(k)), q.shape[-3]).swapaxes(-1, -2), 0)
         total = np.where(seen, phi(q) @ definition.repeat_heads(phi(k), q.shape[-3]).swapaxes(-1, -2), 0).sum(-1)
-        sized = 2 * plain @ definition.repeat_heads(abs(v), q.shape[-3]) / abs(np.where(total == 0, 1, total))[..., None]
+        sized = (
+            2 * plain @ definition.repeat_heads(abs(v), q.shape[-3]) / abs(np.where(total == 0, 1, total))[..., None]
+        )
         rough = sized * (1 + plain.sum(-1) / abs(np.where(total == 0, 1, total)))[..., None]
     allowed = unit * abs(out) + inner * 8 * (sum(q.shape[-2:]) + 8) * rough + np.where(unit == 2.0**-11, 2.0**-25, 0)
     return out, allowed

@@ -122,7 +122,9 @@ def test_the_attention_factor_is_left_out(scaling, causal):
 def test_grouped_heads_read_the_key_head_of_their_group(xp):
     v = np.broadcast_to(np.arange(2.0)[:, None, None], (2, 3, 1)).copy()
     for causal in (False, True):
-        got = pyrope.linear_attention(*(to_backend(x, xp) for x in (np.ones((6, 3, 4)), np.ones((2, 3, 4)), v)), causal=causal)
+        got = pyrope.linear_attention(
+            *(to_backend(x, xp) for x in (np.ones((6, 3, 4)), np.ones((2, 3, 4)), v)), causal=causal
+        )
         assert pyrope.to_numpy(got)[:, -1, 0].tolist() == [0, 0, 0, 1, 1, 1]
 
 
@@ -212,9 +214,13 @@ def test_nothing_over_nothing_is_zero(xp, name, causal):
     # Padding of −inf in front: its rows see no key, and its keys are seen by no row.
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 6, 4)) ** 2 + 0.1
     q[:, :2], k[:, :2] = -np.inf, -np.inf
-    got = pyrope.to_numpy(pyrope.linear_attention(*(to_backend(x, xp) for x in (q, k, v)), causal=causal, feature_map=name))
+    got = pyrope.to_numpy(
+        pyrope.linear_attention(*(to_backend(x, xp) for x in (q, k, v)), causal=causal, feature_map=name)
+    )
     assert (got[:, :2] == 0).all()
-    rest = references.linear_attention(*(x[:, 2:] for x in (q, k, v)), None, None, causal, definition.FEATURE_MAPS[name])
+    rest = references.linear_attention(
+        *(x[:, 2:] for x in (q, k, v)), None, None, causal, definition.FEATURE_MAPS[name]
+    )
     close(got[:, 2:], *rest)
 
 

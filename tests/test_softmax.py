@@ -136,7 +136,9 @@ def test_rows_that_see_nothing_are_zeros_among_many(xp, block):
     q, k, v = (np.random.default_rng(0).standard_normal((2, 80, 4)) for _ in "qkv")
     seen = np.arange(80) % 3 > 0
     for mask in (seen[:, None], np.where(seen, 0.0, -np.inf)[:, None]):
-        got = pyrope.to_numpy(attention(*(to_backend(x, xp) for x in (q, k, v)), mask=to_backend(mask, xp), block=block))
+        got = pyrope.to_numpy(
+            attention(*(to_backend(x, xp) for x in (q, k, v)), mask=to_backend(mask, xp), block=block)
+        )
         assert (got[:, ~seen] == 0).all() and (got[:, seen] != 0).all()
     for mask in (None, "float"):  # nothing at all is seen
         mask = to_backend(np.zeros((1, 1)), xp) if mask else None
@@ -157,11 +159,15 @@ def test_what_is_finite_in_a_wider_mask_hides_nothing(xp, dtype):
 def test_scores_that_overflow_are_refused(xp, n):
     big = np.full((1, n, 4), 1e20, np.float32)
     for sign in (1, -1):  # +inf would be NaN, −inf would pass for a hidden key
-        with pytest.raises(ValueError, match="scores must not exceed float32, 3.4e.38: queries reach 1e.20, keys 1e.20"):
+        with pytest.raises(
+            ValueError, match="scores must not exceed float32, 3.4e.38: queries reach 1e.20, keys 1e.20"
+        ):
             attention(*(to_backend(x, xp) for x in (big * np.float32(sign), big, big)))
     fits = attention(*(to_backend(x.astype(np.float64), xp) for x in (big, big, big)))
     np.testing.assert_allclose(pyrope.to_numpy(fits), 1e20, rtol=1e-7)
-    small = attention(*(to_backend(x, xp) for x in (big, big, np.ones_like(big))), scale=2e-38)  # scaled before the product
+    small = attention(
+        *(to_backend(x, xp) for x in (big, big, np.ones_like(big))), scale=2e-38
+    )  # scaled before the product
     np.testing.assert_allclose(pyrope.to_numpy(small), 1, rtol=1e-6)
     one = big * np.where(np.arange(4) == 0, np.float32(1), np.float32(0))  # one overflow beside scores that do not
     low = np.concatenate((np.zeros_like(one), -one), axis=-2)
@@ -224,7 +230,9 @@ def test_keys_that_nobody_sees_are_not_multiplied(monkeypatch, options, most):
     # Eight tiles of eight queries and of eight keys: counted in keys that go into a product with eight queries.
     counted, add = [], softmax.Running._add
     monkeypatch.setattr(softmax, "_FINE", 8)
-    monkeypatch.setattr(softmax.Running, "_add", lambda self, k, *more: (counted.append(k.shape[-2]), add(self, k, *more)))
+    monkeypatch.setattr(
+        softmax.Running, "_add", lambda self, k, *more: (counted.append(k.shape[-2]), add(self, k, *more))
+    )
     q, k, v = (np.ones((1, 64, 2)) for _ in "qkv")
     order = np.arange(64).reshape(8, 8)[[3, 1, 7, 0, 2, 6, 5, 4]].ravel()
     for at in (None, order):
@@ -249,7 +257,9 @@ def test_memory_is_linear():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_rounded_once_and_nothing_in_float64(monkeypatch, dtype):
     seen, take = set(), softmax.Running._add
-    monkeypatch.setattr(softmax.Running, "_add", lambda self, *more: (take(self, *more), seen.add(self.numerator.dtype)))
+    monkeypatch.setattr(
+        softmax.Running, "_add", lambda self, *more: (take(self, *more), seen.add(self.numerator.dtype))
+    )
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 80, 8)).astype(DTYPES[dtype]) for _ in "qkv")
     mask = rng.standard_normal((80, 80))

@@ -211,7 +211,9 @@ if hasattr(os, "fork"):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_child_process_and_the_end_of_a_program():
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=SECONDS)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=SECONDS
+    )
     assert (run.stdout, run.stderr) == ("0\nend True\n" if hasattr(os, "fork") else "end True\n", "")
 
 
@@ -294,7 +296,12 @@ def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
         monkeypatch.setattr(module, "_TILE", 64)
     for module in (softmax, layers):
         monkeypatch.setattr(module, "_ROWS", 4)
-    for module, limit, size in ((phase, "_PIECE", 64), (linear, "_SMALL", 8), (linear, "_STRETCH", 10), (softmax, "_SCORES", 64)):
+    for module, limit, size in (
+        (phase, "_PIECE", 64),
+        (linear, "_SMALL", 8),
+        (linear, "_STRETCH", 10),
+        (softmax, "_SCORES", 64),
+    ):
         monkeypatch.setattr(module, limit, size)
     with threads(1, blas):
         one = _bits(name)
