@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from models import PLAIN
-from strategies import DTYPES
 
 import pyrope
 from pyrope import Axes, Rope, definition, encodings

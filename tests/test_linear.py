@@ -5,11 +5,10 @@ import re
 import numpy as np
 import pytest
 import references
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from memory import little_memory
 from references import close
-from strategies import DTYPES, arrays, dtypes, position_arrays, ropes, to_backend
+from strategies import arrays, dtypes, position_arrays, ropes, to_backend
 
 import pyrope
 from pyrope import Axes, LinearState, Rope, YaRN, definition, linear

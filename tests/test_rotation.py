@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 import references
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from references import close
 from strategies import DTYPES, arrays, dtypes, position_arrays, ropes, to_backend
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import references
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from memory import little_memory
 from references import close
 from strategies import DTYPES, arrays, dtypes, to_backend

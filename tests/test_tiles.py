@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from models import KINDS
 from strategies import DTYPES
 
