@@ -154,7 +154,7 @@ def _turn(x: Array, out: Array, straight: Array, crossed: Array | None, pairs: t
         x, out, work = x.view(straight.dtype), out.view(straight.dtype), xp.multiply  # Eq. (12)
         limit = 2 * _TILE  # one pass needs no cache, so that its tiles may be larger
     tables = [straight] if crossed is None else [straight, crossed]
-    if x.ndim > 1 and straight.ndim < x.ndim and straight.ndim > 2:  # positions (b, n) for x (b, h, n, d)
+    if 2 < straight.ndim < x.ndim:  # positions (b, n) for x (b, h, n, d)
         ones = (1,) * (x.ndim - straight.ndim)
         tables = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in tables]
     if xp is not np or x.size <= limit:

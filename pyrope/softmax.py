@@ -96,7 +96,9 @@ def checked_rule(
     if softcap is not None:
         softcap = checks.in_range("softcap", softcap, dtype)
         checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
-    return Rule(*_checked_positions(q, k, *positions), reach(causal, window), scale, softcap)
+    # A token that comes after all keys, as in decoding, sees them all.
+    last = positions[0] is None is positions[1] and q.shape[-2] == 1 and (window is None or window >= k.shape[-2])
+    return Rule(*_checked_positions(q, k, *positions), None if last else reach(causal, window), scale, softcap)
 
 
 def _checked_arrays(q: Array, k: Array, v: Array) -> np.dtype[Any]:

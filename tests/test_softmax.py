@@ -168,6 +168,8 @@ def test_scores_that_overflow_are_refused(xp, n):
         *(to_backend(x, xp) for x in (big, big, np.ones_like(big))), scale=2e-38
     )  # scaled before the product
     np.testing.assert_allclose(pyrope.to_numpy(small), 1, rtol=1e-6)
+    with pytest.raises(ValueError, match="queries reach 1e.18, keys 1e.18, and scale is 1e.03"):
+        attention(*(to_backend(x * np.float32(0.01), xp) for x in (big, big, big)), scale=1e3)
     one = big * np.where(np.arange(4) == 0, np.float32(1), np.float32(0))  # one overflow beside scores that do not
     low = np.concatenate((np.zeros_like(one), -one), axis=-2)
     got = attention(*(to_backend(x, xp) for x in (one, low, np.where(low < 0, low, np.float32(7)))))
