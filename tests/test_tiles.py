@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 import weakref
 from contextlib import contextmanager
 
@@ -82,6 +83,26 @@ def test_as_many_threads_as_cores_and_never_more(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert tiles.threads() == 1
+
+
+def test_products_of_an_unknown_library_are_left_to_it(monkeypatch):
+    class Control:
+        lib_controllers: list[str] = []
+
+        def select(self, user_api):
+            return self
+
+    real = tiles._blas.__wrapped__
+    monkeypatch.setattr(tiles, "import_module", lambda _: types.SimpleNamespace(ThreadpoolController=Control))
+    assert real() is None
+    monkeypatch.setattr(Control, "lib_controllers", ["one"])
+    assert isinstance(real(), Control)
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(tiles, "import_module", missing)
+    assert real() is None
 
 
 # --- pieces ---
