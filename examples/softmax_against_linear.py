@@ -16,7 +16,7 @@ for library in ("OPENBLAS", "OMP", "MKL"):  # read once, when NumPy is imported
 import numpy as np  # noqa: E402
 
 import pyrope  # noqa: E402
-from pyrope import Rope  # noqa: E402
+from pyrope import Rope, definition  # noqa: E402
 
 HEADS, HEAD_DIM = 2, 32
 ROPE = Rope(HEAD_DIM, 10000.0, "half")
@@ -46,8 +46,10 @@ def main(backend: str = "numpy") -> None:
 
     q, k, v = inputs(100)
     m = np.arange(100)
-    weights, sums = pyrope.attention_weights(q, k, m, ROPE, causal=True)
-    _, plain = pyrope.attention_weights(q, k, causal=True)
+    phi, seen = definition.elu_plus_one, definition.visible(xp.arange(100), xp.arange(100), causal=True)
+    rotated, total = definition.similarities(phi(q), phi(k), lambda x: pyrope.rotate(x, m, ROPE), seen)
+    unrotated, _ = definition.similarities(phi(q), phi(k), lambda x: x, seen)
+    weights, sums, plain = rotated / total, rotated.sum(axis=-1) / total[..., 0], unrotated.sum(axis=-1) / total[..., 0]
     print(f"row sums of Eq. (19): from {float(sums.min()):.3f} to {float(sums.max()):.3f};")
     print(f"      of Eq. (18), without RoPE: {float(plain.min()):.3f} to {float(plain.max()):.3f}")
     print(f"negative weights: {100 * float((weights < 0).mean()):.1f} % of all, the least {float(weights.min()):.5f}")

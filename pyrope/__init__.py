@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .models.gguf import find_smollm2 as find_smollm2
     from .models.generation import generate as generate
     from .linear import (
-        LinearState as LinearState, attention_weights as attention_weights, linear_attention as linear_attention,
-        linear_state as linear_state, linear_step as linear_step,
+        LinearState as LinearState, linear_attention as linear_attention, linear_state as linear_state,
+        linear_step as linear_step,
     )
     from .oracle.attention import (
         assert_attention as assert_attention, assert_linear_attention as assert_linear_attention,
@@ -34,14 +34,10 @@ if TYPE_CHECKING:
     from .oracle.sharding import assert_sharding as assert_sharding, check_sharding as check_sharding
     from .phase import cos_sin as cos_sin
     from .rotation import (
-        Tables as Tables, decay as decay, permute_weights as permute_weights, rotate as rotate,
-        rotate_complex as rotate_complex, rotation_matrix as rotation_matrix, rotation_tables as rotation_tables,
+        Tables as Tables, permute_weights as permute_weights, rotate as rotate, rotation_tables as rotation_tables,
         unrotate as unrotate,
     )
-    from .softmax import (
-        attention as attention, attention_by_definition as attention_by_definition,
-        attention_scores as attention_scores,
-    )
+    from .softmax import attention as attention
     from .models.text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
     from .theta import (
         Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE,
@@ -57,15 +53,15 @@ _PLACES = {
     "models.checkpoints": "load",
     "models.gguf": "find_smollm2",
     "models.generation": "generate",
-    "linear": "LinearState attention_weights linear_attention linear_state linear_step",
+    "linear": "LinearState linear_attention linear_state linear_step",
     "oracle.attention": "assert_attention assert_linear_attention check_attention check_linear_attention",
     "oracle.operator": "identify",
     "oracle.rotation": "assert_rotation check_rotation",
     "oracle.report": "Mismatch NotJudged Report",
     "oracle.sharding": "assert_sharding check_sharding",
     "phase": "cos_sin",
-    "rotation": "Tables decay permute_weights rotate rotate_complex rotation_matrix rotation_tables unrotate",
-    "softmax": "attention attention_by_definition attention_scores",
+    "rotation": "Tables permute_weights rotate rotation_tables unrotate",
+    "softmax": "attention",
     "models.text": "Tokenizer chat_prompt load_tokenizer",
     "theta": "Axes DynamicNTK Linear Llama3 LongRoPE Proportional Rope YaRN frequencies wavelengths",
     "models.transformer": "Cache forward",

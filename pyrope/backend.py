@@ -99,7 +99,7 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
 
 def on_host(value: Any) -> Any:
     """An array on the device as a NumPy array; anything else as it is."""
-    return to_numpy(value) if _library(value) == "cupy" else value
+    return value.get() if type(value).__module__.startswith("cupy") and _library(value) == "cupy" else value
 
 
 def result_array(xp: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], out: Array | None) -> Array:
@@ -127,6 +127,8 @@ def compute_dtype(name: str, x: Array) -> np.dtype[Any]:
 
 def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
     """The same values on a backend, given by its name or as the module that `namespace` returned."""
+    if backend is np and type(array) is np.ndarray:  # the usual case, and the fastest
+        return array
     if _library(array) != "numpy":
         raise TypeError(f"array must be a NumPy array, was {_library(array)}")
     if not isinstance(backend, str) and not hasattr(backend, "asarray"):

@@ -6,7 +6,7 @@ float32 and float64 arrays, computed in their own dtype; features last. Weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .backend import Array, from_numpy, namespace
-from .tiles import each, tiles
+from .tiles import cuts, each, tiles
 
 _ROWS = 256  # tokens that an MLP takes at a time on the host: what it computes between its products stays in the caches
 _TILE = 2**17  # elements of a norm or an activation that a core takes at a time
@@ -41,24 +41,12 @@ def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) ->
 
 
 def project(x: Array, layer: Projection, out: Array | None = None) -> Array:
-    """x (…, in) -> (…, out), a new array or ``out``."""
-    xp = namespace(x=x, weight=layer.weight)
+    """x (…, in) -> (…, out), a new array or ``out``; the products have the threads that their library gives them."""
     rows = x.reshape(-1, x.shape[-1])  # as one matrix: a stack of small products is slower than one large one
-    y = xp.empty((len(rows), len(layer.weight)), x.dtype) if out is None else out
-
-    def some(part: slice, _: None) -> None:
-        xp.matmul(rows[part], layer.weight.T, out=y[part])
-        if layer.bias is not None:
-            y[part] += layer.bias
-
-    each(_stretches(xp, len(rows)), some, lambda: None, spread=xp is np, products=True)
+    y = namespace(x).matmul(rows, layer.weight.T, out=out)
+    if layer.bias is not None:
+        y += layer.bias
     return y.reshape(*x.shape[:-1], y.shape[-1])
-
-
-def _stretches(xp: ModuleType, count: int) -> list[slice]:
-    """Some tokens at a time; all of them on the GPU, where every launch costs."""
-    step = _ROWS if xp is np else max(count, 1)
-    return [slice(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
 
 
 def rms_norm(x: Array, norm: Norm, eps: float) -> Array:
@@ -83,7 +71,7 @@ def _normalized(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
     xp = namespace(x=x, weight=norm.weight)
     out = xp.empty(x.shape, x.dtype)
 
-    def normalize(index: tuple[Any, ...], _: None) -> None:
+    def some(index: tuple[Any, ...]) -> None:
         part, y = x[index], out[index]
         if centred:
             part = part - part.mean(axis=-1, keepdims=True)
@@ -94,13 +82,8 @@ def _normalized(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
         if norm.bias is not None:
             y += norm.bias
 
-    each(_tiles(xp, x), normalize, lambda: None, spread=xp is np)
+    each(some, tiles(x.shape, _TILE if xp is np else max(x.size, 1)), spread=xp is np)
     return out
-
-
-def _tiles(xp: ModuleType, x: Array) -> Iterator[tuple[Any, ...]]:
-    """Some rows of x at a time; all of them on the GPU."""
-    return tiles(x.shape, _TILE if xp is np else x.size)
 
 
 NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {"rms": rms_norm, "layer": layer_norm}
@@ -178,18 +161,15 @@ def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool
     """
     xp, act = namespace(x=x, up=up.weight), ACTIVATIONS[activation]
     rows, f = x.reshape(-1, x.shape[-1]), down.weight.shape[1]
-    out, parts = xp.empty((len(rows), down.weight.shape[0]), x.dtype), _stretches(xp, len(rows))
+    out = xp.empty((len(rows), down.weight.shape[0]), x.dtype)
 
-    def some(part: slice, spare: Array) -> None:
-        inner = project(rows[part], up, out=spare[: part.stop - part.start])
+    def some(part: slice) -> None:
+        inner = project(rows[part], up)
         hidden = inner[:, :f]
         act(xp, hidden)
         if gated:
             hidden *= inner[:, f:]
         project(hidden, down, out=out[part])
 
-    def spare() -> Array:  # one for all parts: fresh pages cost more than the arithmetic
-        return xp.empty((parts[0].stop, up.weight.shape[0]), x.dtype)
-
-    each(parts, some, spare, spread=xp is np, products=True)
+    each(some, cuts(len(rows), _ROWS if xp is np else max(len(rows), 1)), spread=xp is np, products=True)
     return out.reshape(*x.shape[:-1], out.shape[-1])

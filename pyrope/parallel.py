@@ -19,29 +19,26 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from . import checks, definition, linear, softmax
-from .backend import Array, from_numpy, namespace, on_host, to_numpy
-from .linear import FeatureMap, LinearState, linear_step
+from . import checks, linear, softmax
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host, to_numpy
+from .linear import FeatureMap
 from .models import transformer
 from .models.architecture import Config, Model
 from .rotation import Tables
 from .theta import Rope
-from .tiles import tiles
+from .tiles import tile_of
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 _Checked = TypeVar("_Checked")
 
 SCHEMES = ("contiguous", "zigzag", "striped")
 _TAG = 19_864  # of all messages between two ranks; a receive for any tag that is still open would take them
-_ROWS, _KEYS, _SCORES = 256, 512, 2**17  # queries and keys in a tile on the host, and scores over all of its heads
-_DEVICE = 4096, 4096, 2**26  # the same on a GPU, where every launch costs
 
 
 def shard_positions(n: int, rank: int, size: int, scheme: str = "contiguous") -> Int64:
@@ -215,71 +212,6 @@ def _from_wire(x: Array, xp: ModuleType, dtype: Any) -> Array:
 # ── Softmax attention ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class _Running:
-    """Softmax over keys that arrive shard by shard: the outputs so far are numerator/total.
-
-    Both are sums of exp(score − top), with top the greatest score so far: when that rises, they shrink.
-    """
-
-    arguments: softmax._Arguments
-    queries: Array  # (…, g, r, n, d), scaled
-    numerator: Array  # (…, g, r, n, e)
-    total: Array  # (…, g, r, n, 1)
-    top: Array  # (…, g, r, n, 1)
-
-    @classmethod
-    def before(cls, xp: ModuleType, checked: softmax._Arguments) -> _Running:
-        """Before the first key."""
-        rows, dtype = checked.q.shape[:-1], checked.dtype
-        queries = checked.q.astype(dtype)  # a copy
-        queries *= checked.scale / (checked.softcap or 1.0)
-        numerator, total = xp.zeros((*rows, checked.v.shape[-1]), dtype), xp.zeros((*rows, 1), dtype)
-        return cls(checked, queries, numerator, total, xp.full((*rows, 1), -math.inf, dtype))
-
-    def add(self, k: Array, v: Array, k_at: Int64, between: Callable[[], object]) -> None:
-        """Adds keys (…, g, m, d) at these positions (m,); tiles of keys that no query of a tile sees are skipped."""
-        xp, q_at = namespace(k), self.arguments.q_at.reshape(-1)
-        low, high = self.arguments.reach or (-math.inf, math.inf)
-        (*lead, r, n, _), m = self.queries.shape, len(k_at)
-        rows, width, limit = (max(1, _ROWS // r), _KEYS, _SCORES) if xp is np else _DEVICE
-        for i in range(0, n, rows):
-            for j in range(0, m, width):
-                at, keys = q_at[i : i + rows], k_at[j : j + width]
-                near, far = int(at.min() - keys.max()), int(at.max() - keys.min())  # all distances lie between these
-                if far < low or near > high:
-                    continue
-                mask = None
-                if near < low or far > high:
-                    places = from_numpy(at, xp), from_numpy(keys, xp)
-                    mask = definition.visible(*places, self.arguments.causal, self.arguments.window)
-                for heads in tiles((*lead, r * len(at) * len(keys)), limit):
-                    full = (*heads, *(slice(None),) * (len(lead) + 1 - len(heads)), slice(i, i + rows))
-                    self._add_tile(xp, full, k[heads][..., j : j + width, :], v[heads][..., j : j + width, :], mask)
-                between()
-
-    @np.errstate(over="ignore", invalid="ignore")  # what overflows is found afterwards; NaN stays NaN
-    def _add_tile(self, xp: ModuleType, tile: tuple[Any, ...], k: Array, v: Array, mask: Array | None) -> None:
-        q = self.queries[tile]
-        (*lead, r, rows, d), keys = q.shape, k.shape[-2]
-        scores = q.reshape(*lead, r * rows, d) @ k.swapaxes(-1, -2)  # a group is one matrix
-        if self.arguments.softcap is not None:
-            xp.tanh(scores, out=scores)
-            scores *= self.arguments.softcap
-        scores = scores.reshape(*lead, r, rows, keys)
-        if mask is not None:
-            xp.copyto(scores, -math.inf, where=~mask)
-        top = xp.maximum(self.top[tile], scores.max(axis=-1, keepdims=True))
-        # A row that has seen no key so far would give −inf − (−inf) = NaN: there the lowest finite number is taken off.
-        least = xp.maximum(top, float(np.finfo(scores.dtype).min))
-        xp.exp(xp.subtract(scores, least, out=scores), out=scores)
-        shrink = xp.exp(self.top[tile] - least)
-        product = scores.reshape(*lead, r * rows, keys) @ v
-        self.numerator[tile] = self.numerator[tile] * shrink + product.reshape(*lead, r, rows, v.shape[-1])
-        self.total[tile] = self.total[tile] * shrink + scores.sum(axis=-1, keepdims=True)
-        self.top[tile] = top
-
-
 def ring_attention(
     comm: Any, q: Array, k: Array, v: Array, positions: Any, *, causal: bool = False, window: int | None = None,
     scale: float | None = None, softcap: float | None = None,
@@ -292,23 +224,32 @@ def ring_attention(
     holds, the next one arrives; it sends size − 1 shards, and holds three at most.
     """
 
-    def check() -> tuple[softmax._Arguments, str, tuple[int, ...]]:
+    def check() -> tuple[softmax.Rule, str, tuple[int, ...]]:
         namespace(q=q, k=k, v=v)
         at = checks.positions("positions", on_host(positions))
         if at.ndim != 1:
             raise ValueError(f"positions must be (n,), one for each token of this rank, had shape {at.shape}")
-        checked = softmax._checked(q, k, v, causal, at, at, None, window, softcap, scale)
+        rule = softmax.checked_rule(q, k, v, (causal, window), (at, at), (scale, softcap))
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
-        checked = replace(checked, k=k, v=v)  # not the copies in the dtype of the arithmetic: shards come in their own
-        return checked, _facts(options, q=q, k=k, v=v), _span(at)
+        return rule, _facts(options, q=q, k=k, v=v), _span(at)
 
-    checked, spans = _agreed(comm, "ring_attention", check)
-    lengths = _check_spans(spans)
+    rule, spans = _agreed(comm, "ring_attention", check)
+    return _ring(comm, q, k, v, rule, _check_spans(spans))
+
+
+@np.errstate(all="ignore")  # what overflows is found in the end; 0/0 is where nothing is seen
+def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: list[int]) -> Array:
+    """`ring_attention` without its checks; ``lengths`` says how many tokens each rank has."""
     with _aborting(comm):
-        mpi, xp, rank, size = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size()
-        d, direct, running = k.shape[-1], _direct(comm, xp), _Running.before(xp, checked)
+        mpi, xp, rank, size, dtype = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size(), compute_dtype("q", q)
+        (*batch, h, n, d), g, e, direct = q.shape, k.shape[-3], v.shape[-1], _direct(comm, xp)
+        groups, out = q.reshape(*batch, g, h // g, n, d), xp.zeros((*batch, g, h // g, n, e), q.dtype)
+        running = [
+            (index, softmax.Running(groups[index], replace(rule, q_at=tile_of(rule.q_at, index)), dtype, None))
+            for index in softmax.pieces(xp, out.shape[:-1], max(lengths))
+        ]
         held = _to_wire(xp.concatenate((k, v), axis=-1), direct)
-        at, right, left = checked.k_at.reshape(-1).copy(), (rank + 1) % size, (rank - 1) % size
+        at, right, left = rule.k_at.reshape(-1).copy(), (rank + 1) % size, (rank - 1) % size
         largest = []  # of the keys in each shard
         for step in range(size):
             requests, arriving = [], (held, at)
@@ -317,18 +258,22 @@ def ring_attention(
                 arriving = namespace(held).empty((*held.shape[:-2], m, held.shape[-1]), np.uint8), np.empty(m, np.int64)
                 requests = [comm.Irecv(x, left, _TAG) for x in arriving]
                 requests += [comm.Isend(x, right, _TAG) for x in (held, at)]
-            pair = _from_wire(held, xp, k.dtype).astype(checked.dtype, copy=False)
+            pair = _from_wire(held, xp, k.dtype).astype(dtype, copy=False)
             largest += [abs(pair[..., :d]).max()] if pair.size else []
-            # Most MPIs move data only while they are called: a test between tiles keeps the messages going.
-            running.add(pair[..., :d], pair[..., d:], at, partial(mpi.Request.Testall, requests))
+            for index, some in running if len(at) else ():
+                some.rule, own = replace(some.rule, k_at=at), pair[index[: len(batch) + 1]]
+                some.see(own[..., :d], own[..., d:])
+                mpi.Request.Testall(requests)  # most MPIs move data only while they are called
             mpi.Request.Waitall(requests)
             held, at = arriving
-        if largest and not bool(xp.isfinite(running.top).all()):  # a row that saw no key, or whose scores overflowed
-            softmax._check_overflow(q, xp.stack(largest), checked.scale / (checked.softcap or 1.0), checked.dtype)
-        # A row that saw a key has exp(0) = 1 in its total; one that saw none has 0, and becomes zeros.
-        out = running.numerator.reshape(*q.shape[:-1], v.shape[-1])
-        out /= xp.maximum(running.total, 1.0).reshape(*q.shape[:-1], 1)
-        return out.astype(q.dtype, copy=False)  # Eq. (2), rounded here
+        finite = True
+        for index, some in running:
+            mean, total = some.mean()
+            finite = finite and bool(xp.isfinite(mean).all())
+            out[index] = xp.where(total == 0, 0, mean)  # Eq. (2), rounded here; zeros where nothing is seen
+        if largest and not finite:
+            softmax.check_overflow(q, xp.stack(largest), rule, dtype)
+        return out.reshape(*q.shape[:-1], e)
 
 
 # ── Linear attention ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,23 +290,32 @@ def parallel_linear_attention(
     come after those of the ranks before it, as in the scheme "contiguous"; other options are as in `linear_attention`.
     """
 
-    def check() -> tuple[linear._Plan, str, tuple[int, ...]]:
-        plan = linear._plan(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
+    def check() -> tuple[linear.Rule, str, tuple[int, ...]]:
+        rule = linear.checked_rule(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
-        one_axis = causal and rope is not None and rope.axes is None and plan.positions.ndim == 1
-        at = plan.positions.tolist() if one_axis else []
-        if at != sorted(at):
-            raise ValueError(f"positions must ascend in causal linear attention, were {at[:20]}; {_ORDER}")
-        return plan, _facts(options, q=q, k=k, v=v), _span(np.array(at, np.int64))
+        one_axis = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
+        at = np.asarray(rule.tables.positions if one_axis and rule.tables is not None else [], np.int64)
+        if (at[1:] < at[:-1]).any():
+            raise ValueError(f"positions must ascend in causal linear attention, were {at[:20].tolist()}; {_ORDER}")
+        return rule, _facts(options, q=q, k=k, v=v), _span(at)
 
-    plan, spans = _agreed(comm, "parallel_linear_attention", check)
+    rule, spans = _agreed(comm, "parallel_linear_attention", check)
     ordered = [(first, last) for count, first, last in spans if count]
     for (_, last), (first, _) in zip(ordered, ordered[1:], strict=False):
         if first < last:  # on every rank alike
             raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
+    queries, keys, values = linear.with_heads(q, k, v)
+    out = _with_sums(comm, queries, keys, values, rule, causal).reshape(*q.shape[:-1], v.shape[-1])
+    linear.check_device(out, rule)
+    return out
+
+
+@np.errstate(all="ignore")  # what is not finite is refused in the end
+def _with_sums(comm: Any, q: Array, k: Array, v: Array, rule: linear.Rule, causal: bool) -> Array:
+    """`parallel_linear_attention` without its checks."""
     with _aborting(comm):
-        mpi, (s, z) = _mpi(comm), plan.sums(k, v)
+        mpi, xp, (s, z) = _mpi(comm), namespace(q), linear.sums(k, v, rule)
         own = np.concatenate([to_numpy(x).reshape(-1) for x in (s, z)])
         sums = np.zeros_like(own)
         if causal:
@@ -369,12 +323,13 @@ def parallel_linear_attention(
             sums = sums if comm.Get_rank() else np.zeros_like(own)  # what rank 0 receives is undefined
         else:
             comm.Allreduce(own, sums, mpi.SUM)
-        s, z = (from_numpy(x, plan.xp).reshape(y.shape) for x, y in ((sums[: s.size], s), (sums[s.size :], z)))
-        if not causal:
-            return plan.read(q, s, z, plan.result(q, k, v, None))
-        state = LinearState(s, z, 0, rope, feature_map)
-        options: dict[str, Any] = {"feature_map": feature_map, "denominators": denominators, "tables": tables}
-        return linear_step(q, k, v, positions, rope, state=state, **options)[0]
+        s, z = (from_numpy(x, xp).reshape(y.shape) for x, y in ((sums[: s.size], s), (sums[s.size :], z)))
+        out = xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+        if causal:
+            linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
+        else:
+            linear.read(q, (s, z), rule, out)
+        return out
 
 
 _ORDER = 'a sum over all tokens before needs them in the order of the ranks: shard by "contiguous"'
@@ -403,21 +358,24 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
         starts = np.zeros((len(ids), len(own)), bool)  # no run begins here: there is one, and it is everybody's
         places = replace(places, positions=places.positions[:, own], segments=places.segments[:, own], starts=starts)
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights.embedding)
-        return (config, ids[:, own], own, places, ropes), f"{ids.shape} tokens, {facts}", ()
+        lengths = [len(shard_positions(ids.shape[1], rank, comm.Get_size(), scheme)) for rank in range(comm.Get_size())]
+        return (config, ids[:, own], own, places, ropes, lengths), f"{ids.shape} tokens, {facts}", ()
 
-    (config, ids, own, places, ropes), _ = _agreed(comm, "forward", check)
+    (config, ids, own, places, ropes, lengths), _ = _agreed(comm, "forward", check)
+    at, scale = own[None, None, None], 1 / math.sqrt(config.head_dim) if config.scale is None else config.scale
+    sees = [softmax.reach(config.causal, layer.window) for layer in config.layers]
 
-    def attend(q: Array, k: Array, v: Array, *, mask: None, **options: Any) -> Array:
-        return ring_attention(comm, q, k, v, own, **options)
+    def attend(q: Array, k: Array, v: Array, rule: softmax.Rule, bias: None) -> Array:
+        return _ring(comm, q, k, v, rule, lengths)
 
-    def attend_linearly(config: Config, q: Array, k: Array, v: Array, state: Any, where: Any) -> tuple[Array, None]:
-        options: dict[str, Any] = {"causal": config.causal, "feature_map": config.feature_map, **where}
-        return parallel_linear_attention(comm, q, k, v, **options), None
+    def attend_linearly(config: Config, q: Array, k: Array, v: Array, state: Any, rule: Any) -> tuple[Array, None]:
+        return _with_sums(comm, q, k, v, rule, config.causal), None
 
     with _aborting(comm):
         x = transformer._embedded(config, model.weights, ids, places.positions)
         run = transformer._Run(
-            config=config, cache=None, places=places, tables=transformer._tables(config, ropes, places, x), bias=None,
+            config=config, cache=None, places=places, tables=transformer._tables(config, ropes, places, x),
+            rules=[softmax.Rule(at, at, reach, scale, config.softcap) for reach in sees], bias=None,
             note=transformer._silent, states=[], softmax=attend, linear=attend_linearly,
         )  # fmt: skip
         for i, layer in enumerate(model.weights.layers):

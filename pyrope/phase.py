@@ -19,19 +19,20 @@ from __future__ import annotations
 import math
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import checks
 from .theta import DECIMAL, TWO_PI, Rope, check_rope, exact_frequencies
-from .tiles import each
+from .tiles import cuts, each
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-_TILE = 2**17  # elements worked on at a time: with fewer, threads wait for each other between calls
+_TILE = 2**16  # entries worked on at a time: with fewer, threads wait for each other between calls
+_PIECE = 2**17  # entries, tile after tile in the same memory, that are one thread's piece of work
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
 # so that products with the upper 26 bits of another number are exact (Dekker's way, without an fma).
@@ -47,22 +48,13 @@ _SIN = [(-1.0) ** (k // 2) / math.factorial(k) for k in range(17, 2, -2)]
 _COS = [(-1.0) ** (k // 2) / math.factorial(k) for k in range(18, 3, -2)]
 
 
-class _Limbs(NamedTuple):
-    """θ/2π modulo 1 as 128 bits, each uint64 (p,)."""
-
-    high: Uint64
-    low: Uint64
-    low_high: Uint64  # the upper and lower 32 bits of low
-    low_low: Uint64
-
-
 @lru_cache(maxsize=256)
-def _turns(rope: Rope) -> _Limbs:
+def _turns(rope: Rope) -> list[Uint64]:
+    """θ/2π modulo 1: its upper and its lower 64 bits, and of the latter the upper and the lower half, each (p,)."""
     with localcontext(DECIMAL):
         exact = [int((t / TWO_PI * 2**128).to_integral_value()) for t in exact_frequencies(rope)]
-    high = np.array([turn >> 64 & 2**64 - 1 for turn in exact], np.uint64)
-    low = np.array([turn & 2**64 - 1 for turn in exact], np.uint64)
-    return _Limbs(high, low, low >> np.uint64(32), low & np.uint64(2**32 - 1))
+    parts = ((64, 64), (0, 64), (32, 32), (0, 32))
+    return [np.array([t >> shift & 2**bits - 1 for t in exact], np.uint64) for shift, bits in parts]
 
 
 def _taylor(z: Float64, coefficients: list[float], out: Float64) -> None:
@@ -97,24 +89,25 @@ def _angle(rest: Int64, low: Uint64, spare: Float64, head: Float64, tail: Float6
     return angle, error
 
 
-def _cos_sin_tile(m: Int64, turn: _Limbs, theta: tuple[Decimal, ...], spare: Uint64) -> tuple[Float64, Float64]:
+def _cos_sin_tile(m: Int64, turns: list[Uint64], theta: tuple[Decimal, ...], spare: Uint64) -> tuple[Float64, Float64]:
     """cos and sin for positions m of shape (rows, 1) or (rows, p), in the memory of spare (8, rows, p).
 
     New arrays of this size would mostly be fresh pages, which cost more than the arithmetic.
     """
     size, memory = np.abs(m).view(np.uint64), spare.view(np.float64)
+    high, low_bits, low_high, low_low = turns
     h, product, rest, low = spare[:4]
     # h = m·θ/2π mod 1 and an eighth, upper 64 bits; size ≤ 2³¹, so the sum for the carry cannot overflow.
-    np.multiply(size, turn.low_low, out=h)
+    np.multiply(size, low_low, out=h)
     h >>= np.uint64(32)
-    h += np.multiply(size, turn.low_high, out=product)
+    h += np.multiply(size, low_high, out=product)
     h >>= np.uint64(32)
-    h += np.multiply(size, turn.high, out=product)
+    h += np.multiply(size, high, out=product)
     h += np.uint64(2**61)
     # Its first two bits are now the nearest quarter turn, the other 62 say how far from there.
     np.bitwise_and(h, np.uint64(2**62 - 1), out=rest)
     rest -= np.uint64(2**61)  # which wraps: it is read with a sign
-    np.multiply(size, turn.low, out=low)
+    np.multiply(size, low_bits, out=low)
     x, error = _angle(rest.view(np.int64), low, *memory[4:7])
     sin, cos, z, lead, last = memory[1], memory[3], memory[4], memory[5], memory[7]
     np.multiply(x, x, out=z)
@@ -210,37 +203,44 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
         raise TypeError(f"dtype must be float64, float32, float16 or ml_dtypes.bfloat16: {error}") from error
     if dtype.name not in ("float64", "float32", "float16", "bfloat16") or not dtype.isnative:
         raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, was {dtype}")
-    p, axes = rope.pairs, rope.axes
+    return exact_cos_sin(rope, m, dtype)
+
+
+def exact_cos_sin(
+    rope: Rope, m: np.ndarray[Any, Any], dtype: np.dtype[Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """`cos_sin` without its checks."""
+    p, axes, factor = rope.pairs, rope.axes, rope.attention_factor
     shape = m.shape if axes is None else m.shape[1:]
     total, owner = math.prod(shape), [0] if axes is None else [axis for axis, _ in axes.assign(p)]
     cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
-    theta, turn, factor = exact_frequencies(rope), _turns(rope), rope.attention_factor
-    rows = max(1, _TILE // p)
+    theta, turns, rows = exact_frequencies(rope), _turns(rope), max(1, min(_TILE // p, total))
+    rounded = _to_odd if dtype.name == "bfloat16" else np.asarray
 
-    def fill(start: int, spare: Uint64) -> None:
-        tile = slice(start, start + rows)
-        # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
-        at = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
-        c, s = _cos_sin_tile(at[:, owner], turn, theta, spare[:, : len(at)])
-        if factor != 1.0:
-            c *= factor
-            s *= factor
-        if rope.direction == -1:
-            np.negative(s, out=s)
-        cos[tile], sin[tile] = _rounded(c, dtype), _rounded(s, dtype)
+    def fill(piece: slice) -> None:
+        spare = np.empty((8, rows, p), np.uint64)
+        for start in range(piece.start, piece.stop, rows):
+            tile = slice(start, min(start + rows, piece.stop))
+            # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
+            at = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
+            c, s = _cos_sin_tile(at[:, owner], turns, theta, spare[:, : len(at)])
+            if factor != 1.0:
+                c *= factor
+                s *= factor
+            if rope.direction == -1:
+                np.negative(s, out=s)
+            cos[tile], sin[tile] = rounded(c), rounded(s)
 
-    each(range(0, total, rows), fill, lambda: np.empty((8, min(rows, total), p), np.uint64), spread=True)
+    each(fill, cuts(total, max(1, _PIECE // p)))
     return cos.reshape(*shape, p), sin.reshape(*shape, p)
 
 
-def _rounded(x: Float64, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """x, ready to be rounded to dtype in one step.
+def _to_odd(x: Float64) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """x as float32, ready to be rounded to bfloat16 in one step.
 
     ml_dtypes converts float64 to bfloat16 by way of float32, which rounds twice: 1 + 2⁻⁸ + 2⁻⁴⁰ becomes 1 instead
     of 1 + 2⁻⁷. So float32 is rounded to odd here: truncated, with a last bit that remembers whether anything was lost.
     """
-    if dtype.name != "bfloat16":
-        return x
     single = x.astype(np.float32)
     bits = single.view(np.uint32)
     bits -= np.abs(single) > np.abs(x)

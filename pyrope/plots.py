@@ -22,13 +22,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, definition, encodings
-from .linear import attention_weights, linear_attention
+from .linear import linear_attention
 from .oracle.candidate import Candidate, Unreadable
 from .oracle.gallery import roformer_repeat
 from .parallel import SCHEMES, shard_positions
 from .phase import cos_sin
-from .rotation import decay, rotate, rotation_matrix
-from .softmax import attention, attention_scores
+from .rotation import rotate
+from .softmax import attention
 from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies, wavelengths
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -224,7 +224,7 @@ def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 1
     rope, at = _rope(rope, Rope(128, 10000.0, "interleaved")), np.arange(_length(distances))
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
-    curve = decay(at, rope)
+    curve = definition.decay(*cos_sin(rope.pure, at))  # without the attention factor, as the paper has it
     left.plot(at, curve, color=_BLUE)
     left.set_ylim(bottom=0)
     _label(left, "Figure 2: (2/d)·Σ|Sⱼ₊₁|", "relative distance m − n (positions)", "relative upper bound")
@@ -353,7 +353,23 @@ def attention_figure(rope: Rope | None = None, length: int = 48, noise: float = 
 
 def softmax_weights(q: Float64, k: Float64) -> Float64:
     """The causal weights (n, n) of one head."""
-    return np.asarray(definition.softmax(attention_scores(q, k, causal=True))[0])
+    mask = np.tri(q.shape[-2], dtype=bool)
+    return np.asarray(definition.softmax(definition.attention_scores(q, k, mask, 1 / math.sqrt(q.shape[-1])))[0])
+
+
+def _matrix(rope: Rope, at: Any) -> Float64:
+    """R(Θ, m), Eq. (15): (d, d)."""
+    pairs = definition.pairs(rope.layout, rope.width, rope.start)
+    return np.asarray(definition.rotation_matrix(*cos_sin(rope, at), *pairs, rope.head_dim))
+
+
+def linear_weights(q: Float64, k: Float64, rope: Rope) -> Float64:
+    """The causal weights (n, n) of one head of linear attention, Eq. (19), with φ = elu + 1."""
+    at, phi = np.arange(q.shape[-2]), definition.elu_plus_one
+    weights, total = definition.similarities(
+        phi(q), phi(k), lambda x: rotate(x, at, rope.pure), np.tri(len(at), dtype=bool)
+    )
+    return np.asarray((weights / total)[0])
 
 
 def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0, seed: int = 0) -> Figure:
@@ -362,7 +378,8 @@ def linear_figure(rope: Rope | None = None, length: int = 48, noise: float = 1.0
     q, k = _vectors(_length(length), rope.head_dim, noise, seed)
     at, visible = np.arange(length), np.tri(length, dtype=bool)
     softmax = softmax_weights(rotate(q, at, rope), rotate(k, at, rope))
-    weights, sums = (x[0] for x in attention_weights(q, k, at, rope, causal=True))
+    weights = linear_weights(q, k, rope)
+    sums = weights.sum(axis=-1)
     title = "With RoPE, the weights of linear attention may be negative and no longer add up to 1"
     figure, (left, middle, right) = _figure(title, 1, 3, (12.6, 5.4))
     name = f"linear, Eq. (19), φ = elu + 1, d = {rope.width}, base {rope.base:g}"
@@ -491,7 +508,7 @@ def operator_figure(
         raise ValueError(f"{what}: give candidate=, or draw it by pyrope check --plot")
     position = checks.integer("position", position, 0, checks.MAX_POSITION)
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
-    actual, expected = operator_of(fn, rope, at, dtype), rotation_matrix(at, rope)
+    actual, expected = operator_of(fn, rope, at, dtype), _matrix(rope, at)
     where = at.tolist() if at.ndim == 0 else tuple(at.tolist())
     title = f"What position {where} does to a head: column j of R is what unit vector j becomes"
     figure, axes = _figure(title, 1, 3, (12.6, 5.4))

@@ -1,160 +1,56 @@
-"""Softmax attention, Eq. (2): `attention` in linear memory, `attention_by_definition` as in the paper.
+"""Softmax attention, Eq. (2), in linear memory.
 
-`attention` takes a tile of queries at a time and the keys that any of them sees, so that it holds rows × m scores and
-never n × m. Positions decide who sees whom, not places in an array. The other functions check their arguments and call
-`definition`. float16 and bfloat16 are computed in float32 and rounded once; float32 and float64 in their own dtype.
+`attention` checks its arguments; `attend`, its core, does not. It takes a tile of queries at a time, and the keys that
+any of them sees tile by tile, so that it never holds n × m scores. Positions decide who sees whom, not places in an
+array. float16 and bfloat16 are computed in float32 and rounded once; float32 and float64 in their own dtype.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks, definition
+from . import checks
 from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
-from .tiles import each, tile_of, tiles
+from .tiles import cuts, each, tile_of, tiles
+
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _ROWS = 256  # queries in a tile on the host, over all heads that share a key head
-_SMALL = 2**16  # scores: below that, calls cost more than arithmetic
-_DEVICE = 2**26  # scores in a tile on the GPU: 256 MB
+_SCORES = 2**17  # in a tile on the host, so that they stay in the caches
+_DEVICE = 2**26  # scores in a tile on the GPU, where every launch costs: 256 MB
+_FINE = 128  # keys: by so many they are skipped, or masked
 _FEW = 64  # queries: for fewer the lengths of the keys cost more than they spare
 _SAFE = 60.0  # exp of a score within ±60, and the sum of 10¹² of them, is an ordinary float32
 _FAR = 2**62  # beyond any distance of two positions
 
 
 @dataclass(frozen=True)
-class _Arguments:
-    """Checked. The h query heads are g groups of r; axes have length 1 where something does not vary."""
+class Rule:
+    """How scores come about, and which of them count: made once for all layers that share it."""
 
-    q: Array  # (…, g, r, n, d)
-    k: Array  # (…, g, m, d)
-    v: Array  # (…, g, m, e)
-    mask: Array | None  # (…, g, r, n, m), bool or float
-    q_at: np.ndarray[Any, Any]  # (…, 1, 1, n), int64, on the host as is the next
-    k_at: np.ndarray[Any, Any]  # (…, 1, 1, m)
-    causal: bool
-    window: int  # _FAR: none
+    q_at: Int64  # (…, 1, 1, n), on the host as is the next; axes have length 1 where nothing varies
+    k_at: Int64  # (…, 1, 1, m)
     reach: tuple[int, int] | None  # the least and greatest q_at − k_at that is visible; None: all
     scale: float
-    softcap: float | None
-    dtype: np.dtype[Any]  # of the arithmetic
-    longest: Array | None = None  # (…, g): the greatest |k|², where it is worth knowing
+    softcap: float | None = None
+
+    @property
+    def factor(self) -> float:
+        """What queries are multiplied with: (q·k)·scale is one pass more over all scores, and overflows sooner."""
+        return self.scale / (self.softcap or 1.0)
 
 
-def probabilities(scores: Array, axis: int = -1) -> Array:
-    """Softmax along an axis, float32 or float64: positive and of sum 1; zeros where all scores are −inf.
-
-    >>> probabilities(np.array([[0.0, 0.0], [1e4, -1e4], [-np.inf, -np.inf]]))
-    array([[0.5, 0.5],
-           [1. , 0. ],
-           [0. , 0. ]])
-    """
-    namespace(scores=scores)
-    return definition.softmax(scores.swapaxes(axis, -1)).swapaxes(axis, -1)
-
-
-def _exponentials(xp: ModuleType, scores: Array, small: bool) -> tuple[Array, bool]:
-    """Scores become exp(score − greatest of the row), in place; returns their sums, or 1 for a sum of nothing, and
-    whether every row has a finite score.
-
-    If all scores are known to be small, nothing is taken off, which saves two passes.
-    """
-    if small:
-        total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
-        return total + (total == 0), True
-    # exp(score) overflows float32 from 89 on; less the greatest score of the row, it is at most 1. In a row of −inf
-    # alone that would be exp(−inf + inf) = NaN: there the lowest finite number is taken off, and all are exp(−inf) = 0.
-    greatest = scores.max(axis=-1, keepdims=True)
-    top = xp.maximum(greatest, float(np.finfo(scores.dtype).min))
-    xp.exp(xp.subtract(scores, top, out=scores), out=scores)
-    # Then 0/0 is NaN again. Any other sum has exp(0) = 1 in it, so that one not less than 1 changes just these rows.
-    return xp.maximum(scores.sum(axis=-1, keepdims=True), 1.0), bool(xp.isfinite(greatest).all())
-
-
-def _check_overflow(q: Array, k: Array, factor: float, dtype: np.dtype[Any]) -> None:
-    """Finite queries and keys must have scores in the range of the dtype: −inf would pass for a hidden key."""
-    if not q.size or not k.size:
-        return
-    largest, most = [float(abs(x).max()) for x in (q, k)], float(np.finfo(dtype).max)
-    if all(map(math.isfinite, largest)) and math.prod(largest) * q.shape[-1] * factor > most:
-        sizes = f"queries reach {largest[0]:.3g}, keys {largest[1]:.3g}, and scale is {factor:.3g}"
-        raise ValueError(f"scores must not exceed {dtype}, {most:.3g}: {sizes}; make them smaller, or use float64")
-
-
-def attention_by_definition(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    """Eq. (2) as it is written, with all n × m scores in memory: `attention`, with its options except ``block``.
-
-    >>> q, k, v = np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), np.array([[[1.0], [3.0]]])
-    >>> attention_by_definition(q, k, v)  # equal scores: the mean of the values
-    array([[[2.]]])
-    """
-    xp = namespace(q=q, k=k, v=v, **given(mask=options.get("mask")))
-    arguments = _by_definition(xp, q, k, v, options)
-    if not k.shape[-2]:  # a row without keys has no greatest score
-        return xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-    return definition.attention(**arguments).astype(q.dtype)
-
-
-def attention_scores(q: Array, k: Array, **options: Any) -> Array:
-    """The scores whose softmax Eq. (2) takes, qᵀk/√d, −inf for hidden keys: (…, h, n, m), float32 or float64.
-
-    >>> attention_scores(np.ones((1, 2, 4)), np.ones((1, 2, 4)), causal=True)
-    array([[[  2., -inf],
-            [  2.,   2.]]])
-    """
-    arguments = _by_definition(namespace(q=q, k=k, **given(mask=options.get("mask"))), q, k, k, options)
-    arguments["k"] = definition.repeat_heads(arguments.pop("v"), q.shape[-3])  # k was given as the values, too
-    return definition.attention_scores(**arguments)
-
-
-def _by_definition(xp: ModuleType, q: Array, k: Array, v: Array, options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `definition.attention`, from those of `attention`."""
-    if unexpected := set(options) - set(inspect.signature(_checked).parameters):
-        raise TypeError(f"attention() got unexpected options: {', '.join(sorted(unexpected))}")
-    checked, given, bias = _checked(q, k, v, **options), options.get("mask"), 0
-    q_at, k_at = (from_numpy(at[..., 0, :], xp) for at in (checked.q_at, checked.k_at))
-    mask = definition.visible(q_at, k_at, checked.causal, checked.window)
-    if given is not None and given.dtype == bool:
-        mask = mask & given
-    elif given is not None:
-        bias = _bias(xp, given, checked.dtype)
-    q, k, v = (x.astype(checked.dtype, copy=False) for x in (q, k, v))
-    _check_overflow(q, k, checked.scale, checked.dtype)
-    return {"q": q, "k": k, "v": v, "mask": mask, "scale": checked.scale, "softcap": checked.softcap, "bias": bias}
-
-
-def _bias(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:
-    """A float mask in the dtype of the scores."""
-    # With a float64 mask, float32 scores + mask is a float64 sum, so the mask is converted first. But what is finite
-    # must stay so: the lowest float64, which people use as "almost −inf", becomes the lowest float32.
-    if mask.dtype.itemsize > dtype.itemsize:
-        most = float(np.finfo(dtype).max)
-        mask = xp.where(abs(mask) == math.inf, mask, xp.clip(mask, -most, most))
-    return mask.astype(dtype, copy=False)
-
-
-def _apply(xp: ModuleType, mask: Array | None, scores: Array) -> None:
-    """A mask over scores (…, r, n, m), in place: hidden scores become −inf, numbers are added."""
-    if mask is not None and mask.dtype == bool:
-        xp.copyto(scores, -math.inf, where=~mask)
-    elif mask is not None:
-        xp.add(scores, _bias(xp, mask, scores.dtype), out=scores)
-
-
-def _hidden(xp: ModuleType, reach: tuple[int, int], q_at: Array, k_at: Array) -> Array:
-    """Whether keys (…, r, m) are out of reach of queries (…, r, n): (…, r, n, m)."""
-    # One comparison for each bound: computing the n × m distances first would take twice as many passes.
-    at, keys = from_numpy(q_at, xp)[..., :, None], from_numpy(k_at, xp)[..., None, :]
-    hidden = at < keys + reach[0]
-    if reach[1] < _FAR - 1:
-        hidden |= at > keys + reach[1]
-    return hidden
+def reach(causal: bool, window: int | None) -> tuple[int, int] | None:
+    """The least and the greatest q_position − k_position that is visible; None: all."""
+    window = _FAR if window is None else window
+    return (0 if causal else 1 - window, window - 1) if causal or window < _FAR else None
 
 
 def attention(
@@ -180,187 +76,60 @@ def attention(
     ``block``: queries (and keys that can be skipped) at a time; it decides memory and speed, not the result.
     """
     xp = namespace(q=q, k=k, v=v, **given(mask=mask))
-    checked = _checked(q, k, v, causal, q_positions, k_positions, mask, window, softcap, scale)
-    width = _ROWS if block is None else min(checks.integer("block", block, 1), max(k.shape[-2], 1))
-    *lead, r, n, _ = checked.q.shape
-    m, heads = k.shape[-2], math.prod(lead)
-    out = xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-    if not (out.size and m):
-        return out
-    # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches; on the GPU,
-    # where every launch costs, as much as memory allows.
-    rows = min(n, block or max(1, _ROWS // r if xp is np else _DEVICE // (heads * r * m)))
-    limit = _SMALL if xp is np else heads * r * rows * m
-    target = out.reshape(*lead, r, n, v.shape[-1])
-    same = checked.q_at.size == n and checked.k_at.size == m
-    if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
-        checked = replace(checked, longest=np.einsum("...d,...d->...", checked.k, checked.k).max(axis=-1))
-
-    def spare() -> _Spare:
-        return _Spare(xp.empty(min(max(limit, r * rows * m), heads * r * rows * m), checked.dtype))
-
-    def attend(piece: tuple[int, tuple[Any, ...]], spare: _Spare) -> None:
-        start, some = piece
-        index = (*some, *(slice(None),) * (len(lead) - len(some) + 1), slice(start, start + rows))
-        # All heads see the same keys, and all rows of a batch if their positions are the same.
-        if spare.start != start or not same:
-            spare.start, spare.view = start, _view(xp, checked, index, width)
-        _attend(xp, checked, index, spare.view, spare.scores, target)
-
-    # The last queries first: if causal they see the most keys, and a thread should not be left with them in the end.
-    starts = range(0, n, rows)[::-1]
-    each(itertools.product(starts, tiles((*lead, r * rows * m), limit)), attend, spare, spread=xp is np, products=True)
+    rule = checked_rule(q, k, v, (causal, window), (q_positions, k_positions), (scale, softcap))
+    mask = None if mask is None else _checked_mask(mask, (*q.shape[:-1], k.shape[-2]), k.shape[-3])
+    block = None if block is None else checks.integer("block", block, 1)
+    out = attend(q, k, v, rule, mask, block)
+    if xp is not np and not bool((xp.isfinite(out).all(axis=-1) & (out != 0).any(axis=-1)).all()):
+        check_overflow(q, k, rule, compute_dtype("q", q))  # on the host it was seen on the way
     return out
 
 
-class _View(NamedTuple):
-    """Which keys a tile of queries sees."""
-
-    runs: list[tuple[slice, slice]]  # stretches of keys that some query sees, and the columns of their scores
-    hidden: list[tuple[slice, Array]]  # columns with hidden scores, and which they are, (…, 1, rows, columns)
-
-
-@dataclass
-class _Spare:
-    """What a thread keeps from tile to tile."""
-
-    scores: Array  # memory
-    start: int = -1  # the first of the queries that the view is for
-    view: _View = _View([], [])
-
-
-def _view(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], width: int) -> _View:
-    """What the queries at an index (…, g, r, n) see; keys are skipped, or masked, by tiles of this width."""
-    m, reach = checked.k_at.shape[-1], checked.reach
-    if reach is None:
-        return _View([(slice(0, m), slice(0, m))], [])
-    q_at, k_at = tile_of(checked.q_at, index), tile_of(checked.k_at, index[:-1])
-    visible, in_part = _tiles(reach, q_at, k_at, width)
-    view, start = _View([], []), 0
-    for keys in _runs(visible, width, m):
-        stop = start + keys.stop - keys.start
-        for some in _runs(in_part[keys.start // width : -(-keys.stop // width)], width, stop - start):
-            column = slice(start + some.start, start + some.stop)
-            view.hidden.append((column, _hidden(xp, reach, q_at, k_at[..., keys][..., some])))
-        view.runs.append((keys, slice(start, stop)))
-        start = stop
-    return view
+def checked_rule(
+    q: Array, k: Array, v: Array, sees: tuple[Any, Any], positions: tuple[Any, Any], scores: tuple[Any, Any]
+) -> Rule:
+    """The rule, if the arrays fit each other; of causal and window, the positions of q and k, scale and softcap."""
+    dtype, (causal, window), (scale, softcap) = _checked_arrays(q, k, v), sees, scores
+    checks.flag("causal", causal)
+    window = None if window is None else min(checks.integer("window", window, 1), _FAR)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else checks.in_range("scale", scale, dtype)
+    if softcap is not None:
+        softcap = checks.in_range("softcap", softcap, dtype)
+        checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
+    # A token that comes after all keys, as in decoding, sees them all.
+    last = positions[0] is None is positions[1] and q.shape[-2] == 1 and (window is None or window >= k.shape[-2])
+    return Rule(*_checked_positions(q, k, *positions), None if last else reach(causal, window), scale, softcap)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what overflows is found afterwards; NaN stays NaN
-def _attend(xp: ModuleType, checked: _Arguments, index: tuple[Any, ...], view: _View, spare: Array, out: Array) -> None:
-    """Eq. (2) for the queries at an index (…, g, r, n) and the keys that any of them sees, into out."""
-    q, k, v = tile_of(checked.q, index), tile_of(checked.k, index[:-2]), tile_of(checked.v, index[:-2])
-    if not view.runs:
-        return  # out is zeros
-    (*lead, r, rows, d), columns = q.shape, view.runs[-1][1].stop
-    # (q·k)·scale is one pass more over all scores, and overflows sooner; q·scale is a pass over q.
-    queries = q.astype(checked.dtype).reshape(*lead, r * rows, d)  # a copy: a group is one matrix
-    queries *= checked.scale / (checked.softcap or 1.0)
-    scores = spare[: math.prod(lead) * r * rows * columns].reshape(*lead, r * rows, columns)
-    by_head = scores.reshape(*lead, r, rows, columns)
-    for keys, column in view.runs:
-        xp.matmul(queries, k[..., keys, :].swapaxes(-1, -2), out=scores[..., column])
-    if checked.softcap is not None:
-        xp.tanh(scores, out=scores)
-        scores *= checked.softcap
-    if checked.mask is not None:
-        for keys, column in view.runs:
-            _apply(xp, tile_of(checked.mask, (*index, keys)), by_head[..., column])
-    for column, hidden in view.hidden:
-        xp.copyto(by_head[..., column], -math.inf, where=hidden)
-    small = False
-    if checked.longest is not None:  # |q·k| ≤ |q||k|; NaN is not small
-        squares = np.einsum("...d,...d->...", queries, queries).max(), checked.longest[index[:-2]].max()
-        lost = d * float(np.finfo(checked.dtype).tiny)  # smaller squares are 0, as of queries over a large softcap
-        small = math.prod(math.sqrt(float(x) + lost) for x in squares) * (checked.softcap or 1.0) <= _SAFE
-    total, finite = _exponentials(xp, scores, small)
-    if not finite:
-        _check_overflow(q, k, checked.scale / (checked.softcap or 1.0), checked.dtype)
-    out[index] = _mean(xp, scores, total, v, view.runs).reshape(*lead, r, rows, v.shape[-1])  # Eq. (2), rounded here
-
-
-def _mean(xp: ModuleType, weights: Array, total: Array, v: Array, runs: list[tuple[slice, slice]]) -> Array:
-    """weights·v/total over the keys of the runs; weights may be overwritten."""
-
-    def summed() -> Array:
-        (keys, column), *others = runs
-        product = weights[..., column] @ v[..., keys, :]
-        for keys, column in others:
-            product += weights[..., column] @ v[..., keys, :]
-        return product
-
-    # Dividing the weights would cost a division for each score; dividing the sum costs one for each output. But a sum
-    # of large values may overflow where their mean does not: then the weights are divided after all.
-    product = summed()
-    product /= total
-    if not bool(xp.isfinite(product).all()):
-        weights /= total
-        product = summed()
-    return product
-
-
-def _tiles(reach: tuple[int, int], q_at: Array, k_at: Array, width: int) -> tuple[Array, Array]:
-    """Which tiles of keys some query sees, and which of those need a mask."""
-    starts = np.arange(0, k_at.shape[-1], width)
-    # All distances in a tile lie between these two, whatever the order of the positions is.
-    near = q_at.min(axis=-1, keepdims=True) - np.maximum.reduceat(k_at, starts, axis=-1)
-    far = q_at.max(axis=-1, keepdims=True) - np.minimum.reduceat(k_at, starts, axis=-1)
-    others = tuple(range(near.ndim - 1))
-    visible = ((far >= reach[0]) & (near <= reach[1])).any(axis=others)
-    return visible, visible & ((near < reach[0]) | (far > reach[1])).any(axis=others)
-
-
-def _runs(flags: Array, width: int, length: int) -> list[slice]:
-    """The flagged stretches of a row of this length, which is cut into tiles of this width."""
-    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)) * width
-    return [slice(a, min(b, length)) for a, b in edges.reshape(-1, 2).tolist()]
-
-
-def _checked(
-    q: Array, k: Array, v: Array, causal: bool = False, q_positions: Any = None, k_positions: Any = None,
-    mask: Array | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None
-) -> _Arguments:  # fmt: skip
-    """The arguments of `attention`, if they are what its docstring says."""
+def _checked_arrays(q: Array, k: Array, v: Array) -> np.dtype[Any]:
+    """The dtype of the arithmetic, if q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) fit each other."""
     for name, axes, x in (("q", "(…, h, n, d)", q), ("k", "(…, g, m, d)", k), ("v", "(…, g, m, e)", v)):
         dtype = compute_dtype(name, x)
         if x.dtype != q.dtype:
             raise TypeError(f"q, k and v must have one dtype, {name} was {x.dtype} and q {q.dtype}: convert one")
         if x.ndim < 3 or 0 in x.shape[-3::2][: 2 if name != "v" else 1]:
             raise ValueError(f"{name} must have shape {axes} with a head and a feature at least, had {x.shape}")
-    (*batch, h, n, d), (g, m) = q.shape, k.shape[-3:-1]
+    (*batch, h, _, d), (g, m) = q.shape, k.shape[-3:-1]
     if list(k.shape) != [*batch, g, m, d] or list(v.shape[:-1]) != [*batch, g, m]:
         rule = "q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) must agree in …, g, m and d"
         raise ValueError(f"{rule}, had shapes {q.shape}, {k.shape} and {v.shape}")
     if h % g:
         raise ValueError(f"the {g} key heads must divide the {h} query heads: head i reads key head i·g//h")
-    window = _FAR if window is None else min(checks.integer("window", window, 1), _FAR)
-    lowest = 0 if checks.flag("causal", causal) else 1 - window
+    return dtype
+
+
+def _checked_positions(q: Array, k: Array, q_positions: Any, k_positions: Any) -> tuple[Int64, Int64]:
+    """Of queries and keys, (…, 1, 1, n) and (…, 1, 1, m)."""
+    batch, n, m = list(q.shape[:-3]), q.shape[-2], k.shape[-2]
     flat = (1,) * (len(batch) + 2)
     k_at = np.arange(m).reshape(*flat, m) if k_positions is None else _at("k_positions", k_positions, batch, m)
     if q_positions is not None:
-        q_at = _at("q_positions", q_positions, batch, n)
-    elif k_positions is None:
-        q_at = np.arange(m - n, m).reshape(*flat, n)
-    elif n <= m:
-        q_at = k_at[..., m - n :]
-    else:
+        return _at("q_positions", q_positions, batch, n), k_at
+    if k_positions is None:
+        return np.arange(m - n, m).reshape(*flat, n), k_at
+    if n > m:
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
-    # A token that comes after all keys, as in decoding, sees them all.
-    last = q_positions is None and k_positions is None and n == 1 and window >= m
-    reach = (lowest, window - 1) if (causal or window < _FAR) and not last else None
-    scale = 1 / math.sqrt(d) if scale is None else checks.in_range("scale", scale, dtype)
-    if softcap is not None:
-        softcap = checks.in_range("softcap", softcap, dtype)
-        checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
-    mask = None if mask is None else _checked_mask(mask, (*batch, h, n, m), g)
-    q, k, v = q.reshape(*batch, g, h // g, n, d), _operand(k, dtype), _operand(v, dtype)
-    return _Arguments(q, k, v, mask, q_at, k_at, causal, window, reach, scale, softcap, dtype)
-
-
-def _operand(x: Array, dtype: np.dtype[Any]) -> Array:
-    """x, ready for matrix products: a copy only if its dtype or its stride needs one."""
-    return x if x.dtype == dtype and x.strides[-1] == x.itemsize else x.astype(dtype, order="C")
+    return k_at[..., m - n :], k_at
 
 
 def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[Any, Any]:
@@ -382,3 +151,197 @@ def _checked_mask(mask: Array, shape: tuple[int, ...], g: int) -> Array:
         raise ValueError(f"mask must be broadcastable to (…, h, n, m), {shape}, had shape {mask.shape}")
     h = full[-3]
     return mask.reshape(*full[:-3], *((1, 1) if h == 1 else (g, h // g)), *full[-2:])
+
+
+def check_overflow(q: Array, k: Array, rule: Rule, dtype: np.dtype[Any]) -> None:
+    """Finite queries and keys must have scores in the range of the dtype: −inf would pass for a hidden key."""
+    if not q.size or not k.size:
+        return
+    largest, most = [float(abs(x).max()) for x in (q, k)], float(np.finfo(dtype).max)
+    if all(map(math.isfinite, largest)) and math.prod(largest) * q.shape[-1] * rule.factor > most:
+        sizes = f"queries reach {largest[0]:.3g}, keys {largest[1]:.3g}, and scale is {rule.factor:.3g}"
+        raise ValueError(f"scores must not exceed {dtype}, {most:.3g}: {sizes}; make them smaller, or use float64")
+
+
+# ── The core: arguments are not checked from here on ─────────────────────────────────────────────────────────────────
+
+
+def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None, block: int | None = None) -> Array:
+    """Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e), mask (…, g, r, n, m), h = g·r -> (…, h, n, e)."""
+    xp, dtype, (*batch, h, n, d), (g, m) = namespace(q), compute_dtype("q", q), q.shape, k.shape[-3:-1]
+    out = xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+    if not (out.size and m):
+        return out
+    lead, r = (*batch, g), h // g
+    groups, target = q.reshape(*lead, r, n, d), out.reshape(*lead, r, n, v.shape[-1])
+    k, v = _operand(k, dtype), _operand(v, dtype)
+    longest = None
+    if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
+        longest = np.einsum("...d,...d->...", k, k).max(axis=-1)
+
+    def some(index: tuple[Any, ...]) -> None:
+        heads = index[: len(lead)]
+        part = Rule(tile_of(rule.q_at, index), tile_of(rule.k_at, index[:-1]), rule.reach, rule.scale, rule.softcap)
+        bound = None if longest is None else longest[heads].max()
+        seen = None if mask is None else tile_of(mask, index)
+        target[index] = _attend(groups[index], k[heads], v[heads], part, seen, (bound, block))  # rounded here
+
+    each(some, pieces(xp, groups.shape[:-1], m, block), spread=xp is np, products=True)
+    return out
+
+
+def pieces(xp: ModuleType, shape: tuple[int, ...], m: int, block: int | None = None) -> Iterator[tuple[Any, ...]]:
+    """Indices of tiles of queries of this shape, (…, g, r, n), which have up to m keys."""
+    *lead, r, n = shape
+    # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches.
+    rows = block or max(1, _ROWS // r if xp is np else _DEVICE // max(math.prod(lead) * r * m, 1))
+    limit = _SCORES if xp is np else _DEVICE
+    # The last queries first: if causal they see the most keys, and a thread should not be left with them in the end.
+    for some, heads in itertools.product(cuts(n, rows)[::-1], tiles((*lead, r * min(rows, n) * m), limit)):
+        yield (*heads, *(slice(None),) * (len(lead) - len(heads) + 1), some)
+
+
+@np.errstate(all="ignore")  # what overflows is found afterwards; 0/0 is where nothing is seen; NaN stays NaN
+def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, more: tuple[Any, int | None]) -> Array:
+    """The outputs of a tile of queries (…, r, n, d): (…, r, n, e)."""
+    xp, dtype, (bound, block) = namespace(q), k.dtype, more
+    mean, total = Running(q, rule, dtype, bound).see(k, v, mask, block).mean()
+    if xp is not np:  # nothing waits for the device
+        return xp.where(total == 0, 0, mean)
+    if np.isfinite(mean).all():
+        return mean
+    check_overflow(q, k, rule, dtype)
+    if not (np.isfinite(mean) | (total == 0)).all():
+        # A sum of large values may overflow where their mean does not: then the values are made smaller first.
+        again, _ = Running(q, rule, dtype, None).see(k, v * 2.0**-32, mask, block).mean()
+        mean = np.where(np.isfinite(mean), mean, again * 2.0**32)
+    return np.where(total == 0, 0, mean)
+
+
+class Running:
+    """Softmax attention of a tile of queries to keys that come one tile after the other: outputs are numerator/total.
+
+    Both are sums of exp(score − top), with top the greatest score so far: when that rises, they shrink. Where scores
+    are known to be small, nothing is taken off, which saves two passes over them.
+    """
+
+    def __init__(self, q: Array, rule: Rule, dtype: np.dtype[Any], bound: Any) -> None:
+        self.rule, (*lead, r, n, d) = rule, q.shape
+        self.shape, self.xp = (*lead, r, n), namespace(q)
+        self.queries = q.astype(dtype).reshape(*lead, r * n, d)  # a copy: heads that share keys are one matrix
+        self.queries *= rule.factor
+        self.small = bound is not None and self._bounded(float(bound))
+        self.numerator: Array = None  # (…, r·n, e)
+        self.total: Array = None  # (…, r·n, 1)
+        self.top: Array = None  # (…, r·n, 1)
+
+    def _bounded(self, longest: float) -> bool:
+        """Whether |score| ≤ |q||k| is small, by the greatest |k|²; NaN is not small."""
+        own = float(np.einsum("...d,...d->...", self.queries, self.queries).max())
+        lost = self.queries.shape[-1] * float(np.finfo(self.queries.dtype).tiny)  # squares below that are 0
+        return math.sqrt(own + lost) * math.sqrt(longest + lost) * (self.rule.softcap or 1.0) <= _SAFE
+
+    def see(self, k: Array, v: Array, mask: Array | None = None, block: int | None = None) -> Running:
+        """Adds keys (…, m, d) and values (…, m, e) at the rule's positions; those that no query sees are skipped."""
+        rows, m = math.prod(self.shape), k.shape[-2]
+        width = min(m, block or max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
+        spare = self.xp.empty(rows * width, k.dtype)  # one for all tiles: fresh pages cost more than the arithmetic
+        for keys, in_part in _stretches(self.rule, m, width):
+            some = None if mask is None else tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))
+            hidden = _hidden(self.xp, self.rule, keys) if in_part else None
+            self._add(k[..., keys, :], v[..., keys, :], some, hidden, spare)
+        return self
+
+    def _add(self, k: Array, v: Array, mask: Array | None, hidden: Array | None, spare: Array) -> None:
+        xp, softcap = self.xp, self.rule.softcap
+        shape = (*self.queries.shape[:-1], k.shape[-2])
+        scores = xp.matmul(self.queries, k.swapaxes(-1, -2), out=spare[: math.prod(shape)].reshape(shape))
+        if softcap is not None:
+            xp.multiply(xp.tanh(scores, out=scores), softcap, out=scores)
+        if mask is not None or hidden is not None:
+            _mask(xp, scores.reshape(*self.shape, shape[-1]), mask, hidden)
+        shrink = None if self.small else self._take_off(scores)
+        total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
+        numerator = scores @ v  # Eq. (2), but for the division
+        if self.numerator is None:
+            self.numerator, self.total = numerator, total
+            return
+        if shrink is not None:
+            self.numerator *= shrink
+            self.total *= shrink
+        self.numerator += numerator
+        self.total += total
+
+    def _take_off(self, scores: Array) -> Array | None:
+        """Subtracts the greatest score of each row so far; returns what the sums so far must be multiplied with."""
+        # exp(score) overflows float32 from 89 on; less the greatest score, it is at most 1. In a row of −inf alone that
+        # would be exp(−inf + inf) = NaN: there the lowest finite number is taken off, and all are exp(−inf) = 0.
+        before, top = self.top, scores.max(axis=-1, keepdims=True)
+        self.top = self.xp.maximum(top, float(np.finfo(scores.dtype).min) if before is None else before)
+        scores -= self.top
+        return None if before is None else self.xp.exp(before - self.top)
+
+    def mean(self) -> tuple[Array, Array]:
+        """The outputs (…, r, n, e), NaN where nothing was seen, and the totals (…, r, n, 1), 0 there."""
+        if self.numerator is None:
+            total = self.xp.zeros((*self.shape, 1), self.queries.dtype)
+            return total / total, total
+        return (self.numerator / self.total).reshape(*self.shape, -1), self.total.reshape(*self.shape, 1)
+
+
+def _stretches(rule: Rule, m: int, width: int) -> list[tuple[slice, bool]]:
+    """Stretches of at most so many keys that some query sees, and whether some query there does not see some key."""
+    if rule.reach is None:
+        return [(keys, False) for keys in cuts(m, width)]
+    (low, high), step = rule.reach, min(width, _FINE)
+    starts = np.arange(0, m, step)
+    # All distances to these keys lie between the two, whatever the order of the positions is.
+    near = rule.q_at.min(axis=-1, keepdims=True) - np.maximum.reduceat(rule.k_at, starts, axis=-1)
+    far = rule.q_at.max(axis=-1, keepdims=True) - np.minimum.reduceat(rule.k_at, starts, axis=-1)
+    others = tuple(range(near.ndim - 1))
+    seen, in_part = ((far >= low) & (near <= high)).any(axis=others), ((near < low) | (far > high)).any(axis=others)
+    found: list[tuple[slice, bool]] = []
+    for i in np.flatnonzero(seen).tolist():
+        keys, part = slice(i * step, min((i + 1) * step, m)), bool(in_part[i])
+        last, last_part = found[-1] if found else (slice(-1, -1), part)
+        if last.stop == keys.start and last_part == part and keys.stop - last.start <= width:
+            found[-1] = slice(last.start, keys.stop), part
+        else:
+            found.append((keys, part))
+    return found
+
+
+def _hidden(xp: ModuleType, rule: Rule, keys: slice) -> Array:
+    """Whether these keys are out of reach: (…, 1, n, keys)."""
+    # One comparison for each bound: computing the n × m distances first would take twice as many passes.
+    low, high = rule.reach or (-_FAR, _FAR)
+    at, others = from_numpy(rule.q_at, xp)[..., :, None], from_numpy(rule.k_at[..., keys], xp)[..., None, :]
+    hidden = at < others + low
+    if high < _FAR - 1:
+        hidden |= at > others + high
+    return hidden
+
+
+def _mask(xp: ModuleType, scores: Array, mask: Array | None, hidden: Array | None) -> None:
+    """Scores (…, r, n, m) of hidden keys become −inf, in place; a float mask is added to them."""
+    if mask is not None and mask.dtype == bool:
+        xp.copyto(scores, -math.inf, where=~mask)
+    elif mask is not None:
+        xp.add(scores, _bias(xp, mask, scores.dtype), out=scores)
+    if hidden is not None:
+        xp.copyto(scores, -math.inf, where=hidden)
+
+
+def _bias(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:
+    """A float mask in the dtype of the scores."""
+    # With a float64 mask, float32 scores + mask is a float64 sum, so the mask is converted first. But what is finite
+    # must stay so: the lowest float64, which people use as "almost −inf", becomes the lowest float32.
+    if mask.dtype.itemsize > dtype.itemsize:
+        most = float(np.finfo(dtype).max)
+        mask = xp.where(abs(mask) == math.inf, mask, xp.clip(mask, -most, most))
+    return mask.astype(dtype, copy=False)
+
+
+def _operand(x: Array, dtype: np.dtype[Any]) -> Array:
+    """x, ready for matrix products: a copy only if its dtype or its stride needs one."""
+    return x if x.dtype == dtype and x.strides[-1] == x.itemsize else x.astype(dtype, order="C")

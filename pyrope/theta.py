@@ -430,10 +430,11 @@ def _attention_factor(scaling: YaRN | LongRoPE) -> float:
 
 def check_rope(rope: Any) -> Rope:
     """The argument, if it is a Rope whose Θ is fixed."""
-    checked = checks.instance("rope", rope, Rope)
-    if not checked.resolved:
+    if not isinstance(rope, Rope):
+        raise TypeError(f"rope must be a Rope, was {type(rope).__name__}")
+    if not rope.resolved:
         raise ValueError(f"the frequencies of {rope.scaling} depend on the length: fix it first with rope.at(length)")
-    return checked
+    return rope
 
 
 @lru_cache(maxsize=256)

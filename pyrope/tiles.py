@@ -8,20 +8,30 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
+from threading import Lock
 from typing import Any, TypeVar
+
+import numpy as np
 
 from .backend import Array
 
+# glibc gives what is freed back to the system, and fresh pages cost more than the arithmetic on them, until a large
+# block was freed once: from then on it keeps blocks of up to that size.
+np.empty(2**25 - 2**16, np.uint8)
+
 _Piece = TypeVar("_Piece")
-_Spare = TypeVar("_Spare")
+
+
+def cuts(length: int, step: int) -> list[slice]:
+    """Slices of at most step elements that make up an axis of this length."""
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 def tiles(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
@@ -33,10 +43,9 @@ def tiles(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...
     if axis == 0:
         yield ()
         return
-    step = max(1, limit // max(inner, 1))
     for index in itertools.product(*map(range, shape[: axis - 1])):
-        for start in range(0, shape[axis - 1], step):
-            yield (*index, slice(start, start + step))
+        for some in cuts(shape[axis - 1], max(1, limit // max(inner, 1))):
+            yield (*index, some)
 
 
 _ONE = {int: 0, slice: slice(None)}  # what takes an axis of length 1, whatever the index
@@ -49,38 +58,59 @@ def tile_of(x: Array, index: tuple[Any, ...]) -> Array:
     return x[index]
 
 
-# ── Every core ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def each(
-    pieces: Iterable[_Piece], work: Callable[[_Piece, _Spare], object], spare: Callable[[], _Spare], *,
-    spread: bool, products: bool = False,
-) -> None:  # fmt: skip
-    """Calls ``work(piece, spare())`` for every piece: on several threads if ``spread``, never so for arrays on a GPU.
+    work: Callable[[_Piece], object], pieces: Iterable[_Piece], *, spread: bool = True, products: bool = False
+) -> None:
+    """Calls ``work(piece)`` for every piece, on every core if ``spread``, which is not for arrays on a GPU.
 
-    A piece writes where no other piece reads or writes; a thread makes one spare memory for all of its pieces.
-    ``products`` says that the work has matrix products, whose library has threads of its own: it gets one for each
-    piece if threadpoolctl is installed, and else the pieces are worked on in order. So are those of a call that comes
-    while another is spread, be it from a piece or from another thread of the program: there are never more threads than
-    cores. An error in a piece ends the call; of several it is that of the first piece.
+    A piece writes where no other piece reads or writes. ``products`` says that the work has matrix products, whose
+    library has threads of its own: it gets one for each piece if threadpoolctl is installed, and else the pieces are
+    worked on in order. So are those of a call from a piece, or from another thread of the program while this one is at
+    work: there are never more threads than cores. An error ends the call; of several it is that of the first piece.
     """
-    todo, state = list(pieces), _state
-    if not spread or len(todo) < 2:
-        return _in_order(todo, work, spare)
-    with state.one_blas_thread() if products else nullcontext(True) as allowed:
-        count = min(threads(), len(todo)) if allowed else 1
-        if count < 2 or not state.spreading.acquire(blocking=False):
-            return _in_order(todo, work, spare)
-        try:
-            _spread(deque(enumerate(todo)), work, spare, count - 1)
-        finally:
-            state.spreading.release()
+    todo = list(pieces)
+    count = threads() if spread and len(todo) > 1 and not (products and _blas() is None) else 0
+    if not count or not _lock(os.getpid()).acquire(blocking=False):  # a child process has another lock, and no threads
+        for piece in todo:
+            work(piece)
+        return
+    try:
+        with _blas().limit(limits=1) if products else nullcontext():
+            _spread(work, deque(enumerate(todo)), count - 1)
+    finally:
+        _lock(os.getpid()).release()
 
 
-def _in_order(todo: list[_Piece], work: Callable[[_Piece, _Spare], object], spare: Callable[[], _Spare]) -> None:
-    memory = spare()
-    for piece in todo:
-        work(piece, memory)
+def _spread(work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], helpers: int) -> None:
+    """Pieces are taken in order, by this thread and by so many others."""
+    failures: dict[int, BaseException] = {}
+
+    def run() -> None:
+        while queue:
+            try:
+                number, piece = queue.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                work(piece)
+            except BaseException as error:
+                queue.clear()  # every piece before this one has been taken: the first to fail will be among them
+                failures[number if isinstance(error, Exception) else -1] = error  # Ctrl-C is never hidden by an error
+
+    started = []
+    try:
+        with suppress(RuntimeError):  # no thread can be started, as at the end of a program: this one does the rest
+            for _ in range(min(helpers, len(queue) - 1)):
+                started.append(_pool(os.getpid(), helpers).submit(copy_context().run, run))  # has np.errstate
+        run()
+    finally:
+        queue.clear()  # after Ctrl-C
+        wait([helper for helper in started if not helper.cancel()])
+    try:
+        if failures:
+            raise failures[min(failures)]
+    finally:
+        failures.clear()  # its frames refer to it and to these: their arrays would stay in memory
 
 
 def threads() -> int:
@@ -89,84 +119,23 @@ def threads() -> int:
     if not re.fullmatch("[1-9][0-9]{0,3}", wanted):
         fix = "set it to a number of threads, or unset it to use every core"
         raise ValueError(f"PYROPE_THREADS must be an integer from 1 to 9999, was {wanted!r}: {fix}")
-    return min(int(wanted), _cores())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(int(wanted), cores)
 
 
-def _cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@cache
+def _pool(process: int, count: int) -> ThreadPoolExecutor:
+    """So many threads, which start when they are first needed."""
+    return ThreadPoolExecutor(count)
 
 
-def _spread(
-    queue: deque[tuple[int, _Piece]], work: Callable[[_Piece, _Spare], object], spare: Callable[[], _Spare],
-    count: int,
-) -> None:  # fmt: skip
-    """Pieces are taken in order, by so many threads of a pool and by this one, which waits for none that is late."""
-    failures, helpers, pool = dict[int, BaseException](), list[Future[None]](), _state.pool(threads() - 1)
-
-    def run() -> None:
-        memory = spare()
-        while queue:
-            try:
-                number, piece = queue.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            try:
-                work(piece, memory)
-            except BaseException as error:
-                # Every piece before this one has been taken, so that the first to fail will be among the failures.
-                queue.clear()
-                failures[number if isinstance(error, Exception) else -1] = error
-
-    try:
-        try:
-            for _ in range(count):
-                helpers.append(pool.submit(copy_context().run, run))  # the context has the caller's np.errstate
-        except RuntimeError:  # a thread cannot be started, as at the end of a program: this one does what is left
-            pool.shutdown()
-        run()
-    finally:
-        queue.clear()  # after Ctrl-C
-        wait([helper for helper in helpers if not helper.cancel()])
-    if failures:
-        error = failures[min(failures)]
-        failures.clear()  # its frames refer to these and to it: their arrays would stay in memory
-        try:
-            raise error
-        finally:
-            del error
+@cache
+def _lock(process: int) -> Lock:
+    """Held while the pieces of a call are spread."""
+    return Lock()
 
 
-class _State:
-    """What there is once in a process. A child process has another: it inherits no threads, but locks as they are."""
-
-    def __init__(self) -> None:
-        self.spreading = threading.Lock()  # held while the pieces of a call are spread
-        self.counting = threading.Lock()  # held while the next two change
-        self.limited = 0  # calls that need products with one thread
-        self.limit: Any = None  # what restores the threads of products when there is no such call any more
-        self.pool = lru_cache(maxsize=1)(ThreadPoolExecutor)  # starts its threads when they are first needed
-
-    @contextmanager
-    def one_blas_thread(self) -> Iterator[bool]:
-        """Within it every matrix product has one thread, if it is True: with others the last bits might differ."""
-        if (blas := _blas()) is None:
-            yield False
-            return
-        with self.counting:
-            if not self.limited:
-                self.limit = blas.limit(limits=1)
-            self.limited += 1
-        try:
-            yield True
-        finally:
-            with self.counting:
-                self.limited -= 1
-                if not self.limited:
-                    self.limit.restore_original_limits()
-
-
-@lru_cache(maxsize=1)
+@cache
 def _blas() -> Any:
     """What sets the threads of NumPy's products: None without threadpoolctl, or if it does not know their library."""
     try:
@@ -174,16 +143,3 @@ def _blas() -> Any:
     except ImportError:
         return None
     return control if control.lib_controllers else None
-
-
-def _in_child() -> None:
-    """After a fork."""
-    global _state
-    if _state.limited:
-        _state.limit.restore_original_limits()
-    _state = _State()
-
-
-_state = _State()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

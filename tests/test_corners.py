@@ -1,7 +1,6 @@
-"""Corners of the engine and of the models that are easily broken unnoticed, each with numbers of its own."""
+"""Corners of the models that are easily broken unnoticed, each with numbers of its own."""
 
 import json
-import math
 
 import gguf_files
 import numpy as np
@@ -10,82 +9,11 @@ from gguf_files import gguf
 from optional import package
 
 import pyrope
-from pyrope import LongRoPE, Rope, YaRN, encodings, load
+from pyrope import Rope, load
 from pyrope.models.gguf import read_gguf
 from pyrope.models.text import load_tokenizer
 
 tokenizers, safetensors = package("tokenizers"), package("safetensors.numpy")
-
-
-@pytest.mark.parametrize("beta, end", [(1 / 1024, 6), (1e-7, 7)])
-def test_a_ramp_of_yarn_may_end_beyond_the_last_pair(beta, end):
-    """r = 8 has pairs 0 to 3; the ramp from pair 2 to pair 6, or to where it is cut, r − 1 = 7: pair 3 is in it."""
-
-    def pair(turns):
-        return 8 * math.log(2**10 / (2 * math.pi * turns)) / (2 * math.log(10000))
-
-    first, share = math.floor(pair(1.0)), 1 / (end - 2)
-    assert first == 2 and min(math.ceil(pair(beta)), 7) == end
-    rope = Rope(8, 10000.0, "half", scaling=YaRN(4.0, 2**10, beta_fast=1.0, beta_slow=beta))
-    expected = [1.0, 0.1, 0.01, 0.001 * (1 - share + share / 4)]
-    np.testing.assert_allclose(pyrope.frequencies(rope), expected, rtol=1e-15)
-
-
-def test_frequencies_are_refused_just_outside_of_what_phases_are_exact_for():
-    """[2⁻⁵³, 2²⁰], both ends included: a factor of LongRoPE divides the first frequency, which is 1."""
-
-    def first(factor):
-        lists = [factor, 1.0], [factor, 1.0]
-        return pyrope.frequencies(Rope(4, 10000.0, "half", scaling=LongRoPE(*lists, 2.0, 64, length=64)))[0]
-
-    assert first(2.0**-20) == 2.0**20 and first(2.0**53) == 2.0**-53
-    for beyond in (np.nextafter(2.0**-20, 0), np.nextafter(2.0**53, 2.0**60)):
-        with pytest.raises(ValueError, match=r"frequency 0 is .* outside \[2\^-53, 2\^20\]"):
-            first(float(beyond))
-
-
-def test_unrotate_divides_by_the_square_of_the_attention_factor():
-    """At position 0 a rotation is a multiplication by a, here 1.5, its transpose too: y·1.5/1.5² = y/1.5."""
-    y = np.array([[3.0, -6.0, 1.5, 0.75]])
-    for layout in ("half", "interleaved", "interleaved-to-half"):
-        rope = Rope(4, 10000.0, layout, scaling=YaRN(4.0, 64, attention_factor=1.5))
-        order = [0, 2, 1, 3] if layout == "interleaved-to-half" else [0, 1, 2, 3]
-        expected = np.array([[2.0, -4.0, 1.0, 0.5]])[:, order]
-        assert np.abs(pyrope.unrotate(y, [0], rope) - expected).max() < 1e-15
-        tables = pyrope.rotation_tables(rope, [0], like=y)
-        assert np.abs(pyrope.unrotate(y, [0], rope, tables=tables) - expected).max() < 1e-15
-
-
-@pytest.mark.parametrize("n", [1, 3, 4])
-def test_queries_without_positions_are_the_last_of_the_keys(n):
-    """Keys at 0, 10, 20, 30 and a window of 15: a token sees itself and the one before; alone, it is its own value."""
-    rng, at = np.random.default_rng(0), [0, 10, 20, 30]
-    q, k, v = rng.standard_normal((1, n, 2)), rng.standard_normal((1, 4, 2)), rng.standard_normal((1, 4, 2))
-    out = pyrope.attention(q, k, v, k_positions=at, causal=True, window=15)
-    for i in range(n):
-        j = 4 - n + i
-        seen = [j - 1, j] if j else [j]
-        weights = np.exp([q[0, i] @ k[0, x] / math.sqrt(2) for x in seen])
-        np.testing.assert_allclose(out[0, i], weights @ v[0, seen] / weights.sum(), rtol=1e-13)
-
-
-def test_the_positions_of_tables_cannot_be_changed():
-    given = np.array([3, 4])
-    tables = pyrope.rotation_tables(Rope(4, 10000.0, "half"), given, like=np.ones((2, 4)))
-    given[0] = 7
-    assert tables.positions.tolist() == [3, 4]
-    with pytest.raises(ValueError, match="read-only"):
-        tables.positions[0] = 7
-
-
-def test_the_decay_of_sinusoids_has_its_base():
-    """d = 4: (cos Δ + cos Δ/√base)/2, by default with a base of 10000."""
-    for base, options in ((10000.0, ()), (100.0, (100.0,))):
-        for delta in (1, 50):
-            expected = (math.cos(delta) + math.cos(delta / math.sqrt(base))) / 2
-            assert abs(encodings.sinusoidal_decay(delta, 4, *options) - expected) < 1e-14
-            p, q = encodings.sinusoidal([0, delta], 4, *options)
-            assert abs(p @ q / 2 - expected) < 1e-14
 
 
 def test_sizes_outside_come_before_a_text_config():

@@ -9,7 +9,7 @@ from optional import package
 from strategies import to_backend
 
 import pyrope
-from pyrope import Rope, encodings
+from pyrope import Rope, definition, encodings
 
 mpmath = package("mpmath")
 
@@ -39,7 +39,8 @@ def test_sinusoidal_shift_moves_every_position(m, delta, d, base):
     np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation,
     # and that of RoPE, backwards: (sin, cos) turns the other way round than (cos, sin).
     rope = Rope(d, base, "interleaved", direction=-1)
-    np.testing.assert_allclose(shift, pyrope.rotation_matrix(delta, rope), atol=1e-12)
+    matrix = definition.rotation_matrix(*pyrope.cos_sin(rope, delta), *definition.pairs("interleaved", d), d)
+    np.testing.assert_allclose(shift, matrix, atol=1e-12)
 
 
 @given(st.integers(-1000, 1000), st.integers(-1000, 1000), widths, bases)

@@ -92,7 +92,7 @@ def _linear(draw):
 def _linear_attention(draw):
     arguments, more = _linear(draw)
     causal = draw.random() < 0.5
-    return arguments, {"causal": causal, **more, **draw.options(form=pyrope.linear.FORMS[causal], chunk=[1, 3, 192])}
+    return arguments, {"causal": causal, **more, **draw.options(chunk=[1, 3, 192])}
 
 
 def _without(draw, call, i, *names):
@@ -161,17 +161,11 @@ CALLS = {
     # Rotations
     "rotate": _rotated,
     "unrotate": _rotated,
-    "rotate_complex": _rotated,
-    "rotation_matrix": lambda d: ((d.randrange(100), d.choice(ROPES)), {}),
     "rotation_tables": lambda d: (_rotated(d)[0][::-1], {}),
     "permute_weights": lambda d: ((d.array(16, 3), 2, *d.choice([("half", "interleaved"), ("interleaved", "half")])), d.options(rotary_dim=[4], placement=["suffix"])),
-    "decay": lambda d: ((_positions(d, 3), d.choice(ROPES)), {}),
     # Attention
     "attention": lambda d: (lambda a, k: (a, k | d.options(block=[1, 3, 100])))(*_attention(d)),
-    "attention_by_definition": _attention,
-    "attention_scores": lambda d: _without(d, _attention, 2),
     "linear_attention": _linear_attention,
-    "attention_weights": lambda d: _without(d, _linear_attention, 2, "form", "chunk"),
     "linear_step": lambda d: (lambda a, k: (a, k | d.options(chunk=[1, 3])))(*_linear(d)),
     "linear_state": lambda d: _without(d, _linear, 0, "denominators"),
     # Models
@@ -452,11 +446,6 @@ def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, fea
     _close(words, got, true, reach + lost + tiny, q)
 
 
-def _check_weights(words, got, q, k, *at, **options):
-    e = np.broadcast_to(np.eye(k.shape[-2], dtype=q.dtype), (*k.shape[:-1], k.shape[-2]))
-    _check_linear(words, got[0], q, k, e, *at, **options)
-
-
 def _check_forward(words, got, model, tokens, positions=None, logits="all", segments=None):
     if logits != "all" or segments is not None or np.ndim(tokens) != 1:
         return
@@ -481,13 +470,10 @@ def _check_slopes(words, got, h):
 
 RESULTS = {
     "rotate": _check_rotation,
-    "rotate_complex": _check_rotation,
     "unrotate": lambda *arguments: _check_rotation(*arguments, inverse=True),
     "attention": _check_attention,
-    "attention_by_definition": _check_attention,
     "linear_attention": _check_linear,
     "linear_step": lambda words, got, *arguments, **options: _check_linear(words, got[0], *arguments, causal=True, **options),
-    "attention_weights": _check_weights,
     "forward": _check_forward,
     "encodings.sinusoidal": _check_sinusoidal,
     "encodings.alibi_slopes": _check_slopes,

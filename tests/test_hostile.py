@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from models import PLAIN
-from strategies import DTYPES
 
 import pyrope
 from pyrope import Axes, Rope, definition, encodings
@@ -30,124 +29,12 @@ AXES = Rope(8, 10000.0, "half", axes=Axes("sections", (2, 1, 1)))
 X = np.random.default_rng(0).standard_normal((2, 3, 8))
 
 
-# --- Linear attention ---
-
-
-@pytest.mark.parametrize("form", ["quadratic", "chunked", "recurrent", "parallel"])
-def test_positions_of_a_rope_with_axes_have_an_axis_of_their_own(form):
-    """(n,) fits neither n tokens nor three axes, even if n is 3."""
-    causal = form != "parallel"
-    with pytest.raises(ValueError, match=r"positions must be \(3, …, n\), one for each token, had shape \(3,\)"):
-        pyrope.linear_attention(X, X, X, np.arange(3), AXES, causal=causal, form=form)
-    with pytest.raises(ValueError, match=r"positions must be \(3, …, n\)"):
-        pyrope.attention_weights(X, X, np.arange(3), AXES, causal=causal)
-    with pytest.raises(ValueError, match=r"positions must be \(3, …, n\)"):
-        pyrope.linear_state(X, X, np.arange(3), AXES)
-    at = np.arange(3) * np.ones((3, 1), int)
-    plain = pyrope.linear_attention(X, X, X, np.arange(3), Rope(8, 10000.0, "half"), causal=causal)
-    same = pyrope.linear_attention(X, X, X, at, AXES, causal=causal, form=form)
-    np.testing.assert_allclose(same, plain, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("causal, form", [(c, f) for c, forms in pyrope.linear.FORMS.items() for f in forms])
-@pytest.mark.parametrize("start, refused", [(-30.0, False), (-38.0, True), (-52.0, True), (-60.0, True)])
-def test_denominators_of_few_bits_are_refused(causal, form, start, refused):
-    """φ(q)ᵀφ(k) of features e^start: at −52 subnormal in float32, at −60 zero, which must not pass for no keys."""
-    x = np.full((1, 4, 2), start, np.float32) + np.linspace(0, 1, 4, dtype=np.float32)[:, None]
-    v = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
-    options = {"causal": causal, "form": form}
-    if refused:
-        with pytest.raises(ValueError, match="finite and positive, 4 of 4|finite and positive, 1 of 1"):
-            pyrope.linear_attention(x, x, v, **options)
-    else:
-        got = pyrope.linear_attention(x, x, v, **options)
-        true = pyrope.linear_attention(x.astype(float), x.astype(float), v.astype(float), **options)
-        np.testing.assert_allclose(got, true, rtol=1e-5)
-
-
-def test_the_least_denominator_is_said():
-    x = np.full((1, 1, 2), -40, np.float32)
-    with pytest.raises(ValueError, match="in float32 they must not be smaller than 9.9e-32"):
-        pyrope.linear_attention(x, x, x, causal=True)
-
-
-def test_sums_that_overflow_are_refused():
-    x, v = np.full((1, 3, 2), 1e10, np.float32), np.full((1, 3, 2), 1e25, np.float32)
-    with pytest.raises(
-        ValueError, match="values must be finite, and so must their sums, weighted by features, in float32"
-    ):
-        pyrope.linear_attention(x, x, v, causal=True)
-
-
-@pytest.mark.parametrize("causal", [2, 1, 0, None, [], "yes"])
-def test_causal_is_a_flag_also_with_a_form(causal):
-    with pytest.raises(TypeError, match="causal must be True or False, was"):
-        pyrope.linear_attention(X, X, X, causal=causal, form="quadratic")
-
-
-# --- Softmax attention ---
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize("name", ["softcap", "scale"])
-@pytest.mark.parametrize("value", [1e39, 1e-46, 1e-39])
-@pytest.mark.parametrize("function", [pyrope.attention, pyrope.attention_by_definition])
-def test_factors_must_be_numbers_of_the_dtype(dtype, name, value, function):
-    x = np.ones((1, 3, 4), dtype)
-    if dtype == np.float64:
-        assert (function(x, x, x, **{name: value}) == 1).all()
-        return
-    with pytest.raises(ValueError, match=rf"{name} must lie within 1.2e-38 … 3.4e\+38, the range of float32, was"):
-        function(x, x, x, **{name: value})
-    with pytest.raises(ValueError, match=rf"{name} must lie within"):
-        pyrope.attention_scores(x, x, **{name: value})
-
-
-def test_the_quotient_of_scale_and_softcap_must_be_a_number_too():
-    x = np.ones((1, 3, 4), np.float32)
-    with pytest.raises(
-        ValueError, match=r"scale/softcap, which queries are multiplied with, must lie within .* was 1e\+60"
-    ):
-        pyrope.attention(x, x, x, scale=1e30, softcap=1e-30)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("n", [3, 80])
-@pytest.mark.parametrize("function", [pyrope.attention, pyrope.attention_by_definition])
-def test_scores_that_overflow_are_refused(sign, n, function):
-    """−inf would pass for a key that is hidden, and a row of them for one that sees nothing."""
-    x = np.full((1, n, 4), 1e20, np.float32)
-    with pytest.raises(
-        ValueError, match=r"scores must not exceed float32, 3.4e\+38: queries reach 1e\+20, keys 1e\+20"
-    ):
-        function(x, sign * x, x)
-    mean = function(x[:, :, :] * 1e-4, sign * x, x)  # n equal weights: n products and n − 1 sums, then a quotient
-    assert (abs(mean / np.float32(1e20) - 1) <= (2 * n + 2) * 2.0**-24).all()
-
-
-def test_the_mean_of_large_values_does_not_overflow():
-    """The sum does; and exp(60), which small scores may reach, times 1e13."""
-    x = np.ones((1, 80, 4), np.float32)
-    np.testing.assert_allclose(pyrope.attention(x, x, x * np.float32(1e38)), 1e38, rtol=1e-6)
-    np.testing.assert_allclose(pyrope.attention(x, x, x * np.float32(1e13), scale=14.5), 1e13, rtol=1e-5)
-
-
-def test_a_large_softcap_does_not_make_scores_small():
-    """q·scale/softcap is so small that its square is 0, but the scores are not."""
-    rng = np.random.default_rng(1)
-    q, k, v = (
-        rng.standard_normal((1, 80, 4)).astype(np.float32) * size
-        for size in (np.float32(30), np.float32(30), np.float32(1))
-    )
-    np.testing.assert_allclose(pyrope.attention(q, k, v, softcap=1e30), pyrope.attention(q, k, v), atol=2e-3)
-
-
 # --- None, and what is no array ---
 
 NONE = {
     "x": lambda y: pyrope.rotate(None, [0], Rope(4, 1e4, "half")),
     "q": lambda y: pyrope.attention(None, y, y),
-    "k": lambda y: pyrope.attention_by_definition(y, None, y),
+    "k": lambda y: pyrope.attention(y, None, y),
     "v": lambda y: pyrope.linear_attention(y, y, None, causal=True),
     "w": lambda y: pyrope.permute_weights(None, 1, "half", "half"),
     "like": lambda y: pyrope.rotation_tables(Rope(4, 1e4, "half"), [0], None),

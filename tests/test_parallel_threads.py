@@ -13,7 +13,7 @@ from test_transformer import arrays_of, model_of
 from threads_mpi import Aborted, installed, on_ranks
 
 import pyrope
-from pyrope import Rope, parallel
+from pyrope import Rope, parallel, softmax
 from pyrope.parallel import SCHEMES, forward, gather, parallel_linear_attention, ring_attention, shard_positions
 
 RNG = np.random.default_rng(0)
@@ -60,8 +60,8 @@ OPTIONS = [
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("tiles", [None, (4, 3, 8)])
 def test_a_ring_equals_the_whole(options, size, tiles, monkeypatch):
-    for name, value in zip(("_ROWS", "_KEYS", "_SCORES"), tiles or (), strict=False):
-        monkeypatch.setattr(parallel, name, value)
+    for name, value in zip(("_ROWS", "_FINE", "_SCORES"), tiles or (), strict=False):
+        monkeypatch.setattr(softmax, name, value)
     expected = whole(Q, K, V, **options)
     for scheme in SCHEMES:
 

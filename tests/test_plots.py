@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import references
 from optional import needed
 
 import pyrope
@@ -111,7 +112,7 @@ def test_one_rope_is_shown_against_itself_without_rescaling():
 def test_decay_is_figure_2_and_bounds_the_scores():
     rope = Rope(16, 10000.0, "interleaved")
     left, right = _panels(plots.decay_figure(rope, 50, 6))
-    curve = pyrope.decay(np.arange(50), rope)
+    curve = pyrope.definition.decay(*pyrope.cos_sin(rope.pure, np.arange(50)))
     np.testing.assert_array_equal(left.lines[0].get_ydata(), curve)
     bound, *scores = (line.get_ydata() for line in right.lines)
     np.testing.assert_array_equal(bound, curve)
@@ -255,8 +256,8 @@ def test_operator_is_what_the_candidate_does():
     turned = Rope(8, 10000.0, "interleaved")
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m, turned), ROPE, position=7, dtype=np.float64)
     expected, actual, difference = (axes.images[0].get_array() for axes in _panels(figure))
-    np.testing.assert_array_equal(expected, pyrope.rotation_matrix(7, ROPE))
-    np.testing.assert_allclose(actual, pyrope.rotation_matrix(7, turned), atol=1e-15)
+    np.testing.assert_array_equal(expected, references.matrix(ROPE, 7))
+    np.testing.assert_allclose(actual, references.matrix(turned, 7), atol=1e-15)
     np.testing.assert_array_equal(difference, actual - expected)
     assert "position 7" in figure.get_suptitle()
 
@@ -265,8 +266,8 @@ def test_operator_of_several_axes_has_another_position_on_each():
     rope = GRID
     figure = plots.operator_figure(lambda x, m: pyrope.rotate(x, m[::-1], rope), rope, position=7, dtype=np.float64)
     expected, actual, _ = (axes.images[0].get_array() for axes in _panels(figure))
-    np.testing.assert_array_equal(expected, pyrope.rotation_matrix([7, 8, 9], rope))
-    np.testing.assert_allclose(actual, pyrope.rotation_matrix([9, 8, 7], rope), atol=1e-15)
+    np.testing.assert_array_equal(expected, references.matrix(rope, [7, 8, 9]))
+    np.testing.assert_allclose(actual, references.matrix(rope, [9, 8, 7]), atol=1e-15)
     assert "position (7, 8, 9)" in figure.get_suptitle()
 
 

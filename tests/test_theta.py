@@ -302,8 +302,7 @@ def test_an_unresolved_length_is_refused_everywhere(scaling):
     rope, x = Rope(**HALF, scaling=scaling), np.ones((1, 8))
     for call in (
         lambda: pyrope.frequencies(rope), lambda: pyrope.wavelengths(rope), lambda: pyrope.cos_sin(rope, [0]),
-        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.unrotate(x, [0], rope), lambda: pyrope.rotate_complex(x, [0], rope),
-        lambda: pyrope.rotation_matrix(0, rope), lambda: pyrope.rotation_tables(rope, [0], x), lambda: pyrope.decay([0], rope),
+        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.unrotate(x, [0], rope), lambda: pyrope.rotation_tables(rope, [0], x),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"depend on the length: fix it first with rope.at\(length\)"):
             call()
@@ -314,3 +313,30 @@ def test_frequencies_beyond_the_reach_of_exact_phases_are_refused():
         pyrope.frequencies(Rope(8, 1e12, "half", scaling=Linear(1e9)))
     with pytest.raises(TypeError, match="rope must be a Rope, was dict"):
         pyrope.frequencies({"head_dim": 8})
+
+
+@pytest.mark.parametrize("beta, end", [(1 / 1024, 6), (1e-7, 7)])
+def test_a_ramp_of_yarn_may_end_beyond_the_last_pair(beta, end):
+    """r = 8 has pairs 0 to 3; the ramp from pair 2 to pair 6, or to where it is cut, r − 1 = 7: pair 3 is in it."""
+
+    def pair(turns):
+        return 8 * math.log(2**10 / (2 * math.pi * turns)) / (2 * math.log(10000))
+
+    first, share = math.floor(pair(1.0)), 1 / (end - 2)
+    assert first == 2 and min(math.ceil(pair(beta)), 7) == end
+    rope = Rope(8, 10000.0, "half", scaling=YaRN(4.0, 2**10, beta_fast=1.0, beta_slow=beta))
+    expected = [1.0, 0.1, 0.01, 0.001 * (1 - share + share / 4)]
+    np.testing.assert_allclose(pyrope.frequencies(rope), expected, rtol=1e-15)
+
+
+def test_frequencies_are_refused_just_outside_of_what_phases_are_exact_for():
+    """[2⁻⁵³, 2²⁰], both ends included: a factor of LongRoPE divides the first frequency, which is 1."""
+
+    def first(factor):
+        lists = [factor, 1.0], [factor, 1.0]
+        return pyrope.frequencies(Rope(4, 10000.0, "half", scaling=LongRoPE(*lists, 2.0, 64, length=64)))[0]
+
+    assert first(2.0**-20) == 2.0**20 and first(2.0**53) == 2.0**-53
+    for beyond in (np.nextafter(2.0**-20, 0), np.nextafter(2.0**53, 2.0**60)):
+        with pytest.raises(ValueError, match=r"frequency 0 is .* outside \[2\^-53, 2\^20\]"):
+            first(float(beyond))

@@ -419,7 +419,7 @@ def test_without_a_trace_nothing_is_computed_for_one(xp, kind, monkeypatch):
         raise AssertionError("computed, though nobody asked")
 
     expected = ran(model, [1, 2, 3])
-    monkeypatch.setattr(transformer, "attention_scores", never)
+    monkeypatch.setattr(transformer, "_scores", never)
     monkeypatch.setattr(transformer, "FEATURE_MAPS", {})
     close(ran(model, [1, 2, 3]), expected, 1e-6)
     with pytest.raises((AssertionError, KeyError)):

@@ -20,9 +20,9 @@ from rows import CONTROL, COUNTS, Row, counted, in_turns, show, threads
 
 import pyrope
 from pyrope import Rope
-from pyrope.linear import CHUNK
 
 HEADS, LENGTH, HEAD_DIM, ROWS = 8, 4096, 64, 256
+CHUNK = 192  # tokens: of the products that linear attention is held against, whatever it uses itself
 MEMORY = 32768  # positions
 LENGTHS = (2048, 4096, 32768, 262144)  # of linear attention; times per token are held against the second
 BEFORE = (16, 4096, 262144)  # tokens before the one that is decoded

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import checks, encodings
+from .. import checks, definition, encodings, linear, softmax
 from ..backend import Array, from_numpy, namespace, on_host
 from ..layers import ACTIVATIONS, NORMS, Norm, embed, mlp, project
-from ..linear import FEATURE_MAPS, LinearState, linear_attention, linear_step
-from ..rotation import Tables, rotate, rotation_tables
-from ..softmax import attention, attention_scores
+from ..linear import FEATURE_MAPS, LinearState
+from ..rotation import Tables, rotation_tables, turn
 from ..theta import Rope, frequencies
 from .architecture import Config, LayerWeights, Model, Weights
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Trace: TypeAlias = Callable[[str, Array], object]
+_AHEAD = 256  # positions whose tables a cache makes at a time
 
 
 class Cache:
@@ -54,6 +54,7 @@ class Cache:
             size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
             raise ValueError(f"not enough memory: a cache for {length} tokens needs {size:.3g} GB") from None
         self.states: list[LinearState | None] = [None] * len(config.layers)
+        self.tables: dict[Rope, Tables] = {}  # by rope, of the positions that come next
 
     def check(self, model: Model, batch: int, n: int) -> None:
         """Checks that the cache was made for this model, and that n more tokens fit."""
@@ -64,6 +65,16 @@ class Cache:
         if self.used + n > self.length:
             level = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
             raise ValueError(f"the cache is full: {level}; make a longer one")
+
+    def tables_at(self, rope: Rope, start: int, n: int, like: Array) -> Tables:
+        """The tables of n positions from start on; those of the positions after them are made with them, and kept."""
+        kept = self.tables.get(rope)
+        first = start if kept is None else int(kept.positions[0])
+        if kept is None or start < first or start + n > first + len(kept.positions):
+            last = min(start + max(n, _AHEAD), checks.MAX_POSITION + 1)
+            first, kept = start, rotation_tables(rope, range(start, last), like)
+            self.tables[rope] = kept
+        return kept.part(slice(start - first, start - first + n))
 
 
 @dataclass(frozen=True)
@@ -147,19 +158,23 @@ def _silent(name: str, array: Array) -> None:
     """What is called in place of a trace when there is none."""
 
 
+_Attended: TypeAlias = tuple[Array, LinearState | None]
+
+
 @dataclass(frozen=True)
 class _Run:
-    """What all layers of one call share."""
+    """What all layers of one call share: all that depends on positions is made once."""
 
     config: Config
     cache: Cache | None
     places: _Places
     tables: list[Tables | None]  # by layer; None where it has no rope
-    bias: Array | None  # of ALiBi, added to the scores
+    rules: list[softmax.Rule]  # by layer; none in linear attention
+    bias: Array | None  # of ALiBi, added to the scores: (b or 1, g, h/g, n, m)
     note: Trace
     states: list[LinearState | None]  # what linear attention leaves, layer by layer
-    softmax: Callable[..., Array] = attention  # `pyrope.parallel` has its own for both
-    linear: Callable[..., _Attended] = lambda *arguments: _linear(*arguments)
+    softmax: Callable[..., Array] = softmax.attend  # `pyrope.parallel` has its own for both
+    linear: Callable[..., _Attended] | None = None
 
 
 def forward(
@@ -188,8 +203,8 @@ def forward(
     note: Trace = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
     run = _Run(
-        config=config, cache=cache, places=places, tables=_tables(config, ropes, places, x),
-        bias=_bias(config, cache, places, x), note=note, states=[],
+        config=config, cache=cache, places=places, tables=_tables(config, ropes, places, x, cache),
+        rules=_rules(config, places), bias=_bias(config, cache, places, x), note=note, states=[],
     )  # fmt: skip
     for i, layer in enumerate(weights.layers):
         x = _block(run, i, layer, x)
@@ -218,17 +233,46 @@ def _embedded(config: Config, weights: Weights, ids: Int64, positions: Int64) ->
     return x if weights.embedding_norm is None else _norm(config, weights.embedding_norm, x)
 
 
-def _tables(config: Config, ropes: list[Rope | None], places: _Places, like: Array) -> list[Tables | None]:
+def _tables(
+    config: Config, ropes: list[Rope | None], places: _Places, like: Array, cache: Cache | None = None
+) -> list[Tables | None]:
     """The tables of `rotate`, computed once for all layers that share a rope."""
     ropes = [None if rope is None else rope.pure if config.attention == "linear" else rope for rope in ropes]
-    m = places.positions
+    m, start = places.positions, int(places.positions[0, 0])
     m = m[:1] if len(m) > 1 and bool((m == m[:1]).all()) else m
-    tables = {rope: rotation_tables(rope, m, like) for rope in dict.fromkeys(ropes) if rope is not None}
+    tables: dict[Rope, Tables] = {}
+    for rope in dict.fromkeys(ropes):
+        if rope is None:
+            continue
+        if cache is None or rope.axes is not None or not np.array_equal(m[0], range(start, start + m.size)):
+            tables[rope] = rotation_tables(rope, m, like)
+        else:
+            tables[rope] = cache.tables_at(rope, start, m.size, like)
     return [None if rope is None else tables[rope] for rope in ropes]
 
 
+def _rules(config: Config, places: _Places) -> list[softmax.Rule]:
+    """Which keys each layer sees, and how its scores are computed, once for all layers with the same window."""
+    if config.attention == "linear":
+        return []
+    n, m = places.positions.shape[1], places.order.shape[1]
+    scale = 1 / math.sqrt(config.head_dim) if config.scale is None else config.scale
+    every = places.order[:, None, None] if places.packed else np.arange(m)[None, None, None]
+
+    def rule(window: int | None) -> softmax.Rule:
+        if places.packed:  # runs are at least `limit` apart in this order: a window of that size keeps them apart
+            window = min(window or places.limit, places.limit)
+        reach = softmax.reach(config.causal, window)
+        if n == 1 and not places.packed and (window is None or window >= m):
+            reach = None  # a token that comes after all others sees them all
+        return softmax.Rule(every[..., m - n :], every, reach, scale, config.softcap)
+
+    rules = {window: rule(window) for window in {layer.window for layer in config.layers}}
+    return [rules[layer.window] for layer in config.layers]
+
+
 def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> Array | None:
-    """What ALiBi adds to the scores: (b, h, n, m), or (1, h, n, m) where all rows have the same positions."""
+    """What ALiBi adds to the scores: (b, g, h/g, n, m), or (1, …) where all rows have the same positions."""
     if config.encoding != "alibi":
         return None
     own = places.positions
@@ -240,7 +284,8 @@ def _bias(config: Config, cache: Cache | None, places: _Places, like: Array) -> 
         one = encodings.alibi_bias(1, own[row], every[row])[0] / encodings.alibi_slopes(1)[0]
         for head, slope in enumerate(slopes):
             bias[row, head] = slope * one
-    return from_numpy(bias, namespace(like))
+    groups = (config.key_heads, config.heads // config.key_heads)
+    return from_numpy(bias.reshape(rows, *groups, *bias.shape[-2:]), namespace(like))
 
 
 def _block(run: _Run, i: int, weights: LayerWeights, x: Array) -> Array:
@@ -292,62 +337,62 @@ def _attend(run: _Run, i: int, heads: Array) -> Array:
     config, cache, n = run.config, run.cache, heads.shape[2]
     h, turning = config.heads, heads[:, : config.heads + config.key_heads]
     if (tables := run.tables[i]) is not None:
-        rotate(turning, tables.positions, tables.rope, tables=tables, out=turning)  # Eq. (16)
+        turn(turning, tables, turning)  # Eq. (16)
     q, k, v = heads[:, :h], turning[:, h:], heads[:, h + config.key_heads :]
     if cache is not None:
         new, every = slice(cache.used, cache.used + n), slice(0, cache.used + n)
         cache.keys[i][:, :, new], cache.values[i][:, :, new] = k, v
         k, v = cache.keys[i][:, :, every], cache.values[i][:, :, every]
-    options = _visible(run, i, n)
     if run.note is not _silent:
         run.note(f"layers.{i}.q_rotated", q)
         run.note(f"layers.{i}.k_rotated", k[:, :, -n:])
-        run.note(f"layers.{i}.scores", attention_scores(q, k, **options))
-    return run.softmax(q, k, v, **options)  # Eq. (2)
+        run.note(f"layers.{i}.scores", _scores(run, i, q, k))
+    return run.softmax(q, k, v, run.rules[i], run.bias)  # Eq. (2)
 
 
-def _visible(run: _Run, i: int, n: int) -> dict[str, Any]:
-    """The options of `attention` that say which keys are visible, and how scores are computed."""
-    config, places, window = run.config, run.places, run.config.layers[i].window
-    options: dict[str, Any] = {"causal": config.causal, "scale": config.scale, "softcap": config.softcap}
-    if places.packed:
-        # Runs are at least `limit` apart in this order, so that a window of that size keeps them apart.
-        window = min(window or places.limit, places.limit)
-        options |= {"q_positions": places.order[:, -n:], "k_positions": places.order}
-    return options | {"window": window, "mask": run.bias}
+def _scores(run: _Run, i: int, q: Array, k: Array) -> Array:
+    """The scores whose softmax is taken, by the definition: (b, h, n, m)."""
+    xp, rule, bias = namespace(q), run.rules[i], run.bias
+    low, high = rule.reach or (-np.inf, np.inf)
+    distance = rule.q_at[:, 0, :, :, None] - rule.k_at[:, 0, :, None, :]
+    mask = from_numpy((distance >= low) & (distance <= high), xp)
+    added = 0 if bias is None else bias.reshape(len(bias), run.config.heads, *bias.shape[-2:])
+    return definition.attention_scores(q, definition.repeat_heads(k, q.shape[1]), mask, rule.scale, rule.softcap, added)
 
 
 def _attend_linearly(run: _Run, i: int, q: Array, k: Array, v: Array) -> Array:
     """Eq. (19) within each run: (b, h, n, d); the state of the last run of every row goes to the states of the call."""
     places, tables, state = run.places, run.tables[i], None if run.cache is None else run.cache.states[i]
+    rule = linear.Rule(q.dtype, tables, run.config.feature_map)
     if places.starts[:, 1:].any() or (places.packed and places.starts.any()):
-        out, state = _by_runs(run, tables, q, k, v, state)
+        out, state = _by_runs(run, rule, q, k, v, state)
     else:
-        where = {} if tables is None else {"positions": tables.positions, "rope": tables.rope, "tables": tables}
-        out, state = run.linear(run.config, q, k, v, state, where)
+        out, state = (run.linear or _linear)(run.config, q, k, v, state, rule)
     run.states.append(state)
     if run.note is not _silent:
         for name, x in (("q_rotated", q), ("k_rotated", k)):
             phi = FEATURE_MAPS[run.config.feature_map](x)
-            turned = phi if tables is None else rotate(phi, tables.positions, tables.rope, tables=tables)
-            run.note(f"layers.{i}.{name}", turned)
+            run.note(f"layers.{i}.{name}", phi if tables is None else turn(phi, tables, namespace(phi).empty_like(phi)))
         if state is not None:
             run.note(f"layers.{i}.state", state.numerator)
     return out
 
 
-_Attended: TypeAlias = tuple[Array, LinearState | None]
+@np.errstate(all="ignore")  # what is not finite is refused in the end
+def _linear(config: Config, q: Array, k: Array, v: Array, state: LinearState | None, rule: linear.Rule) -> _Attended:
+    out = namespace(q).empty(q.shape, q.dtype)
+    if not config.causal:
+        linear.read(q, linear.sums(k, v, rule), rule, out)
+        return out, None
+    s, z = linear.zeros(k, v, rule)
+    if state is not None:
+        s, z = state.numerator.copy(), state.denominator.copy()
+    linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
+    rope = None if rule.tables is None else rule.tables.rope
+    return out, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, config.feature_map)
 
 
-def _linear(
-    config: Config, q: Array, k: Array, v: Array, state: LinearState | None, where: Mapping[str, Any]
-) -> _Attended:
-    if config.causal:
-        return linear_step(q, k, v, state=state, feature_map=config.feature_map, **where)
-    return linear_attention(q, k, v, causal=False, feature_map=config.feature_map, **where), None
-
-
-def _by_runs(run: _Run, tables: Tables | None, q: Array, k: Array, v: Array, state: LinearState | None) -> _Attended:
+def _by_runs(run: _Run, rule: linear.Rule, q: Array, k: Array, v: Array, state: LinearState | None) -> _Attended:
     """Linear attention has no mask: every run is attended to by itself, with a state of its own."""
     xp, places = namespace(q), run.places
     out, lasts = xp.empty(q.shape, q.dtype), []
@@ -358,15 +403,25 @@ def _by_runs(run: _Run, tables: Tables | None, q: Array, k: Array, v: Array, sta
         edges = sorted({0, *np.flatnonzero(places.starts[row]).tolist(), q.shape[-2]})
         for a, b in zip(edges, edges[1:], strict=False):
             cut = (own, slice(None), slice(a, b))
-            where = {} if tables is None else {"positions": places.positions[row, a:b], "rope": tables.rope}
             before = None if places.starts[row, a] else last
-            out[cut], last = _linear(run.config, q[cut], k[cut], v[cut], before, where)
+            out[cut], last = _linear(run.config, q[cut], k[cut], v[cut], before, _of_run(rule, row, slice(a, b)))
         lasts.append(last)
     states = [last for last in lasts if last is not None]
     if not states:
         return out, None
     sums = {name: xp.concatenate([getattr(x, name) for x in states]) for name in ("numerator", "denominator")}
     return out, dataclasses.replace(states[0], **sums)
+
+
+def _of_run(rule: linear.Rule, row: int, tokens: slice) -> linear.Rule:
+    """The rule with the tables of some tokens of one row."""
+    if (tables := rule.tables) is None:
+        return rule
+    if tables.positions.ndim > 1:  # (b, n), or (1, n) where all rows have the same positions
+        own = slice(row, row + 1) if len(tables.positions) > 1 else slice(0, 1)
+        crossed = None if tables.crossed is None else tables.crossed[own]
+        tables = Tables(tables.rope, tables.positions[own], tables.straight[own], crossed)
+    return dataclasses.replace(rule, tables=tables.part(tokens))
 
 
 def _head(config: Config, weights: Weights, x: Array, note: Trace) -> Array:

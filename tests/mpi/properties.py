@@ -17,8 +17,8 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import cupy_contract
+import references
 import test_linear
-import test_softmax
 from device_double import DeviceDouble
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 from models import PLAIN, by_definition, configs
@@ -27,7 +27,7 @@ from strategies import arrays, dtypes, layouts, to_backend
 from test_transformer import arrays_of, close, model_of
 
 import pyrope
-from pyrope import DynamicNTK, Rope, parallel
+from pyrope import DynamicNTK, Rope, definition, parallel, softmax
 from pyrope.parallel import SCHEMES, gather, parallel_linear_attention, ring_attention, shard_positions
 
 WORLD = MPI.COMM_WORLD
@@ -100,18 +100,18 @@ def assert_gathered(comm, out, own, exact, allowed, xp):
 
 def ring(comm, case, xp, tiles, shift):
     q, k, v, options = case
-    at, before = np.arange(q.shape[-2]), (parallel._ROWS, parallel._KEYS, parallel._SCORES)
+    at, before = np.arange(q.shape[-2]), (softmax._ROWS, softmax._FINE, softmax._SCORES)
     for scheme in SCHEMES:
         own, *shard = shards(comm, scheme, xp, q, k, v)
-        parallel._ROWS, parallel._KEYS, parallel._SCORES = tiles or before
+        softmax._ROWS, softmax._FINE, softmax._SCORES = tiles or before
         out = ring_attention(comm, *shard, own + shift, **options)
-        parallel._ROWS, parallel._KEYS, parallel._SCORES = before
+        softmax._ROWS, softmax._FINE, softmax._SCORES = before
         if not len(at):
             assert out.shape == (*q.shape[:-1], v.shape[-1])
             continue
-        *_, exact, allowed = test_softmax.expected(q, k, v, q_at=at, k_at=at, **options)
-        # The bound there is (2(d + 4)S + 2m + 8)·u. Sums that shrink when a greater score arrives cost 4 u for each of
-        # at most m arrivals, and the rounding of the differences of scores, which add up to 2S: three times the bound.
+        exact, allowed = references.attention(q, k, v, **options)
+        # Sums that shrink when a greater score arrives cost 4 u for each of at most m arrivals, and the rounding of
+        # the differences of scores, which add up to twice the greatest score: three times the bound.
         assert_gathered(comm, out, own, exact, 3 * allowed, xp)
         alone = pyrope.attention(*(to_backend(x, xp) for x in (q, k, v)), **options)
         assert_gathered(comm, out, own, pyrope.to_numpy(alone).astype(np.float64), 4 * allowed, xp)
@@ -128,7 +128,7 @@ def in_states(comm, case, scheme, xp):
     where = () if rope is None else (m[..., own], rope)
     out = parallel_linear_attention(comm, *shard, *where, causal=causal, feature_map=feature_map)
     # The same sums in another order: keys are added to shards, and shards to each other, n − 1 additions at most.
-    exact, allowed = test_linear.expected(q, k, v, m, rope, causal=causal, feature_map=feature_map)
+    exact, allowed = references.linear_attention(q, k, v, m, rope, causal, definition.FEATURE_MAPS[feature_map])
     assert_gathered(comm, out, own, exact, allowed, xp)
     alone = pyrope.linear_attention(*(to_backend(x, xp) for x in (q, k, v)), *(() if rope is None else (m, rope)), causal=causal, feature_map=feature_map)  # fmt: skip
     assert_gathered(comm, out, own, pyrope.to_numpy(alone).astype(np.float64), 2 * allowed, xp)
