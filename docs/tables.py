@@ -45,7 +45,11 @@ def escaped(text: str) -> str:
 
 
 def row(name: str, mistake: mistakes.Mistake) -> str:
-    fields = [("cause", escaped(mistake.cause)), ("fix", escaped(mistake.fix)), ("happened in", linked(mistake.happened))]
+    fields = [
+        ("cause", escaped(mistake.cause)),
+        ("fix", escaped(mistake.fix)),
+        ("happened in", linked(mistake.happened)),
+    ]
     return f"| **{escaped(name)}** | {' <br> '.join(f'*{word}* {text}' for word, text in fields if text)} |"
 
 

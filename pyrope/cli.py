@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         one.set_defaults(run=command.run)
         for place, words in command.places.items():
-            choices = {"choices": tuple(plots.PLOTS), "metavar": "NAME"} if command.run is plot else {}
+            choices: Given = {"choices": tuple(plots.PLOTS), "metavar": "NAME"} if command.run is plot else {}
             one.add_argument(place.rstrip("?"), nargs="?" if place.endswith("?") else None, help=words, **choices)
         for title, names in command.groups.items():
             _add_options(one.add_argument_group(title), names.split())
@@ -483,7 +483,7 @@ def table(given: Given) -> int:
 
 def _own_vectors(given: Given) -> vectors.Own | None:
     """What says how the vectors for one's own rope are; None: the standard ones."""
-    more = {name: given.pop(name) for name in ("heads", "key_heads", "max_position") if name in given}
+    more: Given = {name: given.pop(name) for name in ("heads", "key_heads", "max_position") if name in given}
     config = given.get("config")
     if not _takes_rope(given) and "head_dim" not in given:
         if more:

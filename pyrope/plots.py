@@ -541,7 +541,7 @@ def operator_of(fn: Callable[..., Any], rope: Rope, at: Any, dtype: Any = np.flo
     units = np.eye(rope.head_dim, dtype=dtype)[:, None]
     try:
         columns = Candidate(fn)({"x": units, "positions": np.asarray(at)[..., None]}, ["x"])[0]
-        return columns[:, 0].T
+        return np.asarray(columns[:, 0].T)
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be drawn: {error}") from error
 

@@ -14,10 +14,9 @@ import pytest
 from optional import package
 
 import pyrope
-from pyrope import cli, plots
+from pyrope import plots
 from pyrope.cli import main
 from pyrope.oracle import gallery
-from pyrope.oracle.traces import write_trace
 
 tokenizers, save_file = package("tokenizers"), package("safetensors.numpy").save_file
 

@@ -268,8 +268,7 @@ def _length(positions: NumPyArray, limit: int | None) -> int:
 def from_sequential(fn: Function, limit: int = 8192) -> Function:
     """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for, which
     are below ``limit``; a position that repeats takes another call. Attention with RoPE inside, ``fn(q, k, v)``, gets
-    tokens with positions from 0 on, or from where its last call ended, and no others.
-    """
+    tokens with positions from 0 on, or from where its last call ended, and no others."""
     ended = [0]
 
     def begin(positions: NumPyArray) -> tuple[int, ...]:
@@ -298,8 +297,7 @@ def from_sequential(fn: Function, limit: int = 8192) -> Function:
 
 def from_offset(fn: Function) -> Function:
     """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run. Of attention with
-    RoPE inside, ``fn(q, k, v, offset)``, all rows of a batch have one offset.
-    """
+    RoPE inside, ``fn(q, k, v, offset)``, all rows of a batch have one offset."""
 
     def rotation(x: NumPyArray, positions: NumPyArray) -> Any:
         edges, parts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size], []
@@ -521,7 +519,6 @@ class ImportFailed(ValueError):
 
 def load_target(target: str) -> Function:
     """The function that "module:function" or "file.py:function" names; "module:object.method" works too.
-
 
     Imports work from the working directory and, for a file, from its own directory.
     """

@@ -50,12 +50,12 @@ OVERFLOW = (
     "products in float32, if q·k may be above 65504"
 )
 # What is to blame if a rule is about this trait: always, or if the numbers in the wrong calls do not say it better.
-PATHS = {"NaN in another row": "leak", "held in memory": "strides"}
+PATHS = {"NaN in another row": "leak", "held in memory": "strides", "caches at once": "cache"}
 BLAMED = PATHS | {
     "largest |q|": "some values", "largest |k|": "some values", "largest |v|": "some values", "batch": "batch",
     "zeros among values": "some values", "zeros among queries": "some values", "rows times heads": "batch",
     "key heads": "heads", "fewer queries than keys": "decoding", "more queries than keys": "decoding",
-    "with a cache": "cache", "calls": "cache", "tokens in one call": "cache", "caches at once": "cache",
+    "with a cache": "cache", "calls": "cache", "tokens in one call": "cache",
     "mask": "mask=", "segments": "segments=", "queries": "lengths", "keys": "lengths",
 }  # fmt: skip
 FEWER, MORE = "fewer queries than keys", "more queries than keys"

@@ -251,10 +251,12 @@ class Maker:
             yield from (self.call((2,), m) for m in orders(n))
 
     def memories(self) -> Iterator[Call]:
-        """The same numbers held in every way; and in the very memory of the call before, with other numbers."""
+        """The same numbers held in every way; other numbers in the very memory of the call before, and at the same
+        positions; the same numbers at others."""
         x, m = self.x(2, FEW), self.at(self.scattered(FEW))
         yield from (Call(view, m, memory=label) for label, view in held(x))
         yield from (Call(x, view, places=label) for label, view in held_positions(m))
+        yield from (Call(self.x(2, FEW), m), Call(x, self.at(self.scattered(FEW))))
         for _ in range(3):
             yield Call(self.x(2, FEW), self.at(self.scattered(FEW)), memory=REUSED, places=REUSED)
         batch = np.ascontiguousarray(self.x(2, FEW, 4)).swapaxes(1, 2)

@@ -12,13 +12,13 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LENGTH_DEPENDENT, frequencies
 from . import differences, operator
-from .calls import FEW, USUAL, Call, Maker
+from .calls import FEW, REUSED, Call, Maker
 from .candidate import Unreadable
 from .comparison import POISON, Check
 from .positions import ELSEWHERE, Became, moved
 from .report import Finding
-from .responses import Response, fits, forms
-from .rows import ABOUT, COUNTED, Answer, tabulated
+from .responses import Function, fits, forms
+from .rows import ABOUT, COUNTED, tabulated, tails
 from .rules import Rule, simplest
 from .tolerance import APPLICABLE, Expected
 
@@ -97,10 +97,10 @@ class Diagnosis:
             apart = [one for one in looks if 0.01 < one.holds.mean() < MOST]
             for one in apart:  # some rows hold nothing: others may say more
                 rows &= ~one.holds
-            found = [self.by_rule(one.holds, one) for one in apart]
+            found = [self.by_rule(one.holds, one, self.rule(one.holds, among=True)) for one in apart]
         first = self.explained(rows) if rows.any() else []
         said = {one.fault for one in first}
-        if any(one.endswith(DAMAGED) for one in said):  # numbers that are lost are a consequence
+        if any(one.partition(":")[0].endswith(DAMAGED) for one in said):  # numbers that are lost are a consequence
             said |= {ZEROS, LOST, "not linear"}
         return first + [one for one in found if one.fault not in said], self.measured
 
@@ -121,17 +121,16 @@ class Diagnosis:
             return [self.finding(became.fault, became.words, rows)]
         if not (exact and became is not None) and (found := self.damaged(rows) or self.differing(rows)):
             return found
-        if rule is not None and self.some and (rule.share > 0.5 or became is not None):
+        if rule is not None and self.some and rule.share > 0.5:
             return [self.by_rule(rows, became, rule)]
         if became is not None:
-            return [self.finding(became.fault, became.words, rows)]
+            return [self.finding(ELSEWHERE if became.general else became.fault, became.words, rows)]
         return [self.unexplained(rows, rule)]
 
-    def by_rule(self, rows: Array, became: Became | None, rule: Rule | None = None) -> Finding:
+    def by_rule(self, rows: Array, became: Became | None, rule: Rule | None) -> Finding:
         """A finding that is named by where it is, unless what became of the rows says more."""
-        rule = rule or self.rule(rows, became)
         words = became.words if became is not None else self.off(rows)
-        if rule is None or not self.some:
+        if rule is None:
             return self.finding(became.fault if became is not None else "unexplained", words, rows)
         first = rule.words.partition(" and ")[0].partition(" (")[0]
         what = became.fault if became is not None else ""
@@ -150,21 +149,23 @@ class Diagnosis:
 
     # ── Where ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def rule(self, rows: Array, became: Became | None = None) -> Rule | None:
-        """The simplest statement about these wrong rows; other wrong rows, and those that would be right with what they
-        became, say nothing."""
+    def rule(self, rows: Array, became: Became | None = None, among: bool = False) -> Rule | None:
+        """The simplest statement about these wrong rows. Other wrong rows, unless it is about what is special ``among``
+        them, and those that would be right with what they became, say nothing."""
         silent = np.zeros(1, bool) if became is None else np.asarray(became.silent)
-        key = rows.tobytes() + silent.tobytes()
+        key = rows.tobytes() + silent.tobytes() + bytes([among])
         if key not in self._rules:
             wrong, table = np.zeros(len(self.table.wrong), bool), self.table
             wrong[np.flatnonzero(table.wrong)[rows]] = True
-            self._rules[key] = _simplest(self._columns(wrong), wrong, table.speaks & (wrong | ~(table.wrong | silent)))
+            speaks = table.speaks & (wrong | among | ~(table.wrong | silent))
+            self._rules[key] = _simplest(self._columns(wrong), wrong, speaks)
         return self._rules[key]
 
     def _columns(self, wrong: Array) -> dict[str, Array]:
-        """The columns of the table, and the shape of x, if all that is wrong has one; the number of the call, if several
-        calls are wrong."""
-        answers, of, columns = self.check.answers, self.table.answer, dict(self.table.columns)
+        """The columns of the table; tails of blocks; the shape of x, if all that is wrong has one; the number of the
+        call, if several calls are wrong."""
+        answers, of = self.check.answers, self.table.answer
+        columns = self.table.columns | dict(tails(self.table.columns, wrong))
         shapes = {answers[k].call.x.shape for k in np.unique(of[wrong])}
         if len(shapes) == 1:
             same = np.array([one.call.x.shape in shapes for one in answers])
@@ -175,7 +176,7 @@ class Diagnosis:
 
     def where(self, rows: Array, rule: Rule | None) -> str:
         count, total = int(rows.sum()), len(self.table.wrong)
-        if rule is not None and rule.exact and self.some:
+        if rule is not None and rule.exact:
             return f"exactly where {rule.words}; {self.first(rows)}"
         share = f", {rule.share:.0%} of those where {rule.words}" if rule is not None and rule.share > 0.5 and self.some else ""
         return f"{count:,} of {total:,} rows looked at{share}; {self.first(rows)}"
@@ -217,12 +218,13 @@ class Diagnosis:
         yield Became("not linear", "a row that is not finite comes out as finite numbers", finite & ~np.isfinite(x).all(axis=-1))
         yield Became(ZEROS, "zeros come out", ~y.any(axis=-1), True)
         yield Became(UNCHANGED, "x comes back as it was", (y == x).all(axis=-1), True)
-        others = self._of_other_rows()
-        yield Became("heads differ", "the right result of another head comes out", others, True)
+        yield Became("heads differ", "the right result of another head comes out", self._of_other_rows(), True)
+        if finite.any() and np.ptp(y[finite]) == 0 and y[finite].any():
+            yield Became("not linear", f"every output is {y[finite][0, 0]:g}", finite)
         factor = np.median(y / self.truth, axis=-1)
         if np.isfinite(factor).all() and np.ptp(factor) < 1e-3 * abs(factor[0]) and abs(factor[0] - 1) > 1e-2:
             near = np.abs(y - factor[0] * self.truth) <= 4 * self.allowed * max(1.0, abs(factor[0]))
-            yield Became("wrong factor", f"rows are the right ones times {factor[0]:.6g}", near.all(axis=-1), True)
+            yield Became("attention factor", f"rows are the right ones times {factor[0]:.6g}", near.all(axis=-1), True)
 
     def _of_other_rows(self) -> Array:
         """Rows that hold what is right for another head, or another row of the batch."""
@@ -265,7 +267,7 @@ class Diagnosis:
                 rest = np.delete(np.arange(self.x.shape[-1]), np.r_[c, d])
                 if (np.abs(y - x)[:, rest] > self.allowed[rows][:, rest]).any(axis=-1).mean() > 1 - MOST:
                     return None  # what should stay does not: positions are not all
-                words = found.words + (f", on axis {axis}" if rope.axes is not None else "")
+                words = words + (f", on axis {axis}" if rope.axes is not None else "")
                 return found._replace(words=words)
         return None
 
@@ -307,34 +309,33 @@ class Diagnosis:
     def damaged(self, rows: Array) -> list[Finding]:
         """Whether numbers are rounded, clipped, or otherwise changed before or after they turn."""
         check = self.check
-        usual = (self.table.columns["values of x"][self.table.wrong] == USUAL)[rows].any()
-        for size in (1.0,) if usual else (1.0, 2.0**10, 2.0**-14):
+        for size in (1.0, 2.0**6, 2.0**-6) if check.dtype == "float16" else (1.0, 2.0**10, 2.0**-14):
             with suppress(Unreadable):
                 x, y = self.at_zero(check, size)
-                if fits(x, y, close := CLOSE[check.dtype]) or not np.isfinite(y).all():
+                close = CLOSE[check.dtype]
+                if _share(x, y, close) == 1 or not np.isfinite(y).all():
                     continue
-                found = next((Response(words, f) for words, f in forms(x, y) if fits(f(x), y, close)), None)
-                if found is not None and (how := self._damage(found)):
+                found = max(forms(x, y), key=lambda form: _share(form[1](x), y, close))
+                if fits(found[1](x), y, close) and (how := self._damage(*found)):
                     return [self.finding(*how, rows)]
         with suppress(Unreadable):
             return [self.finding("not linear", words, rows) for words in self._not_linear()]
         return []
 
-    def _damage(self, found: Response) -> tuple[str, str] | None:
-        """The name and the fact, if the function explains whole calls: of x, or of the result."""
+    def _damage(self, words: str, function: Function) -> tuple[str, str] | None:
+        """The name and the fact, if the function explains a whole call: of x, or of the result."""
         one = max(self.check.answers, key=lambda one: one.wrong.sum() * (one.call.x.size < 2**16))
-        expected, function = self.check.expected(one.call), found.function
-        assert one.y is not None and function is not None
+        expected = self.check.expected(one.call)
         damaged = Expected(expected.tables, function(expected.x), expected.positions, self.check.dtype).y
         off = [np.nanmedian(np.abs(one.y - z)[one.wrong]) for z in (expected.y, damaged, function(expected.y))]
         if not min(off[1:]) <= 0.25 * off[0]:
             return None
-        what, side = ("x", "input") if off[1] <= off[2] else ("results", "results")
-        dtype = found.words.removeprefix("rounded to ").partition(" (")[0]
-        if found.words.startswith("rounded to ") and " " not in dtype:
-            return f"{dtype} {side}", f"{what} {'is' if what == 'x' else 'are'} {found.words}"
-        name = f"{side} rounded" if found.words.startswith(("rounded", "cut", "quantised")) else "not linear"
-        return name, f"the numbers of {what} are {found.words}".replace("the numbers of results", "the results")
+        what, side = ("the numbers of x are", "input") if off[1] <= off[2] else ("the results are", "results")
+        dtype = words.removeprefix("rounded to ")
+        name = f"{dtype} {side}" if dtype in ("bfloat16", "float16") else "not linear"
+        if name == "not linear" and words.startswith(("rounded", "cut", "quantised")):
+            name = f"{side} rounded: {dtype.partition(',')[0]}"
+        return name, f"{what} {words}"
 
     def _not_linear(self) -> Iterator[str]:
         one, four, zero = (np.nan_to_num(y) for y in self.multiples(self.check))
@@ -367,16 +368,20 @@ class Diagnosis:
             return []
         first, *others = found
         findings = [self.finding(first.fault, first.fact, rows), *(Finding(one.fault, one.fact) for one in others)]
-        return findings + self._left_over(rows, description)
+        left = self._left_over(rows, description)
+        return [] if left is None else findings + left
 
-    def _left_over(self, rows: Array, description: operator.Description) -> list[Finding]:
-        """What the description does not predict, where it says anything: a second mistake, or a note."""
+    def _left_over(self, rows: Array, description: operator.Description) -> list[Finding] | None:
+        """What the description does not predict, where it says anything: a second mistake, or a note; None if that is
+        most of it."""
         at = np.stack([facts["p"][self.table.wrong] for facts in self.table.facts])
         said = rows & (np.abs(at).max(axis=0) <= description.straight) & np.isfinite(self.x).all(axis=-1)
         off = np.abs(description.predict(self.x, at if self.check.plan.axes is not None else at[0]) - self.y).max(axis=-1)
         left = said & ~(off <= 0.4 * np.abs(self.x).max(axis=-1) * max(1.0, description.factor))
         if left.sum() <= (1 - MOST) * said.sum():
             return []
+        if 2 * left.sum() > said.sum():
+            return None
         rule = self.rule(left)
         if rule is not None and rule.exact:
             return [self.by_rule(left, self.became(left), rule)]
@@ -388,6 +393,11 @@ def _rows_of(call: Call, index: tuple[Array, ...]) -> Call:
     """Some rows of a call, as a call of one head: x (k, d), positions (k,) or (axes, k)."""
     positions = call.each()[(slice(None), *index)]
     return Call(call.x[index], positions if call.several else positions[0])
+
+
+def _share(x: Array, y: Array, close: float) -> float:
+    """How many y are x."""
+    return float((np.abs(y - x) <= close * np.abs(x)).mean())
 
 
 def _simplest(columns: dict[str, Array], wrong: Array, speaks: Array) -> Rule | None:
@@ -404,7 +414,11 @@ def _name(rule: Rule) -> str:
     about, words = rule.about, rule.words
     if about == "order" and all(any(label in COUNTED for label in [part]) for part in words.removeprefix("order: ").split(", or ")):
         return CONSECUTIVE
+    if REUSED in words:
+        return STATE
     if about == "position":
+        if "≤ -" in words:
+            return "negative positions wrong"
         return "one position wrong" if " = " in words else "wrong beyond a position" if "≥" in words else ABOUT[about]
     if about.startswith("an earlier call"):
         return STATE

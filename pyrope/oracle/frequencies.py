@@ -93,7 +93,8 @@ def narrow_dtype(measured: Measured) -> str:
         known = measured.unsure < np.abs(theta) * 2.0 ** (-bits - 6)  # so that it is no number of that dtype by chance
         near = np.abs(theta - to_narrow(theta, bits)) <= 4 * measured.unsure + 16 * U32 * np.abs(theta)
         if name == "float16":  # below its normal numbers it has a fixed step
-            near |= np.abs(theta - np.rint(theta * 2.0**24) * 2.0**-24) <= 4 * measured.unsure + 16 * U32 * theta
+            steps = np.abs(theta) * 2.0**24
+            near |= (steps < 1024) & (np.abs(steps - np.rint(steps)) <= 4 * measured.unsure * 2.0**24 + 1e-3)
         if known.sum() >= 4 and near[known].all():
             return name
     return ""

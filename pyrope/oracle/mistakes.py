@@ -277,9 +277,195 @@ ROTATION: dict[str, Mistake] = {
         "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits",
         "imp#1316",
     ),
+    # Positions that rows are turned by
+    "positions ignored": Mistake(
+        "arange(n) instead of the positions given", "index with the positions", "x-transformers#346"
+    ),
+    "consecutive positions assumed": Mistake(
+        "positions[0] + arange(n)", "index with the positions", "kernels that take an offset"
+    ),
+    "first position taken as 0": Mistake(
+        "an offset is lost: positions − positions[0]",
+        "use the positions as they are, in a cache too",
+        "caches that count from the call",
+    ),
+    "another row's position": Mistake(
+        "positions are sorted, reversed, shifted by a row, or those of one row are used for all",
+        "give each row its own position, as it is",
+        "kernels",
+    ),
+    "positions of the first chunk repeated": Mistake(
+        "context parallel: a rank that holds several chunks indexes the table for the first of them alone",
+        "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]",
+        "Megatron-LM#5243",
+    ),
+    "positions of a batch misread": Mistake(
+        "the positions of the first row, or the batch stride of a table left out, for all rows",
+        "index the table with every row's positions, or refuse what is not (n,)",
+        "Liger, Llama 4",
+    ),
+    "positions modulo a length": Mistake(
+        "a ring buffer's row as position, or a table that is read from its beginning again", "int64 positions, unwrapped"
+    ),
+    "positions in few bits": Mistake("positions overflow 8 or 16 bits", "int32 or int64"),
+    "positions divided in integers": Mistake(
+        "position // factor instead of position / factor, or positions that lose their last bits",
+        "divide as floats, or divide the frequencies",
+    ),
+    "table clamped at its end": Mistake(
+        "a lookup that clips its index (JAX does)", "grow the table, or raise", "XLA's clamped gather"
+    ),
+    "wrong beyond a position": Mistake(
+        "a table that ends there, is read beyond its end, or was grown by another rule",
+        "make the table as long as the positions; grow it by the rule that made it",
+        "sglang 0.5.23",
+    ),
+    "one position wrong": Mistake(
+        "a row of the table that was overwritten, or filled by something else", "compare this row with its neighbours"
+    ),
+    "some positions wrong": Mistake(
+        "a part of the table that was filled by something else, or positions that lose some of their bits",
+        "compare these rows of the table with their neighbours",
+    ),
+    "negative positions wrong": Mistake(
+        "a table indexed from its end, an unsigned type, or the size of m alone",
+        "turn backwards for negative positions, or refuse them",
+        "kernels",
+    ),
+    "depends on the length": Mistake(
+        "a base that grows with the length where none is meant", "fix the length beforehand", "transformers#25104"
+    ),
+    "switch at another length": Mistake(
+        "the length compared by < for <=, or the largest position taken for the length, which is one more",
+        "the original length L₀ itself is short: switch, or stretch, where the largest position + 1 > L₀",
+    ),
+    # Numbers on their way
+    "not linear": Mistake(
+        "x is normalised, clipped or cleaned of NaN on the way, or something is added that does not depend on x",
+        "rotation alone",
+        "kernels with a fused norm",
+    ),
+    "input rounded": Mistake(
+        "x goes through a dtype of fewer bits, or a quantiser, before it is rotated",
+        "keep the dtype of x from the beginning",
+        "autocast, TF32, caches in 8 bits",
+    ),
+    "results rounded": Mistake(
+        "the rotated x goes through a dtype of fewer bits, or a quantiser", "keep the dtype of x to the end", "autocast"
+    ),
+    "coarser than asked": Mistake(
+        "angles in float32, or tables or products in the dtype of x",
+        "exact or float64 angles; round the result once",
+        "every library",
+    ),
+    "another order of features": Mistake(
+        "pairs are written in another layout, or the rows of a weight are permuted; of gradients, they are written where "
+        "the forward pass writes its result, not where it reads x",
+        "use one layout for queries and keys, and write features where the model expects them",
+        "DeepSeek-V3",
+    ),
+    # Backwards
+    "backward equals forward": Mistake(
+        "the forward rotation is used for gradients",
+        "use the transpose: −sin for sin; where pairs are written in another layout, read them from there",
+        "kernels",
+    ),
+    "no gradient": Mistake(
+        "the backward pass is missing, or x was detached from the graph",
+        "implement the backward pass, Rᵀ·g, and keep x in the graph",
+        "candle#3568, mlx-vlm#1475",
+    ),
+    "gradient negated": Mistake(
+        "a minus too many: the gradient of −y, or a result that is subtracted where it should be added",
+        "return Rᵀ·g, and let the optimizer subtract it",
+    ),
+    "accumulated twice": Mistake(
+        "it is added to a buffer that has it already, or comes in by two ways",
+        "write the gradient, or add it once",
+        "kernels",
+    ),
+    "sine of the other half": Mistake(
+        "the backward pass reads the sine at the feature that it writes, as the forward pass does, or leaves out these "
+        "terms",
+        "multiply g with sin first, then exchange the features; tables with equal halves hide it",
+        "Paddle#74716",
+    ),
 }
 
 CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
+    "state between calls": Mistake(
+        "a table cached without its key, or grown by a longer call",
+        "make the table's key complete, or fix the length beforehand",
+        "equinox 0.13.8, transformers#25104",
+    ),
+    "result overwritten by the next call": Mistake(
+        "one output buffer is used for all calls", "allocate the result, or copy it", "kernels"
+    ),
+    "output not written": Mistake(
+        "the result is allocated without being filled, and a part of it is not written",
+        "write every feature of every row, those that do not turn too",
+        "kernels",
+    ),
+    "mutates its input": Mistake("in-place arithmetic", "write to another array", "kernels"),
+    "wrong dtype out": Mistake(
+        "the result keeps the dtype that tables or arithmetic gave it, wider or narrower than that of x",
+        "cast the result to the dtype of x",
+        "kernels",
+    ),
+    "wrong shape out": Mistake(
+        "a reshape, a squeeze or a slice that is right for some shapes alone", "return an array of the shape of x"
+    ),
+    "not finite": Mistake(
+        "a division by the position, a table that ends, or an overflow",
+        "check the extreme positions and the largest numbers",
+        "kernels",
+    ),
+    "rows leak into each other": Mistake(
+        "a reduction over rows, or memory that is read before it is written", "rows are independent", "kernels"
+    ),
+    "strides ignored": Mistake(
+        "memory read as if it were contiguous, or a path for some views", "use the strides, or copy first", "kernels"
+    ),
+    "positions misread": Mistake("the bytes are read as contiguous int64", "convert the positions first", "kernels"),
+    "order of positions matters": Mistake(
+        "positions are sorted, made unique, or only their first and last are read",
+        "index with the positions as they are",
+        "kernels",
+    ),
+    "consecutive positions wrong": Mistake(
+        "a fast path for a prompt, which takes an offset or a slice of the table instead of the positions",
+        "hold the fast path to the general one, from 0 and from other positions",
+        "kernels",
+    ),
+    "some lengths wrong": Mistake(
+        "a block of the kernel at its edge: the last, partial block dropped, or a path for certain lengths",
+        "cover partial blocks; test lengths around powers of two, and n = d",
+        "kernels",
+    ),
+    "some shapes wrong": Mistake(
+        "a path for certain shapes, or an index or a grid that ends before large ones",
+        "use one path for all shapes, and 64-bit indices",
+        "kernels",
+    ),
+    "one row differs": Mistake("a special path for decoding", "use one path", "mlx-rs#359"),
+    "rows differ": Mistake(
+        "a row's place in the call is used beside its position", "let the position alone decide"
+    ),
+    "only the first row rotated": Mistake("a loop left too early", "cover all rows"),
+    "last row not rotated": Mistake("a loop to n − 1", "loop to n"),
+    "heads differ": Mistake(
+        "heads that share no table, an axis mistaken, or a path for certain shapes",
+        "use one table and one path for all heads",
+    ),
+    "only the first head rotated": Mistake(
+        "a kernel's grid, or a loop, that covers one head", "cover all heads", "mlx-rs#359"
+    ),
+    "batch rows differ": Mistake(
+        "a grid or a loop that ends before the batch does, or a stride of the batch left out",
+        "use one table and one path for all rows of a batch",
+        "kernels",
+    ),
+    "heads read as positions": Mistake("(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which"),
     "unexplained": Mistake(
         "no single mistake that is known here has these outputs",
         "compare what was measured with what was expected, then step by step with pyrope.definition",

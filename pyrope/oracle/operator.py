@@ -269,8 +269,8 @@ class Description:
 
     @cached_property
     def offsets(self) -> tuple[float, ...]:
-        """By how many positions the pairs of each axis are ahead, the same for all if it can be: an integer, unless none
-        explains them."""
+        """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless
+        none explain them."""
         start, axes, unit = self.direction * self.start[:, 0], len(self.theta), UNIT[self.dtype]
         offset = offset_of(start, self.measured, unit)
         if axes == 1 or np.abs(wrapped(start - offset * self.measured.theta)).max() < 0.01 + 8 * unit:
@@ -631,8 +631,10 @@ def _notes(found: Description) -> tuple[str, ...]:
     if found.unexplained_start > 0.1 and turning.any():
         more = f"{found.unexplained_start:.4g} more than any offset explains"
         notes.append(f"at position 0 pairs are turned by up to {more}")
-    if not turning[: turning.sum()].all():  # if they are the last ones, the rotation is proportional
-        notes.append(f"{listed(np.flatnonzero(~turning))} do not turn")
+    still = np.setdiff1d(np.arange(found.head_dim), found.shape.features(found.head_dim)[0][turning])
+    # If it is the last pairs that stay, the rotation is proportional.
+    if 0 < len(still) < found.head_dim // 2 and (found.shape.layout == "none" or not turning[: turning.sum()].all()):
+        notes.append(f"{listed(still, 'feature')} do not turn")
     return tuple(notes)
 
 

@@ -97,7 +97,7 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
     turned, rows = turned[some], rows[some]
     own = {name: fact[rows] for name, fact in facts.items()}
     p = own["p"].astype(np.float64)
-    acts, off = acts_at(turned, theta, 2.0 * np.abs(p).max(initial=1) + 10)
+    acts, off = acts_at(turned, theta, 2.0 * np.abs(facts["p"]).max(initial=1) + 10)
     good = off <= (0.05 if narrow else 4e-3)
     if good.mean() < 0.9 or not (np.abs(acts[good]) > 0.2).any():
         return None  # or these features do not turn: others may
@@ -153,7 +153,10 @@ def _of_itself(acts: Array, p: Array) -> Iterator[Relation]:
     shift = int(np.rint(np.median(acts - p)))
     yield SHIFTS.get(shift, "positions shifted"), f"p {_signed(shift)}", lambda f: f["p"] + shift
     yield "positions one too low", "p − 1, but at least 0", lambda f: np.maximum(f["p"] - 1, 0)
-    period = int(np.gcd.reduce(np.rint(p - acts).astype(np.int64)))
+    lost = np.rint(p - acts).astype(np.int64)
+    if (bits := int(np.bitwise_or.reduce(lost))) > 0:
+        yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
+    period = int(np.gcd.reduce(lost))
     if period > 1:
         half = period // 2
         yield "positions modulo a length", f"p modulo {period}", lambda f: f["p"] % period

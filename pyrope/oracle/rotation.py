@@ -24,6 +24,13 @@ from .report import ErrorRow, Finding, Report
 from .tolerance import APPLICABLE, Expected, Tables, decides_up_to, float_dtype
 
 MAX_POSITION = 131071  # what a cache of 131072 rows still has
+# Of a backward pass: the name of a mistake, words of the fact, and what it is called there.
+BACKWARDS = (
+    ("direction", "", "backward equals forward"),
+    ("zeros returned", "", "no gradient"),
+    ("attention factor: unwanted", "by 2,", "accumulated twice"),
+    ("wrong term in the pairs", "·(0)", "sine of the other half"),
+)
 
 
 def check_rotation(
@@ -166,6 +173,8 @@ def _report(check: Check) -> Report:
     with np.errstate(all="ignore"):  # whatever the candidate returns
         check.run()
         findings, measured = diagnosed(check)
+        if check.task.backward:
+            findings = [_backwards(finding) for finding in findings]
         findings += [Finding(name, words) for name, words in check.candidate.behaviour.items()]
         findings += [*_too_coarse(check), *_another_order(check)]
         right = not findings
@@ -178,6 +187,11 @@ def _report(check: Check) -> Report:
             task.subject, task.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
             tuple(_errors(check, right)), notes,
         )  # fmt: skip
+
+
+def _backwards(finding: Finding) -> Finding:
+    names = (name for fault, words, name in BACKWARDS if finding.fault == fault and words in finding.fact)
+    return replace(finding, fault=next(names, finding.fault))
 
 
 def _too_coarse(check: Check) -> Iterator[Finding]:

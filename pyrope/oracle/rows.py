@@ -11,7 +11,7 @@ from ..backend import Array
 from .calls import Call
 
 MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
-BLOCKS = (256, 128, 64, 32, 16, 8, 4, 2)
+LARGEST_BLOCK = 256  # rows of a block that a kernel may work on
 COUNTED = "counted from 0", "counted from another position"
 ORDER, SHAPES = "order of positions matters", "some shapes wrong"
 # Columns, the simplest first, and which mistake it is if something is said about them that holds for the wrong rows.
@@ -73,7 +73,7 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
     known = rows | calls
     for axis in joined:
         axis["right"] = ~wrong & speaks
-    columns = {name: known[name] for name in ABOUT} | dict(_tails(known)) | rows
+    columns = {name: known[name] for name in ABOUT} | rows
     return Table(columns, wrong, speaks | wrong, answer, place, joined)
 
 
@@ -101,11 +101,11 @@ def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, 
     m = each.max(axis=0)[(index[0], row) if call.own else row]
     with np.errstate(all="ignore"):
         largest = np.abs(call.x[index].astype(np.float64)).max(axis=-1, initial=0)
-    largest = np.where(np.isfinite(largest), largest, 0)
+    largest = np.where(np.isnan(largest), np.inf, largest)
     repeated = np.ones(n, bool)
     repeated[np.unique(each.reshape(-1, n)[0], return_index=True)[1]] = False
     return {
-        "speaks": (m != 0) & (largest > 0), "row": row, "position": m, "head": lead[-1] if lead else none,
+        "speaks": (m != 0) & (largest > 0) & (largest < np.inf), "row": row, "position": m, "head": lead[-1] if lead else none,
         "batch row": lead[0] if len(lead) > 1 else none, "first index": lead[0] if lead else none,
         "head of all": np.ravel_multi_index(lead, call.x.shape[:-2]) if lead else none, "rows after it": n - 1 - row,
         "largest number": largest, "its position was there before": repeated[row],
@@ -124,7 +124,7 @@ def _of_call(call: Call) -> dict[str, Any]:
     heads, m = lead[-1] if lead else 0, call.positions.reshape(-1, n)[0] if n else np.zeros(0, np.int64)
     steps = np.diff(m)
     return {
-        "rows": n, "heads": heads, "axes of x": len(lead) + 2, "batch": lead[0] if len(lead) > 1 else 0,
+        "rows": n, "heads": heads, "axes of x": str(len(lead) + 2), "batch": lead[0] if len(lead) > 1 else 0,
         "positions of their own": bool(call.own), "x": call.memory, "positions": call.places, "values of x": call.values,
         "order": _order(m, steps), "as many heads as rows": heads == n > 1, "as many rows as features": n == d,
         "as many rows as pairs": 2 * n == d, "rows are a power of two": n & (n - 1) == 0, "numbers": call.x.size,
@@ -144,13 +144,14 @@ def _order(m: Array, steps: Array) -> str:
     return "falling" if (steps < 0).all() else "rising with gaps" if (steps > 0).all() else "in another order"
 
 
-def _tails(known: dict[str, Array]) -> Iterator[tuple[str, Array]]:
-    """What is left over by blocks of rows or heads."""
-    row, rows, head, heads = (known[name] for name in ("row", "rows", "head", "heads"))
-    for k in BLOCKS:
-        tail = row >= rows // k * k
-        yield f"after the last full block of {k} rows", tail
-        yield f"after one or more full blocks of {k} rows", tail & (rows >= k)
+def tails(columns: dict[str, Array], wrong: Array) -> Iterator[tuple[str, Array]]:
+    """What is left over by blocks of rows or heads, if all wrong rows, bool (N,), are among it."""
+    row, rows, head, heads = (columns[name] for name in ("row", "rows", "head", "heads"))
+    for k in range(2, LARGEST_BLOCK + 1):
+        if (row[wrong] >= rows[wrong] // k * k).all():
+            tail = row >= rows // k * k
+            yield f"after the last full block of {k} rows", tail
+            yield f"after one or more full blocks of {k} rows", tail & (rows >= k)
     yield "in the second half of the heads", (head >= heads // 2) & (heads > 1)
     yield "the last of an odd number of heads", (head == heads - 1) & (heads % 2 == 1)
 
@@ -171,7 +172,8 @@ class Earlier:
 
     def __init__(self) -> None:
         self.seen: dict[Any, Array] = {}  # positions (axes, …, n) of the first call, by what it has in common
-        self.top, self.last, self.same = 0, np.zeros(0), set[bytes]()
+        self.xs: dict[Any, bytes] = {}  # x of the first call with these positions and this shape, or this x
+        self.top, self.last = 0, np.zeros(0)
 
     def _keys(self, call: Call) -> Iterator[tuple[str, Any]]:
         for name, key in self.KEYS.items():
@@ -183,34 +185,42 @@ class Earlier:
         for name, key in self._keys(call):
             other = (self.seen.get(key, each) != each).any(axis=0)
             said[f"an earlier call had {name}, but another position here"] = other[row]
-        said["an earlier call had the same positions"] = each.tobytes() in self.same
+        x, m = self._bytes(call)
+        said["an earlier call had the same positions and another x"] = self.xs.get((call.x.shape, m), x) != x
+        said["an earlier call had the same x and other positions"] = self.xs.get((call.x.shape, x), m) != m
         said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
         return said
 
     def positions(self, call: Call, each: Array) -> tuple[Array, Array]:
         """The positions of the first earlier call with as many rows, and the same ends if there is one; and of the call
-        before: each (axes, …, n), −1 where there is none."""
+        before: each (axes, …, n); its own where there is none."""
         found = {name: self.seen[key] for name, key in self._keys(call) if key in self.seen}
-        none = np.full_like(each, -1)
-        return found.get(self.ENDS, found.get(self.ROWS, none)), self.last if self.last.shape == each.shape else none
+        return found.get(self.ENDS, found.get(self.ROWS, each)), self.last if self.last.shape == each.shape else each
 
     def add(self, call: Call, each: Array) -> None:
         for _, key in self._keys(call):
             self.seen.setdefault(key, each)
         self.top, self.last = max(self.top, int(each.max(initial=0))), each
-        self.same.add(each.tobytes())
+        x, m = self._bytes(call)
+        self.xs.setdefault((call.x.shape, m), x)
+        self.xs.setdefault((call.x.shape, x), m)
+
+    @staticmethod
+    def _bytes(call: Call) -> tuple[bytes, bytes]:
+        """The first numbers of x, and the positions."""
+        return call.x[..., :8].reshape(-1, 8)[:8].tobytes() if call.x.shape[-1] >= 8 else call.x.tobytes(), call.positions.tobytes()
 
 
 def _facts(at: Array, index: tuple[Array, ...], earlier: list[Array]) -> dict[str, Array]:
     """What the positions of rows may have been taken for; at (n,) or (b, n), index of the rows in x."""
     rows = at.reshape(-1, at.shape[-1])
-    j, n, none = index[-1], at.shape[-1], -1 - 0 * index[-1]
+    j, n = index[-1], at.shape[-1]
     of = index[0] if len(rows) > 1 else 0 * j  # which positions are a row's own
     p, first, least = rows[of, j], rows[of, :1].ravel(), rows.min(axis=-1, initial=2**40)[of]
     rank = np.argsort(np.argsort(rows, axis=-1, kind="stable"), axis=-1)
     distinct = np.stack([np.unique(row, return_inverse=True)[1].reshape(-1) for row in rows])
     return {
-        "p": p, "row": j, "head": index[-2] if len(index) > 1 else none, "batch": index[0] if len(index) > 2 else none,
+        "p": p, "row": j, "head": index[-2] if len(index) > 1 else p, "batch": index[0] if len(index) > 2 else p,
         "counted": first + j, "from first": p - first, "from least": p - least, "shared": rows[0 * of, j],
         "earlier": earlier[0].reshape(rows.shape)[of, j], "previous": earlier[1].reshape(rows.shape)[of, j],
         "first": first, "last": rows[of, -1:].ravel(), "least": least, "greatest": rows.max(axis=-1, initial=0)[of],

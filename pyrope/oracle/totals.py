@@ -27,7 +27,7 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     if m.linear and _off(total, m.right.total) < close:
         return  # numerators of other features, over the right sum
     for step, how, other in ways.totals(m.call, ways.Sums(sees, m.visible, number, plain, top)):
-        if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.15:
+        if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.3:
             yield Finding(f"{step}: {how}", m.sums())
             return
     yield _times(m, total / right) or _added(m, total, right, np.exp(top)) or _another(m, total / right)

@@ -72,8 +72,10 @@ def _merged(found: list[Finding]) -> list[Finding]:
 def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[Finding]:
     """Mistakes that predict the answer, in all its numbers."""
     room = 2 * allowed.worst.max(axis=-1, keepdims=True) + allowed.worst.max() / 4
+    error = float(np.square(answer - allowed.truth).mean())
     for step, how, out in ways.outputs(spec, call):
-        if allowed.ratio(out) > 4 and (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all():
+        near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
+        if near and np.square(out - answer).mean() < 0.01 * error:
             yield Finding(f"{step}: {how}", f"all {answer.size} outputs are those of this mistake")
     (b, h), whose = answer.shape[:2], places(answer, allowed)
     rows, heads = whose // h, whose % h

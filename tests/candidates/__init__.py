@@ -9,7 +9,7 @@ import pathlib
 
 import pyrope
 
-from .registry import CASES, Case
+from .registry import CASES as CASES, Case
 
 for _name in ("rotation", "softmax", "linear", "backward"):
     importlib.import_module(f".{_name}", __name__)
