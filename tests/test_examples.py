@@ -190,7 +190,7 @@ def test_one_command_measures_everything_and_writes_markdown(tmp_path):
     for what, value, ratio, *_ in rows:
         assert f"\n{what.strip('*')} " in output or f"\n{what.strip('*')}\n" in output, "printed, too"
         if ratio:
-            assert float(ratio) > 0 and float(value.split()[0]) >= 0
+            assert float(ratio) >= 0 and float(value.split()[0]) >= 0
     names = {row[0] for row in rows if row[2]}
     assert {"pyrope interleaved", "pyrope half", "pyrope.attention", "bare matrix products", "pyrope"} <= names
     assert any(row[0].startswith("**prefill") for row in rows) and any("SmolLM2" in row[0] for row in rows)
