@@ -70,7 +70,7 @@ def test_a_frequency_that_is_off_by_more_than_its_error_is_refused(name, pair):
     assert report.verdict == "wrong"
 
 
-@pytest.mark.parametrize(("d", "base"), [(128, 10000.0), (64, 500000.0), (8, 100.0)])
+@pytest.mark.parametrize(("d", "base"), [(128, 10000.0), (64, 500000.0), (32, 1000.0)])
 def test_beyond_half_a_turn_nothing_is_decided(d, base):
     relative, w = errors_by_hand(d, base) + 1, base ** (-2 * np.arange(d // 2) / d)
     relative[0] = 0  # exact up to 2²⁴
@@ -86,14 +86,9 @@ def test_beyond_half_a_turn_nothing_is_decided(d, base):
 # ── Grades ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def exact(rope):
-    """cos and sin by mpmath, in float64."""
-    return lambda m: truth.tables(rope, m)
-
-
 def off_by(rope, sums=0.0, angle=0.0):
-    """The exact rotation with an error of so many times |x·cos| + |y·sin|, and angles that are off by so many times
-    m·θ; rounded to the dtype of x."""
+    """The exact rotation by mpmath, with an error of so many times |x·cos| + |y·sin|, and angles that are off by so
+    many times their errors; rounded to the dtype of x."""
     known = {}
 
     def fn(x, positions):
@@ -101,7 +96,7 @@ def off_by(rope, sums=0.0, angle=0.0):
             if m not in known:
                 known[m] = np.array([[float(part) for part in table] for table in truth.cos_sin(rope, m)])
         cos, sin = (np.array([known[m][i] for m in positions.tolist()]).reshape(len(positions), -1) for i in (0, 1))
-        delta = angle * positions[:, None] * by_hand.theta(rope)
+        delta = angle * positions[:, None] * by_hand.theta(rope) * errors_by_hand(8, 10000.0) * [0, 1, 1, 1]
         cos, sin = cos - sin * delta, sin + cos * delta  # delta² is far below the bounds
         wide = x.astype(np.float64)
         y, size = by_hand.turn(wide, cos, sin, rope), by_hand.turn(np.abs(wide), np.abs(cos), -np.abs(sin), rope)
@@ -113,20 +108,19 @@ def off_by(rope, sums=0.0, angle=0.0):
 
 
 SMALL = Rope(8, 10000.0, "half")
-E8 = errors_by_hand(8, 10000.0)[1] * U32  # of the second pair, at e = 1/4
 BOUNDS = [  # dtype, grade, what is off, inside, outside: each bound is at the head of tolerance.py
     ("float16", ONCE, "sums", 0.0, 0.25 * U16),
     ("float16", TABLES, "sums", 1.9 * U16, 3.2 * U16),
-    ("float16", ANGLE32, "angle", E8, 1.6 * E8 + U16 / 30),
+    ("float16", ANGLE32, "angle", U32, 4 * U32),
     ("float16", BOTH, "sums", 1.9 * U16, 3.2 * U16),
     ("bfloat16", ONCE, "sums", 0.0, 2.0**-10),
     ("bfloat16", TABLES, "sums", 1.9 * 2.0**-8, 3.2 * 2.0**-8),
     ("float32", ONCE, "sums", 0.0, 0.5 * U32),
     ("float32", TABLES, "sums", 1.9 * U32, 3.2 * U32),
-    ("float32", ANGLE32, "angle", E8, 1.5 * E8),
-    ("float64", TABLES, "sums", 5 * U64, 8 * U64),
-    ("float64", ANGLE64, "angle", E8 / U32 * U64, 2 * E8 / U32 * U64),
-    ("float64", ANGLE32, "angle", E8, 1.5 * E8),
+    ("float32", ANGLE32, "angle", U32, 1.3 * U32),
+    ("float64", TABLES, "sums", 3.9 * U64, 9 * U64),
+    ("float64", ANGLE64, "angle", U64, 1.5 * U64),
+    ("float64", ANGLE32, "angle", U32, 1.3 * U32),
 ]
 
 
@@ -160,7 +154,7 @@ PIPELINES = [  # dtype, angle, tables, product, precision; None is the dtype of 
 @pytest.mark.parametrize(("dtype", "angle", "tables", "product", "precision"), PIPELINES)
 def test_a_pipeline_has_the_grade_that_its_dtypes_make(dtype, angle, tables, product, precision):
     fn = rotation(PLAIN, angle=angle, tables=tables, product=product)
-    report = check_rotation(fn, PLAIN, dtype=DTYPES[dtype])
+    report = check_rotation(fn, PLAIN, dtype=DTYPES[dtype], effort="few")
     assert report.precision == precision, str(report)
     assert report.verdict == ("wrong" if precision is None else "right")
     better = [g for g in tolerance.APPLICABLE[dtype] if precision and g != precision][:1]
@@ -171,36 +165,34 @@ def test_a_pipeline_has_the_grade_that_its_dtypes_make(dtype, angle, tables, pro
 
 # ── Attention: noise of the steps ────────────────────────────────────────────────────────────────────────────────────
 
-STEPS = [  # dtype, the step, its bits inside and outside, and the precision inside
-    ("bfloat16", "weighed", 8, 6, "weights rounded"),
-    ("bfloat16", "scored", 8, 5, "scores rounded"),
-    ("float16", "weighed", 11, 9, "weights rounded"),
-    ("float16", "scored", 11, 8, "scores rounded"),
-    ("float32", "weighed", 24, 15, "the dtype's own"),
-    ("float32", "scored", 24, 15, "the dtype's own"),
-    ("float64", "weighed", 53, 24, "the dtype's own"),
+STEPS = [  # dtype, the step, its bits inside and outside: six standard errors are allowed, three in the mean
+    ("bfloat16", "weighed", 8, 5),
+    ("bfloat16", "scored", 8, 5),
+    ("float16", "weighed", 11, 8),
+    ("float16", "scored", 11, 8),
+    ("float32", "weighed", 24, 16),
+    ("float32", "scored", 24, 16),
+    ("float64", "weighed", 53, 40),
+    ("float64", "scored", 53, 40),
 ]
 
 
-@pytest.mark.parametrize(("dtype", "step", "inside", "outside", "precision"), STEPS)
-def test_a_step_of_attention_may_be_rounded_to_its_dtype_and_not_below(dtype, step, inside, outside, precision):
-    def judged(bits):
+@pytest.mark.parametrize(("dtype", "step", "inside", "outside"), STEPS)
+def test_a_step_of_attention_may_be_rounded_to_its_dtype_and_not_far_below(dtype, step, inside, outside):
+    def judged(bits, **options):
         fn = by_hand.softmax_attention(**{step: lambda x: rounded(x, bits)})
-        return check_attention(lambda q, k, v: fn(q, k, v), heads=2, head_dim=32, dtype=DTYPES[dtype], effort="few")
+        return check_attention(lambda q, k, v: fn(q, k, v), heads=2, head_dim=32, dtype=DTYPES[dtype], effort="few", **options)
 
     report = judged(inside)
-    assert (report.verdict, report.precision) == ("right", precision), str(report)
+    assert report.verdict == "right", str(report)
     assert judged(outside).verdict == "wrong"
-    if len(SOFTMAX := ("rounded once", "weights rounded", "scores rounded")) and precision in SOFTMAX:
-        fn = by_hand.softmax_attention(**{step: lambda x: rounded(x, inside)})
-        asked = check_attention(lambda q, k, v: fn(q, k, v), heads=2, head_dim=32, dtype=DTYPES[dtype], effort="few", grade="rounded once")
-        assert asked.faults == (f"grade: {precision}",)
+    if inside < 24:
+        assert judged(24).precision == "rounded once" != report.precision
+        assert judged(inside, grade="rounded once").faults == (f"grade: {report.precision}",)
 
 
-@pytest.mark.parametrize(("dtype", "inside", "outside", "precision"), [
-    ("bfloat16", 8, 6, "features rounded"), ("float16", 11, 9, "features rounded"), ("float32", 24, 15, "the dtype's own"),
-])  # fmt: skip
-def test_features_of_linear_attention_may_be_rounded_to_their_dtype_and_not_below(dtype, inside, outside, precision):
+@pytest.mark.parametrize(("dtype", "inside", "outside"), [("bfloat16", 8, 4), ("float16", 11, 7), ("float32", 24, 14)])
+def test_features_of_linear_attention_may_be_rounded_to_their_dtype_and_not_far_below(dtype, inside, outside):
     rope = Rope(32, 10000.0, "half")
 
     def judged(bits):
@@ -208,5 +200,6 @@ def test_features_of_linear_attention_may_be_rounded_to_their_dtype_and_not_belo
         return check_linear_attention(fn, rope=rope, heads=2, dtype=DTYPES[dtype], effort="few")
 
     report = judged(inside)
-    assert (report.verdict, report.precision) == ("right", precision), str(report)
+    assert report.verdict == "right", str(report)
+    assert report.precision == ("features rounded" if inside < 24 else "the dtype's own")
     assert judged(outside).verdict == "wrong"

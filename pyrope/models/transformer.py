@@ -209,6 +209,9 @@ def forward(
     for i, layer in enumerate(weights.layers):
         x = _block(run, i, layer, x)
     result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
+    xp = namespace(result)
+    if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
+        raise ValueError("logits are NaN: scores, sums or denominators overflow, or weights are not finite")
     if cache is not None:  # only now, so that a call that fails leaves it as it was
         new = slice(cache.used, cache.used + ids.shape[1])
         cache.positions[:, new], cache.segments[:, new] = places.positions, places.segments

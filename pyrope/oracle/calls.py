@@ -208,8 +208,9 @@ class Maker:
         """Every call but the opening and the sample."""
         if self.plan.effort == "few":
             return []
-        parts = (self.lengths, self.shapes, self.alone, self.orders, self.memories, self.contents, self.large)
-        parts = (self.lengths, self.orders, self.memories, self.contents) if self.plan.compiled else parts
+        parts = [self.lengths, self.shapes, self.alone, self.orders, self.memories, self.contents, self.large]
+        if self.plan.compiled:
+            parts = [self.lengths, self.orders, self.memories, self.contents]
         rounds = 3 if self.plan.effort == "thorough" else 1
         calls = [call for _ in range(rounds) for part in parts for call in part()]
         calls += [*self.switches(), *self.negative(), *(self.batches() if self.plan.batched else ())]
@@ -286,7 +287,17 @@ class Maker:
 
     def batches(self) -> Iterator[Call]:
         """Rows of a batch with positions of their own, (b, n) and (b, 1, n)."""
-        for b, h, n in ((3, 2, 5), (2, 2, 7), (5, 3, 1), (4, 1, 9), (17, 2, 5), (33, 2, 3), (2, 5, 130), (1, 2, 6), (8, 8, 8)):
+        for b, h, n in (
+            (3, 2, 5),
+            (2, 2, 7),
+            (5, 3, 1),
+            (4, 1, 9),
+            (17, 2, 5),
+            (33, 2, 3),
+            (2, 5, 130),
+            (1, 2, 6),
+            (8, 8, 8),
+        ):
             if self.top < 4 * b * n:
                 continue
             m = 3 * self.rng.permutation(b * n).reshape(b, n)

@@ -147,12 +147,15 @@ class Check:
         for call, _, y, wrong in [*self.answers[:AGAIN], *bad, *bad]:
             with suppress(Unreadable):
                 again = self.ask(call)
-                off = (np.abs(again - y) > 64 * self.unit * np.abs(y).max(initial=0)) | (np.isfinite(again) != np.isfinite(y))
+                y = np.asarray(y)
+                off = np.abs(again - y) > 64 * self.unit * np.abs(y).max(initial=0)
+                off |= np.isfinite(again) != np.isfinite(y)
                 self.spoilt = self.spoilt or (not wrong.any() and self.compare(call, again).any())
                 if off.any() and not self.state:
                     index = tuple(int(i) for i in np.argwhere(off)[0])
                     numbers = f"{y[index]:.6g}, then {again[index]:.6g}"
-                    self.state = f"the same call of shape {call.x.shape}, made again, has {int(off.sum())} other outputs: {numbers}"
+                    again_words = f"the same call of shape {call.x.shape}, made again"
+                    self.state = f"{again_words}, has {int(off.sum())} other outputs: {numbers}"
 
     # ── Comparison ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,7 +232,9 @@ class Check:
         if self.compare(opening, y).any():
             self.by_call = False
         else:
-            self.notes.append("its frequencies follow the largest position of each call: so each call is judged by its own length")
+            self.notes.append(
+                "its frequencies follow the largest position of each call: so each call is judged by its own length"
+            )
 
     # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
 
@@ -261,4 +266,3 @@ class Check:
                 break
         negative = int((u < 0).sum())
         return words + (f", {negative} with the other sign" if negative else "")
-

@@ -34,12 +34,12 @@ class Difference(NamedTuple):
 
 
 @np.errstate(all="ignore")  # a candidate may return anything
-def differences(found: Description, rope: Rope, dtype: Any = None) -> list[Difference]:
+def differences(found: Description, rope: Rope, dtype: str) -> list[Difference]:
     """How a description differs from that of a rope, causes first."""
     shapes = _shapes(found, rope)
     if found.shape.layout == "none" or not found.known.any():
         return shapes
-    due, unit = meant(rope, found.shape.width), UNIT[found.dtype]
+    due, unit = meant(rope, found.shape.width), UNIT[dtype]
     truth, rest = Truth.of(found, due.rope), _rest(found)
     if no_rotation := _terms(found, truth) or _by_output(found):
         return shapes + no_rotation + rest
@@ -401,11 +401,12 @@ def _rounded(found: Description, truth: Truth) -> list[Difference]:
     for name, (what, part), by in product(("bfloat16", "float16"), parts.items(), (1, a)):
         entries, bits = part / by, BITS[name]
         off, size = np.abs(entries - to_narrow(entries, bits)), np.abs(entries)
-        if 2.0**-bits > unit and (off <= 4 * max(unit, U32) * size)[size > 1e-3].all():
+        tells = (size > 1e-3) & (size < 1)
+        if 2.0**-bits > unit and tells.sum() > 16 and (off <= 4 * max(unit, U32) * size)[tells].all():
             return [Difference(f"{name} tables", f"all {what} are {name} numbers")]
-    for levels in (127, 128, 255, 32767, 32768) if unit < 1e-5 else ():
-        steps = read / a * levels
-        if (np.abs(steps - np.rint(steps)) < levels * 4 * U32 + 1e-5).all():
+    size = np.abs(read / a)
+    for levels in (127, 128, 255, 32767, 32768) if unit < 1e-5 and ((size > 1e-3) & (size < 1)).sum() > 16 else ():
+        if (np.abs(size * levels - np.rint(size * levels)) < levels * 4 * U32 + 1e-5).all():
             return [Difference("tables in few bits", f"all cosines and sines are multiples of 1/{levels}")]
     allowed = (8 * unit + 2e-5 + 2 * truth.allowed)[..., None]
 

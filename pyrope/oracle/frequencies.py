@@ -129,9 +129,9 @@ def _multiples(measured: Measured, e: Array, log_a: float) -> Iterator[float]:
     if abs(log_a) > 50 or log_a == 0:
         yield from (1.0,) * (log_a == 0)
         return
-    first = int(np.argmin(e))
-    known, plain = float(measured.relative[first]), e[first] == 0 and 0 < measured.theta[first] < 3
-    s = float(1 / measured.theta[first]) if plain else math.exp(-log_a)
+    first, s, known = int(np.argmin(e)), math.exp(-log_a), float(measured.relative.min())
+    if e[first] == 0 and abs(measured.theta[first] * s - 1) < 1e-3:  # else it is known up to whole turns only
+        s, known = float(1 / measured.theta[first]), float(measured.relative[first])
     short = rounded(s, known + 4 * U32)
     yield 1 / (short if short == float(f"{short:.5g}") else rounded(s, known, 12))
     yield from (1 / rounded(s, max(step, known + POWERS * U32)) for step in (1e-4, 1e-6))

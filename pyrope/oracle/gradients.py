@@ -187,7 +187,7 @@ class Gradients:
 
     def _left(self, left: list[int]) -> list[Finding]:
         """What becomes of g or of the values; else where the numbers are wrong."""
-        measures = (("gradients: g", "g", self._of_g), ("values:", "values", self._of_values))
+        measures = [("gradients: g", "g", self._of_g)] * (2 in left) + [("values:", "values", self._of_values)]
         for name, what, measure in measures if left else ():
             x, y = measure()
             if (found := response(x, y, self.close)).function is not None:

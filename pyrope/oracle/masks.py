@@ -81,7 +81,9 @@ class Masks:
     def _masks(self, call: Call) -> Iterator[tuple[str, Array]]:
         keys, m = np.flatnonzero(self.sees.any(axis=(0, 1, 2))), self.sees.shape[-1]
         lost = np.setdiff1d(np.arange(m), keys)[:1] + 1
-        sizes = {int(keys.max()) + 1, m - int(keys.min()), m - 1 - int(keys.max()), *lost.tolist()} if keys.size else {1}
+        sizes = (
+            {int(keys.max()) + 1, m - int(keys.min()), m - 1 - int(keys.max()), *lost.tolist()} if keys.size else {1}
+        )
         return ((f"{step}: {how}", mask) for step, how, mask in ways.masks(self.spec, call, sorted(sizes)))
 
     def _one_of(self, names: list[str]) -> str:

@@ -305,7 +305,8 @@ ROTATION: dict[str, Mistake] = {
         "Liger, Llama 4",
     ),
     "positions modulo a length": Mistake(
-        "a ring buffer's row as position, or a table that is read from its beginning again", "int64 positions, unwrapped"
+        "a ring buffer's row as position, or a table that is read from its beginning again",
+        "int64 positions, unwrapped",
     ),
     "positions in few bits": Mistake("positions overflow 8 or 16 bits", "int32 or int64"),
     "positions divided in integers": Mistake(
@@ -359,7 +360,7 @@ ROTATION: dict[str, Mistake] = {
         "every library",
     ),
     "another order of features": Mistake(
-        "pairs are written in another layout, or the rows of a weight are permuted; of gradients, they are written where "
+        "pairs are written in another layout, or the rows of a weight are permuted; of gradients, written where "
         "the forward pass writes its result, not where it reads x",
         "use one layout for queries and keys, and write features where the model expects them",
         "DeepSeek-V3",
@@ -448,9 +449,7 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
         "kernels",
     ),
     "one row differs": Mistake("a special path for decoding", "use one path", "mlx-rs#359"),
-    "rows differ": Mistake(
-        "a row's place in the call is used beside its position", "let the position alone decide"
-    ),
+    "rows differ": Mistake("a row's place in the call is used beside its position", "let the position alone decide"),
     "only the first row rotated": Mistake("a loop left too early", "cover all rows"),
     "last row not rotated": Mistake("a loop to n − 1", "loop to n"),
     "heads differ": Mistake(

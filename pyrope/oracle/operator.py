@@ -273,7 +273,7 @@ class Description:
         none explain them."""
         start, axes, unit = self.direction * self.start[:, 0], len(self.theta), UNIT[self.dtype]
         offset = offset_of(start, self.measured, unit)
-        if axes == 1 or np.abs(wrapped(start - offset * self.measured.theta)).max() < 0.01 + 8 * unit:
+        if axes == 1 or np.abs(wrapped(start - offset * self.measured.theta)).max() < 2e-5 + 16 * unit:
             return (offset,) * axes
         owns = [self.owner == axis for axis in range(axes)]
         return tuple(offset_of(start[own], self.measured.part(own), unit) for own in owns)
@@ -527,7 +527,7 @@ def identify(
       turns       32 of 64 features, prefix, half
       direction   +1
       offset      0 positions
-      frequencies 1 … 4.54167048e-06, the last ±4.2e-13
+      frequencies 1 … 4.54167042e-06, the last ±4.2e-13
       factor      1
       rule        base 500000, not rescaled (NTK scaling of a smaller base, at a
                   fixed length, is the same)

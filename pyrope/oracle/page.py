@@ -1,4 +1,4 @@
-"""Reports as HTML: one file without scripts and without the network, in light and dark, on paper and on a telephone.
+"""Reports as HTML: one file without scripts and without the network, in light and dark, on paper and on a phone.
 
 `document` makes a page, `fragment` the same for a notebook. Everything that is text is escaped by `drawings.element`.
 The pages say nothing that the reports do not: they show it.

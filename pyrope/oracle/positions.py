@@ -1,9 +1,10 @@
-"""The position that each row acts at, solved from its angles, and the relation by which it comes from what was given."""
+"""The position that each row acts at, solved from its angles, and its relation to the position that was given."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,7 +37,11 @@ OTHERS = (
     ("after", "another row's position", "the position of the row after"),
     ("sorted", "another row's position", "the positions of the call in sorted order"),
     ("mirrored", "another row's position", "the positions of the call backwards"),
-    ("chunk", "positions of the first chunk repeated", "the positions of the first half of the rows, again in the second"),
+    (
+        "chunk",
+        "positions of the first chunk repeated",
+        "the positions of the first half of the rows, again in the second",
+    ),
     ("distinct", ORDER, "the rank of p among the distinct positions of the call"),
     ("rank", ORDER, "the rank of p among the positions of the call"),
     ("rows", ORDER, "the number of rows of the call"),
@@ -130,22 +135,28 @@ def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
     p = facts["p"]
     yield from _of_itself(acts, p)
     for name, fault, words in OTHERS:
-        yield fault, words, lambda f, name=name: f[name]
+        yield fault, words, partial(lambda name, f: f[name], name)
     shift = int(np.rint(np.median(acts - facts["row"])))
     yield "positions ignored", f"the row's number {_signed(shift)}", lambda f: f["row"] + shift
     top, low = float(np.rint(acts.max())), float(np.rint(acts.min()))
     yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
     yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
     for dtype, bits in (("bfloat16", 8), ("float16", 11)):
-        yield f"{dtype} positions", f"p rounded to {dtype}", lambda f, bits=bits: to_bits(f["p"], bits)
+        yield f"{dtype} positions", f"p rounded to {dtype}", partial(lambda bits, f: to_bits(f["p"], bits), bits)
     yield "negative positions wrong", "|p|", lambda f: np.abs(f["p"])
     yield "negative positions wrong", "p, but at least 0", lambda f: np.maximum(f["p"], 0)
     yield "direction", "−p", lambda f: -f["p"]
     for k in sorted(_steps(p, acts)):
-        yield "positions divided in integers", f"p // {k}", lambda f, k=k: f["p"] // k
-        yield "positions divided in integers", f"p // {k}·{k}, the first of its block", lambda f, k=k: f["p"] // k * k
-        yield ELSEWHERE, f"p + p // {k}", lambda f, k=k: f["p"] + f["p"] // k
-        yield ELSEWHERE, f"p − p // {k}", lambda f, k=k: f["p"] - f["p"] // k
+        yield "positions divided in integers", f"p // {k}", partial(lambda k, f: f["p"] // k, k)
+        yield (
+            "positions divided in integers",
+            f"p // {k}·{k}, the first of its block",
+            partial(lambda k, f: f["p"] // k * k, k),
+        )
+        yield ELSEWHERE, f"p + p // {k}", partial(lambda k, f: f["p"] + f["p"] // k, k)
+        yield ELSEWHERE, f"p − p // {k}", partial(lambda k, f: f["p"] - f["p"] // k, k)
+    if (bits := int(np.bitwise_or.reduce(np.rint(p - acts).astype(np.int64)))) > 0:
+        yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
 
 
 def _of_itself(acts: Array, p: Array) -> Iterator[Relation]:
@@ -154,8 +165,6 @@ def _of_itself(acts: Array, p: Array) -> Iterator[Relation]:
     yield SHIFTS.get(shift, "positions shifted"), f"p {_signed(shift)}", lambda f: f["p"] + shift
     yield "positions one too low", "p − 1, but at least 0", lambda f: np.maximum(f["p"] - 1, 0)
     lost = np.rint(p - acts).astype(np.int64)
-    if (bits := int(np.bitwise_or.reduce(lost))) > 0:
-        yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
     period = int(np.gcd.reduce(lost))
     if period > 1:
         half = period // 2

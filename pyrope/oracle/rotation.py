@@ -92,7 +92,8 @@ def _task(rope: Rope, backward: bool, strict: bool) -> Task:
 
 
 def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:
-    scaling, lengths = rope.scaling, ()
+    scaling = rope.scaling
+    lengths: tuple[int, ...] = ()
     if isinstance(scaling, LENGTH_DEPENDENT):  # the table may depend on the largest position
         max_position = max(int(scaling.length or 0) - 1, 1) if max_position is None else max_position
         original = scaling.original_length
@@ -127,7 +128,8 @@ def _judged(candidate: Candidate, plan: Plan, task: Task) -> Report:
             if not lower.ok:
                 return replace(lower, notes=(*lower.notes, f"{beyond}: {failure.reason}"))
             end = f"give max_position={last} (--max-position {last})"
-            fix = f"{beyond}; up to there it is {lower.verdict}: if its table is meant to end there, {end}; if not, let it grow"
+            fix = f"{beyond}; up to there it is {lower.verdict}: if its table is meant to end there, {end}"
+            fix += "; if not, let it grow"
             failure = replace(failure, fix=fix)
         failure = replace(failure, fix=failure.fix + _hint(task.rope))
         return Report(task.subject, task.expected, "not judged", failure=failure)
@@ -179,7 +181,7 @@ def _report(check: Check) -> Report:
         findings += [*_too_coarse(check), *_another_order(check)]
         right = not findings
         verdict = "wrong" if findings else "right" if check.order is None else "equivalent"
-        task, plan = check.task, check.plan
+        task = check.task
         notes = (*check.notes, *_undecided(check))
         if right and check.order is not None:
             notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
@@ -204,7 +206,9 @@ def _too_coarse(check: Check) -> Iterator[Finding]:
     at = call.positions if check.plan.axes is None else call.positions.max(axis=0)
     most = f"{ratio.max():.3g} times what is allowed, at position {at[ratio.argmax()]}"
     since = int(np.abs(at[ratio > 1]).min(initial=check.plan.top))
-    yield Finding("coarser than asked", f"it has {check.precision!r}; asked for was {worst!r}: off by {most}", since=since)
+    yield Finding(
+        "coarser than asked", f"it has {check.precision!r}; asked for was {worst!r}: off by {most}", since=since
+    )
 
 
 def _another_order(check: Check) -> Iterator[Finding]:
@@ -223,7 +227,9 @@ def _tried(check: Check) -> str:
     calls = [one.call for one in check.answers]
     rows, heads = (max((size(call) for call in calls), default=0) for size in (_rows, _heads))
     size = sizes(check.dtype)
-    powers = f"numbers from {_power(size[0])} to {_power(size[-1])}, " if any(c.values != "usual" for c in calls) else ""
+    powers = (
+        f"numbers from {_power(size[0])} to {_power(size[-1])}, " if any(c.values != "usual" for c in calls) else ""
+    )
     tried = f"{len(calls)} calls, up to n = {rows:,}, position {check.plan.top:,}, {heads:,} heads, {powers}"
     left = [] if check.plan.least else ["negative positions"]
     left += [] if check.plan.batched else ["batches with positions of their own"]

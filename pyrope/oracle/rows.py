@@ -1,4 +1,4 @@
-"""Every row of every call with its attributes, as columns for `rules`, and what its position may have been taken for."""
+"""Every row of every call with its attributes, as columns for `rules`, and what its position may be taken for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ORDER, SHAPES = "order of positions matters", "some shapes wrong"
 ABOUT = {
     "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
     "heads": "heads differ", "axes of x": SHAPES, "batch row": "batch rows differ", "batch": "batch rows differ",
-    "head of all": "heads differ", "first index": "batch rows differ", "rows after it": "rows differ", "numbers": SHAPES,
+    "head of all": "heads differ", "first index": "batch rows differ", "rows after it": "rows differ",
+    "numbers": SHAPES,
     "positions of their own": "positions of a batch misread", "x": "strides ignored", "positions": "positions misread",
     "values of x": "not linear", "order": ORDER, "as many heads as rows": "heads read as positions",
     "as many rows as features": "some lengths wrong", "as many rows as pairs": "some lengths wrong",
@@ -61,7 +62,7 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
         each = _each(one.call, axes)
         index = np.unravel_index(pick, one.wrong.shape)
         own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(one.call, index, each)}
-        own |= earlier.flags(one.call, each, (index[0], index[-1]) if one.call.own else index[-1])
+        own |= earlier.flags(one.call, each, index)
         parts.append({name: np.broadcast_to(value, pick.shape) for name, value in own.items()})
         for axis, (at, *before) in enumerate(zip(each, *earlier.positions(one.call, each), strict=True)):
             facts[axis].append(_facts(at, index, before))
@@ -71,8 +72,8 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
     calls = {name: column[answer] for name, column in of_calls([one.call for one in answers]).items()}
     calls["number of the call"] = np.array([one.number for one in answers])[answer]
     known = rows | calls
-    for axis in joined:
-        axis["right"] = ~wrong & speaks
+    for facts_of_axis in joined:
+        facts_of_axis["right"] = ~wrong & speaks
     columns = {name: known[name] for name in ABOUT} | rows
     return Table(columns, wrong, speaks | wrong, answer, place, joined)
 
@@ -105,7 +106,8 @@ def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, 
     repeated = np.ones(n, bool)
     repeated[np.unique(each.reshape(-1, n)[0], return_index=True)[1]] = False
     return {
-        "speaks": (m != 0) & (largest > 0) & (largest < np.inf), "row": row, "position": m, "head": lead[-1] if lead else none,
+        "speaks": (m != 0) & (largest > 0) & (largest < np.inf), "row": row, "position": m,
+        "head": lead[-1] if lead else none,
         "batch row": lead[0] if len(lead) > 1 else none, "first index": lead[0] if lead else none,
         "head of all": np.ravel_multi_index(lead, call.x.shape[:-2]) if lead else none, "rows after it": n - 1 - row,
         "largest number": largest, "its position was there before": repeated[row],
@@ -125,7 +127,8 @@ def _of_call(call: Call) -> dict[str, Any]:
     steps = np.diff(m)
     return {
         "rows": n, "heads": heads, "axes of x": str(len(lead) + 2), "batch": lead[0] if len(lead) > 1 else 0,
-        "positions of their own": bool(call.own), "x": call.memory, "positions": call.places, "values of x": call.values,
+        "positions of their own": bool(call.own), "x": call.memory, "positions": call.places,
+        "values of x": call.values,
         "order": _order(m, steps), "as many heads as rows": heads == n > 1, "as many rows as features": n == d,
         "as many rows as pairs": 2 * n == d, "rows are a power of two": n & (n - 1) == 0, "numbers": call.x.size,
         "positions fall": bool((steps < 0).any()), "a position twice": len(np.unique(m)) < n,
@@ -172,22 +175,23 @@ class Earlier:
 
     def __init__(self) -> None:
         self.seen: dict[Any, Array] = {}  # positions (axes, …, n) of the first call, by what it has in common
-        self.xs: dict[Any, bytes] = {}  # x of the first call with these positions and this shape, or this x
+        self.xs: dict[Any, Array] = {}  # x of the first call with these positions and this shape
         self.top, self.last = 0, np.zeros(0)
 
     def _keys(self, call: Call) -> Iterator[tuple[str, Any]]:
         for name, key in self.KEYS.items():
             yield name, (name, call.positions.shape, repr(key(call)))
 
-    def flags(self, call: Call, each: Array, row: Any) -> dict[str, Any]:
-        """Whether an earlier call had this in common, but another position in this row: each (axes, …, n), row (N,)."""
+    def flags(self, call: Call, each: Array, index: tuple[Array, ...]) -> dict[str, Any]:
+        """Whether an earlier call had this in common with these rows, but another position, each (axes, …, n), or x."""
         said: dict[str, Any] = {}
+        row = (index[0], index[-1]) if call.own else index[-1]
         for name, key in self._keys(call):
             other = (self.seen.get(key, each) != each).any(axis=0)
             said[f"an earlier call had {name}, but another position here"] = other[row]
-        x, m = self._bytes(call)
-        said["an earlier call had the same positions and another x"] = self.xs.get((call.x.shape, m), x) != x
-        said["an earlier call had the same x and other positions"] = self.xs.get((call.x.shape, x), m) != m
+        before = self.xs.get(self._place(call), call.x)
+        other_x = np.asarray(before)[index] != call.x[index]
+        said["an earlier call had the same positions, but another x here"] = other_x.any(axis=-1)
         said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
         return said
 
@@ -201,14 +205,11 @@ class Earlier:
         for _, key in self._keys(call):
             self.seen.setdefault(key, each)
         self.top, self.last = max(self.top, int(each.max(initial=0))), each
-        x, m = self._bytes(call)
-        self.xs.setdefault((call.x.shape, m), x)
-        self.xs.setdefault((call.x.shape, x), m)
+        self.xs.setdefault(self._place(call), call.x)
 
     @staticmethod
-    def _bytes(call: Call) -> tuple[bytes, bytes]:
-        """The first numbers of x, and the positions."""
-        return call.x[..., :8].reshape(-1, 8)[:8].tobytes() if call.x.shape[-1] >= 8 else call.x.tobytes(), call.positions.tobytes()
+    def _place(call: Call) -> Any:
+        return call.x.shape, call.positions.shape, call.positions.astype(np.int64).tobytes()
 
 
 def _facts(at: Array, index: tuple[Array, ...], earlier: list[Array]) -> dict[str, Array]:

@@ -43,7 +43,7 @@ def simplest(columns: Mapping[str, Any], wrong: Any, speaks: Any = None) -> Rule
     for first in () if best is None or best.exact else single[:BEST]:
         inside = {name: column[first.holds] for name, column in table.items()}
         for second in _statements(inside, wrong[first.holds]):
-            if second.share > best.share and second.about != first.about:
+            if best is not None and second.share > best.share and second.about != first.about:
                 holds = first.holds.copy()
                 holds[first.holds] = second.holds
                 best = Rule(f"{first.words} and {second.words}", first.about, holds, second.share)

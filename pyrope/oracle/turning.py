@@ -178,7 +178,10 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
     yield "", rope
     other = "interleaved" if rope.layout.startswith("half") else "half"
     yield "wrong pairing", replace(rope, layout=other)
-    for words, width in (("whole head rotated", rope.head_dim), ("wrong rotary width: half of it", rope.width // 4 * 2)):
+    for words, width in (
+        ("whole head rotated", rope.head_dim),
+        ("wrong rotary width: half of it", rope.width // 4 * 2),
+    ):
         if width not in (0, rope.width) and rope.scaling is None:
             yield words, replace(rope, rotary_dim=width)
             yield words, replace(rope, rotary_dim=width, layout=other)

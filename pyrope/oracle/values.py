@@ -23,6 +23,7 @@ from .responses import Function, Response, examples, response
 from .steps import EXACT, Allowed, Call, Spec, weigh
 
 Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
+UNREADABLE = {"batch: mixed", "heads: mixed", "values: not only summed"}  # so that there are no weights
 ONES = 4  # features of all values that are 1
 CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 
@@ -31,7 +32,7 @@ class Values:
     """The values of one call; ``weights`` are those that were read, better ones if values are turned."""
 
     def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
-        self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, np.nan_to_num(offset)
+        self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, _finite(offset)
         self.close = CLOSE[spec.dtype.name]
         self.v = self._spread(call.v.astype(np.float64))
         self.summed = True  # whether the answer is W·v
@@ -42,13 +43,13 @@ class Values:
 
     def _asked(self, v: Array) -> Array:
         out = self.ask(replace(self.call, v=v.astype(self.call.v.dtype)))
-        return np.nan_to_num(out[:, :, self.call.judged] - self.offset)
+        return _finite(out[:, :, self.call.judged] - self.offset)
 
     def found(self, answer: Array, allowed: Allowed) -> list[Finding]:
         """Whether something is added to the output, and whether values are turned or those of other heads."""
         listed = list(self._added())
         self.summed = self._explains(self.weights @ self.v, answer, allowed)
-        if self.summed or np.isnan(answer).all():
+        if self.summed or not np.isfinite(answer).any():
             return listed
         if turned := next(self._turned(), None):
             words, undo = turned
@@ -60,7 +61,15 @@ class Values:
             fact = f"what comes out of the value of one key alone is that value, {words}"
             listed.append(Finding(f"values: {words}", fact))
         listed += self._sources()
-        return listed if self.summed else [*listed, *self._responses(answer)]
+        if self.summed or any(x.fault in UNREADABLE for x in listed):
+            return listed
+        return [*listed, *(self._responses(answer) or self._not_summed())]
+
+    def _not_summed(self) -> list[Finding]:
+        once, twice = (self._asked(by * self.call.v.astype(np.float64)).reshape(1, -1) for by in (1, 2))
+        if _parallel(once, twice):
+            return []
+        return [Finding("values: not only summed", "twice the values do not give twice the output")]
 
     def _explains(self, out: Array, answer: Array, allowed: Allowed) -> bool:
         off = np.abs(out + self.offset - answer)
@@ -134,7 +143,10 @@ class Values:
         h, g, size = self.call.q.shape[1], self.call.v.shape[1], np.abs(self.v).max()
         one_row, one_head = np.zeros(self.call.v.shape), np.zeros(self.call.v.shape)
         one_row[:1], one_head[:, :1] = self.call.v[:1], self.call.v[:, :1]
-        rows = np.abs(self._asked(one_row)).max(axis=(1, 2, 3))
+        once, twice = self._asked(one_row), self._asked(2 * one_row)
+        if not _parallel(once.reshape(1, -1), twice.reshape(1, -1)):
+            return  # no sum
+        rows = np.abs(once).max(axis=(1, 2, 3))
         heads = np.abs(self._asked(one_head)).max(axis=(0, 2, 3))
         rows[0], heads[: h // g] = 0, 0
         for step, leak in (("batch", rows), ("heads", heads)):
@@ -199,6 +211,11 @@ class Values:
         w = due if np.abs(due - self.weights).max() < 0.01 else self.weights  # it may be the output that is rounded
         before, after = w @ self._spread(found.function(self.call.v.astype(np.float64))), found.function(w @ self.v)
         return bool(np.abs(after - answer).mean() < 0.5 * np.abs(before - answer).mean())
+
+
+def _finite(x: Array) -> Array:
+    """With 0 in the place of what is not a number."""
+    return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _unchanged(x: Array, call: Call) -> Array:

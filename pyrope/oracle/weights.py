@@ -21,12 +21,11 @@ from .numerators import Numerators, numerators
 from .report import Finding
 from .steps import Allowed, Call, Spec, seen
 from .totals import counts, totals
-from .values import Values
+from .values import UNREADABLE, Values
 
 __all__ = ["apart", "diagnose", "read", "seen"]
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
-NOT_SUMMED = Finding("values: not only summed", "with unit vectors for values, the weights are right")
 MOST = 64  # heads of all rows whose results are looked for in other places
 
 
@@ -42,8 +41,8 @@ def _diagnosed(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed
         return [whole]
     values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
     listed = values.found(answer, allowed)
-    if any(x.fault.endswith("mixed") for x in listed):
-        return listed  # weights cannot be read then
+    if any(x.fault in UNREADABLE for x in listed):
+        return listed
     for close in CLOSE[spec.dtype.name]:
         taken = apart(Measured(spec, values.ask, call, values.weights, close))
         if taken or listed:
@@ -52,7 +51,7 @@ def _diagnosed(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed
         taken = [x for x in taken if not x.fault.startswith("precision")]
     if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
         taken = [x for x in taken if x.fault != "not finite"]
-    return _merged([*listed, *taken]) or [NOT_SUMMED] * (not values.summed)
+    return _merged([*listed, *taken])
 
 
 def _merged(found: list[Finding]) -> list[Finding]:

@@ -1,13 +1,12 @@
-"""The rotary embeddings of Hugging Face transformers, family by family: how each is looked up and called.
+"""The rotary embeddings of Hugging Face transformers: how each class is found, made and called.
 
-Families differ in where the tables come from (a module, one for each type of layer, a function), in their form
-(doubled, repeated, complex, sin before cos), in the order of axes, and in who leaves alone the features that stay.
+Families differ in the form of their tables (doubled, repeated, complex, one for each type of layer), in the order of
+axes and in the names of their functions; which of these a family has is tried out.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -15,39 +14,21 @@ from typing import Any
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from pyrope.models import conventions
+from pyrope import Rope
 
-# The families that are examined in every way: their functions under the oracle, whole models, configs of all spellings.
-# All others that are read are compared with their classes in test_families_peers.py.
-EXAMINED = (
-    "apertus arcee bitnet codegen cohere cohere2 csm deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5 "
-    "ernie4_5_moe exaone4 falcon flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe "
-    "glm4_moe_lite gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe helium hunyuan_v1_dense lfm2 llama "
-    "llama4_text minimax_m2 ministral mistral mixtral mllama_text_model modernbert nanochat nemotron olmo olmo2 "
-    "olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl qwen2_vl_text "
-    "qwen3 qwen3_moe qwen3_next qwen3_vl_moe_text qwen3_vl_text roformer seed_oss smollm3 stablelm starcoder2 "
-    "vaultgemma youtu"
+# The order of axes that a function wants, from (b, h, n, d), and the way back.
+ORDERS: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = (
+    (lambda x: x, lambda y: y),
+    (lambda x: x.transpose(1, 2), lambda y: y.transpose(1, 2)),
+    (lambda x: x[0].transpose(0, 1), lambda y: y.transpose(0, 1)[None]),
 )
-MODEL_TYPES = {name: conventions.MODEL_TYPES[name] for name in EXAMINED.split()}
-COMPOSITE = ("qwen2_vl", "qwen2_5_vl")  # a text and a vision part; older configs have the text part at the top level
-SINUSOIDAL = ("codegen", "gptj", "roformer")  # tables made once, no base in the config, no rotary module
-MROPE = [name for name, convention in MODEL_TYPES.items() if convention.axes]
-LATENT = [name for name, convention in MODEL_TYPES.items() if convention.latent]
-CUT_BY_ATTENTION = ("codegen", "gptj", "gpt_neox_japanese", "persimmon", "phi", "stablelm")  # others do it themselves
-
-# What the function that rotates is called, where it is not apply_rotary_pos_emb.
-_FUNCTIONS = {
-    "deepseek_v2": "apply_rotary_emb",
-    "llama4_text": "apply_rotary_emb",
-    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu"), "apply_rotary_pos_emb_interleave"),
-}
 
 
 def module_of(model_type: str) -> Any:
     return importlib.import_module(CONFIG_MAPPING[model_type].__module__.replace("configuration_", "modeling_"))
 
 
-def class_of(model_type: str, ending: str) -> type:
+def class_of(model_type: str, ending: str = "RotaryEmbedding") -> type:
     """The one class of a model's text part whose name ends so, e.g. LlamaRotaryEmbedding."""
     module = module_of(model_type)
     own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
@@ -56,86 +37,67 @@ def class_of(model_type: str, ending: str) -> type:
     return classes[0]
 
 
-def known_keys(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a config that the model's class, or that of its text part, has."""
-    cls = CONFIG_MAPPING[f"{model_type}_text" if model_type in COMPOSITE else model_type]
-    names = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
-    return {key: value for key, value in config.items() if key in names}
-
-
 def their_config(model_type: str, config: dict[str, Any]) -> Any:
     """What transformers makes of a config.json: the part of it that says how text is rotated."""
     return CONFIG_MAPPING[model_type](**copy.deepcopy(config)).get_text_config()
 
 
-def in_their_form(model_type: str, cos: Any, sin: Any) -> tuple[Any, ...]:
-    """Tables (b, n, p) as a family's function wants them."""
-    if model_type == "roformer":
-        return (torch.cat((sin, cos), -1)[:, None],)
-    if model_type in SINUSOIDAL:
-        return sin, cos
-    if model_type in ("deepseek_v2", "llama4_text"):
-        return (torch.complex(cos, sin),)
-    if model_type == "gpt_oss":
-        return cos, sin
-    if model_type in ("cohere", "cohere2"):
-        return cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
-    return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+def their_theta(model_type: str, config: dict[str, Any]) -> dict[str | None, Any]:
+    """Θ as transformers computes it of a config.json, by layer type; None where all layers have the same."""
+    buffers = dict(class_of(model_type)(their_config(model_type, config)).named_buffers())
+    kinds = {
+        name: name.removesuffix("inv_freq").removesuffix("_") or None for name in buffers if "original" not in name
+    }
+    return {kind: buffers[name].numpy() for name, kind in kinds.items() if name.endswith("inv_freq")}
 
 
-def turned(model_type: str, x: Any, tables: tuple[Any, ...]) -> tuple[Any, ...]:
-    """x (b, h, n, d) as the family's function turns it, as a query and, where the function takes both, as a key."""
-    function = getattr(module_of(model_type), _FUNCTIONS.get(model_type, "apply_rotary_pos_emb"), None)
-    if model_type == "roformer":
-        return class_of(model_type, "SelfAttention").apply_rotary_position_embeddings(*tables, x, x)  # type: ignore
-    if model_type in SINUSOIDAL:
-        return (function(x.transpose(1, 2), *tables).transpose(1, 2),)
-    if model_type == "llama4_text":
-        return tuple(y.transpose(1, 2) for y in function(x.transpose(1, 2), x.transpose(1, 2), *tables))
-    if model_type in ("gemma3n_text", "gemma4_text"):
-        return (function(x, *tables),)
-    return function(x, x, *tables)
+def their_function(module: Any, config: Any) -> Any:
+    """The function of a module that turns queries and keys."""
+    names = ["apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb", "apply_rotary_emb"]
+    if getattr(config, "rope_interleave", None) is False:
+        names.remove("apply_rotary_pos_emb_interleave")
+    if "axial" in str(getattr(config, "rope_parameters", None)):
+        names = ["apply_rotary_pos_emb_vision", "apply_rotary_pos_emb_2d", "apply_rotary_pos_emb"]
+    return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
-def their_tables(model_type: str, config: Any, layer_type: str | None, length: int) -> Callable[..., tuple[Any, ...]]:
-    """tables(x, positions (n,) or (axes, n)) as the model makes them, in the form that its function wants."""
-    if model_type in SINUSOIDAL:
-        if model_type == "roformer":
-            width = config.hidden_size // config.num_attention_heads
-            table = class_of(model_type, "SinusoidalPositionalEmbedding")(length, width).create_weight()
-        else:
-            table = module_of(model_type).create_sinusoidal_positions(length, config.rotary_dim)
-
-        def rows(x: Any, at: Any) -> tuple[Any, ...]:
-            sin, cos = table[at][None].to(x.dtype).chunk(2, -1)
-            return in_their_form(model_type, cos, sin)
-
-        return rows
-
-    embedding, layer = class_of(model_type, "RotaryEmbedding")(config), (layer_type,) if layer_type else ()
-
-    def made(x: Any, at: Any) -> tuple[Any, ...]:
-        at = at.expand(3, -1)[:, None] if model_type in MROPE else at[None]
-        tables = embedding(x, at, *layer)
-        return tables if isinstance(tables, tuple) else (tables,)
-
-    return made
+def their_tables(embedding: Any, config: Any, at: Any, kind: str | None, rope: Rope, x: Any) -> tuple[Any, ...]:
+    """The tables of positions (n,) or (axes, n), in the form in which a class makes them, for the dtype of x."""
+    layer = (kind,) if kind else ()
+    if rope.axes is None:
+        tables = embedding(x, at[None], *layer)
+    elif "axial" not in str(config.rope_parameters):
+        tables = embedding(x, at[:, None], *layer)
+    else:
+        tables = embedding(x, at.T)
+    return tables if isinstance(tables, tuple) else (tables,)
 
 
-def their_rope(model_type: str, config: Any, layer_type: str | None = None, length: int = 131072) -> Callable[..., Any]:
-    """fn(x (b, h, n, d), positions (n,)) -> the queries that x becomes in a model of this config."""
-    tables = their_tables(model_type, config, layer_type, length)
-    still, width = 0, None
-    if model_type in LATENT:
-        still = config.qk_nope_head_dim
-    elif model_type in CUT_BY_ATTENTION:
-        head_dim = config.hidden_size // config.num_attention_heads
-        parameters = getattr(config, "rope_parameters", None) or {}
-        width = getattr(config, "rotary_dim", None) or int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+def way_of(function: Any, x: Any, tables: tuple[Any, ...]) -> Callable[..., Any]:
+    """How a function is called that takes queries and keys, or one of them, with axes in one order or another; x
+    (1, 2, 5, d), so that no two axes are alike."""
+    for to, back in ORDERS:
+        for call in (lambda f, x, t: f(x, x, *t)[0], lambda f, x, t: f(x, *t)):
+            try:
+                y = call(function, to(x), tables)
+            except (RuntimeError, TypeError):
+                continue
+            if y.shape == to(x).shape:
+                return lambda x, t, call=call, to=to, back=back: back(call(function, to(x), t))
+    raise AssertionError(f"{function} takes its arguments in another way")
+
+
+def their_rope(module: Any, embedding: Any, config: Any, kind: str | None, rope: Rope) -> Callable[..., Any]:
+    """fn(x (b, h, n, d), positions) as a family turns the features that turn; the others are left as they are."""
+    start, end = rope.start, rope.start + rope.width
+    count = () if rope.axes is None else (rope.axes.count,)
+    probe = torch.zeros(1, 2, 5, rope.width)
+    tables = their_tables(embedding, config, torch.zeros((*count, 5), dtype=torch.int64), kind, rope, probe)
+    turn = way_of(their_function(module, config), probe, tables)
 
     def fn(x: Any, at: Any) -> Any:
-        end = x.shape[-1] if width is None else width
-        turn = x[..., still:end]
-        return torch.cat((x[..., :still], turned(model_type, turn, tables(turn, at))[0], x[..., end:]), -1)
+        part = x[..., start:end]
+        y = turn(part, their_tables(embedding, config, at, kind, rope, part))
+        return torch.cat((x[..., :start], y, x[..., end:]), -1)
 
     return fn

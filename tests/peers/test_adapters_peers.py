@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import equinox
+import re
+
 import jax
 import ml_dtypes
 import mlx.core as mx
-import mlx.nn
 import numpy as np
 import pytest
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig
+from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox import modeling_gpt_neox
-from transformers.models.llama import modeling_llama
 
 import pyrope
 from pyrope import Rope
-from pyrope.oracle.adapters import (
-    cached,
-    from_complex,
-    from_cos_sin,
-    from_jax,
-    from_mlx,
-    from_offset,
-    from_sequential,
-    from_torch,
-    with_axes,
-)
+from pyrope.oracle.adapters import cached, from_cos_sin, from_jax, from_mlx, from_torch, with_axes
 
 DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
 LIBRARIES = {"torch": from_torch, "jax": from_jax, "mlx": from_mlx}
 AT = np.array([0, 1, 2, 3, 40, 41, 7, 7, 200])
 D = 16
-HALF, INTERLEAVED = Rope(D, 10000.0, "half"), Rope(D, 10000.0, "interleaved")
+HALF = Rope(D, 10000.0, "half")
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +108,7 @@ def test_results_are_copies_and_what_is_not_an_array_is_refused(library):
     first = fn(x)
     first[...] = 9
     assert (fn(x) == 2).all()
-    with pytest.raises(TypeError, match=r"it returns nothing instead of .* for .* of shape \(2, 4\), .*float32"):
+    with pytest.raises(TypeError, match=r"it returns nothing, not .* for .* of shape \(2, 4\), .*float32"):
         LIBRARIES[library](lambda x: None)(x)
 
 
@@ -130,14 +119,11 @@ def test_a_failure_tells_which_tensors_the_function_received():
     def pair(x, at):
         return x, at
 
-    received = (
-        "torch.Tensor of shape (1, 4, 3, 8), torch.float32; torch.Tensor of shape (4,), torch.int64, "
-        "adapted from x of shape (3, 4, 8), dtype float32, and positions of shape (4,), from 0 to 4"
-    )
+    received = r"torch.Tensor of shape \(1, (\d+), 2, 8\), torch.float32; torch.Tensor of shape \(\1,\), torch.int64, adapted .*"
     for fn, reason in ((raising, "it raises RuntimeError"), (pair, "it returns tuple"), (print, "it returns nothing")):
         report = pyrope.check_rotation(with_axes(from_torch(fn), "bnhd"), pyrope.Rope(8, 10000.0, "half"))
         assert report.verdict == "not judged" and report.failure.reason.startswith(reason)
-        assert report.failure.received == received
+        assert re.fullmatch(received, report.failure.received), report
     assert not report.failure.frames
 
 
@@ -178,51 +164,32 @@ def test_jax_does_not_cut_numbers_down_in_silence():
 # Other people's functions, in one line each
 
 
-def assert_rotates(fn, rope, dtype=np.float32, allowed=2e-4):
+def assert_rotates(fn, dtype=np.float32, allowed=2e-4):
     """To what a float32 angle at position 200 leaves right."""
     x = vectors(dtype)
     for lead in ((2, 3), (3,), ()):
         part = x[(0,) * (2 - len(lead))]
         y = fn(part, AT)
         assert y.shape == part.shape and y.dtype == part.dtype
-        off = np.abs(y.astype(np.float64) - pyrope.rotate(part.astype(np.float64), AT, rope))
+        off = np.abs(y.astype(np.float64) - pyrope.rotate(part.astype(np.float64), AT, HALF))
         assert off.max() < allowed + 4 * float(ml_dtypes.finfo(dtype).eps)
 
 
-def test_hugging_face():
-    rotary, apply = modeling_llama.LlamaRotaryEmbedding(LlamaConfig(head_dim=D)), modeling_llama.apply_rotary_pos_emb
-    fn = with_axes(from_torch(lambda x, at: apply(x, x, *rotary(x, at[None]))[0]), "bhnd")
-    for dtype in (np.float32, ml_dtypes.bfloat16):
-        assert_rotates(fn, HALF, dtype)
-
+def test_tables_of_ones_own_as_transformers_takes_them():
     def tables(positions):
         cos, sin = pyrope.cos_sin(HALF, positions, np.float32)
         return tuple(np.concatenate((table, table), axis=-1)[None] for table in (cos, sin))
 
     for part in "qk":
-        assert_rotates(with_axes(from_cos_sin(from_torch(apply), tables, part=part), "bhnd"), HALF, allowed=1e-6)
+        fn = from_cos_sin(from_torch(modeling_gpt_neox.apply_rotary_pos_emb), tables, part=part)
+        assert_rotates(with_axes(fn, "bhnd"), allowed=1e-6)
 
 
 def test_gpt_neox_with_a_cache():
     config = GPTNeoXConfig(hidden_size=D, num_attention_heads=1, rotary_pct=1.0)
     rotary, x = modeling_gpt_neox.GPTNeoXRotaryEmbedding(config), torch.ones(1)
     made = cached(from_torch(lambda n: rotary(x, torch.arange(n)[None])), 512)
-    assert_rotates(with_axes(from_cos_sin(from_torch(modeling_gpt_neox.apply_rotary_pos_emb), made), "bhnd"), HALF)
-
-
-def test_complex_tables_as_in_metas_code():
-    def apply_rotary_emb(xq, xk, freqs_cis):  # (b, n, h, d), freqs_cis (n, d/2)
-        def one(x):
-            z = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-            return torch.view_as_real(z * freqs_cis[None, :, None]).flatten(3).type_as(x)
-
-        return one(xq), one(xk)
-
-    theta = 10000.0 ** (-torch.arange(0, D, 2) / D)
-    freqs_cis = torch.polar(torch.ones(256, D // 2), torch.outer(torch.arange(256), theta))
-    fn = with_axes(from_complex(from_torch(apply_rotary_emb), cached(freqs_cis)), "bnhd")
-    for dtype in (np.float32, ml_dtypes.bfloat16):
-        assert_rotates(fn, INTERLEAVED, dtype)
+    assert_rotates(with_axes(from_cos_sin(from_torch(modeling_gpt_neox.apply_rotary_pos_emb), made), "bhnd"))
 
 
 def test_positions_first_and_heads_joined_as_in_vllm():
@@ -234,28 +201,4 @@ def test_positions_first_and_heads_joined_as_in_vllm():
             split[..., : D // 2], split[..., D // 2 :] = a * cos - b * sin, b * cos + a * sin
         return query, key
 
-    assert_rotates(with_axes(from_torch(lambda x, at: rope(at, x.clone(), x.clone())[0]), "n(hd)"), HALF, allowed=1e-6)
-
-
-def test_compiled_torch():
-    cos, sin = (torch.from_numpy(t) for t in pyrope.cos_sin(HALF, range(256), np.float32))
-
-    def fn(x, at):
-        a, b = x[..., : D // 2], x[..., D // 2 :]
-        return torch.cat((a * cos[at] - b * sin[at], b * cos[at] + a * sin[at]), -1)
-
-    assert_rotates(from_torch(torch.compile(fn, backend="eager")), HALF, allowed=1e-6)
-
-
-@pytest.mark.parametrize("traditional, rope", [(False, HALF), (True, INTERLEAVED)])
-def test_mlx(traditional, rope):
-    module = mlx.nn.RoPE(D, traditional=traditional)
-    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
-        assert_rotates(from_offset(with_axes(from_mlx(module), "bhnd")), rope, dtype)
-
-
-def test_equinox():
-    module = equinox.nn.RotaryPositionalEmbedding(D)
-    assert_rotates(from_sequential(with_axes(from_jax(module), "nd")), HALF)
-    over_heads = from_jax(jax.vmap(jax.vmap(module)))
-    assert_rotates(from_sequential(with_axes(over_heads, "bhnd")), HALF)
+    assert_rotates(with_axes(from_torch(lambda x, at: rope(at, x.clone(), x.clone())[0]), "n(hd)"), allowed=1e-6)

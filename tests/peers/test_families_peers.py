@@ -21,6 +21,7 @@ import pytest
 import torch
 import transformers
 from peer_bounds import float32_bound
+from rotary_modules import their_rope
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import pyrope
@@ -117,63 +118,22 @@ def config_of(cls: type, model_type: str | None) -> Any:
     return kind(**copy.deepcopy(NEEDED.get(kind.model_type, {})))
 
 
-def their_function(module: Any, cls: type, config: Any) -> Any:
-    """The function of a module that turns queries and keys by the tables of a class."""
-    names = ["apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb", "apply_rotary_emb"]
-    if getattr(config, "rope_interleave", None) is False:
-        names.remove("apply_rotary_pos_emb_interleave")
-    if "axial" in str(getattr(config, "rope_parameters", None)):
-        names = ["apply_rotary_pos_emb_vision", "apply_rotary_pos_emb_2d", "apply_rotary_pos_emb"]
-    return next(getattr(module, name) for name in names if hasattr(module, name))
-
-
-def turned(function: Any, x: Any, tables: tuple[Any, ...]) -> Any:
-    """x (n, d) as a function turns it that takes queries and keys, or one of them, with axes in one order or another."""
-    for to, back in (
-        (lambda x: x[None, None], lambda y: y[0, 0]),
-        (lambda x: x[None, :, None], lambda y: y[0, :, 0]),
-        (lambda x: x[:, None], lambda y: y[:, 0]),
-    ):
-        for call in (lambda x: function(x, x, *tables)[0], lambda x: function(x, *tables)):
-            try:
-                y = call(to(x))
-            except (RuntimeError, TypeError):
-                continue
-            if y.shape == to(x).shape:
-                return back(y)
-    raise AssertionError(f"{function} takes its arguments in another way")
-
-
 def layer_kinds(embedding: Any) -> list[str | None]:
     """The types of layers that a class has tables for; None where all have the same."""
     buffers = [name for name, _ in embedding.named_buffers() if "original" not in name]
     return [name.removesuffix("inv_freq").removesuffix("_") or None for name in buffers if name.endswith("inv_freq")]
 
 
-def their_tables(embedding: Any, config: Any, at: Any, kind: str | None, rope: Rope) -> tuple[Any, ...]:
-    """The tables of positions (axes, n), in the shape in which a class wants them."""
-    at, x = torch.tensor(at), torch.zeros(1, at.shape[1], rope.width)
-    layer = (kind,) if kind else ()
-    if rope.axes is None:
-        tables = embedding(x, at, *layer)
-    elif "axial" not in str(config.rope_parameters):
-        tables = embedding(x, at[:, None], *layer)
-    else:
-        tables = embedding(x, at.T)
-    return tables if isinstance(tables, tuple) else (tables,)
-
-
 def assert_agrees(module: Any, embedding: Any, config: Any, kind: str | None, rope: Rope) -> None:
     """The identity, turned at two positions by their tables and their function, is R(Θ, m), to a float32 angle."""
-    function, x = their_function(module, type(embedding), config), np.eye(rope.width)
     part = Rope(rope.width, rope.base, rope.layout, scaling=rope.scaling, axes=rope.axes, direction=rope.direction)
+    fn, x = their_rope(module, embedding, config, kind, part), np.eye(rope.width)
     for m in (1, 77):
-        at = np.repeat(np.array([[m], [3 * m], [2 * m]])[: 1 if rope.axes is None else rope.axes.count], len(x), axis=1)
-        tables = their_tables(embedding, config, at, kind, rope)
-        y = turned(function, torch.eye(len(x)), tables).double().numpy()
-        positions = at if rope.axes else at[0]
-        error = np.abs(y - pyrope.rotate(x, positions, part))
-        assert (error <= float32_bound(x, positions, part)).all(), (kind, m, error.max(), rope)
+        at = np.repeat([[m], [3 * m], [2 * m], [5 * m]][: 1 if rope.axes is None else rope.axes.count], len(x), axis=1)
+        at = at if rope.axes else at[0]
+        y = fn(torch.eye(len(x))[None, None], torch.tensor(at))[0, 0].double().numpy()
+        error = np.abs(y - pyrope.rotate(x, at, part))
+        assert (error <= float32_bound(x, at, part)).all(), (kind, m, error.max(), rope)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -285,10 +245,10 @@ def test_hunyuan_vl_is_no_rotation() -> None:
     module, cls, _ = CASES["HunYuanVLRotaryEmbedding"]
     kind = CONFIG_MAPPING["hunyuan_vl_text"]
     config = kind(head_dim=16, rope_parameters={"rope_type": "default", "mrope_section": [2, 2, 2, 2]})
-    embedding, x = cls(config), torch.eye(16)
+    embedding, x = cls(config), torch.eye(16)[None, None]
     for positions, rotation in (([5, 5, 5, 5], True), ([5, 1, 7, 3], False)):
         at = torch.tensor(positions)[:, None, None].expand(-1, 1, 16)
-        matrix = turned(module.apply_rotary_pos_emb, x, embedding(x[None], at)).double().numpy()
+        matrix = module.apply_rotary_pos_emb(x, x, *embedding(x[0], at))[0][0, 0].double().numpy()
         assert bool(np.allclose(matrix @ matrix.T, np.eye(16), atol=1e-5)) is rotation
     with pytest.raises(ValueError, match="which is no rotation"):
         Rope.from_config(config.to_dict())

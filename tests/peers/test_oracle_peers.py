@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
-import re
 import shutil
 from typing import Any
 
@@ -24,16 +22,16 @@ import torch
 from equinox.nn._embedding import internal_rope_embedding_cache
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from rotary_modules import COMPOSITE, MODEL_TYPES, MROPE, SINUSOIDAL, known_keys, their_rope
+from rotary_modules import class_of, module_of, their_rope
 from transformers import LlamaConfig, PixtralVisionConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.gptj import modeling_gptj
 from transformers.models.pixtral import modeling_pixtral
 from transformers.models.qwen2_vl import modeling_qwen2_vl
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+from transformers.models.roformer import modeling_roformer
 
-import pyrope
-from pyrope import Axes, Linear, Llama3, LongRoPE, Rope, YaRN, check_rotation, identify
-from pyrope.oracle import trials
+from pyrope import Axes, Linear, Rope, YaRN, check_rotation, identify
 from pyrope.oracle.adapters import (
     cached,
     from_complex,
@@ -44,15 +42,35 @@ from pyrope.oracle.adapters import (
     from_torch,
     with_axes,
 )
-from pyrope.oracle.tolerance import ANGLE32, BOTH, LOW_TABLES
+from pyrope.oracle.tolerance import ANGLE32, BOTH
 
 bfloat16 = ml_dtypes.bfloat16
-EVERY_TRIAL = trials.trials
-TOP = 131071  # the largest position, unless tables are made beforehand
-MADE_BEFOREHAND = 4095
-LAYERS = [
-    (name, layer_type) for name, convention in MODEL_TYPES.items() for layer_type in (convention.layers or (None,))
-]
+SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 131072}
+TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+LATENT = {"qk_rope_head_dim": 32, "qk_nope_head_dim": 16}
+GRID = {"rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}}
+# One of each way to write it: layouts, placements, directions, partial widths, scalings and complex tables.
+FAMILIES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama", "nanochat", "helium", "glm", "glm4", "ernie4_5", "gpt_oss", "phi3", "cohere2", "gemma",
+                     "qwen3_next", "gemma3n_text"), {"head_dim": 64}),
+    **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "cohere", "falcon", "phi", "stablelm", "persimmon", "nemotron"), {}),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "youtu"), LATENT),
+    "apertus": {}, "llama4_text": {"head_dim": 64}, "minimax_m2": {"head_dim": 64, "rotary_dim": 32},
+}  # fmt: skip
+LOW = (
+    "llama",
+    "gpt_neox",
+    "gpt_oss",
+    "cohere",
+    "glm",
+    "ernie4_5",
+    "helium",
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama4_text",
+)
+WIDENED = ("deepseek_v2", "ernie4_5", "llama4_text")  # float32 inside, x too
+LAYERS = {"cohere2": "sliding_attention", "gemma3n_text": "full_attention", "llama4_text": "chunked_attention"}
 
 
 @pytest.fixture(autouse=True)
@@ -60,94 +78,66 @@ def on_the_cpu() -> None:
     mx.set_default_device(mx.cpu)
 
 
-# Families of transformers. Sizes as far as a class knows their names: heads of 64 features, 48 where they are latent.
-SIZES = {
-    "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 4,
-    "max_position_embeddings": TOP + 1, "n_embd": 256, "n_head": 4, "n_positions": MADE_BEFOREHAND + 1,
-    "rotary_dim": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 16,
-}  # fmt: skip
-_PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
-_TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
-BESIDES: dict[str, dict[str, Any]] = {
-    **{name: {"rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]}} for name in MROPE},
-    **{name: _TWO_KINDS for name, convention in MODEL_TYPES.items() if convention.layers},
-    "gemma4_text": _TWO_KINDS
-    | {"global_head_dim": 128, "rope_parameters": {
-        "full_attention": _PROPORTIONAL, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-}  # fmt: skip
+def family(model_type: str, **more: Any) -> tuple[Any, Rope]:
+    """A family's own class and function as a candidate, and the rope that its config means."""
+    config = CONFIG_MAPPING[model_type](**copy.deepcopy(SIZES | FAMILIES.get(model_type, {}) | more))
+    layer_type = LAYERS.get(model_type)
+    rope = Rope.from_config(config.to_dict(), layer_type=layer_type)
+    kind = layer_type if model_type == "gemma3n_text" else None
+    embedding, text = class_of(model_type)(config), config.get_text_config()
+    shape = rope if rope.resolved else rope.at(1)
+    return with_axes(from_torch(their_rope(module_of(model_type), embedding, text, kind, shape)), "bhnd"), rope
 
 
-def family(model_type: str, layer_type: str | None = None, with_grid: bool = False, **more: Any) -> tuple[Any, Rope]:
-    """A family's own functions as a candidate, and the rope that its config means, of text alone unless a grid is asked
-    for."""
-    given = known_keys(model_type, SIZES) | BESIDES.get(model_type, {}) | more
-    config = CONFIG_MAPPING[model_type](**copy.deepcopy(given))
-    text = config.get_text_config()
-    told = {"model_type": model_type} | given if model_type in COMPOSITE else config.to_dict()
-    if (still := MODEL_TYPES[model_type].still) is not None:  # any other layer
-        rope = Rope.from_config(told, layer_type=next(kind for kind in text.layer_types if kind != still))
-    else:
-        rope = Rope.from_config(told, layer_type=layer_type)
-    fn = with_axes(from_torch(their_rope(model_type, text, layer_type, MADE_BEFOREHAND + 1)), "bhnd")
-    if with_grid:
-        return fn, rope
-    return fn, dataclasses.replace(rope, axes=None)  # t = h = w, and no axis has frequencies of its own
-
-
-def top_of(model_type: str) -> int:
-    return MADE_BEFOREHAND if model_type in SINUSOIDAL else TOP
-
-
-def assert_identified_and_right(
-    fn: Any, rope: Rope, precision: str | None = ANGLE32, dtype: Any = np.float32, max_position: int = TOP
-) -> None:
+def assert_identified_and_right(fn: Any, rope: Rope, precision: str | None = ANGLE32, **options: Any) -> None:
     """Told nothing, `identify` finds this very rope, and `check_rotation` finds it right, of this precision."""
-    found = identify(fn, rope.head_dim, dtype=dtype, max_position=max_position)
+    found = identify(fn, rope.head_dim, **options)
     assert found.rope == rope, found
-    assert (found.layout, found.rotary_dim, found.placement) == (rope.layout, rotary_dim(rope), rope.placement)
+    assert (found.layout, found.rotary_dim, found.placement) == (rope.layout, rope.width, rope.placement)
     assert (found.direction, found.offset, found.behaviour, found.notes) == (rope.direction, 0, (), ())
-    report = check_rotation(fn, rope, dtype=dtype, max_position=max_position)
+    report = check_rotation(fn, rope, **options)
     assert report.verdict == "right", report
     assert found.precision == report.precision == (precision or report.precision)
 
 
-def rotary_dim(rope: Rope) -> int:
-    """How many features turn: not those with a frequency of 0."""
-    return 2 * int((pyrope.frequencies(rope) > 0).sum())
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_family(model_type: str) -> None:
+    fn, rope = family(model_type)
+    assert_identified_and_right(fn, rope)
+    for dtype in (bfloat16, np.float16) if model_type in LOW else ():
+        assert_identified_and_right(fn, rope, ANGLE32 if model_type in WIDENED else BOTH, dtype=dtype)
 
 
-EVERY_LENGTH = ("llama", "gptj", "glm", "deepseek_v3", "nanochat", "roformer")  # one of each way to write it
+def test_tables_made_beforehand() -> None:
+    """GPT-J's, whose angles are float32, and RoFormer's, the first of all, whose angles are float64."""
+    gptj, limit = modeling_gptj.create_sinusoidal_positions(4096, 32), {"max_position": 4095}
+
+    def turn(x: Any, at: Any) -> Any:  # (b, n, h, d)
+        y = modeling_gptj.apply_rotary_pos_emb(x[..., :32], *gptj[at][None].to(x.dtype).chunk(2, -1))
+        return torch.cat((y, x[..., 32:]), -1)
+
+    assert_identified_and_right(with_axes(from_torch(turn), "bnhd"), Rope(64, 1e4, "interleaved", 32), **limit)
+    table = modeling_roformer.RoFormerSinusoidalPositionalEmbedding(4096, 64).create_weight()
+    apply = modeling_roformer.RoFormerSelfAttention.apply_rotary_position_embeddings
+    fn = with_axes(from_torch(lambda x, at: apply(table[at][None, None].to(x.dtype), x, x)[0]), "bhnd")
+    assert_identified_and_right(fn, Rope(64, 1e4, "interleaved"), "tables or products in x's dtype", **limit)
 
 
-@pytest.mark.parametrize(("model_type", "layer_type"), LAYERS)
-def test_family(model_type: str, layer_type: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every family that `pyrope.models.conventions` lists, by its own functions, in float32; some at every length."""
-    if model_type in EVERY_LENGTH:
-        monkeypatch.setattr(trials, "trials", EVERY_TRIAL)
-    fn, rope = family(model_type, layer_type)
-    precision = LOW_TABLES if model_type == "roformer" else ANGLE32  # whose tables are made in float64
-    assert_identified_and_right(fn, rope, precision, max_position=top_of(model_type))
-
-
-@pytest.mark.parametrize("model_type", MROPE)
+@pytest.mark.parametrize("model_type", ["qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"])
 def test_families_of_several_axes(model_type: str) -> None:
     """Times, rows and columns that differ, as images have them; and the mistakes that only they show."""
-    fn, rope = family(model_type, with_grid=True)
+    fn, rope = family(model_type, **GRID, **({"head_dim": 64} if "qwen3" in model_type else {}))
     report = check_rotation(fn, rope)
     assert report.verdict == "right" and report.precision == ANGLE32, report
     assert check_rotation(lambda x, at: fn(x, at[[0, 2, 1]]), rope).faults == ("axes in another order",)
-    assert check_rotation(lambda x, at: fn(x, at[0]), rope).faults == ("one axis for all pairs",)
+    assert check_rotation(lambda x, at: fn(x, at[[0, 0, 0]]), rope).faults == ("one axis for all pairs",)
     other = Axes({"sections": "interleaved", "interleaved": "sections"}[rope.axes.style], rope.axes.sections)
-    report = check_rotation(fn, dataclasses.replace(rope, axes=other))
-    assert (
-        report.faults == ("pairs dealt otherwise",) and f"{rope.axes.style} instead of" in report.findings[0].evidence
-    )
+    assert check_rotation(fn, dataclasses.replace(rope, axes=other)).faults == ("pairs dealt otherwise",)
 
 
 def test_vision_parts() -> None:
     """Rows and columns: of Qwen2-VL, with a table for each; of Pixtral, with the even and the odd frequencies."""
-    config = Qwen2VLVisionConfig(embed_dim=128, num_heads=2)
-    tables = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)
+    tables = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(Qwen2VLVisionConfig(embed_dim=128, num_heads=2))
 
     def qwen(x: Any, at: Any) -> Any:  # x (n, h, d)
         return modeling_qwen2_vl.apply_rotary_pos_emb_vision(x, x, *tables(x, at.T))[0]
@@ -162,149 +152,74 @@ def test_vision_parts() -> None:
 
     fn, rope = with_axes(from_torch(theirs), "bhnd"), Rope(64, 10000.0, "half", axes=Axes("pixtral"))
     assert check_rotation(fn, rope, max_position=127).verdict == "right"
-    assert check_rotation(fn, axial, max_position=127).faults == ("pairs dealt otherwise",)
+    assert check_rotation(fn, axial, max_position=127).verdict == "wrong"
 
 
-def test_the_families_differ() -> None:
-    """Many of them, of every layout, placement, direction, partial width and kind of scaling by default."""
-    ropes = [family(*names)[1] for names in LAYERS]
-    assert len(MODEL_TYPES) >= 20
-    assert {rope.layout for rope in ropes} == {"half", "interleaved", "interleaved-to-half"}
-    assert {rope.placement for rope in ropes} == {"prefix", "suffix"}
-    assert {rope.direction for rope in ropes} == {1, -1}
-    assert {rotary_dim(rope) / rope.head_dim for rope in ropes} == {1.0, 0.5, 0.25, 2 / 3, 0.8}
-    assert len({rope.base for rope in ropes}) >= 8
-    assert {type(rope.scaling) for rope in ropes} == {type(None), Llama3, YaRN, pyrope.Proportional}
-
-
-OTHER_BASES = {"llama": 500000.0, "gemma": 25000.0, "cohere": 8e6, "deepseek_v3": 11158840.0, "glm": 283461.0}
-
-
-@pytest.mark.parametrize("model_type", OTHER_BASES)
-def test_base_that_the_class_has_not_by_default(model_type: str) -> None:
-    fn, rope = family(model_type, rope_theta=OTHER_BASES[model_type])
-    assert rope.base == OTHER_BASES[model_type]
-    assert_identified_and_right(fn, rope)
-
-
-LOW = ("llama", "gemma3n_text", "gpt_neox", "phi", "gpt_oss", "nanochat", "cohere", "glm", "ernie4_5", "helium", "gptj",
-       "codegen", "roformer", "deepseek_v2", "deepseek_v3", "llama4_text", "qwen2_vl_text")  # fmt: skip
-
-
-WIDENED = ("deepseek_v2", "ernie4_5", "llama4_text")  # float32 inside, x too
-
-
-@pytest.mark.parametrize("model_type", LOW)
-def test_family_in_bfloat16_and_float16(model_type: str) -> None:
-    """Base and rule are found in 8 bits too, and whether tables and products are in x's dtype."""
-    layer_type = "full_attention" if MODEL_TYPES[model_type].layers else None
-    for dtype in (bfloat16, np.float16):
-        fn, rope = family(model_type, layer_type)
-        precision: str | None = ANGLE32 if model_type in WIDENED else BOTH
-        if model_type in SINUSOIDAL:  # up to 4095 a float32 angle may not show
-            precision = LOW_TABLES if model_type == "roformer" else None
-        assert_identified_and_right(fn, rope, precision, dtype, top_of(model_type))
-
-
-# Scalings, as far as outputs show them: all of them with the limits that everybody uses.
-
-_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 500000.0}
+_YARN = {"rope_type": "yarn", "original_max_position_embeddings": 4096}
 SCALINGS: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-    "linear by 2.5": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.5},
-    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 4096},
-    "yarn, not rounded": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False,
-                          "original_max_position_embeddings": 4096},
-    "yarn without a factor": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "attention_factor": 1.0,
-                              "original_max_position_embeddings": 16384},
-    "llama3": _LLAMA3 | {"rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 8192},
-    "llama3 by 32": _LLAMA3 | {"rope_theta": 500000.0, "factor": 32.0, "original_max_position_embeddings": 8192},
-}  # fmt: skip
+    "base": {"rope_type": "default", "rope_theta": 11158840.0},
+    "linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.5},
+    "yarn": _YARN | {"rope_theta": 10000.0, "factor": 8.0},
+    "yarn, not rounded": _YARN | {"rope_theta": 150000.0, "factor": 32.0, "truncate": False},
+    "yarn without a factor": _YARN | {"rope_theta": 1e6, "factor": 4.0, "attention_factor": 1.0},
+    "llama3": _LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192},
+}
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-@pytest.mark.parametrize("model_type", ["llama", "cohere", "deepseek_v3", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "llama4_text"])
 def test_scaling(model_type: str, name: str) -> None:
     fn, rope = family(model_type, rope_parameters=dict(SCALINGS[name]))
-    kind = {"linear": Linear, "yarn": YaRN, "llama3": Llama3}[SCALINGS[name]["rope_type"]]
-    assert isinstance(rope.scaling, kind) and rope.base == SCALINGS[name]["rope_theta"]
+    assert rope.base == SCALINGS[name]["rope_theta"] and (rope.scaling is None) == (name == "base")
     assert_identified_and_right(fn, rope)
-    assert_identified_and_right(fn, rope, ANGLE32 if model_type == "llama4_text" else BOTH, bfloat16)
+    assert_identified_and_right(fn, rope, ANGLE32 if model_type == "llama4_text" else BOTH, dtype=bfloat16)
 
 
 def test_of_unusual_limits_only_the_ramp_is_seen() -> None:
-    """Base, factor and where the ramp begins and ends; no rope is made up, and given the config it is right."""
+    """No rope is made up, and given the config it is right; mscale and mscale_all_dim show as one number."""
     yarn = SCALINGS["yarn"] | {"beta_fast": 20.0, "beta_slow": 2.0, "truncate": False}
     fn, rope = family("llama", rope_parameters=yarn)
-    ends = [32 * math.log(4096 / (2 * math.pi * beta)) / math.log(10000) for beta in (20, 2)]
     found = identify(fn, 64)
-    (words,) = found.explanations
-    assert words.startswith(f"yarn, base 10000, factor 8, ramp from pair {ends[0]:.4g} to {ends[1]:.4g}")
-    assert found.rope is None
+    assert found.explanations[0].startswith("yarn, base 10000, factor 8, ramp from pair") and found.rope is None
     assert found.attention_factor == pytest.approx(rope.attention_factor, rel=1e-6)
     assert check_rotation(fn, rope).verdict == "right"
-
-    llama3 = SCALINGS["llama3"] | {"low_freq_factor": 2.0, "high_freq_factor": 6.0}
-    fn, rope = family("llama", rope_parameters=llama3 | {"original_max_position_embeddings": 3000})
-    ends = [2 * math.pi * turns / 3000 for turns in (6, 2)]
-    found = identify(fn, 64)
-    (words,) = found.explanations
-    assert words.startswith(f"llama3, base 500000, factor 8, ramp from frequency {ends[0]:.4g} to {ends[1]:.4g}")
-    assert found.rope is None
-    assert check_rotation(fn, rope).verdict == "right"
-
-
-def test_deepseeks_attention_factor() -> None:
-    """mscale and mscale_all_dim show as one number, which is measured."""
     yarn = SCALINGS["yarn"] | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.707}
     fn, rope = family("deepseek_v3", rope_parameters=yarn)
-    found = identify(fn, 48)
-    assert found.attention_factor == pytest.approx(rope.attention_factor, rel=1e-7) != 1
-    assert isinstance(found.rope, Rope) and isinstance(found.rope.scaling, YaRN)
-    assert (found.rope.base, found.rope.scaling.factor, found.rope.scaling.original_length) == (10000.0, 40.0, 4096)
+    assert identify(fn, 48).attention_factor == pytest.approx(rope.attention_factor, rel=1e-7) != 1
     assert check_rotation(fn, rope).verdict == "right"
 
 
-def longrope() -> tuple[Any, Rope]:
-    lists = {"short_factor": [1 + i / 64 for i in range(32)], "long_factor": [2.0 + i for i in range(32)]}
-    rule = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
-    return family("phi3", rope_parameters=rule | lists, original_max_position_embeddings=4096)
-
-
-@pytest.mark.parametrize("length", [512, 4096, 4097, 16384, 131072])
+@pytest.mark.parametrize("length", [4096, 4097, 131072])
 def test_longrope(length: int) -> None:
     """Lists fit anything, so that they are named only when they are given; the switch is after the original length."""
-    fn, rope = longrope()
+    lists = {"short_factor": [1 + i / 64 for i in range(32)], "long_factor": [2.0 + i for i in range(32)]}
+    rule = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
+    fn, rope = family("phi3", rope_parameters=rule | lists, original_max_position_embeddings=4096)
     short, long = (rope.at(n) for n in (4096, 131072))
-    assert isinstance(rope.scaling, LongRoPE)
     assert identify(fn, 64, max_position=length - 1).explanations[0].startswith("none of these")
     found = identify(fn, 64, max_position=length - 1, suspects=(short, long))
     assert found.rope == (short if length <= 4096 else long)
-    assert [told.partition(":")[0] for told in found.behaviour] == ["depends on the length"] * (length > 4096)
     assert check_rotation(fn, rope.at(length)).verdict == "right"
     other = rope.at(4097 if length <= 4096 else 4096)
-    assert check_rotation(fn, other, max_position=length - 1).faults == ("LongRoPE's other list",)
+    assert check_rotation(fn, other, max_position=length - 1).faults == ("wrong list of factors",)
 
 
 # Real defects
 
 
 def test_dynamic_ntk_of_transformers_keeps_a_state() -> None:
-    """A longer call changes a later shorter one: the table that was made for it stays. Up to the original length all
-    is well."""
+    """A longer call changes a later shorter one: the table that was made for it stays."""
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     fn, rope = family("llama", rope_parameters=dynamic, max_position_embeddings=4096)
     report = check_rotation(fn, rope.at(16384))
-    assert report.faults == ("state between calls",)
-    assert "positions up to 8191, before and after a call with position 16383" in report.findings[0].evidence
-    found = identify(family("llama", rope_parameters=dynamic, max_position_embeddings=4096)[0], 64, max_position=16383)
-    assert found.behaviour[0].startswith("state between calls")
-    assert check_rotation(fn, rope.at(4096)).verdict == "right"
+    assert report.faults[0] == "state between calls", report
+    assert check_rotation(fn, rope.at(4096)).verdict == "right"  # up to the original length all is well
 
 
-def equinox_rope(base: float, limit: int = 256) -> Any:
+def equinox_rope(base: float) -> Any:
     module = equinox.nn.RotaryPositionalEmbedding(64, theta=base)
-    return from_sequential(with_axes(from_jax(jax.vmap(jax.vmap(module))), "bhnd"), limit)
+    return from_sequential(with_axes(from_jax(jax.vmap(jax.vmap(module))), "bhnd"), 256)
 
 
 def test_equinox_and_its_cache_without_the_base() -> None:
@@ -314,55 +229,40 @@ def test_equinox_and_its_cache_without_the_base() -> None:
         internal_rope_embedding_cache.clear()
         assert_identified_and_right(equinox_rope(base), rope, max_position=255)
     report = check_rotation(equinox_rope(10000.0), ropes[10000.0], max_position=255)
-    assert report.faults == ("wrong base",)
-    assert "base 500000 instead of 10000" in report.findings[0].evidence
+    assert report.faults == ("wrong base",) and "500000" in report.findings[0].fact
     assert identify(equinox_rope(10000.0), 64, max_position=255).rope == ropes[500000.0]
     internal_rope_embedding_cache.clear()
 
 
-# Expectations that are wrong: what is right of itself is named for what it is
-
-
 @pytest.mark.parametrize(
-    ("model_type", "expected", "fault", "evidence"),
+    ("model_type", "expected", "fault"),
     [
-        ("llama", {"layout": "interleaved"}, "wrong pairing", ""),
-        ("llama", {"base": 500000.0}, "wrong base", "base 10000 instead of 500000"),
-        ("llama", {"direction": -1}, "direction", ""),
-        ("llama", {"rotary_dim": 32}, "whole head rotated", ""),
-        ("llama", {"scaling": Linear(4.0)}, "scaling ignored", ""),
-        ("llama", {"scaling": YaRN(8.0, 4096)}, "scaling ignored", ""),
-        ("gptj", {"layout": "half"}, "wrong pairing", ""),
-        ("gpt_neox", {"layout": "interleaved"}, "wrong pairing", ""),
-        ("glm", {"layout": "half"}, "wrong pairing", ""),
-        ("cohere", {"base": 10000.0}, "wrong base", "base 500000 instead of 10000"),
-        ("nanochat", {"direction": 1}, "direction", ""),
-        ("deepseek_v3", {"placement": "prefix"}, "wrong end rotated", ""),
-        ("gpt_oss", {"scaling": None}, "another rescaling", "those of yarn, base 150000, factor 32, ramp"),
-        ("apertus", {"scaling": None}, "another rescaling", "those of llama3, base 1.2e+07, factor 8, ramp"),
+        ("llama", {"layout": "interleaved"}, "wrong pairing"),
+        ("llama", {"base": 500000.0}, "wrong base"),
+        ("llama", {"direction": -1}, "direction"),
+        ("llama", {"rotary_dim": 32}, "whole head rotated"),
+        ("llama", {"scaling": Linear(4.0)}, "scaling ignored"),
+        ("llama", {"scaling": YaRN(8.0, 4096)}, "scaling ignored"),
+        ("glm", {"layout": "half"}, "wrong pairing"),
+        ("nanochat", {"direction": 1}, "direction"),
+        ("deepseek_v3", {"placement": "prefix"}, "wrong end rotated"),
+        ("gpt_oss", {"scaling": None}, "another rescaling"),
+        ("apertus", {"scaling": None}, "another rescaling"),
     ],
 )
-def test_wrong_expectation(model_type: str, expected: dict[str, Any], fault: str, evidence: str) -> None:
+def test_wrong_expectation(model_type: str, expected: dict[str, Any], fault: str) -> None:
+    """What is right of itself is named for what it is."""
     fn, rope = family(model_type)
     for dtype in (np.float32, bfloat16):
-        report = check_rotation(fn, dataclasses.replace(rope, **expected), dtype=dtype, max_position=top_of(model_type))
-        assert report.verdict == "wrong"
-        named = {*report.faults, *(name for finding in report.findings for name in finding.alternatives)}
-        assert fault in named, report
-        assert any(evidence in re.sub(" ± [^ ,;]+", "", finding.evidence) for finding in report.findings), report
+        report = check_rotation(fn, dataclasses.replace(rope, **expected), dtype=dtype)
+        assert report.verdict == "wrong" and fault in report.faults, report
 
 
 def test_deepseeks_order_is_equivalent() -> None:
-    """Pairs read interleaved and written as halves: the scores of the interleaved rope, and a note says what must
-    match."""
-    fn, rope = family("deepseek_v3")
-    report = check_rotation(fn, dataclasses.replace(rope, layout="interleaved"))
-    assert report.verdict == "equivalent"
-    assert "pairs are written half, expected was interleaved" in report.notes[0]
-    fn, rope = family("deepseek_v2")
-    report = check_rotation(fn, dataclasses.replace(rope, layout="interleaved-to-half"))
-    assert report.verdict == "equivalent"
-    assert "pairs are written interleaved, expected was interleaved-to-half" in report.notes[0]
+    """Pairs read interleaved and written as halves: the scores of the interleaved rope, and the other way round."""
+    for model_type, layout in (("deepseek_v3", "interleaved"), ("deepseek_v2", "interleaved-to-half")):
+        fn, rope = family(model_type)
+        assert check_rotation(fn, dataclasses.replace(rope, layout=layout)).verdict == "equivalent"
 
 
 # Other libraries
@@ -373,38 +273,40 @@ def test_deepseeks_order_is_equivalent() -> None:
 def test_mlx(traditional: bool, dtype: Any) -> None:
     """`mlx.nn.RoPE` in both modes; it takes the exponential of a logarithm in float32 where others take a power."""
     layout, precision = "interleaved" if traditional else "half", ANGLE32 if dtype == np.float32 else BOTH
-    forms = [
-        (64, 5e5, 1),
-        (32, 1e4, 4),
-        (64, 1e4, 1),
-        (32, 1e5, 1),
-        (64, 1e7, 1),
-    ]  # of narrow dtypes only two: it is slow
-    for width, base, factor in forms if dtype == np.float32 else forms[:2]:
+    for width, base, factor in ((64, 5e5, 1), (32, 1e4, 4), (64, 1e7, 1)):
         module = mlx.nn.RoPE(width, traditional=traditional, base=base, scale=1 / factor)
         rope = Rope(64, base, layout, width, scaling=Linear(4.0) if factor == 4 else None)
-        assert_identified_and_right(from_offset(with_axes(from_mlx(module), "bhnd")), rope, precision, dtype)
+        fn = from_offset(with_axes(from_mlx(module), "bhnd"))
+        assert_identified_and_right(fn, rope, precision, dtype=dtype)
+    assert check_rotation(fn, Rope(64, 1e7, "half" if traditional else "interleaved")).faults == ("wrong pairing",)
 
 
-def test_mlx_mode_mistaken() -> None:
-    fn = from_offset(with_axes(from_mlx(mlx.nn.RoPE(64, traditional=False)), "bhnd"))
-    assert check_rotation(fn, Rope(64, 10000.0, "interleaved")).faults == ("wrong pairing",)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_jax(jitted: bool) -> None:
+    theta = 10000.0 ** -(np.arange(0, 64, 2, dtype=np.float32) / 64)
+
+    def rotate(x: Any, at: Any) -> Any:
+        a, b = jax.numpy.split(x, 2, axis=-1)
+        cos, sin = (f(at[:, None] * theta).astype(x.dtype) for f in (jax.numpy.cos, jax.numpy.sin))
+        return jax.numpy.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+    fn, rope = jax.jit(rotate) if jitted else rotate, Rope(64, 10000.0, "half")
+    assert_identified_and_right(fn, rope, framework="jax")
+    assert check_rotation(fn, rope, framework="jax", backward=True).verdict == "right"
+    assert check_rotation(fn, Rope(64, 5e5, "half"), framework="jax").faults == ("wrong base",)
 
 
-@pytest.mark.parametrize(
-    ("interleaved", "width", "heads_joined"), [(0, 64, False), (1, 64, False), (0, 32, False), (1, 32, True)]
-)
-def test_onnx(interleaved: int, width: int, heads_joined: bool) -> None:
+@pytest.mark.parametrize(("interleaved", "width", "joined"), [(0, 64, False), (0, 32, False), (1, 32, True)])
+def test_onnx(interleaved: int, width: int, joined: bool) -> None:
     """The reference implementation of ONNX's RotaryEmbedding, its tables computed in float32."""
     rope = Rope(64, 500000.0, "interleaved" if interleaved else "half", width)
-    shape = ["b", "n", "e"] if heads_joined else ["b", "h", "n", "d"]
-    attributes = {"interleaved": interleaved, "rotary_embedding_dim": 0 if width == 64 else width}
+    shape = ["b", "n", "e"] if joined else ["b", "h", "n", "d"]
     theta = np.float32(500000.0) ** -(np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
-    angle = np.arange(4096, dtype=np.float32)[:, None] * theta
-    sessions: dict[int, Any] = {}
+    angle, sessions = np.arange(4096, dtype=np.float32)[:, None] * theta, dict[int, Any]()
 
     def session(heads: int) -> Any:
-        told = attributes | ({"num_heads": heads} if heads_joined else {})
+        told = {"interleaved": interleaved, "rotary_embedding_dim": 0 if width == 64 else width}
+        told |= {"num_heads": heads} if joined else {}
         node = helper.make_node("RotaryEmbedding", ["x", "cos", "sin", "at"], ["y"], **told)
         inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("cos", "sin")]
         inputs += [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
@@ -413,11 +315,11 @@ def test_onnx(interleaved: int, width: int, heads_joined: bool) -> None:
         return ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]))
 
     def fn(x: Any, at: Any) -> Any:
-        heads = x.shape[2] // 64 if heads_joined else 0
+        heads = x.shape[2] // 64 if joined else 0
         run = sessions.setdefault(heads, session(heads)).run
         return run(None, {"x": x, "cos": np.cos(angle), "sin": np.sin(angle), "at": at[None]})[0]
 
-    assert_identified_and_right(with_axes(fn, "bn(hd)" if heads_joined else "bhnd"), rope, max_position=4095)
+    assert_identified_and_right(with_axes(fn, "bn(hd)" if joined else "bhnd"), rope, max_position=4095)
 
 
 def test_complex_tables_as_in_metas_code() -> None:
@@ -428,12 +330,10 @@ def test_complex_tables_as_in_metas_code() -> None:
 
         return one(xq), one(xk)
 
-    theta = 1.0 / 500000.0 ** (torch.arange(0, 64, 2).float() / 64)
-    angle = torch.outer(torch.arange(MADE_BEFOREHAND + 1), theta)
+    angle = torch.outer(torch.arange(4096), 1.0 / 500000.0 ** (torch.arange(0, 64, 2).float() / 64))
     fn = with_axes(from_complex(from_torch(apply_rotary_emb), cached(torch.polar(torch.ones(()), angle))), "bnhd")
-    rope = Rope(64, 500000.0, "interleaved")
-    assert_identified_and_right(fn, rope, max_position=MADE_BEFOREHAND)
-    assert_identified_and_right(fn, rope, None, bfloat16, MADE_BEFOREHAND)
+    for dtype in (np.float32, bfloat16):
+        assert_identified_and_right(fn, Rope(64, 500000.0, "interleaved"), None, dtype=dtype, max_position=4095)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of parts of itself
@@ -444,6 +344,7 @@ def test_compiled_torch(backend: str, tmp_path: Any, monkeypatch: pytest.MonkeyP
         pytest.skip("torch's inductor needs a C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    config = LlamaConfig(hidden_size=64, num_attention_heads=1, rope_theta=500000.0)
-    compiled = torch.compile(their_rope("llama", config), backend=backend, dynamic=True)
-    assert_identified_and_right(with_axes(from_torch(compiled), "bhnd"), Rope(64, 500000.0, "half"), max_position=4095)
+    config, rope = LlamaConfig(hidden_size=64, num_attention_heads=1, rope_theta=500000.0), Rope(64, 500000.0, "half")
+    plain = their_rope(module_of("llama"), class_of("llama")(config), config, None, rope)
+    compiled = torch.compile(plain, backend=backend, dynamic=True)
+    assert_identified_and_right(with_axes(from_torch(compiled), "bhnd"), rope, max_position=4095)

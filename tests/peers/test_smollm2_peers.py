@@ -1,25 +1,53 @@
-"""A real language model, end to end: SmolLM2-135M-Instruct, from the GGUF file that its package brings."""
+"""A real language model, end to end: SmolLM2-135M-Instruct and its tokenizer, from the GGUF file that its package brings,
+against transformers' reading of the same file."""
 
+from __future__ import annotations
+
+import copy
 import dataclasses
 import pathlib
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers as hf
+from hypothesis import given, strategies as st
 
 import pyrope
 from pyrope import Model, forward
 from pyrope.cli import main
+from pyrope.models.checkpoints import open_checkpoint
+from pyrope.models.gguf import find_smollm2, read_gguf
+from pyrope.models.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 # The MIT licence, which every language model knows by heart: where it does not, something is broken.
-TEXT = (pathlib.Path(__file__).parents[2] / "LICENSE").read_text()
+LICENSE = (pathlib.Path(__file__).parents[2] / "LICENSE").read_text()
 
 
 @pytest.fixture(scope="module")
-def smollm2():
-    path = pyrope.find_smollm2()
-    return path, pyrope.load(path), pyrope.load_tokenizer(path)
+def ours():
+    return load_tokenizer(find_smollm2())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return pyrope.load(find_smollm2())
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    path = find_smollm2()
+    return hf.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+
+
+@pytest.fixture(scope="module")
+def mended(theirs):
+    """Theirs, with the cuts of SmolLM2's tokenizer.json, which takes out each number first; transformers cuts the text
+    of every GGUF file as GPT-2's."""
+    own, inner = tokenizers.pre_tokenizers, copy.deepcopy(theirs.backend_tokenizer)
+    inner.pre_tokenizer = own.Sequence([own.Digits(individual_digits=True), own.ByteLevel(add_prefix_space=False)])
+    return inner
 
 
 def _perplexity(model, ids):
@@ -36,22 +64,64 @@ def test_it_knows_the_capital_of_france(capsys):
     assert "tokens read in" in output.err and "tokens per second" in output.err
 
 
-def test_the_wrong_pairing_makes_the_perplexity_explode(smollm2):
-    _, model, tokenizer = smollm2
-    ids = tokenizer.encode(TEXT)
-    right = _perplexity(model, ids)
+def test_the_wrong_pairing_makes_the_perplexity_explode(model, ours):
+    ids = ours.encode(LICENSE)
     layers = tuple(
         dataclasses.replace(layer, rope=dataclasses.replace(layer.rope, layout="interleaved"))
         for layer in model.config.layers
     )
+    right = _perplexity(model, ids)
     wrong = _perplexity(Model(dataclasses.replace(model.config, layers=layers), model.weights), ids)
     assert right < 4 and wrong > 30 * right  # 2.7 and 268
 
 
-def test_its_logits_are_those_of_transformers(smollm2):
-    path, model, tokenizer = smollm2
-    ids = tokenizer.encode(TEXT)
+def test_its_logits_are_those_of_transformers(model, ours):
+    path, ids = find_smollm2(), ours.encode(LICENSE)
     theirs = hf.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
     assert abs(forward(model, ids) - expected).max() <= 1e-4 * abs(expected).max()
+
+
+def test_the_model_is_what_its_file_says():
+    config, tensors = open_checkpoint(find_smollm2())
+    assert (config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]) == (30, 576, 9)
+    assert config["num_key_value_heads"] == 3 and config["rope_theta"] == 100000.0 and config["tie_word_embeddings"]
+    assert len(tensors) == 2 + 30 * 9
+    assert tensors["model.layers.29.self_attn.k_proj.weight"].read().shape == (192, 576)
+
+
+# SmolLM2 has no token for six control characters, nor for planes 4 to 11, where no characters are.
+KNOWN = st.characters(exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF, exclude_categories=("Cs",))
+TEXT = st.text(KNOWN) | st.text("ab1 2\n's½é!<|im_start|>", max_size=40) | st.just("<|im_start|>a 1<|im_end|>")
+
+
+@given(text=TEXT)
+def test_ids_are_those_of_transformers(ours, theirs, mended, text):
+    ids = ours.encode(text)
+    assert ids == mended.encode(text, add_special_tokens=False).ids
+    if not any(map(str.isnumeric, text)):
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+    assert ours.decode(ids, special=True) == "".join(ours.stream(ids, special=True)) == text
+
+
+def test_known_ids(ours, theirs):
+    prompt = chat_prompt("What is the capital of France?", SMOLLM2_SYSTEM)
+    ids = ours.encode(prompt)
+    assert ids[:2] == [1, 9690] and ids[-4:] == [1, 520, 9531, 198]
+    assert ids == theirs(prompt, add_special_tokens=False)["input_ids"]
+    assert ours.vocabulary == 49152 and ours.stop == {2} == {theirs.eos_token_id}
+    assert ours.encode("1234") == [33, 34, 35, 36]  # one by one
+    for text in ("\x04", chr(0x40000)):
+        with pytest.raises(ValueError, match="no token for the bytes"):
+            ours.encode(text)
+
+
+def test_the_prompt_is_that_of_the_files_template(theirs):
+    """The sentence is a fact of the model: its template says it where nobody else does."""
+    assert f"system\\n{SMOLLM2_SYSTEM}<" in repr(read_gguf(find_smollm2()).metadata["tokenizer.chat_template"])
+    for system in (SMOLLM2_SYSTEM, "Be brief."):
+        turns = [{"role": "system", "content": system}] if system != SMOLLM2_SYSTEM else []
+        turns.append({"role": "user", "content": "Why?"})
+        wanted = theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        assert chat_prompt("Why?", system=system) == wanted

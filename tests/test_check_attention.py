@@ -1,0 +1,363 @@
+"""`check_attention` and `check_linear_attention`: right kernels by hand are never accused, wrong ones are."""
+
+import by_hand
+import numpy as np
+import pytest
+from by_hand import MAPS, linear_attention, softmax_attention
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import DTYPES
+
+from pyrope import Mismatch, NotJudged, Rope, assert_attention, assert_linear_attention, check_attention, check_linear_attention
+from pyrope import definition as d
+from pyrope.oracle import steps
+
+ROPE = Rope(16, 10000.0, "half")
+FEW = {"heads": 2, "head_dim": 16, "effort": "few"}
+
+
+def plain(fn):
+    """Without the options that its signature has."""
+    return lambda q, k, v: fn(q, k, v)
+
+
+# ── Right ones ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@st.composite
+def specs(draw):
+    g = draw(st.integers(1, 3))
+    size = draw(st.sampled_from([2, 8, 16, 20, 64]))
+    rope = Rope(size, draw(st.sampled_from([10000.0, 500.0])), draw(st.sampled_from(["half", "interleaved"]))) if draw(st.booleans()) else None
+    return {"heads": g * draw(st.integers(1, 3)), "key_heads": g, "head_dim": size, "causal": draw(st.booleans()), "rope": rope}
+
+
+@settings(max_examples=80)
+@given(spec=specs(), window=st.none() | st.integers(1, 40), softcap=st.none() | st.floats(0.5, 60), scale=st.none() | st.floats(0.01, 2),
+       block=st.none() | st.integers(1, 40), dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64"]))  # fmt: skip
+def test_no_right_softmax_attention_is_accused(spec, window, softcap, scale, block, dtype):
+    meant = {"window": window, "softcap": softcap, "scale": scale}
+    compute = np.float64 if dtype == "float64" else np.float32
+    fn = softmax_attention(spec["causal"], rope=spec["rope"], block=block, compute=compute, **meant)
+    report = check_attention(fn, **spec, **meant, dtype=DTYPES[dtype], effort="few")
+    assert report.verdict == "right", str(report)
+
+
+@settings(max_examples=40)
+@given(spec=specs(), name=st.sampled_from(sorted(MAPS)), chunk=st.none() | st.integers(1, 40),
+       dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64"]))  # fmt: skip
+def test_no_right_linear_attention_is_accused(spec, name, chunk, dtype):
+    rope = spec["rope"] or Rope(spec["head_dim"], 10000.0, "half")
+    name = name if spec["head_dim"] >= 16 else "elu+1"
+    fn = linear_attention(rope, name, spec["causal"], chunk if spec["causal"] else None, np.float64 if dtype == "float64" else np.float32)
+    report = check_linear_attention(fn, **(spec | {"rope": rope}), feature_map=name, dtype=DTYPES[dtype], effort="few")
+    assert report.verdict == "right", str(report)
+
+
+USUAL = [  # what it is by hand, what is asked for
+    ({"compute": np.float32}, {}),
+    ({"compute": np.float32, "block": 16, "window": 9}, {"window": 9}),
+    ({"compute": np.float32, "causal": False, "softcap": 5.0}, {"causal": False, "softcap": 5.0}),
+    ({"compute": np.float32, "rope": ROPE, "scale": 0.5}, {"rope": ROPE, "scale": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("by", "meant"), USUAL)
+def test_no_right_softmax_attention_is_accused_in_any_call(by, meant):
+    """Masks, segments, other key heads, decoding, sizes of numbers, memory."""
+    report = check_attention(softmax_attention(**by), heads=4, head_dim=16, **meant)
+    assert report.verdict == "right", str(report)
+    assert ("fewer queries" in report.tried) == ("rope" in meant)
+    assert "mask=" not in report.tried
+
+
+def test_no_right_linear_attention_is_accused_in_any_call():
+    for chunk in (None, 32):
+        report = check_linear_attention(linear_attention(ROPE, chunk=chunk, compute=np.float32), rope=ROPE)
+        assert report.verdict == "right", str(report)
+
+
+# ── Masks and segments ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("slip", ["mask ignored", "mask alone", "mask inverted", "segments ignored", "segments inverted"])
+def test_masks_and_segments_are_asked_for_by_the_signature(slip):
+    right = softmax_attention()
+
+    def fn(q, k, v, mask=None, segments=None):
+        if mask is not None:
+            if slip == "mask alone":  # instead of beside causality
+                return softmax_attention(causal=False)(q, k, v, mask=mask, segments=segments)
+            mask = {"mask ignored": None, "mask inverted": ~mask}.get(slip, mask)
+        if segments is not None:
+            segments = {"segments ignored": None, "segments inverted": np.arange(k.shape[2])[None] * 0 + segments % 2}.get(slip, segments)
+        return right(q, k, v, mask=mask, segments=segments)
+
+    report = check_attention(fn, heads=2, head_dim=16)
+    assert report.verdict == "wrong"
+    assert check_attention(plain(fn), heads=2, head_dim=16).verdict == "right"  # what is not in the signature is not asked
+
+
+# ── Fewer queries than keys, and more ────────────────────────────────────────────────────────────────────────────────
+
+
+def top_left(q, k, v):
+    """The mask of torch's is_causal=True: query i sees the keys up to i."""
+    n, t = q.shape[2], k.shape[2]
+    mask = np.tri(n, t, dtype=bool)[None, None]
+    return softmax_attention(causal=False)(q, k, v, mask=mask)
+
+
+def test_a_mask_from_the_top_left_is_noted_and_wrong_with_a_cache():
+    options = {"heads": 2, "head_dim": 16}
+    report = check_attention(top_left, **options)
+    assert report.verdict == "right", str(report)
+    assert any("begins at the top left" in note for note in report.notes)
+    assert check_attention(top_left, **options, cache=True).verdict == "wrong"
+    quiet = check_attention(top_left, **options, cache=False)
+    assert (quiet.verdict, quiet.notes) == ("right", ())
+
+
+def test_more_queries_than_keys_are_tried():
+    def short(q, k, v):
+        out = softmax_attention()(q, k, v)
+        return out + (q.shape[2] > k.shape[2]) * np.float32(0.1)
+
+    report = check_attention(short, heads=2, head_dim=16)
+    assert report.verdict == "wrong"
+    assert "more queries than keys" in report.findings[0].fault + report.findings[0].where
+
+
+def test_a_cache_that_is_demanded_must_be_taken():
+    def square(q, k, v):
+        assert q.shape[2] == k.shape[2], "prefill alone"
+        return softmax_attention()(q, k, v)
+
+    assert check_attention(square, heads=2, head_dim=16).verdict == "right"
+    report = check_attention(square, heads=2, head_dim=16, cache=True)
+    assert report.verdict == "not judged"
+    assert "prefill alone" in report.failure.reason
+
+
+# ── Caches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(slip=""):
+    """A step function that remembers keys, values and positions."""
+    past, attend = [], softmax_attention()
+
+    def step(q, k, v, positions):
+        at = positions
+        if slip == "counted":  # positions are counted from the first on
+            at = positions[:, :1] * 0 + (past[0].shape[2] if past else 0) + np.arange(k.shape[2])
+        elif slip == "row 0":
+            at = np.broadcast_to(positions[:1], positions.shape)
+        q, k = (by_hand._turned(x.astype(np.float64), at, ROPE) for x in (q, k))
+        new = [k, v.astype(np.float64)]
+        past[:] = [np.concatenate(both, axis=2) for both in zip(past, new, strict=True)] if past else new
+        if slip == "forgets" and past[0].shape[2] > 128:
+            past[:] = [x[:, :, -128:] for x in past]
+        if slip == "refuses" and len(past[0]) == 1:
+            raise ValueError("one row")
+        return attend(q, *past).astype(v.dtype)
+
+    return step
+
+
+@pytest.mark.parametrize(("slip", "words"), [("counted", "position"), ("row 0", "position"), ("forgets", "")])
+def test_a_cache_is_fed_positions_and_lengths_that_show_its_slip(slip, words):
+    report = check_attention(softmax_attention(rope=ROPE), heads=2, head_dim=16, rope=ROPE, incremental=lambda: begin(slip))
+    assert report.verdict == "wrong"
+    assert words in str(report.findings[0])
+
+
+def test_a_right_cache_is_right_and_two_live_side_by_side():
+    fn = softmax_attention(rope=ROPE)
+    report = check_attention(fn, heads=2, head_dim=16, rope=ROPE, incremental=begin)
+    assert report.verdict == "right", str(report)
+    assert "with a cache" in report.tried
+    one = begin()  # one cache for all
+    assert check_attention(fn, heads=2, head_dim=16, rope=ROPE, incremental=lambda: one).verdict != "right"
+
+    def fails():
+        raise MemoryError("no room for a cache")
+
+    report = check_attention(fn, heads=2, head_dim=16, rope=ROPE, incremental=fails)
+    assert report.verdict == "not judged"
+    assert "no room for a cache" in report.failure.reason
+
+
+# ── Values and other numbers: each slip shows in one kind of call ────────────────────────────────────────────────────
+
+SLIPS = {
+    "values rounded to bfloat16": lambda f, q, k, v: f(q, k, by_hand.rounded(v, 8).astype(v.dtype)),
+    "values clipped": lambda f, q, k, v: f(q, k, np.clip(v, -3, 3)),
+    "output clipped": lambda f, q, k, v: np.clip(f(q, k, v), -1e4, 1e4),
+    "values below 1e-6 lost": lambda f, q, k, v: f(q, k, np.where(np.abs(v) < 1e-6, 0, v).astype(v.dtype)),
+    "NaN spreads": lambda f, q, k, v: f(q, k, v) + 0 * q.sum(axis=2, keepdims=True),
+    "n = 77": lambda f, q, k, v: f(q, k, v) * np.float32(1 + 0.01 * (q.shape[2] == 77)),
+    "batch 17": lambda f, q, k, v: f(q, k, v) * np.float32(1 + 0.01 * (len(q) >= 17)),
+    "5,000 keys": lambda f, q, k, v: f(q, k, v) * np.float32(1 + 0.01 * (k.shape[2] > 4096)),
+    "strides": lambda f, q, k, v: f(q, k, v if v.flags.c_contiguous else v[..., ::-1]),
+    "scores beyond 88": lambda f, q, k, v: (f(q, k, v) if np.abs(q).max() < 100 else np.full_like(q, np.nan)),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_one_kind_of_call_is_found(slip):
+    right = softmax_attention(compute=np.float32)
+    report = check_attention(lambda q, k, v: SLIPS[slip](right, q, k, v), heads=2, head_dim=16)
+    assert report.verdict == "wrong"
+    assert 1 <= len(report.findings) <= 3
+    assert report.findings[0].where
+
+
+# ── Backwards ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def backward(q, k, v, g, scale=None, row=True):
+    """The gradients of causal softmax attention, as in the paper of FlashAttention."""
+    dtype, (b, h, n, _), groups, t = q.dtype, q.shape, k.shape[1], k.shape[2]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, g = (x.astype(np.float64) for x in (q, k, v, g))
+    k, v = (np.repeat(x, h // groups, axis=1) for x in (k, v))
+    s = np.where(by_hand.visible(n, t), q @ k.swapaxes(-1, -2) * scale, -np.inf)
+    w = np.exp(s - s.max(axis=-1, keepdims=True))
+    w /= w.sum(axis=-1, keepdims=True)
+    dw = g @ v.swapaxes(-1, -2)
+    ds = w * (dw - row * (w * dw).sum(axis=-1, keepdims=True)) * scale
+    dk, dv = (x.reshape(b, groups, -1, t, x.shape[-1]).sum(axis=2) for x in (ds.swapaxes(-1, -2) @ q, w.swapaxes(-1, -2) @ g))
+    return (ds @ k).astype(dtype), dk.astype(dtype), dv.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients_by_hand_are_right(dtype, groups):
+    options = {"heads": 4, "key_heads": groups, "head_dim": 16, "backward": True, "effort": "few", "dtype": DTYPES[dtype]}
+    report = check_attention(backward, **options)
+    assert report.verdict == "right", str(report)
+    assert report.subject == "attention, backward"
+    assert check_attention(lambda *given: backward(*given, row=False), **options).verdict == "wrong"
+
+
+def test_none_is_a_gradient_of_zeros():
+    report = check_attention(lambda q, k, v, g: (None, *backward(q, k, v, g)[1:]), **FEW, backward=True)
+    assert report.faults == ("gradients: zero",)
+
+
+@pytest.mark.parametrize("name", [None, "elu+1", "relu2", "exp"])
+@pytest.mark.parametrize(("causal", "window", "softcap"), [(True, None, None), (False, 4, 2.0)])
+def test_the_oracles_gradients_are_finite_differences_of_the_definition(name, causal, window, softcap):
+    """(f(x + h) − f(x − h))/2h is off by h²·f‴/6 and by 2⁻⁵³/h: 1e-7 at h = 1e-5 is far above both."""
+    rng, rope = np.random.default_rng(1), Rope(4, 100.0, "half")
+    linear = name is not None
+    softcap, window = (None, None) if linear else (softcap, window)
+    q, g = rng.standard_normal((2, 1, 4, 5, 4))
+    k, v = rng.standard_normal((2, 1, 2, 5, 4))
+    at = np.array([[3, 0, 4, 9, 5]])
+    spec = steps.Spec(4, 2, 4, causal, np.dtype(np.float64), 0.7, window, softcap, rope, name)
+    mask = d.visible(np.arange(5), np.arange(5), causal, window)
+
+    def turn(x):
+        return by_hand._turned(x, at, rope)
+
+    def loss(q, k, v):
+        out = d.linear_attention(q, k, v, turn, mask, MAPS[name]) if linear else d.attention(turn(q), turn(k), v, mask, 0.7, softcap)
+        return (out * g).sum()
+
+    found, given, h = steps.gradients(spec, steps.Call("", q, k, v, positions=at), g), [q, k, v], 1e-5
+    for i, x in enumerate(given):
+        for index in list(np.ndindex(x.shape))[::3]:
+            near = []
+            for step in (h, -h):
+                moved = x.copy()
+                moved[index] += step
+                near.append(loss(*given[:i], moved, *given[i + 1 :]))
+            assert found[i][index] == pytest.approx((near[0] - near[1]) / (2 * h), abs=1e-7)
+
+
+def test_the_truth_of_a_call_is_the_definition():
+    rng = np.random.default_rng(2)
+    q, k, v = rng.standard_normal((1, 4, 3, 8)), rng.standard_normal((1, 2, 7, 8)), rng.standard_normal((1, 2, 7, 8))
+    spec = steps.Spec(4, 2, 8, True, np.dtype(np.float64), 0.5, 4, 3.0)
+    out = steps.weigh(spec, steps.Call("", q, k, v)).out
+    by = softmax_attention(window=4, softcap=3.0, scale=0.5)(q, k, v)
+    np.testing.assert_allclose(out, by, atol=1e-14)  # 7 keys, a few roundings of 2⁻⁵³ each
+
+
+# ── The rest ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_candidate_gets_the_same_report():
+    def slow_state(q, k, v):
+        return softmax_attention()(q, k, v) * np.float32(1 + 0.1 * (k.shape[2] == 129))
+
+    reports = [str(check_attention(slow_state, heads=2, head_dim=16)) for _ in range(2)]
+    assert reports[0] == reports[1]
+    assert "WRONG" in reports[0]
+
+
+def test_a_candidate_that_changes_with_time_is_said_to():
+    count = iter(range(10**6))
+    report = check_attention(lambda q, k, v: softmax_attention()(q, k, v) * np.float32(1 + 0.1 * (next(count) % 2)), **FEW)
+    assert report.faults[0].startswith("state:")
+
+
+def test_fewer_key_heads_are_tried_where_they_are_taken():
+    seen = set()
+    fn = softmax_attention()
+    check_attention(lambda q, k, v: (seen.add(k.shape[1]), fn(q, k, v))[1], heads=4, head_dim=8)
+    assert seen == {1, 2, 4}
+
+    def grouped(q, k, v):
+        assert k.shape[1] <= 2
+        return fn(q, k, v)
+
+    report = check_attention(grouped, **(FEW | {"heads": 4}))
+    assert report.verdict == "right"
+    assert any("judged with 2 key heads" in note for note in report.notes)
+
+
+def test_assertions_raise_what_they_report():
+    fn = softmax_attention()
+    assert_attention(fn, **FEW)
+    assert_linear_attention(linear_attention(ROPE), rope=ROPE, effort="few")
+    with pytest.raises(Mismatch, match="^attention: WRONG: scale"):
+        assert_attention(softmax_attention(scale=1.0), **FEW)
+    with pytest.raises(Mismatch, match="^linear attention: WRONG"):
+        assert_linear_attention(linear_attention(ROPE, "exp"), rope=ROPE, effort="few")
+    with pytest.raises(NotJudged, match="raises TypeError"):
+        assert_attention(lambda q: q, **FEW)
+
+
+@pytest.mark.parametrize(("error", "words", "options"), [
+    (ValueError, "key_heads must divide heads, 4, was 3", {"heads": 4, "key_heads": 3}),
+    (ValueError, "heads must be .*, was 0", {"heads": 0}),
+    (ValueError, "rope must have one axis and a head_dim of 64, was Rope", {"rope": ROPE}),
+    (ValueError, "window must be .*, was 0", {"window": 0}),
+    (ValueError, "softcap must be .*, was 0|softcap must be .*, was -", {"softcap": -1.0}),
+    (ValueError, "scale must be", {"scale": float("nan")}),
+    (TypeError, "causal must be", {"causal": 1}),
+    (TypeError, "cache must be", {"cache": "yes"}),
+    (ValueError, "cache=True demands calls with fewer queries", {"cache": True, "rope": ROPE, "head_dim": 16}),
+    (ValueError, "grade must be one of .*, was 'best'", {"grade": "best"}),
+    (ValueError, "effort must be one of .*, was 'all'", {"effort": "all"}),
+    (ValueError, "max_position must be .*, was 100", {"max_position": 100}),
+    (ValueError, "a backward pass has no cache", {"backward": True, "cache": True}),
+    (ValueError, "a backward pass has no grades", {"backward": True, "grade": "rounded once"}),
+    (TypeError, "dtype must be one of", {"dtype": "int8"}),
+])  # fmt: skip
+def test_bad_options_are_refused_with_their_rule(error, words, options):
+    with pytest.raises(error, match=words):
+        check_attention(softmax_attention(), **options)
+
+
+@pytest.mark.parametrize(("error", "words", "options"), [
+    (ValueError, "feature_map must be one of .*, was 'identity'", {"feature_map": "identity"}),
+    (ValueError, "head_dim must be at least 16 for relu, was 8", {"feature_map": "relu", "rope": Rope(8, 10000.0, "half")}),
+    (ValueError, "grade must be one of .*, was 'scores rounded'", {"grade": "scores rounded"}),
+    (TypeError, "rope must be", {"rope": None}),
+])  # fmt: skip
+def test_bad_options_of_linear_attention_are_refused_with_their_rule(error, words, options):
+    with pytest.raises(error, match=words):
+        check_linear_attention(linear_attention(ROPE), **({"rope": ROPE} | options))

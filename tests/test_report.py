@@ -1,0 +1,229 @@
+"""What a report and its errors say, the table of mistakes, and the one way to call a black box."""
+
+import json
+import os
+import pickle
+
+import candidates
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyrope.oracle.candidate import Candidate, Unreadable
+from pyrope.oracle.mistakes import FIXES, MISTAKES, mistake
+from pyrope.oracle.report import ErrorRow, Failure, Finding, Mismatch, NotJudged, Report, by_faults, printable
+
+FAULTS = sorted({name for _, *names in candidates.frozen().values() for name in names}) if candidates.TABLE.exists() else []
+
+
+# ── Reports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wrong(*faults, **fields):
+    return Report("rotation", "Rope(…)", "wrong", tuple(Finding(fault, "a fact", "a place") for fault in faults), **fields)
+
+
+@given(words=st.text(max_size=300), number=st.floats(), fault=st.sampled_from([*MISTAKES, "window: one too wide", "no such name"]))
+def test_a_report_is_narrow_printable_and_json_whatever_it_says(words, number, fault):
+    finding, row = Finding(fault, words, words), ErrorRow("positions 1 to 9", number, number, number)
+    report = Report("rotation", words, "wrong", (finding,), tried=words, errors=(row,), notes=(words,))
+    text = str(report)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert printable(text) == text
+    text.encode("utf-8")
+    plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert plain["verdict"] == "wrong"
+    assert plain["ok"] is False
+    assert {"fault", "fact", "cause", "fix", "happened"} <= plain["findings"][0].keys()
+
+
+@pytest.mark.parametrize("fault", [*MISTAKES, *FAULTS])
+def test_every_mistake_has_a_cause_and_a_fix_and_fits_into_its_lines(fault):
+    assert mistake(fault).cause
+    assert mistake(fault).fix
+    text = str(wrong(fault))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    order = [text.index(f"\n  {name}") for name in ("fact", "where", "cause", "fix")]
+    assert order == sorted(order)
+
+
+def test_long_words_and_lists_do_not_break_the_lines():
+    report = wrong("unexplained", tried="x" * 300, notes=("y" * 200,))
+    assert all(len(line) <= 80 for line in str(report).splitlines())
+    listed = Report("rotation", f"LongRoPE({tuple(float(i) for i in range(64))})", "right")
+    assert "(0.0, 1.0, 2.0, …, 63.0: 64 numbers)" in " ".join(str(listed).split())
+
+
+@pytest.mark.skipif(not FAULTS, reason="verdicts.json is not written yet")
+def test_every_name_that_is_given_has_a_row():
+    assert [name for name in FAULTS if name not in MISTAKES and name.partition(":")[0] not in MISTAKES] == []
+
+
+def test_fixes_of_what_cannot_be_judged_end_with_one_that_fits_all():
+    assert all(rows[-1][0] == "" and all(fix for _, fix in rows) for rows in FIXES.values())
+
+
+def test_a_report_is_no_bool_and_has_three_findings_at_most():
+    report = wrong("direction", "window", "scale", "unexplained")
+    assert report.faults == ("direction", "window", "scale")
+    assert report.headline == "rotation: WRONG: direction and 2 more"
+    with pytest.raises(TypeError, match=r"neither true nor false: use report\.ok"):
+        bool(report)
+
+
+@pytest.mark.parametrize(("parts", "words"), [
+    (("fine",), "verdict must be one of right, equivalent, wrong, not judged, was 'fine'"),
+    (("wrong",), "findings if, and only if, its verdict is wrong"),
+    (("right", (Finding("scale", "a fact"),)), "findings if, and only if, its verdict is wrong"),
+    (("not judged",), "a failure if, and only if, its verdict is not judged"),
+])  # fmt: skip
+def test_a_report_that_contradicts_itself_is_refused(parts, words):
+    with pytest.raises(ValueError, match=words):
+        Report("rotation", "", *parts)
+
+
+def test_what_an_assertion_raises_carries_the_report():
+    with pytest.raises(Mismatch, match="^rotation: WRONG: scale\n") as raised:
+        wrong("scale").raise_unless_ok()
+    assert raised.value.report.faults == ("scale",)
+    error = ZeroDivisionError("1/0 \x1b[2J")
+    failure = Failure("it raises", "x (2, 3)", "fix it", error)
+    report = Report("rotation", "", "not judged", failure=failure)
+    with pytest.raises(NotJudged, match="it raises") as raised:
+        report.raise_unless_ok()
+    assert raised.value.__cause__ is error
+    assert "\\x1b[2J" in str(report)
+    assert "\x1b" not in str(report)
+    assert "error" not in report.to_dict()["failure"]
+    assert Report("rotation", "", "equivalent").raise_unless_ok() is None
+
+
+def test_reports_are_values():
+    report = wrong("scale")
+    assert report == wrong("scale") != wrong("window")
+    assert pickle.loads(pickle.dumps(report)) == report
+    groups = by_faults([report, wrong("window"), wrong("window"), Report("rotation", "", "right")])
+    assert {faults: len(some) for faults, some in groups.items()} == {("window",): 2, ("scale",): 1}
+    assert next(iter(groups)) == ("window",)
+
+
+# ── Candidates ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+AT = np.arange(2)
+
+
+def ask(fn, times=1, **options):
+    candidate = Candidate(fn, **options)
+    for _ in range(times):
+        out = candidate({"x": X.copy(), "positions": AT.copy()}, like=["x"])[0]
+    candidate.look_again()
+    return out, candidate.behaviour
+
+
+def test_a_result_is_a_float64_copy():
+    out, behaviour = ask(lambda x, positions: x)
+    assert (out.dtype, behaviour) == (np.float64, {})
+    np.testing.assert_array_equal(out, X)
+    assert not np.shares_memory(out, X)
+
+
+def test_a_changed_input_is_seen_and_restored():
+    x, seen = X.copy(), []
+
+    def in_place(x, positions):
+        seen.append(x.copy())
+        x *= 2
+        return x
+
+    candidate = Candidate(in_place)
+    for _ in range(2):
+        out = candidate({"x": x, "positions": AT}, like=["x"])[0]
+    np.testing.assert_array_equal(out, 2 * X)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(seen[1], X)
+    assert candidate.behaviour == {"mutates its input": "5 of 6 elements of x are changed after the call"}
+
+
+def test_a_result_that_later_calls_write_over_is_seen():
+    buffer = np.zeros_like(X)
+    count = iter(range(9))
+
+    def reused(x, positions):
+        buffer[...] = x + next(count)
+        return buffer
+
+    assert set(ask(reused, times=2)[1]) == {"result overwritten by the next call"}
+    assert ask(lambda x, positions: x + 1, times=3)[1] == {}
+
+
+def test_a_result_of_another_dtype_is_read_and_told():
+    out, behaviour = ask(lambda x, positions: x.astype(np.float64) + 0.1)
+    np.testing.assert_array_equal(out, X.astype(np.float64) + 0.1)
+    assert behaviour == {"wrong dtype out": "the input is float32, the result float64"}
+
+
+class Doubling(np.ndarray):
+    """A subclass whose arithmetic lies."""
+
+    def astype(self, *args, **kwargs):
+        return np.zeros(self.shape)
+
+
+def test_a_subclass_is_read_by_its_numbers():
+    np.testing.assert_array_equal(ask(lambda x, positions: x.view(Doubling))[0], X)
+
+
+@pytest.mark.parametrize(("fn", "words", "kind"), [
+    (lambda x, positions: None, "returns nothing", "type"),
+    (lambda x, positions: [1.0], "returns list, which is no NumPy array", "type"),
+    (lambda x, positions: np.ma.masked_array(x, mask=x > 2), "returns MaskedArray", "type"),
+    (lambda x, positions: x[:1], r"returns shape \(1, 3\)", "shape"),
+    (lambda x, positions: x.astype(int), "returns int64", "dtype"),
+    (lambda x, positions: x.astype(complex), "returns complex128", "dtype"),
+    (lambda x: x, r"raises TypeError .*for x \(2, 3\) float32; positions \(2,\) int64", "raised"),
+    (lambda x, positions: setattr(x, "shape", (3, 2)), "changes the shape or dtype of x", "reshaped"),
+    (lambda x, positions: exec("raise SystemExit(3)"), "raises SystemExit", "raised"),
+])  # fmt: skip
+def test_what_is_no_result_is_refused_with_its_reason(fn, words, kind):
+    with pytest.raises(Unreadable, match=words) as raised:
+        ask(fn)
+    assert raised.value.kind == kind
+    assert raised.value.failure().fix
+
+
+def test_none_may_be_zeros_and_several_results_are_counted():
+    assert not ask(lambda x, positions: None, none_is_zero=True)[0].any()
+    pair = Candidate(lambda q, k: (2 * q, None), none_is_zero=True)({"q": X, "k": X}, like=["q", "k"])
+    np.testing.assert_array_equal(pair, [2 * X, 0 * X])
+    with pytest.raises(Unreadable, match="returns ndarray, not 2 arrays"):
+        Candidate(lambda q, k: q)({"q": X, "k": X}, like=["q", "k"])
+
+
+def test_an_error_that_cannot_be_printed_is_still_told():
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def fails(x, positions):
+        raise Silent
+
+    with pytest.raises(Unreadable, match="Silent .*cannot be printed: RuntimeError"):
+        ask(fails)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_of_a_candidate_ends_with_its_call():
+    """Or it would go on with the check, and with the tests, beside its parent."""
+    parent, ends = os.getpid(), []
+
+    def forks(x, positions):
+        if child := os.fork():
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return x
+
+    ask(forks)
+    if os.getpid() != parent:
+        os._exit(7)
+    assert ends == [0]
