@@ -90,7 +90,10 @@ def rescaled32(rope: Rope, series=power):
         t = np.clip(t, F32(0), F32(1))
         return (F32(1) - t) * (w / F32(s.factor)) + t * w
     if isinstance(s, YaRN):
-        ends = [r * math.log(s.original_length / (2 * math.pi * x)) / (2 * math.log(base)) for x in (s.beta_fast, s.beta_slow)]
+        ends = [
+            r * math.log(s.original_length / (2 * math.pi * x)) / (2 * math.log(base))
+            for x in (s.beta_fast, s.beta_slow)
+        ]
         low, high = (math.floor(ends[0]), math.ceil(ends[1])) if s.truncate else ends
         low, high = max(low, 0), min(high, r - 1)
         high = high + 0.001 if low == high else high
@@ -194,7 +197,10 @@ def linear_attention(rope, name="elu+1", causal=True, chunk=None, compute=np.flo
 
 def _chunked(q, k, tq, tk, v, chunk):
     out = np.zeros(q.shape, q.dtype)
-    state, total = np.zeros((*q.shape[:2], q.shape[3], v.shape[3]), q.dtype), np.zeros((*q.shape[:2], q.shape[3], 1), q.dtype)
+    state, total = (
+        np.zeros((*q.shape[:2], q.shape[3], v.shape[3]), q.dtype),
+        np.zeros((*q.shape[:2], q.shape[3], 1), q.dtype),
+    )
     for start in range(0, q.shape[2], chunk):
         at = np.s_[:, :, start : start + chunk]
         low = np.tri(q[at].shape[2], dtype=bool)

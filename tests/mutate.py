@@ -38,22 +38,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Which tests concern a file beside test_<its name>.py or test_oracle_<its name>.py: enough of them, and quick ones.
-_ATTENTION = "oracle_attention_hand oracle_attention_bounds"
-_ROTATION = "oracle_trials oracle_probe oracle_identification oracle_gallery oracle_tolerance"
+# Which tests concern a file beside test_<its name>.py: enough of them, and quick ones.
 CONCERN = {
-    "parallel": "parallel_threads", "theta": "conventions", "phase": "theta", "layers": "transformer", "models/transformer": "generation architecture",
-    "models/conventions": "checkpoints", "models/families": "checkpoints", "models/files": "folders", "oracle/tolerance": "oracle_bounds oracle_attention_bounds",
-    "oracle/vector_cases": "oracle_vector_parts oracle_vectors oracle_bounds", "oracle/vectors": "oracle_vector_parts",
-    "oracle/trials": "oracle_trial_calls", "oracle/floats": "oracle_vectors", "oracle/rules": "oracle_measure oracle_identification_parts", "cli": "cli_options",
-    "oracle/backward_faults": "oracle_backward",
-    "oracle/gradients": "oracle_noise", "oracle/probe": "oracle_probe_calls", "oracle/isolation": "oracle_isolation_parts",
-    "oracle/identification": "oracle_identification_parts",
-    **{f"oracle/{name}": "oracle_attention_calls" for name in ("attention_trials", "attention_checks", "linear_checks", "questions")},
-    **{f"oracle/{name}": _ATTENTION for name in ("attention_steps", "truth")},
-    "oracle/rotation_faults": "oracle_rotation_hand", "oracle/page": "oracle_sections", "oracle/adapters": "oracle_adapter_parts",
-    **{f"oracle/{name}": _ROTATION for name in ("recipes", "sample")},
+    "parallel": "parallel_threads", "theta": "conventions", "phase": "theta", "layers": "transformer",
+    "models/transformer": "generation architecture", "models/conventions": "checkpoints",
+    "models/families": "checkpoints", "models/files": "folders", "oracle/report": "page",
 }  # fmt: skip
+JUDGES = "candidates"  # what concerns every other file of the oracle
 SWAPS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE], ast.GtE: [ast.Gt, ast.Lt],
     ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq], ast.In: [ast.NotIn], ast.NotIn: [ast.In], ast.Is: [ast.IsNot], ast.IsNot: [ast.Is],
@@ -289,8 +280,8 @@ def tests_of(path: str) -> list[str]:
     """The test files that concern a module, as they are in the tree."""
     module = path.removeprefix("pyrope/").removesuffix(".py")
     stem = module.rpartition("/")[2]
-    own = f"oracle_{stem}" if module.startswith("oracle/") else stem
-    names = dict.fromkeys([own, *CONCERN.get(module, "").split()])
+    judges = JUDGES if module.startswith("oracle/") else ""
+    names = dict.fromkeys([stem, *(CONCERN.get(module, "") or judges).split()])
     return [f"tests/test_{name}.py" for name in names if (ROOT / f"tests/test_{name}.py").exists()]
 
 

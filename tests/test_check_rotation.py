@@ -10,8 +10,7 @@ import by_hand
 import numpy as np
 import pytest
 from by_hand import rotation
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import DTYPES, ropes
 
 import pyrope
@@ -44,7 +43,11 @@ KINDS = st.sampled_from(["float64", "float32", "tables"])
 @given(rope=ropes(), kind=KINDS, dtype=st.sampled_from(["float16", "bfloat16", "float32"]), backward=st.booleans())
 def test_no_right_rotation_is_accused(rope, kind, dtype, backward):
     options = {"dtype": DTYPES[dtype], "effort": "few", "equivalent": "wrong"}
-    options |= {} if rope.scaling is None or not hasattr(rope.scaling, "length") else {"max_position": max(rope.scaling.length - 1, 1)}
+    options |= (
+        {}
+        if rope.scaling is None or not hasattr(rope.scaling, "length")
+        else {"max_position": max(rope.scaling.length - 1, 1)}
+    )
     if backward:  # of R(m)ᵀ: the other direction, written where it is read
         reads, _, writes = rope.layout.partition("-to-")
         turned = replace(rope, layout=f"{writes}-to-{reads}" if writes else reads, direction=-rope.direction)
@@ -64,7 +67,13 @@ def test_no_right_rotation_is_accused_in_any_call(rope, kind):
 @given(rope=ropes(with_axes=False), kind=KINDS)
 def test_float64_is_graded_by_its_angles(rope, kind):
     grade = "float64 angle" if kind == "float64" else "float32 angle"
-    report = check_rotation(candidate_of(rope, kind, np.float64), rope, dtype=np.float64, effort="few", max_position=min(4096, _length(rope)))
+    report = check_rotation(
+        candidate_of(rope, kind, np.float64),
+        rope,
+        dtype=np.float64,
+        effort="few",
+        max_position=min(4096, _length(rope)),
+    )
     assert report.verdict == "right", str(report)
     order = ["tables or products in x's dtype", "float64 angle", "float32 angle"]
     assert order.index(report.precision) <= order.index(grade)
@@ -80,7 +89,11 @@ def _length(rope):
 @settings(max_examples=25)
 @given(rope=ropes(max_pairs=8), data=st.data())
 def test_a_rotation_with_one_field_changed_is_not_right(rope, data):
-    slips = [{"direction": -rope.direction}, {"base": 1 + (rope.base - 1) / 1.5}, {"layout": "half" if rope.layout != "half" else "interleaved"}]
+    slips = [
+        {"direction": -rope.direction},
+        {"base": 1 + (rope.base - 1) / 1.5},
+        {"layout": "half" if rope.layout != "half" else "interleaved"},
+    ]
     slips += [{"placement": "suffix" if rope.placement == "prefix" else "prefix"}] if rope.width < rope.head_dim else []
     other = replace(rope, **data.draw(st.sampled_from(slips)))
     x = np.random.default_rng(0).standard_normal((2, 40, rope.head_dim)).astype(np.float32)
@@ -109,7 +122,9 @@ def at_most(limit):
 
 @pytest.mark.parametrize(("least", "verdict"), [(0, "right"), (-1, "wrong"), (-200, "wrong")])
 def test_negative_positions_are_tried_where_they_are_claimed(least, verdict):
-    report = check_rotation(lambda x, positions: RIGHT(x, abs(positions)), ROPE, min_position=least, effort="few" if least < -1 else "usual")
+    report = check_rotation(
+        lambda x, positions: RIGHT(x, abs(positions)), ROPE, min_position=least, effort="few" if least < -1 else "usual"
+    )
     assert report.verdict == verdict
     assert ("not tried: negative positions" in report.tried) == (least == 0)
 
@@ -120,7 +135,9 @@ def test_the_largest_position_is_tried_and_none_beyond():
     assert report.verdict == "wrong"
     assert report.findings[0].since == 1000
     seen = []
-    check_rotation(lambda x, positions: (seen.append(positions.max(initial=0)), RIGHT(x, positions))[1], ROPE, max_position=77)
+    check_rotation(
+        lambda x, positions: (seen.append(positions.max(initial=0)), RIGHT(x, positions))[1], ROPE, max_position=77
+    )
     assert max(seen) == 77
 
 
@@ -188,7 +205,9 @@ def test_a_table_that_ends_is_judged_up_to_its_end():
 
 
 def test_nan_from_the_candidate_is_wrong_and_nan_in_x_must_stay():
-    lost = check_rotation(lambda x, positions: np.nan_to_num(RIGHT(x, positions), nan=0.0, posinf=9.0, neginf=9.0), ROPE)
+    lost = check_rotation(
+        lambda x, positions: np.nan_to_num(RIGHT(x, positions), nan=0.0, posinf=9.0, neginf=9.0), ROPE
+    )
     assert lost.verdict == "wrong"
     assert lost.precision is None
     some = check_rotation(lambda x, positions: np.where(positions[:, None] == 64, np.nan, RIGHT(x, positions)), ROPE)
@@ -257,7 +276,10 @@ def test_recorded_calls_are_those_that_few_makes():
     report = check_rotation(lambda x, positions: answers[x.tobytes(), positions.tobytes()], ROPE, effort="few")
     assert report.verdict == "right"
     off = {key: y * np.float32(1.001) for key, y in answers.items()}
-    assert check_rotation(lambda x, positions: off[x.tobytes(), positions.tobytes()], ROPE, effort="few").verdict == "wrong"
+    assert (
+        check_rotation(lambda x, positions: off[x.tobytes(), positions.tobytes()], ROPE, effort="few").verdict
+        == "wrong"
+    )
 
 
 def test_assert_rotation_raises_what_it_reports():
@@ -323,8 +345,13 @@ sys.modules["pyrope"] = package
 import pyrope.oracle.rotation, pyrope.oracle.attention, pyrope.oracle.operator, pyrope.oracle.sharding
 print(*sorted(name for name in sys.modules if name.startswith("pyrope.")))
 """
-    out = subprocess.run([sys.executable, "-c", code, *pyrope.__path__], capture_output=True, text=True, check=True).stdout.split()
-    engine = {f"pyrope.{name}" for name in ("rotation", "softmax", "linear", "layers", "encodings", "plots", "parallel", "cli")}
+    out = subprocess.run(
+        [sys.executable, "-c", code, *pyrope.__path__], capture_output=True, text=True, check=True
+    ).stdout.split()
+    engine = {
+        f"pyrope.{name}"
+        for name in ("rotation", "softmax", "linear", "layers", "encodings", "plots", "parallel", "cli")
+    }
     assert "pyrope.oracle.steps" in out
     assert not engine & set(out)
     assert not [name for name in out if name.startswith("pyrope.models")]
@@ -333,7 +360,9 @@ print(*sorted(name for name in sys.modules if name.startswith("pyrope.")))
 def test_axes_take_positions_with_a_first_axis():
     rope = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))
     shapes = set()
-    report = check_rotation(lambda x, positions: (shapes.add(positions.shape[0]), rotation(rope)(x, positions))[1], rope, effort="few")
+    report = check_rotation(
+        lambda x, positions: (shapes.add(positions.shape[0]), rotation(rope)(x, positions))[1], rope, effort="few"
+    )
     assert (report.verdict, shapes) == ("right", {3})
     swapped = check_rotation(lambda x, positions: rotation(rope)(x, positions[[0, 2, 1]]), rope, effort="few")
     assert swapped.verdict == "wrong"

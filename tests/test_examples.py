@@ -33,7 +33,7 @@ SAYS = {
         "adjacent: wrong: wrong pairing\n",
         "one_too_high: wrong: positions one too high\n",
         "backwards: wrong: direction\n",
-        "interpolated: wrong: another factor\n",
+        "interpolated: wrong: another rescaling: linear\n",
         "linear scaling by 4",
         "repaired: right",
     ],

@@ -17,6 +17,7 @@ from models import KINDS, by_definition, named_weights
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Rope, YaRN, definition, encodings, parallel
+from pyrope.models.conventions import MODEL_TYPES
 from pyrope.oracle import adapters, traces
 
 ROPES = [
@@ -129,7 +130,7 @@ def _scaling(draw, kind):
 
 def _json_config(draw):
     config = {
-        "model_type": draw.choice(list(pyrope.conventions.MODEL_TYPES)),
+        "model_type": draw.choice(list(MODEL_TYPES)),
         "hidden_size": 64,
         "num_attention_heads": 4,
     }

@@ -23,7 +23,7 @@ from test_text import MERGES, SPECIAL, TOKENS, _metadata
 import pyrope
 from pyrope import cli
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
-from pyrope.oracle.vectors import verify_vectors, write_vectors
+from pyrope.oracle.vectors import Own, verify_vectors, write_vectors
 from pyrope.tensors import load_npy, load_safetensors, save_npy
 
 tokenizers = needed("tokenizers")
@@ -48,23 +48,11 @@ def place(tmp_path_factory):
     inner.decoder = tokenizers.decoders.ByteLevel()
     inner.add_special_tokens(SPECIAL)
     inner.save(str(root / "folder" / "tokenizer.json"))
-    write_vectors(root / "vectors", "all")
-    _keep(root / "vectors", ("rotation-axes-pixtral-float32", "attention-window", "linear-19-causal-bfloat16"))
+    write_vectors(root / "vectors", own=Own(pyrope.Rope(4, 10000.0, "half"), max_position=63), dtype="float32")
     (root / "rope.py").write_text(
         "def rotate(x, positions):\n    return x\n\n\ndef fails(x, positions):\n    return None\n"
     )
     return root
-
-
-def _keep(directory, names):
-    """Some of the cases alone, so that every example takes little time."""
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["cases"] = [case for case in manifest["cases"] if case["name"] in names]
-    kept = {tensor["npy"] for case in manifest["cases"] for tensor in case["tensors"].values()}
-    manifest["files"] = {name: digest for name, digest in manifest["files"].items() if name in kept}
-    path.write_text(json.dumps(manifest))
-    assert len(manifest["cases"]) == len(names) and len(verify_vectors(directory, {})) == len(names)
 
 
 def _tokenizer(path):
@@ -98,8 +86,8 @@ READERS = {
     "config": ("folder/config.json", True, 300, lambda root: _rope(root / "folder")),
     "config and weights": ("folder/config.json", True, 100, lambda root: _model(root / "folder")),
     "tokenizer": ("folder/tokenizer.json", True, 150, lambda root: _tokenizer(root / "folder")),
-    "manifest": ("vectors/manifest.json", True, 100, lambda root: verify_vectors(root / "vectors", {"attention-window": NPY})),
-    "vectors": ("vectors/npy/attention-window.q.npy", False, 20, lambda root: verify_vectors(root / "vectors", {})),
+    "manifest": ("vectors/manifest.json", True, 100, lambda root: verify_vectors(root / "vectors", {"attention-own-float32": NPY})),
+    "vectors": ("vectors/npy/attention-own-float32.q.npy", False, 20, lambda root: verify_vectors(root / "vectors", {})),
 }  # fmt: skip
 
 

@@ -6,8 +6,7 @@ import by_hand
 import numpy as np
 import pytest
 from by_hand import rotation
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import DTYPES, ropes
 
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, identify
@@ -22,21 +21,33 @@ def plain_ropes(draw):
     pairs, still = draw(st.integers(2, 24)), draw(st.sampled_from([0, 0, 2, 8]))
     base = draw(st.sampled_from([100.0, 10000.0, 500000.0, 1e6, 150000.0]))
     placement = draw(st.sampled_from(["prefix", "suffix"])) if still else "prefix"
-    return Rope(2 * (pairs + still), base, draw(LAYOUTS), 2 * pairs, placement, direction=draw(st.sampled_from([1, -1])))
+    return Rope(
+        2 * (pairs + still), base, draw(LAYOUTS), 2 * pairs, placement, direction=draw(st.sampled_from([1, -1]))
+    )
 
 
 @settings(max_examples=80)
-@given(rope=plain_ropes(), dtype=st.sampled_from(["float64", "float32", "float16", "bfloat16"]), offset=st.sampled_from([0, 0, 1, -1, 7]))
+@given(
+    rope=plain_ropes(),
+    dtype=st.sampled_from(["float64", "float32", "float16", "bfloat16"]),
+    offset=st.sampled_from([0, 0, 1, -1, 7]),
+)
 def test_a_rope_goes_in_and_comes_out(rope, dtype, offset):
     fn = rotation(rope)
     found = identify(lambda x, positions: fn(x, positions + offset), rope.head_dim, dtype=DTYPES[dtype])
     assert (found.layout, found.rotary_dim, found.placement) == (rope.layout, rope.width, rope.placement)
-    assert (found.direction, found.offset, found.attention_factor) == (rope.direction, offset, pytest.approx(1, abs=2.0**-8))
+    assert (found.direction, found.offset, found.attention_factor) == (
+        rope.direction,
+        offset,
+        pytest.approx(1, abs=2.0**-8),
+    )
     due, got, unsure = by_hand.theta(rope), np.array(found.frequencies), np.array(found.uncertainty)
     assert (np.abs(got - due) <= unsure + 2.0**-52 * due).all()  # each is a float64
     assert (unsure <= 0.01 * due).all()
     assert found.rope == rope, str(found)
-    a, b = (rope.head_dim - rope.width if rope.placement == "suffix" else 0) + np.array(by_hand.features(rope.layout.partition("-to-")[0], rope.width))
+    a, b = (rope.head_dim - rope.width if rope.placement == "suffix" else 0) + np.array(
+        by_hand.features(rope.layout.partition("-to-")[0], rope.width)
+    )
     assert found.pairs == tuple(zip(a.tolist(), b.tolist(), strict=True))
 
 
@@ -65,7 +76,12 @@ def test_dynamic_ntk_is_told_as_the_larger_base_that_it_is():
 
 
 def test_longrope_is_named_if_it_is_suspected():
-    rope = Rope(16, 10000.0, "half", scaling=LongRoPE((1.0,) * 8, (1.0, 1.5, 2.0, 3.0, 7.0, 9.0, 13.0, 20.0), 4.0, 4096, length=8192))
+    rope = Rope(
+        16,
+        10000.0,
+        "half",
+        scaling=LongRoPE((1.0,) * 8, (1.0, 1.5, 2.0, 3.0, 7.0, 9.0, 13.0, 20.0), 4.0, 4096, length=8192),
+    )
     alone, suspected = identify(rotation(rope), 16), identify(rotation(rope), 16, suspects=[ROPE, rope])
     assert alone.rope is None
     assert suspected.rope == rope
@@ -78,8 +94,13 @@ def test_axes_are_read(axes):
     rope = Rope(32, 10000.0, "half", axes=axes)
     found = identify(rotation(rope), 32, axes=axes.count)
     assert found.axes == tuple(axis for axis, _ in axes.assign(16))
-    x, at = np.random.default_rng(0).standard_normal((2, 30, 32)), np.random.default_rng(1).integers(0, 5000, (axes.count, 30))
-    np.testing.assert_allclose(rotation(found.rope)(x, at), rotation(rope)(x, at), atol=1e-9)  # "listed" may be "interleaved"
+    x, at = (
+        np.random.default_rng(0).standard_normal((2, 30, 32)),
+        np.random.default_rng(1).integers(0, 5000, (axes.count, 30)),
+    )
+    np.testing.assert_allclose(
+        rotation(found.rope)(x, at), rotation(rope)(x, at), atol=1e-9
+    )  # "listed" may be "interleaved"
 
 
 @settings(max_examples=60)
@@ -100,7 +121,7 @@ def test_what_is_found_is_what_the_candidate_does(rope, dtype):
 
 def test_a_factor_and_a_part_that_stays_are_told():
     rope = Rope(32, 10000.0, "interleaved", 16, "suffix")
-    found = identify(lambda x, positions: (rotation(rope)(x, positions) * np.float32(1.5)), 32)
+    found = identify(lambda x, positions: rotation(rope)(x, positions) * np.float32(1.5), 32)
     assert found.attention_factor == pytest.approx(1.5, rel=1e-6)
     still = identify(lambda x, positions: x * np.float32(-2.0), 32)
     assert (still.multiple, still.attention_factor, still.rope, still.pairs) == (True, -2.0, None, ())

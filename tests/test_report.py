@@ -7,24 +7,31 @@ import pickle
 import candidates
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pyrope.oracle.candidate import Candidate, Unreadable
 from pyrope.oracle.mistakes import FIXES, MISTAKES, mistake
 from pyrope.oracle.report import ErrorRow, Failure, Finding, Mismatch, NotJudged, Report, by_faults, printable
 
-FAULTS = sorted({name for _, *names in candidates.frozen().values() for name in names}) if candidates.TABLE.exists() else []
+FAULTS = (
+    sorted({name for _, *names in candidates.frozen().values() for name in names}) if candidates.TABLE.exists() else []
+)
 
 
 # ── Reports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def wrong(*faults, **fields):
-    return Report("rotation", "Rope(…)", "wrong", tuple(Finding(fault, "a fact", "a place") for fault in faults), **fields)
+    return Report(
+        "rotation", "Rope(…)", "wrong", tuple(Finding(fault, "a fact", "a place") for fault in faults), **fields
+    )
 
 
-@given(words=st.text(max_size=300), number=st.floats(), fault=st.sampled_from([*MISTAKES, "window: one too wide", "no such name"]))
+@given(
+    words=st.text(max_size=300),
+    number=st.floats(),
+    fault=st.sampled_from([*MISTAKES, "window: one too wide", "no such name"]),
+)
 def test_a_report_is_narrow_printable_and_json_whatever_it_says(words, number, fault):
     finding, row = Finding(fault, words, words), ErrorRow("positions 1 to 9", number, number, number)
     report = Report("rotation", words, "wrong", (finding,), tried=words, errors=(row,), notes=(words,))

@@ -8,7 +8,6 @@ import pytest
 import truth
 from by_hand import rescaled32, rotation, rounded
 from hypothesis import assume, given
-from hypothesis import strategies as st
 from strategies import DTYPES, ropes
 
 from pyrope import DynamicNTK, Linear, Llama3, Rope, YaRN, check_attention, check_linear_attention, check_rotation
@@ -42,7 +41,9 @@ def test_float32_frequencies_as_libraries_make_them_are_within_their_errors(seri
 def test_float32_pipelines_are_right_as_a_whole(name, series):
     rope = SCALED[name]
     w = rescaled32(rope, series)
-    report = check_rotation(rotation(rope, w=w, angle=np.float32, tables=np.float32, product=np.float32), rope, effort="few")
+    report = check_rotation(
+        rotation(rope, w=w, angle=np.float32, tables=np.float32, product=np.float32), rope, effort="few"
+    )
     assert (report.verdict, report.precision) == ("right", ANGLE32), str(report)
 
 
@@ -66,7 +67,9 @@ def test_a_frequency_that_is_off_by_more_than_its_error_is_refused(name, pair):
     off[pair] = theta_errors(rope)[pair] * U32  # the rounding of m·θ is not made, 5 of them at least are in the bound
     report = check_rotation(rotation(rope, w=w * (1 + off)), rope, effort="few", max_position=100_000)
     assert (report.verdict, report.precision) == ("right", ANGLE32)
-    report = check_rotation(rotation(rope, w=w * (1 - 1.5 * off - 8 * U32 * (off > 0))), rope, effort="few", max_position=100_000)
+    report = check_rotation(
+        rotation(rope, w=w * (1 - 1.5 * off - 8 * U32 * (off > 0))), rope, effort="few", max_position=100_000
+    )
     assert report.verdict == "wrong"
 
 
@@ -78,7 +81,9 @@ def test_beyond_half_a_turn_nothing_is_decided(d, base):
     limit, rope = int(math.pi / rate), Rope(d, base, "half")
     assert limit < 2**24
     assert decides_up_to(rope) == pytest.approx(limit, abs=1)
-    notes = [check_rotation(rotation(rope), rope, effort="few", max_position=limit + 9 * sign).notes for sign in (-1, 1)]
+    notes = [
+        check_rotation(rotation(rope), rope, effort="few", max_position=limit + 9 * sign).notes for sign in (-1, 1)
+    ]
     assert [len(some) for some in notes] == [0, 1]
     assert f"beyond position {decides_up_to(rope)}: not decided" in notes[1][0]
 
@@ -181,7 +186,9 @@ STEPS = [  # dtype, the step, its bits inside and outside: six standard errors a
 def test_a_step_of_attention_may_be_rounded_to_its_dtype_and_not_far_below(dtype, step, inside, outside):
     def judged(bits, **options):
         fn = by_hand.softmax_attention(**{step: lambda x: rounded(x, bits)})
-        return check_attention(lambda q, k, v: fn(q, k, v), heads=2, head_dim=32, dtype=DTYPES[dtype], effort="few", **options)
+        return check_attention(
+            lambda q, k, v: fn(q, k, v), heads=2, head_dim=32, dtype=DTYPES[dtype], effort="few", **options
+        )
 
     report = judged(inside)
     assert report.verdict == "right", str(report)

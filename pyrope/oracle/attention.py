@@ -372,8 +372,10 @@ def _rule(check: Check) -> rules.Rule | None:
     """The statement that separates wrong calls from right ones; what is saturated hides most mistakes."""
     if check.scope.effort == "few":  # calls that differ in their values alone
         return None
-    speaks = [t.wrong or not t.call.alike for t in check.tried]
-    return rules.simplest(traits([t.call for t in check.tried]), [t.wrong for t in check.tried], speaks)
+    speaks, columns = [t.wrong or not t.call.alike for t in check.tried], traits([t.call for t in check.tried])
+    if len(check.wrong) < 3:  # any call has a number
+        del columns["earlier calls"]
+    return rules.simplest(columns, [t.wrong for t in check.tried], speaks)
 
 
 def _explained(check: Check) -> list[Finding]:

@@ -29,6 +29,7 @@ ALONE = (  # positions of single rows, as in decoding
 )  # fmt: skip
 LEADS = ((2,), (), (3,), (1, 2), (2, 2), (1,), (1, 1, 2))
 GROUPS = ((1, 8), (1, 32), (2, 5), (2, 8), (2, 16), (2, 33), (3, 5), (4, 3), (4, 8), (8, 4), (1, 2, 3), (2, 1, 32))
+OWN = ((3, 2, 5), (2, 2, 7), (5, 3, 1), (4, 1, 9), (17, 2, 5), (33, 2, 3), (2, 5, 130), (1, 2, 6), (8, 8, 8))
 COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # lengths where each new shape is compiled
 FEW = 8  # rows of a call that is about something else
 LARGEST = 2**21  # numbers in the largest call: its truth takes about 0.05 s
@@ -208,9 +209,8 @@ class Maker:
         """Every call but the opening and the sample."""
         if self.plan.effort == "few":
             return []
-        parts = [self.lengths, self.shapes, self.alone, self.orders, self.memories, self.contents, self.large]
-        if self.plan.compiled:
-            parts = [self.lengths, self.orders, self.memories, self.contents]
+        parts = [self.lengths, self.orders, self.memories, self.contents]
+        parts += [] if self.plan.compiled else [self.shapes, self.alone, self.large]
         rounds = 3 if self.plan.effort == "thorough" else 1
         calls = [call for _ in range(rounds) for part in parts for call in part()]
         calls += [*self.switches(), *self.negative(), *(self.batches() if self.plan.batched else ())]
@@ -287,17 +287,7 @@ class Maker:
 
     def batches(self) -> Iterator[Call]:
         """Rows of a batch with positions of their own, (b, n) and (b, 1, n)."""
-        for b, h, n in (
-            (3, 2, 5),
-            (2, 2, 7),
-            (5, 3, 1),
-            (4, 1, 9),
-            (17, 2, 5),
-            (33, 2, 3),
-            (2, 5, 130),
-            (1, 2, 6),
-            (8, 8, 8),
-        ):
+        for b, h, n in OWN:
             if self.top < 4 * b * n:
                 continue
             m = 3 * self.rng.permutation(b * n).reshape(b, n)

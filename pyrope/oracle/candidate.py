@@ -219,7 +219,7 @@ def _described(argument: Any) -> str:
 _planned: ContextVar[int] = ContextVar("_planned", default=0)
 
 
-def plan(calls: int) -> None:
+def plan_calls(calls: int) -> None:
     """Says how many calls a check is going to make, at most, for whoever shows progress."""
     _planned.set(calls)
 

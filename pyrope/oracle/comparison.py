@@ -12,7 +12,7 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, LENGTH_DEPENDENT, DynamicNTK, Rope
 from .calls import REUSED, USUAL, Call, Maker, Plan, kept
-from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable
+from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, plan_calls
 from .rows import Answer, of_calls
 from .rules import simplest
 from .tolerance import APPLICABLE, Expected, Tables
@@ -63,6 +63,7 @@ class Check:
         first = self._taken(opening)
         y = self.ask(sample)
         calls = self._calls(maker, [opening, sample])
+        plan_calls(len(calls))
         self._known = np.unique(np.concatenate([[0, self.plan.top], *(call.positions.ravel() for call in calls)]))
         y = self._begin(sample, y)
         self.sample = sample, y
@@ -147,15 +148,18 @@ class Check:
         for call, _, y, wrong in [*self.answers[:AGAIN], *bad, *bad]:
             with suppress(Unreadable):
                 again = self.ask(call)
-                y = np.asarray(y)
-                off = np.abs(again - y) > 64 * self.unit * np.abs(y).max(initial=0)
-                off |= np.isfinite(again) != np.isfinite(y)
-                self.spoilt = self.spoilt or (not wrong.any() and self.compare(call, again).any())
-                if off.any() and not self.state:
-                    index = tuple(int(i) for i in np.argwhere(off)[0])
-                    numbers = f"{y[index]:.6g}, then {again[index]:.6g}"
-                    again_words = f"the same call of shape {call.x.shape}, made again"
-                    self.state = f"{again_words}, has {int(off.sum())} other outputs: {numbers}"
+                self.spoilt = self.spoilt or (not wrong.any() and bool(self.compare(call, again).any()))
+                self.state = self.state or self._changed(call, y, again)
+
+    def _changed(self, call: Call, y: Any, again: Array) -> str:
+        """How two answers to the same call differ by more than rounding, in words."""
+        off = np.abs(again - y) > 64 * self.unit * np.abs(y).max(initial=0)
+        off |= np.isfinite(again) != np.isfinite(y)
+        if not off.any():
+            return ""
+        index = tuple(int(i) for i in np.argwhere(off)[0])
+        words = f"the same call of shape {call.x.shape}, made again, has {int(off.sum())} other outputs"
+        return f"{words}: {y[index]:.6g}, then {again[index]:.6g}"
 
     # ── Comparison ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,9 +236,7 @@ class Check:
         if self.compare(opening, y).any():
             self.by_call = False
         else:
-            self.notes.append(
-                "its frequencies follow the largest position of each call: so each call is judged by its own length"
-            )
+            self.notes.append("its frequencies follow the largest position of each call, which is judged by its length")
 
     # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
 

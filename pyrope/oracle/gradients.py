@@ -21,6 +21,7 @@ import numpy as np
 
 from ..backend import Array
 from . import rules
+from .candidate import UNIT
 from .chain import Chain
 from .measured import Measured, read
 from .report import Finding
@@ -136,7 +137,7 @@ class Gradients:
         error, squares = self.answers[0] - first, np.square(second).sum(axis=-1, keepdims=True)
         much = (error * second).sum(axis=-1, keepdims=True) / np.where(squares == 0, 1, squares)
         room = 4 * self.limits[0].worst.max() + LOOSE[self.spec.dtype.name] * np.abs(first).max()
-        if np.abs(error - much * second).max() > room:
+        if np.abs(error - much * second).max() > room or np.abs(much - 1).max() < 20 * LOOSE[self.spec.dtype.name]:
             return None
         term = "row term" if self.spec.feature_map is None else "denominator's derivative"
         some = ", ".join(f"{x:.4g}" for x in much[0, 0, -4:, 0])
@@ -192,7 +193,18 @@ class Gradients:
             x, y = measure()
             if (found := response(x, y, self.close)).function is not None:
                 return [Finding(f"{name} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")]
-        return [self._unknown(i) for i in left]
+        near = [(name, TENSORS[i]) for i in left if (name := self._noise(i))]
+        noisy = _merged((f"precision: as if a step were rounded to {name}", "its errors are of this size", tensor)
+                        for name, tensor in near)  # fmt: skip
+        return [*noisy, *(self._unknown(i) for i in left if not self._noise(i))]
+
+    def _noise(self, i: int) -> str:
+        """The coarser dtype whose rounding errors of this size would have, or nothing."""
+        truth, error = self.limits[i].truth, self.answers[i] - self.limits[i].truth
+        off = float(np.sqrt(np.square(error).mean() / np.square(truth).mean()))
+        alike = abs((error * truth).sum()) / np.sqrt(np.square(error).sum() * np.square(truth).sum())
+        coarser = {name: unit for name, unit in UNIT.items() if unit > UNIT[self.spec.dtype.name]}
+        return next((name for name, unit in coarser.items() if 0.1 * unit < off < 4 * unit and alike < 0.2), "")
 
     @property
     def close(self) -> float:

@@ -360,8 +360,8 @@ ROTATION: dict[str, Mistake] = {
         "every library",
     ),
     "another order of features": Mistake(
-        "pairs are written in another layout, or the rows of a weight are permuted; of gradients, written where "
-        "the forward pass writes its result, not where it reads x",
+        "pairs are written in another layout, or the rows of a weight are permuted; of gradients, they are written "
+        "where the forward pass writes its result, not where it reads x",
         "use one layout for queries and keys, and write features where the model expects them",
         "DeepSeek-V3",
     ),

@@ -1,4 +1,4 @@
-"""The position that each row acts at, solved from its angles, and its relation to the position that was given."""
+"""The position that each row acts at, solved from its angles, and the relation by which it comes from those given."""
 
 from __future__ import annotations
 
@@ -37,11 +37,7 @@ OTHERS = (
     ("after", "another row's position", "the position of the row after"),
     ("sorted", "another row's position", "the positions of the call in sorted order"),
     ("mirrored", "another row's position", "the positions of the call backwards"),
-    (
-        "chunk",
-        "positions of the first chunk repeated",
-        "the positions of the first half of the rows, again in the second",
-    ),
+    ("chunk", "positions of the first chunk repeated", "the positions of the first half of the rows, twice"),
     ("distinct", ORDER, "the rank of p among the distinct positions of the call"),
     ("rank", ORDER, "the rank of p among the positions of the call"),
     ("rows", ORDER, "the number of rows of the call"),
@@ -135,28 +131,37 @@ def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
     p = facts["p"]
     yield from _of_itself(acts, p)
     for name, fault, words in OTHERS:
-        yield fault, words, partial(lambda name, f: f[name], name)
+        yield fault, words, partial(_fact, name)
     shift = int(np.rint(np.median(acts - facts["row"])))
     yield "positions ignored", f"the row's number {_signed(shift)}", lambda f: f["row"] + shift
     top, low = float(np.rint(acts.max())), float(np.rint(acts.min()))
     yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
     yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
     for dtype, bits in (("bfloat16", 8), ("float16", 11)):
-        yield f"{dtype} positions", f"p rounded to {dtype}", partial(lambda bits, f: to_bits(f["p"], bits), bits)
+        yield f"{dtype} positions", f"p rounded to {dtype}", partial(_rounded, bits)
     yield "negative positions wrong", "|p|", lambda f: np.abs(f["p"])
     yield "negative positions wrong", "p, but at least 0", lambda f: np.maximum(f["p"], 0)
     yield "direction", "−p", lambda f: -f["p"]
     for k in sorted(_steps(p, acts)):
-        yield "positions divided in integers", f"p // {k}", partial(lambda k, f: f["p"] // k, k)
-        yield (
-            "positions divided in integers",
-            f"p // {k}·{k}, the first of its block",
-            partial(lambda k, f: f["p"] // k * k, k),
-        )
-        yield ELSEWHERE, f"p + p // {k}", partial(lambda k, f: f["p"] + f["p"] // k, k)
-        yield ELSEWHERE, f"p − p // {k}", partial(lambda k, f: f["p"] - f["p"] // k, k)
+        yield from _blocks(k)
     if (bits := int(np.bitwise_or.reduce(np.rint(p - acts).astype(np.int64)))) > 0:
         yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
+
+
+def _fact(name: str, facts: Facts) -> Array:
+    return facts[name]
+
+
+def _rounded(bits: int, facts: Facts) -> Array:
+    return to_bits(facts["p"], bits)
+
+
+def _blocks(k: int) -> Iterator[Relation]:
+    """What integer division by k makes of p."""
+    yield "positions divided in integers", f"p // {k}", lambda f: f["p"] // k
+    yield "positions divided in integers", f"p // {k}·{k}, the first of its block", lambda f: f["p"] // k * k
+    yield ELSEWHERE, f"p + p // {k}", lambda f: f["p"] + f["p"] // k
+    yield ELSEWHERE, f"p − p // {k}", lambda f: f["p"] - f["p"] // k
 
 
 def _of_itself(acts: Array, p: Array) -> Iterator[Relation]:

@@ -16,7 +16,7 @@ import numpy as np
 from .. import checks
 from ..backend import Array
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
-from .calls import Maker, Plan, sizes
+from .calls import USUAL, Maker, Plan, sizes
 from .candidate import UNIT, Candidate, Unreadable
 from .comparison import Check, Task
 from .diagnosis import diagnosed, read_all
@@ -92,8 +92,7 @@ def _task(rope: Rope, backward: bool, strict: bool) -> Task:
 
 
 def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:
-    scaling = rope.scaling
-    lengths: tuple[int, ...] = ()
+    scaling, lengths = rope.scaling, tuple[int, ...]()
     if isinstance(scaling, LENGTH_DEPENDENT):  # the table may depend on the largest position
         max_position = max(int(scaling.length or 0) - 1, 1) if max_position is None else max_position
         original = scaling.original_length
@@ -127,10 +126,8 @@ def _judged(candidate: Candidate, plan: Plan, task: Task) -> Report:
             beyond = f"it takes positions up to {last}, and raises beyond"
             if not lower.ok:
                 return replace(lower, notes=(*lower.notes, f"{beyond}: {failure.reason}"))
-            end = f"give max_position={last} (--max-position {last})"
-            fix = f"{beyond}; up to there it is {lower.verdict}: if its table is meant to end there, {end}"
-            fix += "; if not, let it grow"
-            failure = replace(failure, fix=fix)
+            end = f"if its table is meant to end there, give max_position={last} (--max-position {last})"
+            failure = replace(failure, fix=f"{beyond}; up to there it is {lower.verdict}: {end}; if not, let it grow")
         failure = replace(failure, fix=failure.fix + _hint(task.rope))
         return Report(task.subject, task.expected, "not judged", failure=failure)
 
@@ -206,9 +203,8 @@ def _too_coarse(check: Check) -> Iterator[Finding]:
     at = call.positions if check.plan.axes is None else call.positions.max(axis=0)
     most = f"{ratio.max():.3g} times what is allowed, at position {at[ratio.argmax()]}"
     since = int(np.abs(at[ratio > 1]).min(initial=check.plan.top))
-    yield Finding(
-        "coarser than asked", f"it has {check.precision!r}; asked for was {worst!r}: off by {most}", since=since
-    )
+    fact = f"it has {check.precision!r}; asked for was {worst!r}: off by {most}"
+    yield Finding("coarser than asked", fact, since=since)
 
 
 def _another_order(check: Check) -> Iterator[Finding]:
@@ -226,10 +222,8 @@ def _tried(check: Check) -> str:
     """What the verdict rests on."""
     calls = [one.call for one in check.answers]
     rows, heads = (max((size(call) for call in calls), default=0) for size in (_rows, _heads))
-    size = sizes(check.dtype)
-    powers = (
-        f"numbers from {_power(size[0])} to {_power(size[-1])}, " if any(c.values != "usual" for c in calls) else ""
-    )
+    size, others = sizes(check.dtype), any(call.values != USUAL for call in calls)
+    powers = f"numbers from {_power(size[0])} to {_power(size[-1])}, " if others else ""
     tried = f"{len(calls)} calls, up to n = {rows:,}, position {check.plan.top:,}, {heads:,} heads, {powers}"
     left = [] if check.plan.least else ["negative positions"]
     left += [] if check.plan.batched else ["batches with positions of their own"]

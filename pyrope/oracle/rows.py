@@ -19,9 +19,9 @@ ABOUT = {
     "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
     "heads": "heads differ", "axes of x": SHAPES, "batch row": "batch rows differ", "batch": "batch rows differ",
     "head of all": "heads differ", "first index": "batch rows differ", "rows after it": "rows differ",
-    "numbers": SHAPES,
-    "positions of their own": "positions of a batch misread", "x": "strides ignored", "positions": "positions misread",
-    "values of x": "not linear", "order": ORDER, "as many heads as rows": "heads read as positions",
+    "numbers": SHAPES, "positions of their own": "positions of a batch misread", "x": "strides ignored",
+    "positions": "positions misread", "values of x": "not linear", "order": ORDER,
+    "as many heads as rows": "heads read as positions",
     "as many rows as features": "some lengths wrong", "as many rows as pairs": "some lengths wrong",
     "rows are a power of two": "some lengths wrong", "positions fall": ORDER, "a position twice": ORDER,
     "its position was there before": ORDER, "positions skip": ORDER, "its position is the greatest": ORDER,
@@ -64,16 +64,16 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
         own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(one.call, index, each)}
         own |= earlier.flags(one.call, each, index)
         parts.append({name: np.broadcast_to(value, pick.shape) for name, value in own.items()})
-        for axis, (at, *before) in enumerate(zip(each, *earlier.positions(one.call, each), strict=True)):
-            facts[axis].append(_facts(at, index, before))
+        for of_axis, at, *before in zip(facts, each, *earlier.positions(one.call, each), strict=True):
+            of_axis.append(_facts(at, index, before))
         earlier.add(one.call, each)
-    rows, joined = _joined(parts), [_joined(axis) for axis in facts]
+    rows, joined = _joined(parts), [_joined(of_axis) for of_axis in facts]
     answer, place, wrong, speaks = (rows.pop(name) for name in ("answer", "place", "wrong", "speaks"))
     calls = {name: column[answer] for name, column in of_calls([one.call for one in answers]).items()}
     calls["number of the call"] = np.array([one.number for one in answers])[answer]
     known = rows | calls
-    for facts_of_axis in joined:
-        facts_of_axis["right"] = ~wrong & speaks
+    for taken in joined:
+        taken["right"] = ~wrong & speaks
     columns = {name: known[name] for name in ABOUT} | rows
     return Table(columns, wrong, speaks | wrong, answer, place, joined)
 
@@ -189,9 +189,9 @@ class Earlier:
         for name, key in self._keys(call):
             other = (self.seen.get(key, each) != each).any(axis=0)
             said[f"an earlier call had {name}, but another position here"] = other[row]
-        before = self.xs.get(self._place(call), call.x)
-        other_x = np.asarray(before)[index] != call.x[index]
-        said["an earlier call had the same positions, but another x here"] = other_x.any(axis=-1)
+        before: Array = self.xs.get(self._place(call), call.x)
+        other = before[index] != call.x[index]
+        said["an earlier call had the same positions, but another x here"] = other.any(axis=-1)
         said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
         return said
 

@@ -130,7 +130,7 @@ class Rounding:
 
     def turned(self, x: Array, at: Any, rope: Rope | None) -> Array:
         """R(Θ, m)·x. An angle m·θ is off by m times the error of θ, which is the same for queries and keys, by its own
-        rounding, and the tables are rounded; at position 0 all of it is exact."""
+        rounding; tables and products have the same unit; at position 0 all of it is exact."""
         if rope is None or at is None:
             return x
         cos, sin = exact_tables(rope, at)
@@ -138,12 +138,17 @@ class Rounding:
             at = np.abs(at)[..., None]
             theta = np.random.default_rng(self.seed).standard_normal(cos.shape[-1]) * angle_errors(rope)
             off = at * theta + self.noisy(np.zeros(cos.shape), at * np.abs(frequencies(rope)) + 6.0 * (at > 0))
-            cos, sin = _turned_by(cos, sin, self.angle * off)
-        return self.stored(definition.rotate(x, cos, sin, *definition.pairs(rope.layout, rope.width, rope.start)), 2)
+            c, s = np.cos(self.angle * off), np.sin(self.angle * off)
+            cos, sin = cos * c - sin * s, sin * c + cos * s
+        y = self.stored(definition.rotate(x, cos, sin, *definition.pairs(rope.layout, rope.width, rope.start)), 2)
+        return self.noisy(y, 2 * self.angle * (at > 0) * np.abs(y)) if self.angle else y
 
-
-def _turned_by(cos: Array, sin: Array, angle: Array) -> tuple[Array, Array]:
-    return cos * np.cos(angle) - sin * np.sin(angle), sin * np.cos(angle) + cos * np.sin(angle)
+    def mapped(self, x: Array, feature_map: str) -> Array:
+        """φ(x). elu(x) is rounded before 1 is added: below 0 that is no error of the size of the sum, but of elu's."""
+        y = definition.FEATURE_MAPS[feature_map](x)
+        if self.fine and feature_map == "elu+1":
+            y = self.noisy(y, self.unit * (1 - np.minimum(y, 1)))
+        return self.stored(y, 2)
 
 
 def exact_tables(rope: Rope, at: Array) -> tuple[Array, Array]:
@@ -235,8 +240,7 @@ def weigh(spec: Spec, call: Call, r: Rounding = EXACT) -> Parts:
         slope = spec.scale * cap_slope(scores, spec.softcap)
         scores = r.stored(r.summed(scores, q, k.swapaxes(-1, -2), slope), 3)
         return normalised(scores, visible, v, r)
-    phi = definition.FEATURE_MAPS[spec.feature_map]
-    fq, fk = r.stored(phi(q), 2), r.stored(phi(k), 2)
+    fq, fk = r.mapped(q, spec.feature_map), r.mapped(k, spec.feature_map)
     tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
     turned, total = definition.similarities(fq, fk, lambda x: tq if x is fq else tk, visible)
     if r.fine:
@@ -353,8 +357,8 @@ def gradients(spec: Spec, call: Call, g: Array, r: Rounding = EXACT) -> tuple[Ar
     dφ(q) = Rᵀ(dN·k̃) + dZ·Σφ(k), and φ′.
     """
     (q, k, v), (q_at, k_at), rope, parts = spread(call), call.at(), spec.turns, weigh(spec, call, r)
-    linear, phi = spec.feature_map is not None, definition.FEATURE_MAPS[spec.feature_map or "identity"]
-    fq, fk = r.stored(phi(q), 2), r.stored(phi(k), 2)
+    linear, phi = spec.feature_map is not None, spec.feature_map or "identity"
+    fq, fk = r.mapped(q, phi), r.mapped(k, phi)
     tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
     dw = r.summed(g @ _t(v), g, _t(v))
     row = (parts.weights * dw).sum(axis=-1, keepdims=True)
@@ -371,7 +375,7 @@ def gradients(spec: Spec, call: Call, g: Array, r: Rounding = EXACT) -> tuple[Ar
     back = rope and rope.transposed
     dq, dk = r.turned(r.summed(ds @ tk, ds, tk), q_at, back), r.turned(r.summed(_t(ds) @ tq, _t(ds), tq), k_at, back)
     if linear:
-        slope = SLOPES[spec.feature_map or "identity"]
+        slope = SLOPES[phi]
         dq = (dq + r.summed(shares @ fk, shares, fk)) * slope(q)
         dk = (dk + r.summed(_t(shares) @ fq, _t(shares), fq)) * slope(k)
     dv, groups = r.summed(_t(parts.weights) @ g, _t(parts.weights), g), call.k.shape[1]

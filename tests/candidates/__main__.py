@@ -8,5 +8,7 @@ said = {}
 for name, case in CASES.items():
     report = judge(case)
     said[name] = [report.verdict, *report.faults]
-lines = ",\n".join(f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(row, ensure_ascii=False)}" for name, row in said.items())
+lines = ",\n".join(
+    f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(row, ensure_ascii=False)}" for name, row in said.items()
+)
 TABLE.write_text("{\n" + lines + "\n}\n", "utf-8")

@@ -18,7 +18,6 @@ from pyrope import Rope, check_linear_attention, check_rotation, cos_sin, rotate
 from pyrope.oracle.adapters import from_offset, from_torch, with_axes  # noqa: E402
 
 
-
 def fla(name: str) -> Any:
     """A module of flash-linear-attention: its kernels take their first configuration, since nothing can be measured."""
     tuner = pytest.importorskip("triton.runtime.autotuner", reason="needs the package triton: tox -e world").Autotuner
