@@ -136,7 +136,7 @@ def softmax_attention(
         (_, h, n, d), t, dtype = q.shape, k.shape[2], q.dtype
         q, k, v = (x.astype(compute) for x in (q, k, v))
         if rope is not None:
-            q, k = (_turned(x, positions, rope) for x in (q, k))
+            q, k = (turned(x, positions, rope) for x in (q, k))
         k, v = (np.repeat(x, h // x.shape[1], axis=1) for x in (k, v))
         s = scored(q @ k.swapaxes(-1, -2) * compute(d**-0.5 if scale is None else scale))
         s = s if softcap is None else compute(softcap) * np.tanh(s / compute(softcap))
@@ -146,7 +146,7 @@ def softmax_attention(
     return fn
 
 
-def _turned(x, positions, rope):
+def turned(x, positions, rope):
     m = positions[:, None, :, None] * theta(rope)
     return turn(x, np.cos(m).astype(x.dtype), rope.direction * np.sin(m).astype(x.dtype), rope)
 
@@ -185,7 +185,7 @@ def linear_attention(rope, name="elu+1", causal=True, chunk=None, compute=np.flo
         q, k, v = (x.astype(compute) for x in (q, k, v))
         k, v = (np.repeat(x, h // x.shape[1], axis=1) for x in (k, v))
         q, k = stored(MAPS[name](q)), stored(MAPS[name](k))
-        tq, tk = (_turned(x, positions, rope) for x in (q, k))
+        tq, tk = (turned(x, positions, rope) for x in (q, k))
         if chunk is None:
             seen = visible(q.shape[2], k.shape[2], causal)
             den = np.where(seen, q @ k.swapaxes(-1, -2), 0).sum(axis=-1, keepdims=True)

@@ -178,7 +178,7 @@ def begin(slip=""):
             at = positions[:, :1] * 0 + (past[0].shape[2] if past else 0) + np.arange(k.shape[2])
         elif slip == "row 0":
             at = np.broadcast_to(positions[:1], positions.shape)
-        q, k = (by_hand._turned(x.astype(np.float64), at, ROPE) for x in (q, k))
+        q, k = (by_hand.turned(x.astype(np.float64), at, ROPE) for x in (q, k))
         new = [k, v.astype(np.float64)]
         past[:] = [np.concatenate(both, axis=2) for both in zip(past, new, strict=True)] if past else new
         if slip == "forgets" and past[0].shape[2] > 128:
@@ -296,7 +296,7 @@ def test_the_oracles_gradients_are_finite_differences_of_the_definition(name, ca
     mask = d.visible(np.arange(5), np.arange(5), causal, window)
 
     def turn(x):
-        return by_hand._turned(x, at, rope)
+        return by_hand.turned(x, at, rope)
 
     def loss(q, k, v):
         out = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import truth
 from by_hand import rescaled32, rotation, rounded
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from strategies import DTYPES, ropes
 
 from pyrope import DynamicNTK, Linear, Llama3, Rope, YaRN, check_attention, check_linear_attention, check_rotation
@@ -30,6 +30,8 @@ SCALED = {
 
 @pytest.mark.parametrize("series", [by_hand.power, by_hand.exponential, by_hand.running])
 @given(rope=ropes(max_pairs=48, with_axes=False))
+@example(rope=Rope(96, 500000.0, "half", scaling=Llama3(64.0, 4.0, 4.25, 2000)))  # a pair within a steep ramp
+@example(rope=Rope(96, 500000.0, "half", scaling=Llama3(64.0, 4.0, 4.25, 5959)))
 def test_float32_frequencies_as_libraries_make_them_are_within_their_errors(series, rope):
     assume(not isinstance(rope.scaling, Llama3) or rope.scaling.high != rope.scaling.low)  # a step may fall either way
     due, got = by_hand.theta(rope), rescaled32(rope, series).astype(np.float64)
@@ -115,13 +117,13 @@ def off_by(rope, sums=0.0, angle=0.0):
 SMALL = Rope(8, 10000.0, "half")
 BOUNDS = [  # dtype, grade, what is off, inside, outside: each bound is at the head of tolerance.py
     ("float16", ONCE, "sums", 0.0, 0.25 * U16),
-    ("float16", TABLES, "sums", 1.9 * U16, 3.2 * U16),
+    ("float16", TABLES, "sums", 1.9 * U16, 2.6 * U16),
     ("float16", ANGLE32, "angle", U32, 4 * U32),
-    ("float16", BOTH, "sums", 1.9 * U16, 3.2 * U16),
+    ("float16", BOTH, "sums", 1.9 * U16, 2.6 * U16),
     ("bfloat16", ONCE, "sums", 0.0, 2.0**-10),
-    ("bfloat16", TABLES, "sums", 1.9 * 2.0**-8, 3.2 * 2.0**-8),
+    ("bfloat16", TABLES, "sums", 1.9 * 2.0**-8, 2.6 * 2.0**-8),
     ("float32", ONCE, "sums", 0.0, 0.5 * U32),
-    ("float32", TABLES, "sums", 1.9 * U32, 3.2 * U32),
+    ("float32", TABLES, "sums", 1.9 * U32, 2.6 * U32),
     ("float32", ANGLE32, "angle", U32, 1.3 * U32),
     ("float64", TABLES, "sums", 3.9 * U64, 9 * U64),
     ("float64", ANGLE64, "angle", U64, 1.5 * U64),

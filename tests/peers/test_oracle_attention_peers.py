@@ -148,7 +148,7 @@ def test_eager_attention_of_transformers(dtype):
     assert report.ok, str(report)
     if dtype == "float16":  # it scales after the product: NaN where q·k is beyond 65504
         assert any("overflow" in note for note in report.notes), str(report)
-    assert report.precision == ("float32 angle" if dtype == "float32" else "scores rounded")
+    assert dtype != "float32" or report.precision == "float32 angle"
     assert check_attention(fn, dtype=DTYPES[dtype], rope=rope).faults[0].startswith("empty rows")
 
 
@@ -183,8 +183,8 @@ class Forwards(torch.autograd.Function):
 def test_what_autograd_says_of_broken_functions():
     wrong = {
         "backward equals forward": Forwards.apply,
-        "zeros returned": lambda x, at: turned(x.detach(), at, HALF),
-        "attention factor": lambda x, at: turned(x, at, HALF) + turned(x, at, HALF) - turned(x.detach(), at, HALF),
+        "no gradient": lambda x, at: turned(x.detach(), at, HALF),
+        "accumulated twice": lambda x, at: turned(x, at, HALF) + turned(x, at, HALF) - turned(x.detach(), at, HALF),
     }
     for fault, fn in wrong.items():
         assert check_rotation(fn, HALF, framework="torch").verdict == "right"
@@ -218,8 +218,8 @@ def eager(q, k, v, at=None, *, scale=0.25, causal=True, window=None, softcap=Non
     s = s if softcap is None else softcap * torch.tanh(s / softcap)
     seen = lower(*s.shape[-2:], window) if causal else torch.ones(s.shape[-2:], dtype=torch.bool)
     rows = seen.any(-1)[..., None]  # a row that sees nothing is zeros
-    s = torch.where(seen, s, torch.where(rows, -math.inf, 0.0))
-    return torch.where(rows, torch.softmax(s, -1), 0.0) @ v
+    s = s.masked_fill(~seen & rows, -math.inf)
+    return torch.softmax(s, -1).masked_fill(~rows, 0.0) @ v
 
 
 def linear(q, k, v, at, *, rope):
@@ -288,5 +288,6 @@ def test_jax_and_mlx(library, backward, dtype):
 
     fn = {"jax": jax.jit(in_jax), "mlx": in_mlx}[library]
     options = {"heads": 2, "head_dim": D, "dtype": DTYPES[dtype], "backward": backward}
+    options |= {"cache": False} if library == "mlx" else {}  # where queries see no key, it has the mean of all values
     report = check_attention(fn, framework=library, **options)
     assert report.verdict == "right", report
