@@ -18,7 +18,6 @@ from pyrope import Axes, Rope, definition, encodings
 from pyrope.models.architecture import Config, Weights
 from pyrope.models.conventions import still_layers
 from pyrope.models.text import load_tokenizer
-from pyrope.oracle.adapters import cached
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
 from pyrope.oracle.vectors import Own, verify_vectors, write_vectors
 from pyrope.tensors import load_npy, load_safetensors, save_npy
@@ -56,8 +55,8 @@ def test_none_without_a_name_is_ignored():
 LARGE = {
     "head_dim must be at most 65536, was 2000000000": lambda: Rope.from_config({"model_type": "llama", "head_dim": 2 * 10**9, "rope_theta": 1e4}),
     "head_dim must be at most 65536, was 65538": lambda: Rope(65538, 10000.0, "half"),
-    "head_dim must be at most 65536, was 100000": lambda: pyrope.identify(len, 100000),
-    "head_dim must be at most 2048 where .* is read whole, was 2050": lambda: pyrope.identify(len, 2050),
+    "head_dim must be at most 2048, was 100000": lambda: pyrope.identify(len, 100000),
+    "head_dim must be at most 2048, was 2050": lambda: pyrope.identify(len, 2050),
     "num_hidden_layers must be at most 65536, was 2000000000": lambda: still_layers({"model_type": "llama", "num_hidden_layers": 2 * 10**9}),
     "rotary_dim must be at most 65536, was": lambda: Rope(8, 10000.0, "half", 10**30),
     "h must be at most 65536, was 2147483648": lambda: encodings.alibi_slopes(2**31),
@@ -243,9 +242,7 @@ def test_traces_of_any_size(size):
         assert diff_traces(a, a | {"logits": other}).verdict == ("wrong" if size or other.any() else "right")
 
 
-@pytest.mark.parametrize(
-    "bad", [{"a": None}, {"a": np.array(["x"])}, {"a": np.zeros(3, complex)}, {1: np.zeros(3)}, {"a": [1.0]}]
-)
+@pytest.mark.parametrize("bad", [{"a": None}, {"a": np.array(["x"])}, {"a": np.zeros(3, complex)}, {"a": [1.0]}])
 def test_traces_are_real_numbers_by_name(bad):
     with pytest.raises(TypeError, match="a trace must be NumPy arrays of real numbers by name, .* was"):
         diff_traces(bad, bad)
@@ -316,7 +313,7 @@ def test_attributes_of_a_candidate_mean_nothing(name, starts):
 @pytest.mark.parametrize("cache", ["no", 0, 1, [], np.True_])
 @pytest.mark.parametrize("backward", [False, True])
 def test_cache_is_a_flag_or_none(cache, backward):
-    with pytest.raises(TypeError, match="cache must be True, False or None, was"):
+    with pytest.raises(TypeError, match="cache must be True or False, was"):
         pyrope.check_attention(len, cache=cache, backward=backward)
 
 
@@ -333,9 +330,7 @@ def test_arithmetic_of_an_output_is_not_trusted(tmp_path):
     manifest = write_vectors(tmp_path / "v", "rotation", own=Own(HALF, max_position=63), dtype="float32")
     zeros = {case["outputs"]["y"]: np.zeros(case["arrays"]["y"]["shape"], np.float32) for case in manifest["cases"]}
     odd = {name: array.view(Odd) for name, array in zeros.items()}
-    masked = {name: np.ma.masked_all_like(array) for name, array in zeros.items()}
     assert {report.verdict for report in verify_vectors(tmp_path / "v", odd)} == {"wrong"}
-    assert {report.verdict for report in verify_vectors(tmp_path / "v", masked)} == {"not judged"}
     trace = {"q": np.ones((2, 4))}
     assert diff_traces(trace, {"q": np.zeros((2, 4)).view(Odd)}).verdict == "wrong"
 
@@ -345,10 +340,7 @@ def test_arithmetic_of_an_output_is_not_trusted(tmp_path):
 TABLE = np.arange(20.0).reshape(10, 2)
 REFUSED = {
     "own must be None or Own[(]rope[)], with a rope of your own, was Rope": lambda path: write_vectors(path / "v", own=HALF),
-    "a trace must be NumPy arrays of real numbers by name, 'a' was MaskedArray": lambda path: diff_traces(*[{"a": np.ma.masked_array(X)}] * 2),
-    "arrays must be a dict of arrays by name, was NoneType": lambda path: write_trace(path / "t.safetensors", None),
-    "positions must be integers, none of them masked, were float64": lambda path: cached(TABLE)(np.array([1.0])),
-    "positions must be integers, were str": lambda path: cached(TABLE)("ab"),
+    "arrays must be a dict, was NoneType": lambda path: write_trace(path / "t.safetensors", None),
 }  # fmt: skip
 
 
@@ -357,10 +349,6 @@ def test_what_is_refused_is_refused_in_words(says, tmp_path):
     with pytest.raises(TypeError, match=says):
         REFUSED[says](tmp_path)
     assert not [*tmp_path.iterdir()]
-
-
-def test_rows_of_tables_by_a_list():
-    assert cached(TABLE)([1, 2]).tolist() == TABLE[1:3].tolist()
 
 
 def test_the_definition_is_what_the_limits_protect():

@@ -212,3 +212,16 @@ def test_features_of_linear_attention_may_be_rounded_to_their_dtype_and_not_far_
     assert report.verdict == "right", str(report)
     assert report.precision == ("features rounded" if inside < 24 else "the dtype's own")
     assert judged(outside).verdict == "wrong"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.005, "right"), (1.0, "wrong")])
+def test_an_error_that_one_number_may_have_not_all_may_have(share, verdict):
+    """In bfloat16, between three standard errors, which the mean square may have, and six."""
+    right = by_hand.softmax_attention()
+
+    def fn(q, k, v):
+        rng, out = np.random.default_rng(0), right(q.astype(np.float64), k, v)
+        noise = 0.02 * rng.choice([-1, 1], out.shape) * (rng.random(out.shape) < share)
+        return (out + noise * (np.abs(v.astype(np.float64)).max() > 1)).astype(q.dtype)
+
+    assert check_attention(fn, heads=2, head_dim=32, dtype=DTYPES["bfloat16"], effort="few").verdict == verdict

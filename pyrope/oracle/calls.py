@@ -167,6 +167,7 @@ class Maker:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.d, self.top = plan, plan.head_dim, plan.top
+        self.few = 3 if plan.axes == 2 else 2  # heads: not as many as axes, or axes might be taken for heads
         self.rng = np.random.default_rng(2104)
         self.noise = self.rng.standard_normal((2**10, self.d)).astype(plan.dtype)
 
@@ -190,20 +191,20 @@ class Maker:
 
     def opening(self) -> Call:
         """A short call, made before all others: a longer one must not change it."""
-        return self.call((3,), np.minimum([0, 1, 3, 4], self.top))
+        return self.call((self.few,), np.minimum([0, 1, 3, 4], self.top))
 
     def sample(self) -> Call:
-        """Two heads at each power of two, its neighbours, and many positions at random up to the largest."""
+        """A few heads at each power of two, its neighbours, and many positions at random up to the largest."""
         top, least = self.top, self.plan.least
         some = [*range(14), top, *(2**k + step for k in range(2, top.bit_length()) for step in (-1, 0, 1))]
         some += [*self.rng.integers(top // 2, top, 76, endpoint=True), *self.rng.integers(0, top, 24, endpoint=True)]
         some += range(least, 0, max(1, -least // 8)) if least else []
         m = self.rng.permutation(np.unique([m for m in some if m <= top]))
         if self.plan.axes is None:
-            return Call(self.x(2, len(m)), m)
+            return Call(self.x(self.few, len(m)), m)
         spread = self.rng.integers(0, np.maximum(m, 0), (self.plan.axes, len(m)), endpoint=True)
         spread[np.arange(len(m)) % self.plan.axes, np.arange(len(m))] = m
-        return Call(self.x(2, len(m)), spread)
+        return Call(self.x(self.few, len(m)), spread)
 
     def all(self) -> list[Call]:
         """Every call but the opening and the sample."""
@@ -297,7 +298,7 @@ class Maker:
                 yield Call(self.x(b, h, n), self.at(each[:, None]), own="(b, 1, n)")
 
 
-def kept(calls: list[Call], compiled: bool) -> list[Call]:
-    """The calls of at most twelve shapes, the first ones, where each new shape is compiled."""
-    shapes = list(dict.fromkeys(call.shape for call in calls))[: 12 if compiled else None]
-    return [call for call in calls if call.shape in set(shapes)]
+def of_few_shapes(calls: list[Call], most: int = 12) -> list[Call]:
+    """The calls that have one of the first shapes."""
+    shapes = list(dict.fromkeys(call.shape for call in calls))[:most]
+    return [call for call in calls if call.shape in shapes]

