@@ -417,8 +417,8 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
         "a reshape, a squeeze or a slice that is right for some shapes alone", "return an array of the shape of x"
     ),
     "not finite": Mistake(
-        "a division by the position, a table that ends, or an overflow",
-        "check the extreme positions and the largest numbers",
+        "an overflow, of exp(score), of a square or in a narrow dtype; 0/0 or ∞ − ∞; or a table that ends",
+        "subtract the greatest score of each row, and guard empty rows; check the extreme positions and numbers",
         "kernels",
     ),
     "rows leak into each other": Mistake(

@@ -321,7 +321,9 @@ def allowed(spec: Spec, call: Call, rounding: Rounding, answer: Array | None = N
     room = Room.of(spec, size, parts.seen.sum(axis=-1, keepdims=True))
     limits = [tolerance(parts.out, [], call, room)]
     noisy = list[Array]()
-    for runs in _runs(limits, [answer], size if hopeless else math.inf, SAMPLES if call.k.shape[2] < FEW else 1):
+    for runs in _runs(
+        limits, [answer], size if hopeless else math.inf, SAMPLES if call.k.shape[2] < FEW or call.alike else 1
+    ):
         noisy += [weigh(spec, call, rounding.run(i)).out for i in runs]
         limits[:] = [tolerance(parts.out, noisy, call, room)]
     return limits[0]

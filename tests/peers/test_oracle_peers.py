@@ -97,7 +97,7 @@ def assert_identified_and_right(fn: Any, rope: Rope, precision: str | None = ANG
     assert (found.direction, found.offset, found.behaviour, found.notes) == (rope.direction, 0, (), ())
     report = check_rotation(fn, rope, **options)
     assert report.verdict == "right", report
-    assert found.precision == report.precision == (precision or report.precision)
+    assert precision is None or found.precision == report.precision == precision
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
