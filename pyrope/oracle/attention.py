@@ -41,6 +41,7 @@ EFFORTS = ("few", "usual", "thorough")
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
 TENSORS = ("dq", "dk", "dv")
 GROUPS = ((1, 16), (17, 128), (129, 1024), (1025, 10**9))  # numbers of keys, in tables of errors
+BLIND = "with more queries than keys, queries that see nothing are not zeros: not judged; see cache=True"
 TOP_LEFT = (
     "with fewer queries than keys the causal mask begins at the top left, as torch's is_causal=True has it: judged for "
     "prefill alone, n = t; with a cache, give a mask from the bottom right, and ask by cache=True"
@@ -302,13 +303,17 @@ def _refusals(check: Check) -> Iterator[str]:
 
 
 def _set_aside(check: Check) -> None:
-    """Leaves out, with a note, calls that a right kernel may answer in another way: masks from the top left, and
-    products that overflow float16."""
+    """Leaves out, with a note, calls that a right kernel may answer in another way: masks from the top left,
+    queries before all keys, and products that overflow float16."""
     fewer = [t for t in check.tried if t.call.q.shape[2] < t.call.k.shape[2]]
     uneven = any(t.wrong for t in fewer) and not any(t.wrong and _square(t.call) for t in check.tried)
     if uneven and check.spec.causal and check.cache is None and all(_top_left(check, t) for t in fewer):
         check.tried = [t for t in check.tried if _square(t.call)]
         check.notes.append(TOP_LEFT)
+    blind = [t for t in check.wrong if t.call.q.shape[2] > t.call.k.shape[2]]
+    if blind and len(blind) == len(check.wrong) and not check.cache:
+        check.tried = [t for t in check.tried if t.call.q.shape[2] <= t.call.k.shape[2]]
+        check.notes.append(BLIND)
     beyond = [t for t in check.wrong if t.call.name == PRODUCTS]
     if beyond and len(beyond) == len(check.wrong) and not np.isfinite(beyond[0].answers[0]).all():
         check.tried = [t for t in check.tried if t.call.name != PRODUCTS]

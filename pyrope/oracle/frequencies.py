@@ -492,6 +492,8 @@ def _blend(kind: str, measured: Measured, rope: Rope, w: Array) -> Explanation |
 def _published(measured: Measured, due: Meant) -> Named | None:
     """A published rule that is not expected."""
     for words, rope in guess_rope(measured, replace(due.rope, scaling=None)):
+        if rope == due.rope:  # which it is nearly, but not within its rounding
+            continue
         kind = "" if rope is None or rope.scaling is None else f": {RULES[type(rope.scaling)]}"
         return Named(f"another rescaling{kind}", f"the frequencies are those of {words}")
     return None
