@@ -211,7 +211,7 @@ def forward(
     result = _head(config, weights, x if logits == "all" else x[:, -1:], note)
     xp = namespace(result)
     if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
-        raise ValueError("logits are NaN: scores, sums or denominators overflow, or weights are not finite")
+        raise ValueError("logits must be finite, and some are NaN: scores or sums overflow, or weights are not finite")
     if cache is not None:  # only now, so that a call that fails leaves it as it was
         new = slice(cache.used, cache.used + ids.shape[1])
         cache.positions[:, new], cache.segments[:, new] = places.positions, places.segments
@@ -241,7 +241,8 @@ def _tables(
 ) -> list[Tables | None]:
     """The tables of `rotate`, computed once for all layers that share a rope."""
     ropes = [None if rope is None else rope.pure if config.attention == "linear" else rope for rope in ropes]
-    m, start = places.positions, int(places.positions[0, 0])
+    m = places.positions
+    start = int(m[0, 0]) if m.size else 0  # a rank may hold no tokens
     m = m[:1] if len(m) > 1 and bool((m == m[:1]).all()) else m
     tables: dict[Rope, Tables] = {}
     for rope in dict.fromkeys(ropes):

@@ -452,8 +452,11 @@ def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> R
 def _read_rows(case: Case, directory: Path) -> Rows:
     rows = {}
     for name in case.inputs:
+        path = directory / _path(case, name)
         try:
-            array = np.load(directory / _path(case, name), allow_pickle=False)
+            if not path.is_file():  # opening a FIFO would wait forever
+                raise ValueError(f"there is no file {path}")
+            array = np.load(path, allow_pickle=False)
         except Exception as error:  # whatever NumPy makes of a damaged header
             raise ValueError(f"{name} of {case.name} cannot be read: {error}; write the vectors anew") from error
         rows[name] = array.view(dtype_named("bfloat16")) if array.dtype == np.uint16 else array
