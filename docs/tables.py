@@ -1,4 +1,4 @@
-"""Writes mistakes.md, the page of every name that a report may use, from `pyrope.oracle.mistakes`: run it to renew the page."""
+"""Writes mistakes.md, the page of every name that a report may use, from `pyrope.oracle.mistakes`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pyrope.oracle.page import REPOSITORIES  # noqa: E402
 HEAD = """\
 # Mistakes, by name
 
-Every name that a report may use, with its cause, its fix and the projects in which it happened. A fault of attention is a
-step and what was measured of it: "window: one too wide" has the cause and the fix of "window", unless it has a row of its own.
+Every name that a report may use, with its cause, its fix and the projects in which it happened. A fault of attention is
+a step and what was measured of it: "window: one too wide" has the cause and the fix of "window", unless it has a row of
+its own.
 This page is made from `pyrope/oracle/mistakes.py` by `python docs/tables.py`. [How a check works](check.md).
 """
 SECTIONS = {
