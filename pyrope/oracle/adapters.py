@@ -409,7 +409,11 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Func
     ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
     run = _Program(command, ("x", "positions"), {"y": "x"}, timeout)
-    return lambda x, positions: run({"x": x, "positions": np.asarray(positions, np.int64)})[0]
+
+    def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
+        return run({"x": x, "positions": np.asarray(positions, np.int64)})[0]
+
+    return wrapping(candidate, candidate, COMPILES)
 
 
 def from_attention_command(
@@ -438,7 +442,7 @@ def from_attention_command(
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
     candidate.__signature__ = signature  # type: ignore[attr-defined]
-    return candidate
+    return wrapping(candidate, candidate, COMPILES)
 
 
 def _words(command: str | Sequence[str]) -> list[str]:

@@ -299,7 +299,7 @@ def _refusals(check: Check) -> Iterator[str]:
         some = ", ".join(names[:4]) + ", …" * (len(names) > 4)
         yield f"{len(names)} call{'s' * (len(names) > 1)} not taken by the candidate ({some}): {reason}"
     if check.scope.compiled:
-        yield "each new shape is compiled: few shapes were tried"
+        yield "each new shape is compiled, or each call starts a program: few shapes were tried"
 
 
 def _set_aside(check: Check) -> None:

@@ -29,7 +29,7 @@ _question: ContextVar[str] = ContextVar("_question", default="")  # what the ora
 _last_call: ContextVar[str] = ContextVar("_last_call", default="")  # what the user's function received
 _traits: ContextVar[frozenset[str]] = ContextVar("_traits", default=frozenset())  # what its adapters know of it
 
-COMPILES, COUNTS = "compiles for every shape", "counts its positions"
+COMPILES, COUNTS = "compiles for every shape, or starts a program", "counts its positions"
 
 
 class Unreadable(TypeError, ValueError):

@@ -84,7 +84,9 @@ class Check:
         if COMPILES in self.candidate.traits:
             maker.plan = replace(self.plan, compiled=True)
             calls = of_few_shapes([*first, *maker.all()])
-            self.notes.append(f"each new shape is compiled, so that {len({c.shape for c in calls})} shapes were tried")
+            self.notes.append(
+                f"shapes are compiled, or calls start programs: {len({c.shape for c in calls})} shapes were tried"
+            )
             return calls
         calls = maker.all()
         if COUNTS in self.candidate.traits:

@@ -18,14 +18,15 @@ def attend(x=x):
     return parallel.ring_attention(comm, x, x, x, at, causal=True)
 
 
-def fails(self, k, v, k_at, between):
-    if comm.rank == 1 and k_at[0] == 0:
+def fails(self, *given):
+    if comm.rank == 1:
         raise MemoryError("no room for the second shard")
+    return self
 
 
 def main(kind):
     if kind == "inside":  # a call of pyrope fails after the ranks have agreed, without fail_together around it
-        parallel._Running.add = fails
+        parallel.softmax.Running.see = fails
     elif kind == "denominator" and comm.rank < 2:
         # Keys of both signs: the sum over the ranks is 0 on rank 1 alone, where the numerator is not.
         k = x * (1 if comm.rank == 0 else -1)
