@@ -311,13 +311,21 @@ def _set_aside(check: Check) -> None:
         check.tried = [t for t in check.tried if _square(t.call)]
         check.notes.append(TOP_LEFT)
     blind = [t for t in check.wrong if t.call.q.shape[2] > t.call.k.shape[2]]
-    if blind and len(blind) == len(check.wrong) and not check.cache:
+    if blind and len(blind) == len(check.wrong) and not check.cache and all(map(_right_where_it_sees, blind)):
         check.tried = [t for t in check.tried if t.call.q.shape[2] <= t.call.k.shape[2]]
         check.notes.append(BLIND)
     beyond = [t for t in check.wrong if t.call.name == PRODUCTS]
     if beyond and len(beyond) == len(check.wrong) and not np.isfinite(beyond[0].answers[0]).all():
         check.tried = [t for t in check.tried if t.call.name != PRODUCTS]
         check.notes.append(OVERFLOW)
+
+
+def _right_where_it_sees(t: Tried) -> bool:
+    """Whether queries at or behind the first key are right; gradients of the others reach all keys."""
+    if t.call.g is not None:
+        return True
+    sees, limits = t.call.places[0] >= 0, t.limits[0]
+    return bool((np.abs(t.answers[0] - limits.truth) <= limits.worst)[:, :, sees].all())
 
 
 def _top_left(check: Check, t: Tried) -> bool:
