@@ -116,7 +116,8 @@ def test_what_is_found_is_what_the_candidate_does(rope, dtype):
     due, got = by_hand.theta(rope), by_hand.theta(found.rope)[: len(by_hand.theta(rope))]
     if found.layout == rope.layout and found.rotary_dim == rope.width:
         unsure = np.array(found.uncertainty)
-        assert (np.abs(got - due) <= 2 * unsure + 1e-5 * due).all(), str(found)
+        coarse = 1e-5 if dtype in ("float32", "float64") else 2e-3  # a base of few digits is preferred in narrow dtypes
+        assert (np.abs(got - due) <= 2 * unsure + coarse * due).all(), str(found)
 
 
 def test_a_factor_and_a_part_that_stays_are_told():

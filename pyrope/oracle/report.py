@@ -141,7 +141,8 @@ class Report:
         lines = [f"{self.subject}: {self.verdict.upper()}", *_field("expected", self.expected)]
         lines += [*_field("precision", self.precision or ""), *_field("tried", self.tried)]
         for finding in self.findings:
-            lines += ["", finding.fault, *(line for name, words in finding.rows() for line in _field(name, words))]
+            lines += ["", *textwrap.wrap(finding.fault, _WIDTH, subsequent_indent="  ")]
+            lines += [line for name, words in finding.rows() for line in _field(name, words)]
         if self.failure is not None:
             parts = (("reason", self.failure.reason), ("received", self.failure.received), ("fix", self.failure.fix))
             lines += [line for name, words in parts for line in _field(name, words)]
