@@ -6,7 +6,7 @@ import by_hand
 import numpy as np
 import pytest
 from by_hand import rotation
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from strategies import DTYPES, ropes
 
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, identify
@@ -32,6 +32,7 @@ def plain_ropes(draw):
     dtype=st.sampled_from(["float64", "float32", "float16", "bfloat16"]),
     offset=st.sampled_from([0, 0, 1, -1, 7]),
 )
+@example(rope=Rope(42, 150000.0, "half"), dtype="float64", offset=7)
 def test_a_rope_goes_in_and_comes_out(rope, dtype, offset):
     fn = rotation(rope)
     found = identify(lambda x, positions: fn(x, positions + offset), rope.head_dim, dtype=DTYPES[dtype])

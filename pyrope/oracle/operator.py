@@ -399,7 +399,7 @@ def unwrap(angle: Array, at: Array, unit: float, subnormal: bool, known: Any = T
         noise = (unit * (near + np.abs(np.sin(2 * angle[0]))) + 1e-15 + 2.0**-24 * subnormal) / m
         better = alive & known[j] & (noise <= unsure)
         theta, unsure = np.where(better, theta + rest / m, theta), np.where(better, noise, unsure)
-    return theta, unsure, last
+    return theta, unsure + 2.0**-52 * np.abs(theta), last  # each is a float64
 
 
 def offset_of(start: Array, measured: Measured, unit: float) -> float:
