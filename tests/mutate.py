@@ -40,9 +40,8 @@ from typing import Any, NamedTuple
 ROOT = pathlib.Path(__file__).parent.parent
 # Which tests concern a file beside test_<its name>.py: enough of them, and quick ones.
 CONCERN = {
-    "parallel": "parallel_threads", "theta": "conventions", "phase": "theta", "layers": "transformer",
-    "models/transformer": "generation architecture", "models/conventions": "checkpoints",
-    "models/families": "checkpoints", "models/files": "folders", "oracle/report": "page",
+    "parallel": "parallel_threads", "theta": "configs", "phase": "theta", "layers": "model", "configs": "checkpoints",
+    "oracle/report": "page",
 }  # fmt: skip
 JUDGES = "candidates"  # what concerns every other file of the oracle
 SWAPS: dict[type, list[type]] = {

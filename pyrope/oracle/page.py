@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..tensors import PathLike, atomic_path
+from ..files import PathLike, atomic_path
 from . import drawings
 from .drawings import Errors, Frequencies, Markup, Operators, Readings, element, joined
 from .report import ErrorRow, Finding, Report, abbreviated, printable
