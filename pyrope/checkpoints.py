@@ -523,7 +523,9 @@ def open_gguf_file(path: Path) -> Any:
             kinds = "neither a Hugging Face folder nor a GGUF file, which begins with GGUF"
             raise ValueError(f"{path}: this is {kinds}; {_PICKLES}")
     with errors_prefixed_with(path):
-        return Reader(path)
+        if (reader := Reader(path)).byte_order != "I":
+            raise ValueError("the file is for machines of the other byte order, whose packed numbers are not read")
+        return reader
 
 
 def gguf_value(reader: Any, key: str) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from models import KINDS, PLAIN, by_definition, configs, fewer
 
-from pyrope import Axes, DynamicNTK, LongRoPE, Rope, definition, from_numpy, model as models, to_numpy
+from pyrope import Axes, DynamicNTK, LongRoPE, Rope, definition, from_numpy, to_numpy
 from pyrope.model import Cache, Config, Layer, Model, forward, generate, random_model, sample, weight_shapes
 
 ROPE = PLAIN.layers[0].rope
@@ -317,13 +317,3 @@ def test_generation_that_is_refused_at_once(change, words):
     """Before the first token is asked for."""
     with pytest.raises(ValueError, match=words):
         generate(**{"model": random_model(PLAIN, 0), "tokens": [1], "max_new_tokens": 3} | change)
-
-
-def test_parallel_and_the_engine_share_the_pass():
-    """What `pyrope.parallel` calls with an attention of its own."""
-    model, ids = random_model(PLAIN, 0), np.array([[1, 2, 3]])
-    seen = []
-    logits = models.layers_and_head(
-        model, models.embedded(model, ids, ids), lambda i, heads: (seen.append((i, heads.shape)), heads[:, :2])[1]
-    )
-    assert seen == [(0, (1, 4, 3, 4)), (1, (1, 4, 3, 4))] and logits.shape == (1, 3, 11)
