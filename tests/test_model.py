@@ -41,6 +41,28 @@ def test_forward_is_its_definition(xp, config, seed, data):
     assert all(np.array_equal(to_numpy(model.weights[name]), x) for name, x in before.items())
 
 
+BIASES = dict.fromkeys(("norm_bias", "qkv_bias", "out_bias", "mlp_bias", "head_bias"), True)
+MORE = dict.fromkeys(("qk_norm", "post_norms", "embedding_norm", "embedding_bias", "head_dense"), True) | BIASES
+SCALES = {"embedding_scale": 2.0, "logit_scale": 0.5, "logit_softcap": 3.0, "softcap": 2.0, "scale": 0.7}
+EVERY = KINDS | {
+    "everything": but(**MORE, **SCALES, norm="layer", gated=False, activation="gelu", tied=True, eps=0.1),
+    "everything, parallel": but(**MORE, **SCALES, block="parallel", heads=4, key_heads=2),
+    "post-norm": but(**BIASES, block="post-norm", causal=False, norm="layer", layers=(Layer(ROPE, 2), Layer(None))),
+    "linear, not causal": but(attention="linear", causal=False, feature_map="exp", qk_norm=True),
+    **{encoding: PLAIN.with_encoding(encoding) for encoding in ("none", "sinusoidal")},
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_option_is_its_definition(xp, kind):
+    """What Hypothesis may draw is here for certain; positions differ from row to row."""
+    model, tokens = random_model(EVERY[kind], 5, xp, "float64"), np.arange(12).reshape(2, 6) % 11
+    at = np.array([[0, 1, 2, 3, 4, 5], [7, 2, 9, 30, 1, 0]])
+    logits = to_numpy(forward(model, tokens, at))
+    for row in (0, 1):
+        assert close(logits[row], by_definition(EVERY[kind], model.weights, tokens[row], at[row]))
+
+
 def test_float32_is_near_float64():
     for kind, config in KINDS.items():
         exact, model = (random_model(config, 2, dtype=dtype) for dtype in ("float64", "float32"))
@@ -79,10 +101,10 @@ def test_a_cache_belongs_to_one_model_and_stays_as_it_was_after_an_error():
     assert cache.used == 2 and close(forward(model, [[5], [6]], cache=cache)[0], forward(model, [1, 2, 5])[-1:], 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "windows", "alibi"])
+@pytest.mark.parametrize("kind", ["plain", "windows", "alibi", "sinusoidal"])
 def test_segments_see_themselves_alone(xp, kind):
-    """Packed into a row, after padding, and going on from a cache."""
-    model = random_model(KINDS[kind], 4, xp, "float64")
+    """Packed into a row, after padding, and going on from a cache; sines see where a segment begins to count."""
+    model = random_model(KINDS.get(kind) or PLAIN.with_encoding(kind), 4, xp, "float64")
     first, second = [3, 1, 4, 1], [9, 2, 6]
     alone = [to_numpy(forward(model, tokens)) for tokens in (first, second)]
     packed = forward(model, [0, 0, *first, *second], segments=[-1, -1, 0, 0, 0, 0, 1, 1, 1])
