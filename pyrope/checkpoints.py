@@ -64,9 +64,7 @@ _UNUSED = {
     "rope_scaling", "rotary_dim", "sliding_window", "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
     *SYNONYMS, *SYNONYMS.values(),
 }  # fmt: skip
-_OF_OTHER_USES = re.compile(
-    "dropout|_pdrop$|^summary_|^pooler_"
-)  # training, and heads that are not the language model's
+_OF_OTHER_USES = re.compile("dropout|_pdrop$|^summary_|^pooler_")  # of training, and of other heads than the model's
 # Keys that would change the result, and the values with which they do not; families that read one say so themselves.
 _OFF = ("is_encoder_decoder", "add_cross_attention", "is_decoder", "attention_bias", "mlp_bias", "lm_head_bias")
 _ONLY: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_mrope", "rope_interleaved"), (False,))

@@ -2,9 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, configs
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, configs, frequencies
 from pyrope.configs import MODEL_TYPES
 from pyrope.theta import LAYOUTS
 
@@ -28,6 +29,11 @@ def half(**more):
         pytest.param(LLAMA | {"rope_parameters": LLAMA3_OLD | {"rope_theta": 500000.0}}, half(base=500000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)), id="llama3, new"),
         pytest.param(LLAMA | {"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}, half(base=9.0), id="the inner rope_theta wins"),
         pytest.param(LLAMA | {"rope_scaling": None}, half(), id="null scaling"),
+        pytest.param(LLAMA | {"rope_theta": 7.0, "rotary_emb_base": 9.0}, half(base=7.0), id="the usual name wins"),
+        pytest.param(
+            LLAMA | {"max_position_embeddings": 1024, "original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}},
+            half(scaling=LongRoPE(SHORT, LONG, 1.0, 4096)), id="longrope for less than its original length",
+        ),
         pytest.param(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}}, half(scaling=Linear(4.0)), id="type instead of rope_type"),
         pytest.param(LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, half(scaling=DynamicNTK(2.0, 131072)), id="dynamic"),
         pytest.param(LLAMA | {"rope_scaling": {"rope_type": "yarn", **YARN}}, half(scaling=YaRN(32.0, 4096)), id="yarn"),
@@ -315,6 +321,17 @@ def test_every_convention_makes_a_rope(model_type):
     if convention.explicit:
         with pytest.raises(ValueError, match="scales its frequencies: the config must say rope_parameters"):
             Rope.from_config(config | {"rope_parameters": None}, layer_type=layer_type)
+
+
+def test_a_step_instead_of_a_ramp():
+    """Llama 4 Scout's low = high, and Kimi K2's beta_fast = beta_slow, by numbers that are worked out here."""
+    scout = LLAMA | {"head_dim": 128, "rope_theta": 500000.0, "rope_scaling": LLAMA3_OLD | {"high_freq_factor": 1.0}}
+    theta, w = frequencies(Rope.from_config(scout)), 500000.0 ** (-np.arange(64) / 64)
+    assert np.allclose(theta, np.where(2 * np.pi / w > 8192, w / 8, w), rtol=1e-14)
+    equal = {"rope_type": "yarn", **YARN, "beta_fast": 1.0, "beta_slow": 1.0}
+    theta, w = frequencies(Rope.from_config(LLAMA | {"rope_scaling": equal})), 10000.0 ** (-np.arange(32) / 32)
+    step = 32 * np.log(4096 / (2 * np.pi)) / np.log(10000)  # between pairs 22 and 23
+    assert np.allclose(theta, np.where(np.arange(32) > step, w / 32, w), rtol=1e-14)
 
 
 def test_layers_that_are_not_rotated_are_said():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from models import KINDS, PLAIN, by_definition, configs, fewer
 
-from pyrope import Axes, DynamicNTK, LongRoPE, Rope, definition, from_numpy, to_numpy
+from pyrope import Axes, DynamicNTK, LongRoPE, Rope, YaRN, definition, from_numpy, to_numpy
 from pyrope.model import Cache, Config, Layer, Model, forward, generate, random_model, sample, weight_shapes
 
 ROPE = PLAIN.layers[0].rope
@@ -49,6 +49,9 @@ EVERY = KINDS | {
     "everything, parallel": but(**MORE, **SCALES, block="parallel", heads=4, key_heads=2),
     "post-norm": but(**BIASES, block="post-norm", causal=False, norm="layer", layers=(Layer(ROPE, 2), Layer(None))),
     "linear, not causal": but(attention="linear", causal=False, feature_map="exp", qk_norm=True),
+    "linear, with an attention factor": but(
+        attention="linear", layers=(Layer(Rope(4, 100.0, "half", scaling=YaRN(4.0, 8))),)
+    ),
     **{encoding: PLAIN.with_encoding(encoding) for encoding in ("none", "sinusoidal")},
 }
 
