@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,7 +190,7 @@ class Model:
         if not isinstance(self.weights, Mapping):
             raise TypeError(f"weights must be a dict of arrays by name, was {type(self.weights).__name__}")
         expected, arrays = weight_shapes(self.config), dict(self.weights)
-        object.__setattr__(self, "weights", MappingProxyType(arrays))
+        object.__setattr__(self, "weights", arrays)  # a copy, which later changes of the caller's do not reach
         namespace(**arrays)
         if wrong := misfits(expected, {name: tuple(array.shape) for name, array in arrays.items()}):
             raise ValueError("weights do not fit the config: " + "; ".join(wrong))
