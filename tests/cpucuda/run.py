@@ -1,6 +1,6 @@
 """Runs the tests on CuPy itself, without a GPU: python tests/cpucuda/run.py [arguments of pytest]
 
-In a virtual environment with the project and its extra `test-without-cupy`, such as that of `tox -e cupy`. On a machine
+In a virtual environment with the project and its extra `test`, such as that of `tox -e cupy`. On a machine
 that cannot do it, says why and ends with exit status 0.
 """
 
