@@ -1,7 +1,7 @@
 """Runs the tests on CuPy itself, without a GPU: python tests/cpucuda/run.py [arguments of pytest]
 
 Then NVIDIA's compiler judges the kernels, if it is installed. In a virtual environment with the project and its extra
-`test-without-cupy`, such as that of `tox -e cupy`. On a machine that cannot do it, says why and ends with status 0.
+`test`, such as that of `tox -e cupy`. On a machine that cannot do it, says why and ends with status 0.
 """
 
 from __future__ import annotations
