@@ -372,25 +372,21 @@ def check(given: Given) -> int:
             report = function(fn, **options)
         _progress("")
         if plot is not None:
-            drawn = rope.transposed if back and rope is not None else rope
-            _draw_operator(plot, report, {"candidate": fn, "rope": drawn, "dtype": options["dtype"]})
+            _draw_operator(plot, report)
         return _show([report], as_json, html)
 
     return _judge(given, judged, judge)
 
 
-def _draw_operator(path: str, report: Report, what: Given) -> None:
-    """Draws R(m) at the first position where a fault shows; an error only means that there is no picture."""
-    if report.failure is not None:
-        _say("no picture: the candidate could not be judged")
+def _draw_operator(path: str, report: Report) -> None:
+    """Draws R(m) as the check has read it, where there is one."""
+    shown = report.readings() if callable(report.readings) else None
+    if shown is None or shown.operators is None:
+        _say("no picture: R(m) of the candidate could not be read")
         return
-    at = min((finding.since for finding in report.findings if finding.since is not None), default=1)
-    try:
-        plots.draw("operator", path, position=at, **what)
-    except ValueError as error:
-        _say(f"no picture: {error}")
-    else:
-        _say(f"R({at}) drawn in {path}")
+    where, measured, expected, _ = shown.operators
+    plots.save(plots.operator_map(where, measured, expected), path)
+    _say(f"R({where}) drawn in {path}")
 
 
 _LEGEND = """\
