@@ -88,11 +88,8 @@ def _checked(
     x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None
 ) -> tuple[Array, Tables, Array]:
     """The arguments of `turn`: x, the tables, and where the result goes."""
-    xp, dtype = namespace(x=x, out=x if out is None else out), compute_dtype("x", x)
-    if tables is None:
-        tables = rotation_tables(rope, positions, like=x)
-    else:
-        check_tables(tables, positions, rope, dtype, x)
+    xp = namespace(x=x, out=x if out is None else out)
+    tables = checked_tables(positions, rope, tables, x)
     check_fit(x, tables)
     out = result_array(xp, x.shape, x.dtype, out)
     if out is not x and xp.may_share_memory(out, x):
@@ -100,8 +97,11 @@ def _checked(
     return x, tables, out
 
 
-def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any], x: Array) -> None:
-    """Tables must be those of this rope, these positions, and x's backend and arithmetic."""
+def checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) -> Tables:
+    """Tables of this rope, these positions, and x's backend and arithmetic: those that were given, or new ones."""
+    dtype = compute_dtype("x", x)
+    if tables is None:
+        return rotation_tables(rope, positions, like=x)
     if not isinstance(tables, Tables):
         raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
     if tables.rope != rope:
@@ -112,6 +112,7 @@ def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any
     namespace(x=x, tables=tables.straight)
     if (made := tables.straight.real.dtype) != dtype:
         raise ValueError(f"tables were made for {made} arithmetic, x of dtype {x.dtype} needs {dtype}")
+    return tables
 
 
 def check_fit(x: Array, tables: Tables) -> None:
@@ -166,7 +167,7 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
 
 def _complex(*arrays: Array) -> bool:
     """Whether arrays (…, 2p) can be viewed as complex numbers (…, p)."""
-    return all([x.strides[-1] == x.itemsize for x in arrays])
+    return all(x.strides[-1] == x.itemsize for x in arrays)
 
 
 def _turn_pairs(pairs: tuple[Features, Features], x: Array, rotor: Array, out: Array) -> None:
