@@ -268,9 +268,9 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
             held, at = arriving
         finite = True
         for index, some in running:
-            mean, total = some.mean()
-            finite = finite and bool(xp.isfinite(mean).all())
-            out[index] = xp.where(total == 0, 0, mean)  # Eq. (2), rounded here; zeros where nothing is seen
+            out[index] = mean = some.mean()  # Eq. (2), rounded here
+            overflow = xp is np and some.total is not None and not some.total.all()
+            finite = finite and not overflow and bool(xp.isfinite(mean).all())
         if largest and not finite:
             softmax.check_overflow(q, xp.stack(largest), rule, dtype)
         return out.reshape(*q.shape[:-1], e)
@@ -291,7 +291,7 @@ def parallel_linear_attention(
     """
 
     def check() -> tuple[linear.Rule, str, tuple[int, ...]]:
-        rule = linear.checked_rule(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
+        rule = linear.checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
         one_axis = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
@@ -307,7 +307,7 @@ def parallel_linear_attention(
             raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
     queries, keys, values = linear.with_heads(q, k, v)
     out = _with_sums(comm, queries, keys, values, rule, causal).reshape(*q.shape[:-1], v.shape[-1])
-    linear.check_device(out, rule)
+    linear.check_outputs(out, rule, on_host=False)
     return out
 
 
