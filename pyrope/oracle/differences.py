@@ -16,9 +16,10 @@ from ..backend import Array
 from ..phase import cos_sin
 from ..theta import Proportional, Rope, frequencies
 from .candidate import BITS, UNIT
-from .frequencies import RAMPS, Measured, name_frequencies, rounded, to_narrow, wrapped
+from .frequencies import RAMPS, Meant, Measured, listed, meant, name_frequencies, rounded
 from .operator import Description, dealt, shape_of
-from .rescalings import Meant, listed, meant
+from .positions import wrapped
+from .responses import narrowed
 from .tolerance import U32, angle_errors
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
@@ -400,7 +401,7 @@ def _rounded(found: Description, truth: Truth) -> list[Difference]:
     parts = {"cosines and sines": read, "cosines": found.own, "sines": found.other}
     for name, (what, part), by in product(("bfloat16", "float16"), parts.items(), (1, a)):
         entries, bits = part / by, BITS[name]
-        off, size = np.abs(entries - to_narrow(entries, bits)), np.abs(entries)
+        off, size = np.abs(entries - narrowed(entries, bits)), np.abs(entries)
         tells = (size > 1e-3) & (size < 1)
         if 2.0**-bits > unit and tells.sum() > 16 and (off <= 4 * max(unit, U32) * size)[tells].all():
             return [Difference(f"{name} tables", f"all {what} are {name} numbers")]
@@ -423,8 +424,8 @@ def _rounded_angles(truth: Truth) -> Iterator[tuple[str, str, Array]]:
     theta, parts = frequencies(truth.rope) * truth.rope.direction, ("positions", "inverse frequencies", "angles")
     for name, chosen in product(("bfloat16", "float16"), sorted(product((0, 1), repeat=3), key=sum)[1:]):
         bits = BITS[name]
-        m, w = (to_narrow(part, bits) if flag else part for part, flag in zip((truth.m, theta), chosen, strict=False))
-        angle = to_narrow(m * w, bits) if chosen[2] else m * w
+        m, w = (narrowed(part, bits) if flag else part for part, flag in zip((truth.m, theta), chosen, strict=False))
+        angle = narrowed(m * w, bits) if chosen[2] else m * w
         which = [part for part, flag in zip(parts, chosen, strict=True) if flag]
         fact = f"angles are as m·θ is if {' and '.join(which)} are rounded to {name}"
         yield f"{name} {which[-1].removesuffix('s') if chosen[2] else which[-1]}", fact, angle
