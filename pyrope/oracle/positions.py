@@ -16,7 +16,7 @@ TURN = 2 * np.pi
 SOLVED = 2000  # rows whose positions are solved
 MOST_TURNS = 100  # of the slowest pair
 ENOUGH = 0.98  # of the rows must agree with a relation
-SHIFTS = {1: "positions one too high", -1: "positions one too low"}
+SHIFTS: dict[float, str] = {1: "positions one too high", -1: "positions one too low"}
 ELSEWHERE = "some positions wrong"
 ORDER, STATE = "order of positions matters", "state between calls"
 # What a row may be turned by in the place of its own position: the fact about the row, the mistake, the same in words.
