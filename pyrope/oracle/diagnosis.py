@@ -168,7 +168,7 @@ class Diagnosis:
         if description is None:
             one = differences.pairing(reached, operator.shape_of(check.rope).sources(check.plan.head_dim))
             return [self._finding(one.fault, one.fact, rows)]
-        found = differences.differences(description, check.rope, check.dtype)
+        found = differences.differences(description, check.rope)
         left = self._left_over(rows, description) if found else None
         if left is None:
             return []

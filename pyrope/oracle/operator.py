@@ -23,9 +23,9 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope, frequencies
 from .candidate import BITS, UNIT, Candidate, Unreadable
-from .frequencies import Explanation, Measured, guess_rope, listed, narrow_dtype, rounded, wrapped
+from .frequencies import Explanation, Measured, guess_rope, listed, narrow_dtype, rounded, span
+from .positions import wrapped
 from .report import abbreviated, finite, printable
-from .rescalings import span
 from .tolerance import APPLICABLE, STEP, Expected, Tables, float_dtype
 
 MAX_POSITION = 131071
