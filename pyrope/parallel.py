@@ -25,12 +25,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from . import checks, linear, softmax
+from . import checks, linear, model as models, softmax
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host, to_numpy
 from .linear import FeatureMap
-from .models import transformer
-from .models.architecture import Config, Model
-from .rotation import Tables
+from .model import Model
+from .rotation import Tables, turn
 from .theta import Rope
 from .tiles import tile_of
 
@@ -346,41 +345,36 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
 
     def check() -> tuple[tuple[Any, ...], str, tuple[int, ...]]:
         config = checks.instance("model", model, Model).config
-        ids = transformer.check_tokens(tokens, config.vocabulary)
+        ids = models.check_tokens(tokens, config.vocabulary)
         own = shard_positions(ids.shape[1], comm.Get_rank(), comm.Get_size(), scheme)
         if config.encoding == "alibi":
             raise ValueError("ALiBi adds a bias to all n × n scores, which no rank holds: use one process")
         if config.attention == "linear" and config.causal and scheme != "contiguous":
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
-        places = transformer._places(positions, None, (ids.shape[0], ids.shape[1]), None)
-        ropes = [transformer._resolved(layer.rope, places) for layer in config.layers]  # at the length of all tokens
-        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(places.positions.tobytes())}
-        starts = np.zeros((len(ids), len(own)), bool)  # no run begins here: there is one, and it is everybody's
-        places = replace(places, positions=places.positions[:, own], segments=places.segments[:, own], starts=starts)
-        facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights.embedding)
+        at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
+        ropes = models.fixed_ropes(config, at, np.zeros_like(at))  # at the length of all tokens
+        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
+        facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         lengths = [len(shard_positions(ids.shape[1], rank, comm.Get_size(), scheme)) for rank in range(comm.Get_size())]
-        return (config, ids[:, own], own, places, ropes, lengths), f"{ids.shape} tokens, {facts}", ()
+        return (config, ids[:, own], own, at[:, own], ropes, lengths), f"{ids.shape} tokens, {facts}", ()
 
-    (config, ids, own, places, ropes, lengths), _ = _agreed(comm, "forward", check)
-    at, scale = own[None, None, None], 1 / math.sqrt(config.head_dim) if config.scale is None else config.scale
-    sees = [softmax.reach(config.causal, layer.window) for layer in config.layers]
+    (config, ids, own, at, ropes, lengths), _ = _agreed(comm, "forward", check)
+    h, g, places = config.heads, config.key_heads, own[None, None, None]
 
-    def attend(q: Array, k: Array, v: Array, rule: softmax.Rule, bias: None) -> Array:
-        return _ring(comm, q, k, v, rule, lengths)
-
-    def attend_linearly(config: Config, q: Array, k: Array, v: Array, state: Any, rule: Any) -> tuple[Array, None]:
-        return _with_sums(comm, q, k, v, rule, config.causal), None
+    def attend(i: int, heads: Array) -> Array:
+        q, k, v, table = heads[:, :h], heads[:, h : h + g], heads[:, h + g :], tables[i]
+        if config.attention == "linear":
+            return _with_sums(comm, q, k, v, linear.Rule(q.dtype, table, config.feature_map), config.causal)
+        if table is not None:
+            turn(heads[:, : h + g], table, heads[:, : h + g])
+        rule = models.score_rule(config, i, len(own), len(own))
+        reach = softmax.reach(config.causal, config.layers[i].window)
+        return _ring(comm, q, k, v, replace(rule, q_at=places, k_at=places, reach=reach), lengths)
 
     with _aborting(comm):
-        x = transformer._embedded(config, model.weights, ids, places.positions)
-        run = transformer._Run(
-            config=config, cache=None, places=places, tables=transformer._tables(config, ropes, places, x),
-            rules=[softmax.Rule(at, at, reach, scale, config.softcap) for reach in sees], bias=None,
-            note=transformer._silent, states=[], softmax=attend, linear=attend_linearly,
-        )  # fmt: skip
-        for i, layer in enumerate(model.weights.layers):
-            x = transformer._block(run, i, layer, x)
-        logits = transformer._head(config, model.weights, x, transformer._silent)
+        x = models.embedded(model, ids, at)
+        tables = models.rotations(config, ropes, at, x)
+        logits = models.layers_and_head(model, x, attend)
         return logits if np.ndim(on_host(tokens)) == 2 else logits[0]
 
 

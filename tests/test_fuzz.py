@@ -13,11 +13,11 @@ import warnings
 import numpy as np
 import pytest
 from fuzzing import FLOATS, ROUNDOFF, TIMES, Draw, snapshot
-from models import KINDS, by_definition, named_weights
+from models import KINDS, by_definition
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Rope, YaRN, definition, encodings, parallel
-from pyrope.models.conventions import MODEL_TYPES
+from pyrope.configs import MODEL_TYPES
 from pyrope.oracle import adapters, traces
 
 ROPES = [
@@ -173,7 +173,6 @@ CALLS = {
     "Config": _config,
     "Layer": lambda d: ((d.choice(ROPES),), d.options(window=[3])),
     "Model": lambda d: ((MODELS["plain"].config, MODELS["plain"].weights), {}),
-    "Weights.of": lambda d: ((MODELS["plain"].config, named_weights(MODELS["plain"])), {}),
     "random_model": lambda d: ((KINDS["plain"], 1), d.options(dtype=["float64"], backend=["numpy"])),
     "weight_shapes": lambda d: ((KINDS["plain"],), {}),
     "forward": _forward,
@@ -222,7 +221,6 @@ EXEMPT = {
     "Tokenizer": "made by load_tokenizer, from files",
     "LinearState": "made by linear_state",
     "Tables": "made by rotation_tables",
-    "Weights": "made by Weights.of",
     "Report": "made by the checks",
     "Mismatch": "an error",
     "NotJudged": "an error",
@@ -450,7 +448,7 @@ def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, fea
 def _check_forward(words, got, model, tokens, positions=None, logits="all", segments=None):
     if logits != "all" or segments is not None or np.ndim(tokens) != 1:
         return
-    true = by_definition(model.config, named_weights(model), np.asarray(tokens), positions)
+    true = by_definition(model.config, model.weights, np.asarray(tokens), positions)
     np.testing.assert_allclose(got, true, rtol=1e-4, atol=1e-4 * abs(true).max(), err_msg=words)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from device_double import DeviceDouble
 from models import PLAIN
-from test_transformer import arrays_of, model_of
 from threads_mpi import Aborted, installed, on_ranks
 
 import pyrope
@@ -176,7 +175,7 @@ def test_the_order_of_linear_attention():
     (replace(PLAIN, attention="linear", causal=False), "striped"),
 ])  # fmt: skip
 def test_a_model_equals_the_whole(config, scheme):
-    model, tokens = model_of(config, arrays_of(config, 1)), RNG.integers(0, 11, (2, 9))
+    model, tokens = pyrope.random_model(config, 1, dtype="float64"), RNG.integers(0, 11, (2, 9))
     for given in (tokens, tokens[0]):
         expected = pyrope.forward(model, given, np.arange(9) + 3)
 
@@ -194,7 +193,7 @@ def test_a_model_equals_the_whole(config, scheme):
 
 def test_what_models_are_not_run():
     def on_one(config, **options):
-        model = model_of(config, arrays_of(config, 1))
+        model = pyrope.random_model(config, 1, dtype="float64")
         return str(on_ranks(1, lambda comm: forward(model, np.arange(4), comm=comm, **options))[0][0])
 
     assert "ALiBi adds a bias to all n × n scores" in on_one(PLAIN.with_encoding("alibi"))
@@ -202,7 +201,7 @@ def test_what_models_are_not_run():
 
 
 def test_all_ranks_have_the_same_tokens():
-    model = model_of(PLAIN, arrays_of(PLAIN, 1))
+    model = pyrope.random_model(PLAIN, 1, dtype="float64")
     for options in (
         lambda rank: {"tokens": np.arange(4) + rank},
         lambda rank: {"tokens": np.arange(4), "positions": np.arange(4) + rank},

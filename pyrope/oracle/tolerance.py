@@ -27,8 +27,8 @@ import numpy as np
 
 from ..backend import Array
 from ..definition import pairs, rotate
+from ..files import dtype_named
 from ..phase import cos_sin
-from ..tensors import dtype_named
 from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies
 from .candidate import UNIT
 

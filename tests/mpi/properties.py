@@ -21,10 +21,9 @@ import references
 import test_linear
 from device_double import DeviceDouble
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
-from models import PLAIN, by_definition, configs
+from models import PLAIN, by_definition, close, configs
 from mpi4py import MPI
 from strategies import arrays, dtypes, layouts, to_backend
-from test_transformer import arrays_of, close, model_of
 
 import pyrope
 from pyrope import DynamicNTK, Rope, definition, parallel, softmax
@@ -147,8 +146,8 @@ def model_cases(draw):
 
 def whole_model(comm, case, xp):
     config, tokens, positions, number = case
-    weights = arrays_of(config, number)
-    model = model_of(config, weights, xp)
+    model = pyrope.random_model(config, number, xp, "float64")
+    weights = model.weights
     for scheme in SCHEMES[:1] if config.attention == "linear" and config.causal else SCHEMES:
         own = shard_positions(tokens.shape[-1], comm.rank, comm.size, scheme)
         logits = parallel.forward(model, tokens, positions, comm=comm, scheme=scheme)
@@ -166,12 +165,12 @@ def length_of_all(comm, n, scheme, layout):
     rope = Rope(4, 10000.0, layout, scaling=DynamicNTK(4.0, 6))
     layers = tuple(dataclasses.replace(layer, rope=rope) for layer in PLAIN.layers)
     config = dataclasses.replace(PLAIN, layers=layers)
-    tokens, weights = np.arange(n) % config.vocabulary, arrays_of(config, 3)
+    tokens, model = np.arange(n) % config.vocabulary, pyrope.random_model(config, 3, dtype="float64")
     own = shard_positions(n, comm.rank, comm.size, scheme)
-    together = gather(comm, parallel.forward(model_of(config, weights), tokens, comm=comm, scheme=scheme), own)
+    together = gather(comm, parallel.forward(model, tokens, comm=comm, scheme=scheme), own)
     if together is not None:
         fixed = tuple(dataclasses.replace(layer, rope=rope.at(n)) for layer in layers)
-        close(together, by_definition(dataclasses.replace(config, layers=fixed), weights, tokens))
+        close(together, by_definition(dataclasses.replace(config, layers=fixed), model.weights, tokens))
 
 
 def failures(comm, guilty, kind):
