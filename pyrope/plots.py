@@ -274,7 +274,8 @@ def causal_weights(rope: Rope, length: int, noise: float) -> tuple[Float64, Floa
         pairs = definition.pairs(rope.layout, rope.width, rope.start)
         return definition.rotate(x, *cos_sin(rope, np.arange(length)), *pairs)
 
-    plain, rotated = (definition.attention_scores(*qk, mask, scale) for qk in ((q, k), (turn(q), turn(k))))
+    plain = definition.attention_scores(q, k, mask, scale)
+    rotated = definition.attention_scores(turn(q), turn(k), mask, scale)
     weights, total = definition.similarities(phi(q), phi(k), lambda x: turn(x, rope.pure), mask)
     return definition.softmax(plain)[0], definition.softmax(rotated)[0], (weights / total)[0]
 
@@ -358,9 +359,10 @@ def operator_figure(rope: Rope | None = None, position: int = 3) -> Figure:
     other = replace(rope, layout="half" if rope.layout == "interleaved" else "interleaved")
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
     pairs = (definition.pairs(one.layout, one.width, one.start) for one in (other, rope))
-    matrices = (definition.rotation_matrix(*cos_sin(rope, at), *features, rope.head_dim) for features in pairs)
+    actual, expected = (definition.rotation_matrix(*cos_sin(rope, at), *both, rope.head_dim) for both in pairs)
     where = str(position) if at.ndim == 0 else str(tuple(at.tolist()))
-    return operator_map(where, *matrices, f"expected: {rope.layout}, base {rope.base:g}", f"candidate: {other.layout}")
+    names = f"expected: {rope.layout}, base {rope.base:g}", f"candidate: {other.layout}"
+    return operator_map(where, actual, expected, *names)
 
 
 def operator_map(
@@ -402,7 +404,7 @@ def errors_chart(place: str, at: Any, worst: Float64, beyond: Any, bounds: Mappi
 
 def frequencies_chart(measured: Float64, expected: Float64 | None, allowed: Float64 | None, wrong: Any) -> Figure:
     """Θ by pair, and how far each is off, if as many are expected; those that differ are crosses."""
-    compared = expected is not None and len(expected) == len(measured) and expected.all() and allowed is not None
+    compared = expected is not None and allowed is not None and len(expected) == len(measured)
     figure, (left, *right) = _figure("The frequency θ of each pair", 1, 1 + compared, (5.6 + 4.4 * compared, 4.4))
     pair, name = np.arange(len(measured)), "pair i (0 is the fastest)"
     if expected is not None:
