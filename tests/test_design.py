@@ -2,7 +2,6 @@
 
 import ast
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -19,8 +18,8 @@ ROWS = {
     3: {"theta", "phase"},
     4: {"rotation", "softmax", "linear", "layers", "encodings"},
     5: {"configs", "model", "checkpoints", "tokenizer", "parallel"},
-    6: {"oracle"},
-    7: {"plots", "cli", "__main__", "__init__"},
+    6: {"plots", "oracle"},
+    7: {"cli", "__main__", "__init__"},
 }
 ABOVE = {1: {1}, 2: {1, 2}, 3: {1, 3}, 4: {1, 2, 3, 4}, 5: {1, 2, 3, 4, 5}, 6: {1, 2, 3, 6}, 7: {1, 2, 3, 4, 5, 6, 7}}
 # Inside one method, so that the core knows nothing of JSON until a config is read.
@@ -29,6 +28,9 @@ EXCEPTIONS = {
     # Reports and identifications show themselves as pages, which are imported when one is asked for.
     ("oracle/report", "oracle/page"),
     ("oracle/operator", "oracle/page"),
+    # Pictures of the engine, which is imported when one is drawn.
+    ("plots", "encodings"),
+    ("plots", "parallel"),
 }
 
 
@@ -93,11 +95,6 @@ def test_the_rules_see_what_is_imported():
     assert "oracle/candidate" in _imports(PACKAGE / "oracle/rotation.py")[0]
     assert {"checks", "definition"} <= _imports(PACKAGE / "linear.py")[0]
     assert ("configs" in _imports(PACKAGE / "theta.py")[0]) and _row("tokenizer") == 5
-
-
-def test_nothing_imports_plots_but_the_command_line():
-    for path in FILES:
-        assert _name(path) == "cli" or not re.search(r"import.*\bplots\b|\.plots\b", path.read_text()), path.name
 
 
 def test_modules_and_public_functions_never_share_a_name():
