@@ -2,7 +2,7 @@
 
 What each published architecture is stands here as data: the names of its tensors and the options of the one block.
 Every key of a config.json must be known: one that changes the result and is not read would silently make a wrong model.
-A GGUF file is a config.json in other words, and tensors with other names. How to add a family: docs/families.md.
+A GGUF file is a config.json in other words, and tensors with other names. A new family is a row of data.
 """
 
 from __future__ import annotations

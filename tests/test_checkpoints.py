@@ -589,7 +589,7 @@ SETTINGS = {
 OF_NEOX = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": None,
            "rope.freq_base": 10000.0, "rope.dimension_count": 2, "use_parallel_residual": True}  # fmt: skip
 FILES = {  # architecture: family, names, settings, what differs in the family's config
-    "llama": ("llama", PLAIN, {"general.name": "x"}, {}),
+    "llama": ("llama", PLAIN, {"general.name": "x", "attention.key_length": 8, "attention.value_length": 8}, {"head_dim": 8}),
     "qwen2": ("qwen2", PLAIN, {}, {}),
     "qwen3": ("qwen3", PLAIN | QK, {"attention.key_length": 6, "attention.value_length": 6}, {}),
     "phi3": ("phi3", PHI, {"attention.sliding_window": 9, "rope.scaling.original_context_length": 64, "rope.dimension_count": 2},
@@ -612,11 +612,8 @@ def in_gguf(architecture, changed=None):
         layer = next((part for part in name.split(".") if part.isdigit()), "")
         part, _, kind = name.replace(f".{layer}.", ".#.").rpartition(".")
         new = names[part].replace("#", layer)
-        if architecture == "llama" and new[-2:] in (
-            "_q",
-            "_k",
-        ):  # features 0 and 2, 1 and 3 of each head of 4 are neighbours
-            x = x[[head + i for head in range(0, len(x), 4) for i in (0, 2, 1, 3)]]
+        if architecture == "llama" and new[-2:] in ("_q", "_k"):  # i and i + 4 of each head of 8 become neighbours
+            x = x[[head + i for head in range(0, len(x), 8) for i in (0, 4, 1, 5, 2, 6, 3, 7)]]
         if architecture == "gemma3" and new.endswith("norm"):
             x = x + 1
         if new.endswith("qkv") and architecture == "gptneox":  # all queries, all keys, all values
@@ -658,7 +655,7 @@ def test_packed_numbers_are_those_of_the_package(kind, tmp_path):
 
 LLAMA3 = Llama3(8.0, 1.0, 4.0, 8192)
 SLOW = {"rope.freq_base": 1e10}  # so that a pair is slow enough to be divided by all of the factor
-DIVISORS = np.divide(*(frequencies(Rope(4, 1e10, "half", scaling=one)) for one in (None, LLAMA3))).astype(np.float32)
+DIVISORS = np.divide(*(frequencies(Rope(8, 1e10, "half", scaling=one)) for one in (None, LLAMA3))).astype(np.float32)
 FACTORS = {
     "rope_factors_short.weight": np.array([1.5], np.float32),
     "rope_factors_long.weight": np.array([4.0], np.float32),
@@ -696,8 +693,8 @@ def test_rescalings_in_gguf_files(architecture, settings, tensors, scaling, tmp_
     ("phi3", {"rope.scaling.attn_factor": 1.25}, {"rope_factors_long.weight": FACTORS["rope_factors_long.weight"]}, "is not understood"),
     ("phi3", {"rope.scaling.type": "longrope"}, {}, "rope.scaling.type 'longrope' with the tensors ..  is not|is not understood"),
     ("llama", {"expert_count": 2}, {}, "expert_count must be 0, was 2"), ("llama", {"attention.causal": False}, {}, "attention.causal must be True"),
-    ("llama", {"attention.value_length": 2}, {}, "attention.value_length must be 4"), ("llama", {"vocab_size": 7}, {}, "vocab_size must be 32, was 7"),
-    ("llama", {"rope.dimension_count": 2}, {}, "rope.dimension_count must be the size of a head, 4, was 2"),
+    ("llama", {"attention.value_length": 2}, {}, "attention.value_length must be 8"), ("llama", {"vocab_size": 7}, {}, "vocab_size must be 32, was 7"),
+    ("llama", {"rope.dimension_count": 2}, {}, "rope.dimension_count must be the size of a head, 8, was 2"),
     ("llama", {"logit_scale": 2.0}, {}, "not understood: 'logit_scale'"), ("llama", {"attention.head_count": None}, {}, "lacks attention.head_count"),
     ("llama", {"attention.head_count": 0}, {}, "must be at least 1, was 0"), ("llama", {"attention.head_count_kv": [2, 2]}, {}, "must be one value, was a list"),
     ("llama", {"tensor_data_layout": "x"}, {}, "tensor_data_layout must be"), ("llama", {"general.type": "adapter"}, {}, "general.type must be 'model'"),
@@ -745,11 +742,11 @@ def test_the_largest_gemma3_scales_its_scores_in_its_own_way(tmp_path):
     assert [i for i, layer in enumerate(config.layers) if layer.window is None] == list(range(5, 62, 6))
 
 
-@pytest.mark.parametrize("width", [2, 4, 6, 10, 14, 22, 26, 34, 38, 46, 58])
-def test_a_partial_width_is_kept_by_its_fraction(width, tmp_path):
-    """head_dim·(width/head_dim), in floats, may be less than the width, and would be cut off."""
-    sizes = {"attention.key_length": 58, "attention.value_length": 58, "rope.dimension_count": width}
-    _, _, stored = in_gguf("phi3", {"head_dim": 58, "partial_rotary_factor": 1.0})
+@pytest.mark.parametrize(("head_dim", "width"), [(44, 30), (46, 26), (78, 62), (64, 16)])
+def test_a_partial_width_is_kept_by_its_fraction(head_dim, width, tmp_path):
+    """head_dim·(width/head_dim), in floats, is less than the first three widths, and would be cut off."""
+    sizes = {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": width}
+    _, _, stored = in_gguf("phi3", {"head_dim": head_dim, "partial_rotary_factor": 1.0})
     assert load(write(tmp_path / "m.gguf", "phi3", stored, **sizes)).config.layers[0].rope.width == width
 
 
