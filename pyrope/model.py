@@ -498,13 +498,11 @@ class _Attention:
         tables, out, state = self.tables[i], xp.empty(q.shape, q.dtype), None
         rule = linear.Rule(q.dtype, tables, config.feature_map)
         if config.causal:
+            rope = None if tables is None else tables.rope
             before = None if self.cache is None else self.cache.states[i]
-            s, z = linear.zeros(k, v, rule)
-            if before is not None:
-                s, z = before.numerator.copy(), before.denominator.copy()
-            linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
-            count = q.shape[2] + (0 if before is None else before.count)
-            state = LinearState(s, z, count, None if tables is None else tables.rope, config.feature_map)
+            state = LinearState(*linear.zeros(k, v, rule), q.shape[2], rope, config.feature_map)
+            state = state if before is None else state + before
+            linear.step(q, k, v, (state.numerator, state.denominator), rule, out, linear.CHUNK)
         else:
             linear.read(q, linear.sums(k, v, rule), rule, out)
         self.states.append(state)
