@@ -59,7 +59,8 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
         pick = _picked(one.wrong)
         if not len(pick):
             continue
-        each = _each(one.call, axes)
+        n, m = one.call.x.shape[-2], one.call.positions.astype(np.int64)
+        each = m.reshape(axes or 1, *[-1] * bool(one.call.own), n)  # (axes, n), or (axes, b, n)
         index = np.unravel_index(pick, one.wrong.shape)
         own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(one.call, index, each)}
         own |= earlier.flags(one.call, each, index)
@@ -88,12 +89,6 @@ def _picked(wrong: Array) -> Array:
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _each(call: Call, axes: int | None) -> Array:
-    """The positions of a call on each axis, (axes, n), or (axes, b, n) where the rows of a batch have their own."""
-    n, m = call.x.shape[-2], call.positions.astype(np.int64)
-    return m.reshape(axes or 1, -1, n) if call.own else m.reshape(axes or 1, n)
 
 
 def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, Any]:
@@ -163,14 +158,13 @@ class Earlier:
     """What earlier calls had in common with a call: a cache may have been keyed by that alone."""
 
     ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
-    KEYS: ClassVar[dict[str, Callable[[Call], Any]]] = {
-        ROWS: lambda call: (),
-        "the same shape": lambda call: call.x.shape,
-        "as many rows and the same first position": lambda call: call.positions.ravel()[:1].tolist(),
-        "as many rows and the same last position": lambda call: call.positions.ravel()[-1:].tolist(),
-        ENDS: lambda call: (call.positions.ravel()[:1].tolist(), call.positions.ravel()[-1:].tolist()),
-        "as many rows and the same sum of positions": lambda call: int(call.positions.sum()),
-        "as many rows and the same greatest position": lambda call: int(call.positions.max(initial=0)),
+    KEYS: ClassVar[dict[str, Callable[[Call, Array], Any]]] = {
+        ROWS: lambda call, m: (),
+        "the same shape": lambda call, m: call.x.shape,
+        "as many rows and the same first position": lambda call, m: m[:1].tolist(),
+        "as many rows and the same last position": lambda call, m: m[-1:].tolist(),
+        ENDS: lambda call, m: (m[:1].tolist(), m[-1:].tolist()),
+        "as many rows and the same sum of positions": lambda call, m: int(m.sum()),
     }
 
     def __init__(self) -> None:
@@ -178,32 +172,35 @@ class Earlier:
         self.xs: dict[Any, Array] = {}  # x of the first call with these positions and this shape
         self.top, self.last = 0, np.zeros(0)
 
-    def _keys(self, call: Call) -> Iterator[tuple[str, Any]]:
-        for name, key in self.KEYS.items():
-            yield name, (name, call.positions.shape, repr(key(call)))
+    def _before(self, call: Call) -> dict[str, Array]:
+        """The positions of the first earlier call that has this in common."""
+        keys = {name: self._key(name, call) for name in self.KEYS}
+        return {name: self.seen[key] for name, key in keys.items() if key in self.seen}
+
+    def _key(self, name: str, call: Call) -> Any:
+        return name, call.positions.shape, repr(self.KEYS[name](call, call.positions.ravel()))
 
     def flags(self, call: Call, each: Array, index: tuple[Array, ...]) -> dict[str, Any]:
         """Whether an earlier call had this in common with these rows, but another position, each (axes, …, n), or x."""
-        said: dict[str, Any] = {}
-        row = (index[0], index[-1]) if call.own else index[-1]
-        for name, key in self._keys(call):
-            other = (self.seen.get(key, each) != each).any(axis=0)
-            said[f"an earlier call had {name}, but another position here"] = other[row]
-        before: Array = self.xs.get(self._place(call), call.x)
-        other = before[index] != call.x[index]
-        said["an earlier call had the same positions, but another x here"] = other.any(axis=-1)
+        row, before = (index[0], index[-1]) if call.own else index[-1], self._before(call)
+        said: dict[str, Any] = {
+            f"an earlier call had {name}, but another position here": (before.get(name, each) != each).any(axis=0)[row]
+            for name in self.KEYS
+        }
+        x: Array = self.xs.get(self._place(call), call.x)
+        said["an earlier call had the same positions, but another x here"] = (x[index] != call.x[index]).any(axis=-1)
         said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
         return said
 
     def positions(self, call: Call, each: Array) -> tuple[Array, Array]:
         """The positions of the first earlier call with as many rows, and the same ends if there is one; and of the call
         before: each (axes, …, n); its own where there is none."""
-        found = {name: self.seen[key] for name, key in self._keys(call) if key in self.seen}
+        found = self._before(call)
         return found.get(self.ENDS, found.get(self.ROWS, each)), self.last if self.last.shape == each.shape else each
 
     def add(self, call: Call, each: Array) -> None:
-        for _, key in self._keys(call):
-            self.seen.setdefault(key, each)
+        for name in self.KEYS:
+            self.seen.setdefault(self._key(name, call), each)
         self.top, self.last = max(self.top, int(each.max(initial=0))), each
         self.xs.setdefault(self._place(call), call.x)
 
