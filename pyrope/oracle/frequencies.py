@@ -235,8 +235,13 @@ def geometric(measured: Measured, e: Array) -> tuple[float, float] | None:
         from_one = float((logs * e[some] * weight**2).sum() / (e[some] ** 2 * weight**2).sum())  # if the first is 1
         for log_a, log_base in ((0.0, -from_one), (float(first), -float(slope))):
             known = float(np.abs(logs - log_a + log_base * e[some]).max())
+            if abs(log_base) > 50:
+                continue
+            # A base of few digits must be as near as the frequencies tell: 2.00001 is not 2.
             bases = [rounded(math.exp(log_base), step) for step in (1e-3, min(1e-6, 4 * known), 0.0)]
-            for a, base in product(_multiples(measured, e, log_a), bases if abs(log_base) < 50 else ()):
+            near = 8 * known + 4 * float(measured.relative[some].min()) + 1e-12
+            bases = [base for base in bases if abs(math.log(base) - log_base) <= near]
+            for a, base in product(_multiples(measured, e, log_a), bases):
                 if measured.fits(a * base**-e):
                     return a, base
     return None

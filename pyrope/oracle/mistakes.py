@@ -172,7 +172,6 @@ ROTATION: dict[str, Mistake] = {
     ),
     "angles multiplied": Mistake("positions or frequencies are multiplied by a number", "the angle is m·θ"),
     "rotated twice": Mistake("applied in the model and again in the kernel", "rotate once", "TensorRT-LLM#16378"),
-    "recursive frequencies": Mistake("a running product instead of a power", "compute each power by itself"),
     "inexact frequencies": Mistake(
         "frequencies or phases of too few bits, or powers by an approximation",
         "compute them in float64, or in float32 by one power each",
@@ -264,16 +263,13 @@ ROTATION: dict[str, Mistake] = {
     ),
     # Precision
     **_ROUNDED,
-    "tables in few bits": Mistake("cos and sin kept as integers of few bits", "tables in the dtype of x, or wider"),
     "inexact sine": Mistake(
-        "a sine read from a table without interpolation, or by a short polynomial", "a full sine for the table"
-    ),
-    "2π rounded": Mistake(
-        "angles are reduced by a 2π of few digits, such as 6.2832 or float32's", "2π in float64, or a sine that reduces"
+        "a sine read from a table without interpolation, or by a short polynomial, or a table in integers of few bits",
+        "a full sine for the table",
     ),
     "angle too coarse": Mistake(
-        "a hardware sine (__sinf, fast math), sincospi of a float32 number, or a short phase: turns are rounded "
-        "before they are reduced",
+        "a hardware sine (__sinf, fast math), sincospi of a float32 number, a short phase, or a 2π of few digits "
+        "(float32's): turns are rounded before they are reduced",
         "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits",
         "imp#1316",
     ),
@@ -334,11 +330,10 @@ ROTATION: dict[str, Mistake] = {
         "kernels",
     ),
     "depends on the length": Mistake(
-        "a base that grows with the length where none is meant", "fix the length beforehand", "transformers#25104"
-    ),
-    "switch at another length": Mistake(
-        "the length compared by < for <=, or the largest position taken for the length, which is one more",
-        "the original length L₀ itself is short: switch, or stretch, where the largest position + 1 > L₀",
+        "a base that grows with the length where none is meant; or a switch at another length: < for <=, or the largest "
+        "position taken for the length, which is one more",
+        "fix the length beforehand; the original length L₀ itself is short: switch where the largest position + 1 > L₀",
+        "transformers#25104",
     ),
     # Numbers on their way
     "not linear": Mistake(
@@ -565,9 +560,6 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a sink, an eps, "
         "hidden keys, other heads, rotated features",
         "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated",
-    ),
-    "not finite": Mistake(
-        "exp of a score that overflows, 0/0, or ∞ − ∞", "subtract the greatest score of each row; guard empty rows"
     ),
     # The whole.
     "heads": Mistake(

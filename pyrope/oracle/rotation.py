@@ -169,6 +169,12 @@ def _hint(rope: Rope) -> str:
 
 def _report(check: Check) -> Report:
     """Raises `Unreadable` if the candidate does not take the sample, or refuses most calls."""
+
+    def readings() -> Any:
+        from .readings import of_rotation
+
+        return of_rotation(check)
+
     with np.errstate(all="ignore"):  # whatever the candidate returns
         check.run()
         findings, measured = diagnosed(check)
@@ -184,7 +190,7 @@ def _report(check: Check) -> Report:
             notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
         return Report(
             task.subject, task.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
-            tuple(_errors(check, right)), notes,
+            tuple(_errors(check, right)), notes, readings=readings,
         )  # fmt: skip
 
 
