@@ -209,7 +209,7 @@ def test_what_a_check_of_a_rotation_shows():
         left[0] -= 1
         return rotated(x, m, THETA + (m > 1000)[:, None] * 1e-3) if left[0] > 0 else 1 / 0
 
-    check = Check(Candidate(fn), Plan(32, np.dtype("float32"), 131071, effort="few"), Task(ROPE, "", "", False, False))
+    check = Check(Candidate(fn), Plan(32, np.dtype("float32"), 131071, effort="few"), Task(ROPE))
     check.run()
     shown = of_rotation(check)
     assert (shown.errors.beyond == (shown.errors.at > 1000)).all() and "float32 angle" in shown.errors.bounds

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,21 @@ AGAIN = 6  # calls that are made once more at the end
 RUNS = 16  # of a candidate that counts its positions: so many runs of them in a call
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """What a candidate is asked to do."""
 
     rope: Rope
-    subject: str
-    expected: str
-    strict: bool  # whether features in another order are wrong
-    backward: bool
+    strict: bool = False  # whether features in another order are wrong
+    backward: bool = False
     worst: str = ""  # the worst grade that is accepted
+
+    @property
+    def subject(self) -> str:
+        return "rotation, backward" if self.backward else "rotation"
+
+    @property
+    def expected(self) -> str:
+        return f"the transpose of {self.rope.transposed!r}" if self.backward else repr(self.rope)
 
 
 class Check:

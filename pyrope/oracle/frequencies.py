@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, Scaling, YaRN, frequencies
+from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, Scaling, YaRN, frequencies
 from .candidate import BITS
 from .positions import TURN, wrapped
 from .responses import narrowed
@@ -204,19 +204,19 @@ def _variants(due: Meant) -> Iterator[tuple[str, str, Array]]:
 
 def _series(rope: Rope) -> Iterator[tuple[str, str, Array]]:
     """Of axes: one series for all of them, or one for each."""
-    axes, name = rope.axes, "series of the axes"
-    assert axes is not None
-    owners = [axis for axis, _ in axes.assign(rope.pairs)]
-    within = np.array([owners[:i].count(axis) for i, axis in enumerate(owners)])
-    count = np.array([owners.count(axis) for axis in owners])
-    shared = rope.base ** -(np.arange(rope.pairs) / rope.pairs)
-    if not axes.sections:
-        other = replace(axes, style="axial" if axes.style == "pixtral" else "pixtral")
-        fact = f"the frequencies are dealt as with the axes {other.style!r}, not {axes.style!r}"
-        yield name, fact, frequencies(replace(rope, axes=other))
-    yield name, "each axis has a series of its own, base^(−j/k) for its k pairs", rope.base ** -(within / count)
-    yield name, "each axis begins again with θ₀, θ₁, … of the series over all pairs", shared[within]
-    yield name, "one series runs over all axes, where each has its own", shared
+    assert rope.axes is not None
+    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
+    ways = {
+        "one series runs over all axes": ("listed", owners, "shared"),
+        "each axis has a series of its own": ("listed", owners, "own"),
+        "the series is dealt as in Qwen2-VL's vision part": ("axial",),
+        "the series is dealt as in Pixtral": ("pixtral",),
+    }
+    for words, way in ways.items():
+        with suppress(ValueError):
+            other = Axes(*way)  # type: ignore[arg-type]
+            if tuple(axis for axis, _ in other.assign(rope.pairs)) == owners:
+                yield "series of the axes", words, frequencies(replace(rope, axes=other))
 
 
 # ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
@@ -410,7 +410,7 @@ def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ram
     inside = (np.abs(ratio - 1) > close) & (np.abs(ratio * s - 1) > close)
     steps = np.flatnonzero(np.diff(np.abs(ratio - 1) <= close))
     if not inside.any() and len(steps) == 1:
-        kept = steps[0] + (ratio[0] * s < 1.5)
+        kept = steps[0] + (abs(ratio[0] - 1) > close[0])
         return Ramp(s, "a step", float(kept), float(2 * steps[0] + 1 - kept))
     along = {"pair": i, "frequency": w, "wavelength": 1 / w}
     shares = {"": (ratio - 1 / s) / (1 - 1 / s), ", of wavelengths": (s - 1 / ratio) / (s - 1)}  # 1: kept, 0: divided
@@ -488,6 +488,7 @@ class Explanation(NamedTuple):
     rope: Rope | None = None
 
 
+@np.errstate(all="ignore")
 def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Explanation]:
     """The rules that explain the frequencies of a rope whose layout, width, direction and axes are those of ``shape``.
 

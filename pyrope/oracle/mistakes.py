@@ -330,7 +330,7 @@ ROTATION: dict[str, Mistake] = {
         "kernels",
     ),
     "depends on the length": Mistake(
-        "a base that grows with the length where none is meant; or a switch at another length: < for <=, or the largest "
+        "a base that grows with the length where none is meant; a switch at another length: < for <=, or the largest "
         "position taken for the length, which is one more",
         "fix the length beforehand; the original length L₀ itself is short: switch where the largest position + 1 > L₀",
         "transformers#25104",

@@ -169,7 +169,6 @@ class Earlier:
 
     def __init__(self) -> None:
         self.seen: dict[Any, Array] = {}  # positions (axes, …, n) of the first call, by what it has in common
-        self.xs: dict[Any, Array] = {}  # x of the first call with these positions and this shape
         self.top, self.last = 0, np.zeros(0)
 
     def _before(self, call: Call) -> dict[str, Array]:
@@ -181,14 +180,12 @@ class Earlier:
         return name, call.positions.shape, repr(self.KEYS[name](call, call.positions.ravel()))
 
     def flags(self, call: Call, each: Array, index: tuple[Array, ...]) -> dict[str, Any]:
-        """Whether an earlier call had this in common with these rows, but another position, each (axes, …, n), or x."""
+        """Whether an earlier call had this in common with these rows, but another position, each (axes, …, n)."""
         row, before = (index[0], index[-1]) if call.own else index[-1], self._before(call)
         said: dict[str, Any] = {
             f"an earlier call had {name}, but another position here": (before.get(name, each) != each).any(axis=0)[row]
             for name in self.KEYS
         }
-        x: Array = self.xs.get(self._place(call), call.x)
-        said["an earlier call had the same positions, but another x here"] = (x[index] != call.x[index]).any(axis=-1)
         said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
         return said
 
@@ -202,11 +199,6 @@ class Earlier:
         for name in self.KEYS:
             self.seen.setdefault(self._key(name, call), each)
         self.top, self.last = max(self.top, int(each.max(initial=0))), each
-        self.xs.setdefault(self._place(call), call.x)
-
-    @staticmethod
-    def _place(call: Call) -> Any:
-        return call.x.shape, call.positions.shape, call.positions.astype(np.int64).tobytes()
 
 
 def _facts(at: Array, index: tuple[Array, ...], earlier: list[Array]) -> dict[str, Array]:
