@@ -33,6 +33,7 @@ def plain_ropes(draw):
     offset=st.sampled_from([0, 0, 1, -1, 7]),
 )
 @example(rope=Rope(42, 150000.0, "half"), dtype="float64", offset=7)
+@example(rope=Rope(4, 1e6, "half"), dtype="float32", offset=0)
 def test_a_rope_goes_in_and_comes_out(rope, dtype, offset):
     fn = rotation(rope)
     found = identify(lambda x, positions: fn(x, positions + offset), rope.head_dim, dtype=DTYPES[dtype])

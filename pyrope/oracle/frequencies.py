@@ -6,7 +6,7 @@ A frequency is known up to its uncertainty, to the roundings of a float32 pipeli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
@@ -235,30 +235,22 @@ def geometric(measured: Measured, e: Array) -> tuple[float, float] | None:
         from_one = float((logs * e[some] * weight**2).sum() / (e[some] ** 2 * weight**2).sum())  # if the first is 1
         for log_a, log_base in ((0.0, -from_one), (float(first), -float(slope))):
             known = float(np.abs(logs - log_a + log_base * e[some]).max())
-            if abs(log_base) > 50:
-                continue
-            # A base of few digits must be as near as the frequencies tell: 2.00001 is not 2.
-            bases = [rounded(math.exp(log_base), step) for step in (1e-3, min(1e-6, 4 * known), 0.0)]
-            near = 8 * known + 4 * float(measured.relative[some].min()) + 1e-12
-            bases = [base for base in bases if abs(math.log(base) - log_base) <= near]
-            for a, base in product(_multiples(measured, e, log_a), bases):
-                if measured.fits(a * base**-e):
-                    return a, base
+            tells = some & (e > 0)
+            sure = float((measured.relative[tells] / e[tells]).min(initial=1)), float(measured.relative[some].min())
+            bases = _shortest(log_base, 16 * known + 4 * sure[0], (1e-3, min(1e-6, 4 * known), 0.0))
+            multiples = _shortest(-log_a, 16 * known + 4 * sure[1], (1e-4, 1e-6, 0.0)) if log_a else [1.0]
+            for multiple, base in product(multiples, bases):
+                if measured.fits(base**-e / multiple):
+                    return 1 / multiple, base
     return None
 
 
-def _multiples(measured: Measured, e: Array, log_a: float) -> Iterator[float]:
-    """1 over what frequencies are divided by: few digits, unless the first frequency says otherwise; else all that were
-    measured."""
-    if abs(log_a) > 50 or log_a == 0:
-        yield from (1.0,) * (log_a == 0)
-        return
-    first, s, known = int(np.argmin(e)), math.exp(-log_a), float(measured.relative.min())
-    if e[first] == 0 and abs(measured.theta[first] * s - 1) < 1e-3:  # else it is known up to whole turns only
-        s, known = float(1 / measured.theta[first]), float(measured.relative[first])
-    short = rounded(s, known + 4 * U32)
-    yield 1 / (short if short == float(f"{short:.5g}") else rounded(s, known, 12))
-    yield from (1 / rounded(s, max(step, known + POWERS * U32)) for step in (1e-4, 1e-6))
+def _shortest(log: float, near: float, steps: Iterable[float]) -> list[float]:
+    """Numbers of few digits first, as near as the frequencies tell: 2.00001 is not 2."""
+    if abs(log) > 50:
+        return []
+    numbers = [rounded(math.exp(log), step) for step in steps]
+    return [number for number in numbers if abs(math.log(number) - log) <= near + 1e-12]
 
 
 def _geometric(measured: Measured, due: Meant) -> Named | None:
