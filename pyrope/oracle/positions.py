@@ -28,7 +28,6 @@ OTHERS = (
     ("from least", "first position taken as 0", "p minus the least position of the call"),
     ("shared", "positions of a batch misread", "the position of the same row in the first row of the batch"),
     ("earlier", STATE, "the position of the same row in an earlier call with as many rows"),
-    ("previous", STATE, "the position of the same row in the call before"),
     ("first", "another row's position", "the first position of the call"),
     ("last", "another row's position", "the last position of the call"),
     ("least", "another row's position", "the least position of the call"),
