@@ -39,6 +39,8 @@ highlight_language = "none"  # a block without a language is a formula, a pictur
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
+TYPES = ("Array", "NumPyArray", "Float64", "Int64", "Trace", "Scaling", "Source")
+autodoc_type_aliases = {name: name for name in TYPES}
 default_role = "literal"  # `name` in a docstring is code, as in Markdown
 
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
@@ -67,6 +69,20 @@ def as_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list
     if re.fullmatch(r"Alias for field number \d+", text):  # the default docstring of a NamedTuple's field
         text = ""
     lines[:] = "\n\n".join(map(paragraph, re.split(r"\n{2,}", text))).split("\n") + [""]
+
+
+TOOLS = ("oracle.adapters", "oracle.vectors", "oracle.traces", "plots")
+
+
+def reference(app: Any, page: str, source: list[str]) -> None:
+    """Puts the docstrings of all public names below the page of the API, module by module."""
+    if page != "api":
+        return
+    modules = {**dict.fromkeys((*pyrope._MODULES, *TOOLS), ""), **pyrope._PLACES}
+    order = sorted(modules, key=lambda name: (name.startswith("oracle"), name not in ("definition", "theta"), name))
+    for name in order:
+        members = f"\n   :members: {', '.join(modules[name].split())}" if modules[name] else ""
+        source[0] += f"\n## pyrope.{name}\n\n```{{eval-rst}}\n.. automodule:: pyrope.{name}{members}\n```\n"
 
 
 def without_last_line(app: Any, page: str, source: list[str]) -> None:
@@ -129,6 +145,7 @@ def cards(app: Any, tree: nodes.document) -> None:
 
 def setup(app: Any) -> None:
     app.connect("source-read", without_last_line)
+    app.connect("source-read", reference)
     app.connect("doctree-read", cards)
     app.connect("autodoc-process-docstring", as_rst)
     app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from . import __version__, checks, forward, generate, load, plots
-from .models.conventions import head_counts, position_count, still_layers
-from .models.gguf import find_smollm2
-from .models.text import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
+from .checkpoints import find_smollm2
+from .configs import head_counts, position_count, still_layers
+from .files import dtype_named
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
 from .oracle.report import Failure, Report, abbreviated, by_faults, printable
 from .phase import cos_sin
-from .tensors import dtype_named
 from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
+from .tokenizer import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 
 Given: TypeAlias = dict[str, Any]  # the options that were given, by name, and no others
 

@@ -67,6 +67,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(package): skipped where the package is not installed")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    manager = session.config.pluginmanager
+    if terminal := manager.getplugin("terminalreporter"):
+        manager.register(FailuresAtOnce(terminal))
+
+
+class FailuresAtOnce:
+    """Prints the name of a test that fails as it happens, and not only at the end."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})", red=True)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         if marker.args[0] in optional.MISSING:

@@ -12,7 +12,7 @@ try:
 except ImportError:  # not installed, or no wheel for this platform: the tests that need one are skipped
     real = None
 
-REASON = 'needs the package cupy-cuda13x, on Linux and x86-64: pip install ".[test]"'
+REASON = "needs the package cupy-cuda13x, on Linux and x86-64: pip install cupy-cuda13x==14.2.0"
 
 
 def keywords(function: object) -> set[str] | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import plots
-from ..tensors import PathLike, atomic_path
+from ..files import PathLike, atomic_path
 from .readings import Readings, Side, rotation_readings
 from .report import ErrorRow, Finding, Report, abbreviated, printable
 

@@ -1,0 +1,378 @@
+"""What docs/wild.md says of other people's software, row by row: each function returns what pyrope says of one case, and how
+far off it is, and the test compares both with the page. `tox -e world` installs it all; what is missing is skipped."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import math
+import os
+import pathlib
+import re
+import types
+import typing
+import warnings
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: its kernels then run on the CPU
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import ggml
+import numpy as np
+import pytest
+
+from pyrope import Axes, Linear, LongRoPE, Rope, YaRN, check_rotation, cos_sin, rotate
+from pyrope.oracle.adapters import from_jax, from_mlx, from_offset, from_sequential, from_torch, with_axes
+
+torch = pytest.importorskip("torch", reason="needs the package torch: tox -e world")
+PAGE = (pathlib.Path(__file__).parents[2] / "docs/wild.md").read_text("utf-8")
+# Software, version, what it does, kind, how far off it is, and what pyrope says.
+ROWS = re.findall(r"^\| ([^|]+?) ([\d.]+) \| (.+?) \| (\w+) \| (.+?) \| (.+?) \|$", PAGE, re.M)
+HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
+YARN = Rope(64, 10000.0, "half", scaling=YaRN(8.0, 4096))
+GPT_OSS = Rope(64, 150000.0, "half", scaling=YaRN(32.0, 4096, truncate=False))
+SHORT, LONG = [1.0] * 32, [4.0] * 32
+LISTS = Rope(64, 10000.0, "half", scaling=LongRoPE(SHORT, LONG, factor=32.0, original_length=4096))
+
+
+def taken(module: str, *names: str, **given: Any) -> Any:
+    """Functions and classes of a file, without the imports of its package, which often need a GPU."""
+    package, *rest = module.split(".")
+    found = importlib.util.find_spec(package)
+    if found is None:
+        raise ModuleNotFoundError(package)
+    tree = ast.parse(pathlib.Path(found.submodule_search_locations[0], *rest).with_suffix(".py").read_text("utf-8"))
+    wanted = [node for node in ast.walk(tree) if getattr(node, "name", None) in names]
+    tree.body = ast.parse("from __future__ import annotations").body + wanted
+    space = {"torch": torch, "nn": torch.nn, "math": math, **given}
+    exec(compile(tree, module, "exec"), space)
+    return [space[name] for name in names]
+
+
+def turning(theta: Any, factor: float = 1.0) -> Any:
+    """The rotation by given frequencies."""
+
+    def fn(x: Any, at: Any) -> Any:
+        angle = at[:, None] * np.asarray(theta, np.float64)
+        cos, sin = factor * np.cos(angle), factor * np.sin(angle)
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+
+    return fn
+
+
+def hugging(module: Any, embedding: Any) -> Any:
+    """The rotation by the parts of a Hugging Face model."""
+    return with_axes(from_torch(lambda x, at: module.apply_rotary_pos_emb(x, x, *embedding(x, at[None]))[0]), "bhnd")
+
+
+def tables(rope: Rope, at: Any) -> Any:
+    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(rope, at.numpy())]
+
+
+def judged(fn: Any, rope: Rope, position: int, **options: Any) -> tuple[str, str]:
+    """What pyrope says of it, and the largest error at a position where x is all ones."""
+    x, at = np.ones((1, rope.head_dim), np.float32), np.array([position])
+    error = np.abs(fn(x, at) - rotate(x, at, rope)).max()
+    return ", ".join(check_rotation(fn, rope, **options).faults), f"{error:.2g} at {position}"
+
+
+def diffusers_kandinsky_5() -> Any:
+    (apply,) = taken("diffusers.models.transformers.transformer_kandinsky", "apply_rotary")
+
+    def rotated(x: Any, at: Any) -> Any:
+        cos, sin = tables(INTERLEAVED, at)
+        return apply(x, torch.stack((cos, -sin, sin, cos), -1).reshape(1, len(at), 1, 32, 2, 2)).type_as(x)
+
+    return judged(with_axes(from_torch(rotated), "bnhd"), INTERLEAVED, 1)
+
+
+def diffusers_ernie_image() -> Any:
+    (apply,) = taken("diffusers.models.transformers.transformer_ernie_image", "apply_rotary_emb")
+    theta = 10000.0 ** -(torch.arange(32) / 32).double()
+
+    def rotated(x: Any, at: Any) -> Any:
+        return apply(x, (at[:, None] * theta).repeat_interleave(2, 1)[None, :, None].float())
+
+    return judged(with_axes(from_torch(rotated), "bnhd"), HALF, 1)
+
+
+def equinox() -> Any:
+    import equinox
+
+    for base in (10000.0, 500000.0):
+        fn = from_sequential(with_axes(from_jax(equinox.nn.RotaryPositionalEmbedding(64, theta=base)), "nd"))
+        fn(np.ones((1, 1, 8, 64), np.float32), np.arange(8))
+    return judged(fn, Rope(64, 500000.0, "half"), 7, max_position=7)
+
+
+def esm() -> Any:
+    from einops import rearrange, repeat
+
+    names = "apply_rotary_emb_torch", "rotate_half"
+    apply, _ = taken("esm.layers.rotary", *names, rearrange=rearrange, repeat=repeat)
+    fn = from_torch(lambda x, at: apply(x, *tables(INTERLEAVED, at), interleaved=True))
+    return judged(with_axes(fn, "bnhd"), INTERLEAVED, 1)
+
+
+EXLLAMA = {"head_dim": 64, "partial_rotary_factor": 1.0, "scale_alpha_value": 1.0}
+
+
+def exllamav2_yarn() -> Any:
+    (parameters,) = taken("exllamav2.rope", "get_rope_params_yarn")
+    yarn = {"max_seq_len": 32768, "yarn_rope_original_max_position_embeddings": 4096, "yarn_rope_factor": 8.0}
+    return judged(turning(*parameters("cpu", types.SimpleNamespace(**EXLLAMA, **yarn), 10000.0)), YARN, 4095)
+
+
+def exllamav2_longrope() -> Any:
+    (parameters,) = taken("exllamav2.rope", "get_rope_params_su")
+    lists = {"max_seq_len": 4096, "original_max_seq_len": 4096, "scale_short_factor": SHORT, "scale_long_factor": LONG}
+    return judged(turning(*parameters("cpu", types.SimpleNamespace(**EXLLAMA, **lists), 10000.0)), LISTS.at(4096), 0)
+
+
+def fish_speech() -> Any:
+    make, apply = taken("fish_speech.models.text2semantic.llama", "precompute_freqs_cis", "apply_rotary_emb")
+    table = make(8192, 64)
+    fn = with_axes(from_torch(lambda x, at: apply(x, table[at])), "bnhd")
+    return judged(fn, INTERLEAVED, 4095, max_position=8191)
+
+
+def ggml_yarn() -> Any:
+    yarn = {"length": 4096, "scale": 1 / 32, "extrapolated": 1.0}
+    fn = with_axes(lambda x, at: ggml.rope_ext(x, at, 64, ggml.NEOX, 150000.0, **yarn), "bnhd")
+    return judged(fn, GPT_OSS, 4095)
+
+
+def ggml_interleaved_m_rope() -> Any:
+    def rotated(x: Any, at: Any) -> Any:  # the fourth stream is zero, as in llama.cpp
+        return ggml.rope_multi(x, np.concatenate((at, 0 * at[:1])), 128, (24, 20, 20, 0), ggml.IMROPE, 5e6)
+
+    rope = Rope(128, 5e6, "half", axes=Axes("interleaved", (24, 20, 20)))
+    report = check_rotation(with_axes(rotated, "bnhd"), rope)
+    assert "61, 62" in str(report), report
+    return report.faults[0], "2 pairs of 64"
+
+
+def keras_layers() -> Any:
+    import keras
+
+    given = {"keras": keras, "ops": keras.ops, "keras_hub_export": lambda *names: lambda cls: cls}
+    (plain,) = taken("keras_hub.src.layers.modeling.rotary_embedding", "RotaryEmbedding", **given)
+    file, name = "keras_hub.src.models.llama.llama_rotary_embedding", "LlamaRotaryEmbedding"
+    return plain, *taken(file, name, RotaryEmbedding=plain, **given)
+
+
+def keras_hub_llama() -> Any:
+    module = keras_layers()[1](position_scaling_factor=4.0)
+    fn = with_axes(from_torch(lambda x, at: module(x, positions=at)), "bnhd")
+    return judged(fn, Rope(64, 10000.0, "half", scaling=Linear(4.0)), 1)
+
+
+def keras_hub_dynamic() -> Any:
+    module = keras_layers()[0](rope_type="dynamic", scaling_factor=4.0)
+    fn = with_axes(from_torch(lambda x, at: module(x, positions=at)), "bnhd")
+    return judged(fn, Rope(64, 10000.0 * 4.0 ** (64 / 62), "half"), 1)
+
+
+def liger_kernel() -> Any:
+    from liger_kernel.ops.llama4_rope import LigerLlama4RopeFunction
+
+    at, x = torch.tensor([[0, 1, 2, 3], [10, 11, 12, 13]]), torch.ones(2, 4, 2, 64)
+    turns = torch.polar(torch.ones(2, 4, 32), at[..., None] * 10000.0 ** (-torch.arange(32) / 32))
+    y, _ = LigerLlama4RopeFunction.apply(x.clone(), x.clone(), turns)
+    error = np.abs(y[1, 0, 0].numpy() - rotate(np.ones((1, 64)), [10], INTERLEAVED)).max()
+    return "row 0 = row 1" if (y[0] == y[1]).all() else "", f"{error:.2g} at 10"
+
+
+def litgpt() -> Any:
+    build, apply, _ = taken("litgpt.model", "build_rope_cache", "apply_rope", "yarn_get_mscale")
+    yarn = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_seq_len": 4096, "mscale": 1.0}
+    cos, sin = build(8192, 64, extra_config=yarn)
+    fn = with_axes(from_torch(lambda x, at: apply(x, cos[at][None], sin[at][None])), "bhnd")
+    return judged(fn, YARN, 1, max_position=8191)
+
+
+def megatron_core() -> Any:
+    names = ("apply_rotary_pos_emb_with_cos_sin", "_apply_rotary_pos_emb_bshd", "_rotate_half")
+    apply, *_ = taken("megatron.core.models.common.embeddings.rope_utils", *names, apply_rotary_emb_flash=None)
+    fn = with_axes(from_torch(lambda x, at: apply(x, *tables(HALF, at))), "nbhd")
+    says, off = judged(fn, HALF, 0, max_position=63)
+    return "wrong" if "turned at position 0" in says else says, off
+
+
+def mlx_lm(base: float, **scaling: Any) -> Any:
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    module = initialize_rope(64, base, False, {"original_max_position_embeddings": 4096, **scaling}, 131072)
+    return from_offset(with_axes(from_mlx(lambda x, offset: module(x, int(offset))), "bhnd"))
+
+
+def mlx_lm_truncate() -> Any:
+    return judged(mlx_lm(150000.0, rope_type="yarn", factor=32.0, truncate=False), GPT_OSS, 4095, max_position=8191)
+
+
+def mlx_lm_attention_factor() -> Any:
+    rope = Rope(64, 10000.0, "half", scaling=YaRN(4.0, 4096, attention_factor=1.0))
+    return judged(mlx_lm(10000.0, rope_type="yarn", factor=4.0, attention_factor=1.0), rope, 0, max_position=8191)
+
+
+def mlx_lm_longrope() -> Any:
+    fn = mlx_lm(10000.0, rope_type="longrope", short_factor=SHORT, long_factor=LONG)
+    return judged(fn, LISTS.at(4096), 1)
+
+
+def olmo_core() -> Any:
+    given = {"RoPEScalingConfig": object, "dataclass": dataclasses.dataclass, "ClassVar": typing.ClassVar}
+    config, _ = taken("olmo_core.nn.rope", "YaRNRoPEScalingConfig", "compute_inv_freqs", **given)
+    fn = turning(*config(factor=8.0, old_context_len=131072).compute_scaled_inv_freq(10000, 64, "cpu"))
+    return judged(fn, Rope(64, 10000.0, "half", scaling=YaRN(8.0, 131072)), 4095)
+
+
+def onnxruntime() -> Any:
+    import onnx
+    import onnxruntime
+    from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+
+    names = ["q", "k", "v", "", "", "past", "total", "cos", "sin", "position_ids"]
+    heads = {"num_heads": 2, "kv_num_heads": 2, "do_rotary": 1}
+    node = make_node("GroupQueryAttention", names, ["y", "keys", "values"], domain="com.microsoft", **heads)
+    rng, (cos, sin) = np.random.default_rng(0), cos_sin(Rope(16, 10000.0, "half"), range(256), np.float32)
+    feeds = {name: rng.standard_normal((1, 4, 32)).astype(np.float32) for name in "qkv"}
+    feeds |= {"past": np.array([3], np.int32), "total": np.array(4, np.int32), "cos": cos, "sin": sin}
+    feeds["position_ids"] = np.array([[0, 1, 2, 3]])
+    kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds.items()}
+    inputs = [make_tensor_value_info(name, kinds[name], array.shape) for name, array in feeds.items()]
+    outputs = [make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("y", "keys", "values")]
+    opsets = [make_opsetid("", 20), make_opsetid("com.microsoft", 1)]
+    model = make_model(make_graph([node], "graph", inputs, outputs), opset_imports=opsets, ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = ([0, 1, 2, 3], [0, 7, 9, 100])
+    one, other = (session.run(None, feeds | {"position_ids": np.array([at])})[0] for at in given)
+    return "equal bits" if (one == other).all() else "", "as 0, 1, 2, 3"
+
+
+def rotary_embedding_torch() -> Any:
+    import ml_dtypes
+    import rotary_embedding_torch
+
+    module = rotary_embedding_torch.RotaryEmbedding(64, cache_if_possible=False)
+    fn = from_sequential(with_axes(from_torch(module.rotate_queries_or_keys), "bhnd"))
+    x = np.ones((1, 258, 64), ml_dtypes.bfloat16)
+    error = np.abs(fn(x, np.arange(258)) - rotate(x, range(258), INTERLEAVED))[0, 257].astype(np.float32).max()
+    report = check_rotation(fn, INTERLEAVED, dtype=ml_dtypes.bfloat16, max_position=4095)
+    return ", ".join(report.faults), f"{error:.2g} at 257"
+
+
+def sglang_phi_3() -> Any:
+    (half,) = taken("sglang.srt.layers.rotary_embedding.utils", "rotate_neox")
+    variants = "sglang.srt.layers.rotary_embedding.rope_variant"
+    (phi3,) = taken(variants, "Phi3LongRoPEScaledRotaryEmbedding", rotate_neox=half)
+    module = phi3(64, 64, 131072, 4096, 10000, True, torch.float32, SHORT, LONG)
+    fn = with_axes(from_torch(lambda x, at: module(at, x, x)[0]), "n(hd)")
+    return judged(fn, LISTS.at(4097), 4096, max_position=8191)
+
+
+def sglang_linear() -> Any:
+    settings = types.SimpleNamespace(SGLANG_ROPE_CACHE_ALIGN=types.SimpleNamespace(get=lambda: 128))
+    methods = ("_ensure_cos_sin_cache_length", "_compute_inv_freq", "_compute_cos_sin_cache")
+    grow, theta, make = taken("sglang.srt.layers.rotary_embedding.base", *methods, envs=settings)
+    module = types.SimpleNamespace(base=10000, rotary_dim=64, position_start=0, max_position_embeddings=1024)
+    module._force_native, module.scaling_factors = False, [4.0]
+    module._compute_inv_freq = lambda base: theta(module, base)
+    module.cos_sin_cache = make(module)
+    grow(module, 8191)
+
+    def rotated(x: Any, at: Any) -> Any:
+        cos, sin = module.cos_sin_cache[at].chunk(2, -1)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    return judged(from_torch(rotated), Rope(64, 10000.0, "half", scaling=Linear(4.0)), 4096, max_position=8191)
+
+
+def transformerengine() -> Any:
+    names = ("nn", "arange", "einsum", "cat", "autocast", "float32")
+    on_cpu = types.SimpleNamespace(**{name: getattr(torch, name) for name in names})
+    on_cpu.cuda = types.SimpleNamespace(current_device=lambda: "cpu")
+    (embedding,) = taken("transformer_engine.pytorch.attention.rope", "RotaryPositionEmbedding", torch=on_cpu)
+    angles = embedding(64, seq_len_interpolation_factor=4)(2)[1, 0, 0, :32]  # at position 1
+    return judged(turning(angles), Rope(64, 10000.0, "half", scaling=Linear(4.0)), 1)
+
+
+def transformers_dbrx() -> Any:
+    import transformers
+    from transformers.models.dbrx import modeling_dbrx as module
+
+    given = {"d_model": 256, "n_heads": 4, "attn_config": {"kv_n_heads": 4, "rope_theta": 500000}}
+    fn = hugging(module, module.DbrxRotaryEmbedding(transformers.DbrxConfig(**given)))
+    return judged(fn, Rope(64, 500000.0, "half"), 100)
+
+
+def transformers_minimax_m3() -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as module
+
+    config = CONFIG_MAPPING["minimax_m3_vl_text"](head_dim=64, rotary_dim=32)
+    fn = hugging(module, module.MiniMaxM3VLRotaryEmbedding(config))
+    return judged(fn, Rope(64, 5000000.0, "half", rotary_dim=32), 1)
+
+
+def transformers_dynamic_ntk() -> Any:
+    import transformers
+    from transformers.models.llama import modeling_llama as module
+
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    config = transformers.LlamaConfig(head_dim=64, rope_parameters=dynamic, max_position_embeddings=4096)
+    report = check_rotation(
+        hugging(module, module.LlamaRotaryEmbedding(config)), Rope.from_config(config.to_dict()).at(16384)
+    )
+    return report.faults[0], "after a long call"
+
+
+def transformers_olmo_3() -> Any:
+    import transformers
+    from transformers.models.olmo3 import modeling_olmo3 as module
+
+    config = transformers.Olmo3Config(hidden_size=256, num_attention_heads=4, rope_theta=2000000.0)
+    theta = module.Olmo3RotaryEmbedding(config).sliding_attention_inv_freq
+    return judged(turning(theta), Rope(64, 2000000.0, "half"), 100)
+
+
+def transformers_gemma_3() -> Any:
+    import transformers
+    from transformers.models.gemma3 import modeling_gemma3 as module
+
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 1024}
+    ropes = {
+        "full_attention": yarn | {"truncate": False},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    embedding = module.Gemma3RotaryEmbedding(transformers.Gemma3TextConfig(head_dim=64, rope_parameters=ropes))
+    fn = turning(embedding.full_attention_inv_freq, embedding.full_attention_attention_scaling)
+    return judged(fn, Rope(64, 1e6, "half", scaling=YaRN(8.0, 1024, truncate=False)), 100)
+
+
+def transformers_hunyuan_vl() -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.hunyuan_vl import modeling_hunyuan_vl as module
+
+    parameters = {"rope_type": "default", "mrope_section": [2, 2, 2, 2]}
+    config = CONFIG_MAPPING["hunyuan_vl_text"](head_dim=16, rope_parameters=parameters)
+    x, at = torch.eye(16)[None, None], torch.tensor([5, 1, 7, 3])[:, None, None].expand(-1, 1, 16)
+    matrix = module.apply_rotary_pos_emb(x, x, *module.HunYuanVLRotaryEmbedding(config)(x[0], at))[0][0, 0]
+    return "R·Rᵀ ≠ 1", f"{(matrix @ matrix.T - torch.eye(16)).abs().max():.2g} in R·Rᵀ"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_it_still_shows(row: Any) -> None:
+    software, _, _, _, off, says = row
+    if software.startswith("ggml") and not ggml.library("cpu").exists():
+        pytest.skip("ggml is not built here: python tests/world/ggml.py builds it, or says why not")
+    reproduction = globals()[re.sub(r"\W+", "_", software.lower())]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert reproduction() == (says, off)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error}: tox -e world")
