@@ -8,7 +8,6 @@ counted; the loops in float64 add as much again, which the constants allow for.
 
 from __future__ import annotations
 
-import cmath
 import dataclasses
 import math
 
@@ -191,28 +190,6 @@ def test_eq_37_the_decay_bounds_every_score(xp, seed, p, base, m):
     h = [complex(q[0, i], q[0, i + 1]) * complex(k[0, i], -k[0, i + 1]) for i in range(0, 2 * p, 2)] + [0]
     steps = max(abs(b - a) for a, b in zip(h, h[1:], strict=False))
     assert abs((turned @ k.T).item()) <= steps * p * call(xp, "float64", definition.decay, cos, sin).item() + 1e-12
-
-
-@given(seed=seeds, base=bases, p=st.integers(1, 4), layout=layouts, at=st.tuples(*[st.integers(-999, 999)] * 3))
-def test_eq_11_scores_depend_on_the_distance_only(seed, base, p, layout, at):
-    """⟨R_m x, R_n y⟩ = ⟨R_{m+s} x, R_{n+s} y⟩ = ⟨R_{m−n} x, R_0 y⟩. Angles of up to 2e3 are off by 2e3·u."""
-    (m, n, s), theta, layout = at, definition.frequencies(2 * p, base), definition.pairs(layout, 2 * p)
-
-    def rotated(x, m):
-        return definition.rotate(x, *definition.tables(np.array(m), theta), *layout)
-
-    x, y = random(seed, "float64", 2, 2 * p)
-    scores = [rotated(x, m) @ rotated(y, n), rotated(x, m + s) @ rotated(y, n + s), rotated(x, m - n) @ rotated(y, 0)]
-    assert max(scores) - min(scores) <= 2e4 * UNIT["float64"] * np.linalg.norm(x) * np.linalg.norm(y)
-
-
-@given(base=bases, p=st.integers(1, 4), still=st.integers(0, 3), layout=layouts, m=st.integers(-999, 999))
-def test_the_matrix_is_orthogonal(xp, base, p, still, layout, m):
-    """RᵀR = 1: each entry is a sum of two products of numbers ≤ 1, each off by 3u."""
-    cos, sin = definition.tables(np.array(m), definition.frequencies(2 * p, base))
-    pairs = definition.pairs(layout, 2 * p, still)
-    matrix = call(xp, "float64", definition.rotation_matrix, cos, sin, *pairs, 2 * p + still)
-    assert abs(matrix.T @ matrix - np.eye(2 * p + still)).max() <= 8 * UNIT["float64"]
 
 
 # ── The rest, by hand ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -408,24 +385,6 @@ def test_rotations_are_the_loop(xp, seed, dtype, base, p, extra, layout):
     assert abs(matrix @ x[0, 0] - exact[0, 0]).max() <= bound + d * UNIT[dtype] * abs(x).max()
 
 
-@given(base=bases, p=st.integers(1, 9), m=st.integers(-500, 500))
-def test_decay_is_the_loop(xp, base, p, m):
-    """Each of p phases is off by (|m| + 2)u, each S_j by p times that and j roundings of its size."""
-    theta = definition.frequencies(2 * p, base)
-    sums = [abs(sum(cmath.exp(1j * m * t) for t in theta[:j].tolist())) for j in range(1, p + 1)]
-    value = call(xp, "float64", definition.decay, *definition.tables(np.array([[m]]), theta))
-    assert value.shape == (1, 1)
-    assert abs(value.item() - math.fsum(sums) / p) <= 4 * p * (abs(m) + p + 2) * UNIT["float64"]
-
-
-@given(n=st.integers(1, 6), more=st.integers(0, 4), causal=st.booleans(), window=st.none() | st.integers(1, 8))
-def test_visible_is_the_loop(xp, n, more, causal, window):
-    """The queries are the last n keys."""
-    q_at, k_at = np.arange(more, more + n), np.arange(more + n)
-    mask = call(xp, bool, definition.visible, q_at, k_at, causal, window)
-    assert mask.dtype == bool and mask.tolist() == loops.visible(q_at.tolist(), k_at.tolist(), causal, window)
-
-
 @given(st.data(), seeds, floats, groups, st.booleans(), st.none() | st.integers(1, 4), st.none() | st.floats(0.5, 5))
 def test_attention_is_the_loop(xp, data, seed, dtype, groups, causal, window, softcap):
     """With S = max Σ|qk|·scale + max|bias| a score is off by (d + 8)uS, a weight relatively by twice that and (m + 4)u,
@@ -462,16 +421,6 @@ def test_linear_attention_is_the_loop(xp, data, seed, dtype, groups, causal, nam
     y = call(xp, dtype, definition.linear_attention, q, k, v, turn, mask, definition.FEATURE_MAPS[name])
     assert y.shape == exact.shape
     assert abs(y - exact).max() <= 4 * (3 * d + 2 * n + 20) * UNIT[dtype] * size * (1 + size) * abs(v).max()
-
-
-@given(seed=seeds, dtype=floats, e=st.integers(1, 9), kind=st.sampled_from(["rms", "layer"]), bias=st.booleans())
-def test_norms_are_the_loop(xp, seed, dtype, e, kind, bias):
-    """x − mean is off by (e + 1)u·max|x|, and over √ε = ½ or more by twice that; the root by (e + 4)u, relatively."""
-    x, weight, shift = random(seed, dtype, 2, e), random(seed + 1, dtype, e), random(seed + 2, dtype, e)
-    config, w = tiny(norm=kind, eps=0.25), Norm(weight, shift if bias else None)
-    exact = np.array([loops.norm(config, w, row) for row in x.tolist()])
-    bound = 8 * (e + 4) * UNIT[dtype] * (abs(x).max() * abs(weight).max() + abs(shift).max())
-    assert abs(call(xp, dtype, definition.norm, config, w, x) - exact).max() <= bound
 
 
 def hold_forward_to_the_loop(xp, config, seed, n, rotations):
@@ -536,16 +485,6 @@ def test_frequencies_and_tables_by_mpmath(xp, base, p, m):
     for table, function in ((cos, MP.cos), (sin, MP.sin)):
         assert table.shape == (1, p)
         assert close(table, map(function, angles), [u * (abs(a) + 2) for a in angles])
-
-
-@given(seed=seeds, dtype=floats, angle=st.floats(-math.pi, math.pi))
-def test_rotate_by_mpmath(xp, seed, dtype, angle):
-    """A product each for cos and sin, and their sum: 2u of |x₁ cos| + |x₂ sin|; tables are exact numbers here."""
-    x = random(seed, dtype, 1, 2)
-    cos, sin = (np.array([[f(angle)]], dtype) for f in (math.cos, math.sin))
-    a, b, c, s = (MP.mpf(t.item()) for t in (*x[0], cos, sin))
-    bounds = [2 * UNIT[dtype] * (abs(a * c) + abs(b * s)), 2 * UNIT[dtype] * (abs(b * c) + abs(a * s))]
-    assert close(call(xp, dtype, definition.rotate, x, cos, sin, *PAIR), [a * c - b * s, b * c + a * s], bounds)
 
 
 @given(seed=seeds, dtype=floats, m=st.integers(1, 9), size=st.sampled_from([1.0, 50.0, 1e4]))
