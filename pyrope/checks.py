@@ -22,9 +22,7 @@ def instance(name: str, value: Any, kind: type[_Kind]) -> _Kind:
     return value
 
 
-# Sizes that come from a file or from a caller and that nothing else bounds, such as the features of a head, whose Θ is
-# computed number by number: no model comes near, and beyond it there would be a long wait, or no memory.
-MAX_SIZE = 2**16
+MAX_SIZE = 2**16  # of what nothing else bounds: no model comes near, and beyond it there would be a long wait
 MAX_POSITION = 2**31
 
 
