@@ -131,7 +131,7 @@ def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
         return array
     if _library(array) != "numpy":
         raise TypeError(f"array must be a NumPy array, was {_library(array)}")
-    if not isinstance(backend, str) and not hasattr(backend, "asarray"):
-        raise TypeError(f"backend must be a name or an array module, was {backend!r}")
     xp = get(backend) if isinstance(backend, str) else backend
+    if not hasattr(xp, "asarray"):
+        raise TypeError(f"backend must be a name or an array module, was {backend!r}")
     return array if xp is np else xp.asarray(array)

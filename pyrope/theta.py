@@ -440,14 +440,12 @@ def check_rope(rope: Any) -> Rope:
 @lru_cache(maxsize=256)
 def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
     """Θ in 60-digit decimal, one for each pair, in the order of the pairs."""
-    p, scaling = rope.pairs, rope.scaling
-    widths = [rope.width] if rope.axes is None else rope.axes.widths(p)
+    p, scaling, axes = rope.pairs, rope.scaling, rope.axes
+    widths, order = ([rope.width] * p, range(p)) if axes is None else (axes.widths(p), [i for _, i in axes.assign(p)])
     with localcontext(DECIMAL):
         base = Decimal(rope.base)
         series = {r: _geometric(base, r) if scaling is None else scaling.theta(base, r) for r in set(widths)}
-    theta = list(series[widths[0]])
-    if rope.axes is not None:
-        theta = [series[r][i] for r, (_, i) in zip(widths, rope.axes.assign(p), strict=True)]
+    theta = [series[r][i] for r, i in zip(widths, order, strict=True)]
     for i, t in enumerate(theta):
         if t and not MIN_FREQUENCY <= t <= MAX_FREQUENCY:
             rule = "outside [2^-53, 2^20] where phases are exact"
