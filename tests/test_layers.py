@@ -84,17 +84,6 @@ def test_activations_do_not_hide_nan(xp, name):
     assert np.isnan(_activated(name, np.array([np.nan, 1.0]), xp)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_work_on_part_of_an_array(xp, name):
-    """As in an MLP, where the gate is the first half of a wider array."""
-    inner = to_backend(np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6), xp)
-    before = to_numpy(inner).copy()
-    ACTIVATIONS[name](xp, inner[:, :3])
-    after = to_numpy(inner)
-    assert np.array_equal(after[:, 3:], before[:, 3:])
-    assert np.array_equal(after[:, :3], _activated(name, before[:, :3].copy(), xp))
-
-
 @given(data=st.data(), dtype=floats, shape=st.lists(st.integers(0, 4), max_size=2), e=st.integers(1, 40))
 def test_norms_equal_the_definition(xp, data, dtype, shape, e):
     """With s the size of x over its deviation: the mean is off by e·u of the size, the sum of squares by e·u. In

@@ -1,7 +1,5 @@
 """`rotate` and `unrotate` equal the definition for every rope, dtype, memory layout and backend."""
 
-import re
-
 import numpy as np
 import pytest
 import references
@@ -10,7 +8,7 @@ from references import close
 from strategies import DTYPES, arrays, dtypes, position_arrays, ropes, to_backend
 
 import pyrope
-from pyrope import Axes, Linear, Rope, YaRN, rotation
+from pyrope import Rope, rotation
 from pyrope.theta import LAYOUTS
 
 HALF8 = Rope(8, 10000.0, "half")
@@ -80,21 +78,6 @@ def test_a_bad_number_stays_in_its_own_pair(xp, layout, ends):
     x[1, 2] = np.nan
     got = pyrope.to_numpy(pyrope.rotate(to_backend(x, xp), range(3), Rope(8, 10000.0, layout)))
     assert np.argwhere(~np.isfinite(got)).tolist() == [[1, i] for i in ends]
-
-
-def test_what_is_not_rotated_keeps_its_bits():
-    x = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
-    for placement, still in (("prefix", slice(8, None)), ("suffix", slice(0, 4))):
-        rope = Rope(12, 10000.0, "half", 8, placement, YaRN(4.0, 64))
-        assert (pyrope.rotate(x, range(5), rope)[:, still] == x[:, still]).all()
-        assert (pyrope.unrotate(x, range(5), rope)[:, still] == x[:, still]).all()
-
-
-def test_float16_overflow_is_honest():
-    x = np.full((1, 2), 6e4, np.float16)
-    with np.errstate(over="ignore"):
-        got = pyrope.rotate(x, [1], Rope(2, 10000.0, "half"))
-    assert np.isinf(got[0, 1]) and np.isfinite(got[0, 0])
 
 
 def test_tables_once_for_all_layers(xp):
@@ -186,15 +169,6 @@ def test_bad_outs_and_tables(more, error, match):
         pyrope.rotate(X, range(4), HALF8, **more)
     with pytest.raises(TypeError, match="integers"):
         pyrope.rotate(X, [0.0, 1.0, 2.0, 3.0], HALF8, tables=TABLES)
-
-
-def test_axes_need_their_positions():
-    rope = Rope(8, 10000.0, "half", axes=Axes("sections", (2, 2)), scaling=Linear(2.0))
-    with pytest.raises(ValueError, match=re.escape("positions must have a first axis of 2")):
-        pyrope.rotate(X, range(4), rope)
-    at = np.stack([np.arange(4), np.arange(4)])
-    one = Rope(8, 10000.0, "half", scaling=Linear(2.0))
-    assert (pyrope.rotate(X, at, rope) == pyrope.rotate(X, at[0], one)).all()
 
 
 @pytest.mark.parametrize(
