@@ -122,7 +122,7 @@ def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
 
 def _positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> Int64:
     """Positions on the host, as (…, 1, 1, length)."""
-    at = checks.positions(name, on_host(positions))
+    at = checks.positions(name, positions)
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
         rule = f"({length},), or (…, {length}) with the first of the batch axes {batch}"
