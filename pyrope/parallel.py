@@ -137,7 +137,8 @@ def _agreed(
     The check returns a value, the facts that must be the same on all ranks, and up to three numbers that may differ.
     """
     _mpi(comm)
-    failure, numbers = None, ()
+    failure: Exception | None = None
+    numbers: tuple[int, ...] = ()
     try:
         value, facts, numbers = check()
         text = f"{function}({facts})"

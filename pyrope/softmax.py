@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 from .tiles import cuts, each, tile_of, tiles
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -73,7 +73,7 @@ def attention(
     ``mask``, broadcastable to (…, h, n, m): bool, where True is visible, or float, added to the scores; −inf hides.
     ``scale`` defaults to 1/√d; ``softcap`` c makes scores c·tanh(score/c), before any mask.
     """
-    xp = namespace(q=q, k=k, v=v, **given(mask=mask))
+    xp = namespace(q=q, k=k, v=v) if mask is None else namespace(q=q, k=k, v=v, mask=mask)
     rule = checked_rule(q, k, v, (causal, window), (q_positions, k_positions), (scale, softcap))
     mask = None if mask is None else _checked_mask(mask, (*q.shape[:-1], k.shape[-2]), k.shape[-3])
     out = attend(q, k, v, rule, mask)
@@ -260,7 +260,7 @@ class Running:
         if hidden is not None:
             xp.copyto(by_head, -math.inf, where=hidden)
         if xp is not np:  # on the host it is seen from the totals
-            unseen = False if hidden is None else hidden
+            unseen: Any = False if hidden is None else hidden
             unseen = unseen if bias is None else (bias == -math.inf) | unseen
             self.blind &= unseen if unseen is False else unseen.all(axis=-1, keepdims=True)
         shrink = None if self.small else self._take_off(scores)
