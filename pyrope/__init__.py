@@ -12,17 +12,15 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from . import definition as definition, encodings as encodings, parallel as parallel
-    from .models.architecture import (
-        Config as Config, Layer as Layer, Model as Model, Weights as Weights, random_model as random_model,
-        weight_shapes as weight_shapes,
-    )
     from .backend import from_numpy as from_numpy, get as get, namespace as namespace, to_numpy as to_numpy
-    from .models.checkpoints import load as load
-    from .models.gguf import find_smollm2 as find_smollm2
-    from .models.generation import generate as generate
+    from .checkpoints import find_smollm2 as find_smollm2, load as load
     from .linear import (
         LinearState as LinearState, linear_attention as linear_attention, linear_state as linear_state,
         linear_step as linear_step,
+    )
+    from .model import (
+        Cache as Cache, Config as Config, Layer as Layer, Model as Model, forward as forward, generate as generate,
+        random_model as random_model, weight_shapes as weight_shapes,
     )
     from .oracle.attention import (
         assert_attention as assert_attention, assert_linear_attention as assert_linear_attention,
@@ -38,22 +36,19 @@ if TYPE_CHECKING:
         unrotate as unrotate,
     )
     from .softmax import attention as attention
-    from .models.text import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
     from .theta import (
         Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE,
         Proportional as Proportional, Rope as Rope, YaRN as YaRN, frequencies as frequencies,
         wavelengths as wavelengths,
     )
-    from .models.transformer import Cache as Cache, forward as forward
+    from .tokenizer import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
     # fmt: on
 
 _PLACES = {
-    "models.architecture": "Config Layer Model Weights random_model weight_shapes",
     "backend": "from_numpy get namespace to_numpy",
-    "models.checkpoints": "load",
-    "models.gguf": "find_smollm2",
-    "models.generation": "generate",
+    "checkpoints": "find_smollm2 load",
     "linear": "LinearState linear_attention linear_state linear_step",
+    "model": "Cache Config Layer Model forward generate random_model weight_shapes",
     "oracle.attention": "assert_attention assert_linear_attention check_attention check_linear_attention",
     "oracle.operator": "identify",
     "oracle.rotation": "assert_rotation check_rotation",
@@ -62,9 +57,8 @@ _PLACES = {
     "phase": "cos_sin",
     "rotation": "Tables permute_weights rotate rotation_tables unrotate",
     "softmax": "attention",
-    "models.text": "Tokenizer chat_prompt load_tokenizer",
     "theta": "Axes DynamicNTK Linear Llama3 LongRoPE Proportional Rope YaRN frequencies wavelengths",
-    "models.transformer": "Cache forward",
+    "tokenizer": "Tokenizer chat_prompt load_tokenizer",
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
 _MODULES = ("definition", "encodings", "parallel")  # public as a whole

@@ -92,9 +92,19 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+# What others call a layout.
+SYNONYMS = {
+    **dict.fromkeys(("neox", "gpt-neox", "gptneox", "rotate_half", "rotate-half", "hf", "split"), "half"),
+    **dict.fromkeys(("gpt-j", "gptj", "meta", "roformer", "adjacent", "rotate_every_two", "complex"), "interleaved"),
+}
+
+
 def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}")
+        word = value.lower() if isinstance(value, str) else ""
+        meant = [one for one in choices if one in (word, SYNONYMS.get(word))]
+        hint = f" (did you mean {meant[0]!r}?)" if meant else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, was {value!r}{hint}")
     return value
 
 

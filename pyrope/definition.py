@@ -1,8 +1,8 @@
 """RoFormer (arXiv 2104.09864v5), equations (2), (12) to (19) and (34) to (37), and the transformer around them.
 
 This file is what must be trusted. It checks nothing, caches nothing, and prefers clarity to speed. Everything else in
-pyrope computes the same values faster (`pyrope.rotation`, `.softmax`, `.linear`, `.layers`, `.models.transformer`) or
-more exactly (`.theta`, `.phase`), or judges other people's code by them (`.oracle`); tests hold it all to this file.
+pyrope computes the same values faster (`pyrope.rotation`, `.softmax`, `.linear`, `.layers`, `.model`) or more exactly
+(`.theta`, `.phase`), or judges other people's code by them (`.oracle`); tests hold it all to this file.
 
 Shapes: b batch, h query heads, g key and value heads, n queries, t keys, d features of a head, r of them rotated,
 p = r/2 pairs, c features of a value (d in a model), e model width, f MLP width, v vocabulary; "…" is any number of
@@ -13,16 +13,17 @@ CuPy's, all floats of one call have one dtype, which is also the result's, and i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from .backend import Array, from_numpy, namespace, to_numpy
 
-if TYPE_CHECKING:  # for the annotations; what a model is and what it has learnt is listed there, field by field
-    from .models.architecture import Config, LayerWeights, Weights
+if TYPE_CHECKING:  # for the annotations; what a model is, field by field: `pyrope.model`
+    from .model import Config
 
+Weights: TypeAlias = Mapping[str, Array]  # what a model, or a layer, has learnt, by the names of `model.weight_shapes`
 Features: TypeAlias = tuple[slice, slice]  # where the first, and where the second feature of every pair stands
 # A turn is x -> R(Θ, m)·x, for instance lambda x: rotate(x, *tables(positions, theta), *pairs(layout, r)).
 Turn: TypeAlias = Callable[[Array], Array]
@@ -112,9 +113,7 @@ def softmax(scores: Array) -> Array:
     return powers / xp.where(total == 0, 1, total)
 
 
-def attention_scores(
-    q: Array, k: Array, mask: Array, scale: float, softcap: float | None = None, bias: Any = 0
-) -> Array:
+def attention_scores(q: Array, k: Array, mask: Array, scale: float, softcap: Any = None, bias: Any = 0) -> Array:
     """What the softmax is taken of: rotated q (…, n, d) and k (…, t, d), mask and bias that broadcast to (…, n, t) ->
     (…, n, t). Softcap (Gemma 2) and bias (ALiBi) are not in the paper."""
     xp = namespace(q)
@@ -123,9 +122,7 @@ def attention_scores(
     return xp.where(mask, scores + bias, -math.inf)
 
 
-def attention(
-    q: Array, k: Array, v: Array, mask: Array, scale: float, softcap: float | None = None, bias: Any = 0
-) -> Array:
+def attention(q: Array, k: Array, v: Array, mask: Array, scale: float, softcap: Any = None, bias: Any = 0) -> Array:
     """Rotated q (…, h, n, d) and k (…, g, t, d), v (…, g, t, c), mask and bias that broadcast to (…, h, n, t) ->
     (…, h, n, c)."""
     k, v = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
@@ -171,18 +168,23 @@ def linear_attention(q: Array, k: Array, v: Array, turn: Turn, mask: Array, phi:
 # ── The transformer around it ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def norm(config: Config, w: Any, x: Array) -> Array:
+def part(w: Weights, name: str) -> tuple[Any, Any]:
+    """The weight and the bias of a norm or a projection, each None where there is none."""
+    return w.get(f"{name}.weight"), w.get(f"{name}.bias")
+
+
+def norm(config: Config, w: tuple[Any, Any], x: Array) -> Array:
     """RMSNorm, or LayerNorm, which is RMSNorm of x minus its mean: x (…, e) -> the same. No weights mean no norm."""
-    if w is None:
+    if w[0] is None:
         return x
     x = x - x.mean(axis=-1, keepdims=True) if config.norm == "layer" else x
-    y = x / namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + config.eps) * w.weight
-    return y if w.bias is None else y + w.bias
+    y = x / namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + config.eps) * w[0]
+    return y if w[1] is None else y + w[1]
 
 
-def project(w: Any, x: Array) -> Array:
+def project(w: tuple[Any, Any], x: Array) -> Array:
     """x·Wᵀ + b, with W as (out, in): (…, in) -> (…, out)."""
-    return x @ w.weight.T if w.bias is None else x @ w.weight.T + w.bias
+    return x @ w[0].T if w[1] is None else x @ w[0].T + w[1]
 
 
 def gelu(x: Array) -> Array:
@@ -199,51 +201,50 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # (…, f) -> the same
 }
 
 
-def mlp(config: Config, w: LayerWeights, x: Array) -> Array:
+def mlp(config: Config, w: Weights, x: Array) -> Array:
     """down(act(up(x))), or gated down(act(gate(x))·up(x)), with gate and up in one matrix: (b, n, e) -> (b, n, e)."""
-    act, inner, f = ACTIVATIONS[config.activation], project(w.up, x), config.mlp_width
-    return project(w.down, act(inner[..., :f]) * inner[..., f:] if config.gated else act(inner))
+    act, inner, f = ACTIVATIONS[config.activation], project(part(w, "up"), x), config.mlp_width
+    return project(part(w, "down"), act(inner[..., :f]) * inner[..., f:] if config.gated else act(inner))
 
 
-def self_attention(config: Config, w: LayerWeights, x: Array, turn: Turn, mask: Array, bias: Any = 0) -> Array:
+def self_attention(config: Config, w: Weights, x: Array, turn: Turn, mask: Array, bias: Any = 0) -> Array:
     """(b, n, e) -> (b, n, e)."""
     (b, n, _), h, g, d = x.shape, config.heads, config.key_heads, config.head_dim
-    heads = project(w.qkv, x).reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
-    q, k, v = norm(config, w.q_norm, heads[:, :h]), norm(config, w.k_norm, heads[:, h : h + g]), heads[:, h + g :]
+    heads = project(part(w, "qkv"), x).reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
+    q, k, v = heads[:, :h], heads[:, h : h + g], heads[:, h + g :]
+    q, k = norm(config, part(w, "q_norm"), q), norm(config, part(w, "k_norm"), k)
     if config.attention == "linear":
         out = linear_attention(q, k, v, turn, mask, FEATURE_MAPS[config.feature_map])
     else:
-        scale = 1 / math.sqrt(d) if config.scale is None else config.scale
+        scale = config.scale or 1 / math.sqrt(d)
         out = attention(turn(q), turn(k), v, mask, scale, config.softcap, bias)  # Eq. (14): R_m W x_m, for q and k only
-    return project(w.out, out.swapaxes(1, 2).reshape(b, n, h * d))
+    return project(part(w, "out"), out.swapaxes(1, 2).reshape(b, n, h * d))
 
 
-def block(config: Config, w: LayerWeights, x: Array, turn: Turn, mask: Array, bias: Any = 0) -> Array:
+def block(config: Config, w: Weights, x: Array, turn: Turn, mask: Array, bias: Any = 0) -> Array:
     """One layer, (b, n, e) -> (b, n, e): attention and an MLP, whose results are added to x."""
     if config.block == "post-norm":
-        x = norm(config, w.attention_norm, x + self_attention(config, w, x, turn, mask, bias))
-        return norm(config, w.mlp_norm, x + mlp(config, w, x))
-    read = norm(config, w.attention_norm, x)
-    attended = norm(config, w.attention_post_norm, self_attention(config, w, read, turn, mask, bias))
-    if config.block == "parallel":  # the MLP reads x too, by its own norm or by that of the attention
-        read = read if w.mlp_norm is None else norm(config, w.mlp_norm, x)
-        return x + attended + norm(config, w.mlp_post_norm, mlp(config, w, read))
-    x = x + attended
-    return x + norm(config, w.mlp_post_norm, mlp(config, w, norm(config, w.mlp_norm, x)))
+        x = norm(config, part(w, "attention_norm"), x + self_attention(config, w, x, turn, mask, bias))
+        return norm(config, part(w, "mlp_norm"), x + mlp(config, w, x))
+    read = norm(config, part(w, "attention_norm"), x)
+    attended = norm(config, part(w, "attention_post_norm"), self_attention(config, w, read, turn, mask, bias))
+    both = x + attended  # the MLP of a parallel block reads x instead, by its own norm or by that of the attention
+    read = read if config.one_norm else norm(config, part(w, "mlp_norm"), x if config.block == "parallel" else both)
+    return both + norm(config, part(w, "mlp_post_norm"), mlp(config, w, read))
 
 
 def forward(config: Config, w: Weights, tokens: Array, turns: Sequence[Turn], added: Any = 0, bias: Any = 0) -> Array:
     """Logits: tokens, a NumPy array (b, n) -> (b, n, v). The i-th of turns is the rotation of layer i, or the identity.
     Other encodings add vectors, such as those of Eq. (4), to the embeddings, (b, n, e), or a bias to the scores."""
-    xp = namespace(w.embedding)
-    x = w.embedding[from_numpy(tokens, xp)] * (1 if config.embedding_scale is None else config.embedding_scale)
-    x = x + added + (0 if w.embedding_bias is None else w.embedding_bias)
-    x, places = norm(config, w.embedding_norm, x), xp.arange(tokens.shape[-1])
-    for layer, weights, turn in zip(config.layers, w.layers, turns, strict=True):
-        x = block(config, weights, x, turn, visible(places, places, config.causal, layer.window), bias)
-    x = norm(config, w.norm, x)
-    if w.head_dense is not None:
-        x = norm(config, w.head_norm, ACTIVATIONS[config.activation](project(w.head_dense, x)))
-    logits = project(w.head, x) * (1 if config.logit_scale is None else config.logit_scale)
-    cap = config.logit_softcap
+    xp = namespace(w["embedding"])
+    x = w["embedding"][from_numpy(tokens, xp)] * (config.embedding_scale or 1) + added + w.get("embedding_bias", 0)
+    x, places = norm(config, part(w, "embedding_norm"), x), xp.arange(tokens.shape[-1])
+    for i, (layer, turn) in enumerate(zip(config.layers, turns, strict=True)):
+        own = {name.removeprefix(f"layers.{i}."): x for name, x in w.items() if name.startswith(f"layers.{i}.")}
+        x = block(config, own, x, turn, visible(places, places, config.causal, layer.window), bias)
+    x = norm(config, part(w, "norm"), x)
+    if config.head_dense:
+        x = norm(config, part(w, "head_norm"), ACTIVATIONS[config.activation](project(part(w, "head_dense"), x)))
+    head, cap = (w["embedding" if config.tied else "head.weight"], w.get("head.bias")), config.logit_softcap
+    logits = project(head, x) * (config.logit_scale or 1)
     return logits if cap is None else cap * xp.tanh(logits / cap)

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, given, namespace, on_host, result_array, to_numpy
-from .phase import check_positions
-from .rotation import Tables, check_fit, check_tables, rotation_tables, turn
+from .backend import Array, namespace, result_array, to_numpy
+from .rotation import Tables, check_fit, checked_tables, turn
+from .softmax import check_heads
 from .theta import Rope, check_rope
 from .tiles import cuts, each
 
@@ -101,14 +101,14 @@ def linear_attention(
     must be finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
     positions, are ``rotation_tables(rope.pure, positions, like=q)``. ``chunk`` decides speed: 1 is token by token.
     """
-    rule = checked_rule(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
-    chunk, result = checks.integer("chunk", chunk, 1), _result(q, k, v, out)
+    rule = checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
+    chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
     q, k, v, target = with_heads(q, k, v, result)
     if causal:
         step(q, k, v, zeros(k, v, rule), rule, target, chunk)
     else:
         read(q, sums(k, v, rule), rule, target)  # Eq. (18): the same sums for every query
-    check_device(result, rule)
+    check_outputs(result, rule, on_host=False)  # where the core has not waited
     return result
 
 
@@ -126,25 +126,24 @@ def linear_step(
     >>> last.shape, state.count
     ((2, 2, 4), 5)
     """
-    rule = checked_rule(True, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
-    chunk, result, (s, z) = checks.integer("chunk", chunk, 1), _result(q, k, v, out), zeros(k, v, rule)
+    rule = checked_rule((q, k, v), True, (positions, rope, tables), (feature_map, denominators))
+    chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
+    q, k, v, target = with_heads(q, k, v, result)
+    after = LinearState(*zeros(k, v, rule), q.shape[-2], rope, feature_map)
     if state is not None:
-        LinearState(s, z, 0, rope, feature_map).check(state)
-        s, z = s + state.numerator, z + state.denominator
-    before, (q, k, v, target) = (s, z) if q.ndim > 2 else (s[None], z[None]), with_heads(q, k, v, result)
-    step(q, k, v, before, rule, target, chunk)
-    check_device(result, rule)
-    return result, LinearState(s, z, q.shape[-2] + (state.count if state else 0), rope, feature_map)
+        after += state
+    step(q, k, v, (after.numerator, after.denominator), rule, target, chunk)
+    check_outputs(result, rule, on_host=False)  # where the core has not waited
+    return result, after
 
 
 def linear_state(
     k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
 ) -> LinearState:
     """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
-    rule = checked_rule(False, positions, rope, feature_map, "positive", None, k=k, v=v)
-    with_axis = with_heads(k, v)
-    s, z = sums(with_axis[0], with_axis[1], rule)
-    return LinearState(*((s[0], z[0]) if k.ndim == 2 else (s, z)), k.shape[-2], rope, feature_map)
+    rule = checked_rule((k, k, v), False, (positions, rope, None), (feature_map, "positive"))
+    k, v = with_heads(k, v)
+    return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
 
 
 def with_heads(*arrays: Array) -> list[Array]:
@@ -153,53 +152,34 @@ def with_heads(*arrays: Array) -> list[Array]:
 
 
 def checked_rule(
-    causal: bool, positions: Any, rope: Any, feature_map: Any, denominators: str, tables: Any, **arrays: Array
+    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any, Any], how: tuple[Any, Any]
 ) -> Rule:
-    """The rule, if all arguments are what the docstring of `linear_attention` says."""
-    namespace(**arrays)
-    shapes = ", ".join([f"{name} had shape {x.shape} {x.dtype!r}" for name, x in arrays.items()])
-    q, k, v = arrays["q"] if "q" in arrays else arrays["k"], arrays["k"], arrays["v"]
-    (h, *_), (g, *_) = (1, *q.shape)[-3:], (1, *k.shape)[-3:]
-    fits = q.ndim == k.ndim == v.ndim >= 2 and q.shape[:-3] == k.shape[:-3] and k.shape[:-1] == v.shape[:-1]
-    fits = fits and q.shape[-1] == k.shape[-1] and (h % g == 0 if g else h == 0)
-    if not fits or (checks.flag("causal", causal) and q.shape[-2] != k.shape[-2]):
-        rule = "q (…, h, n, d), k (…, g, m, d), v (…, g, m, e) need h a multiple of g, and n = m if causal"
-        raise ValueError(f"{rule}: {shapes}")
-    dtypes = [compute_dtype(name, x) for name, x in arrays.items()]
-    if q.dtype != k.dtype or k.dtype != v.dtype:
-        raise TypeError(f"q, k and v must have one dtype: {shapes}")
+    """The rule, if q, k and v, causal, positions, rope and tables, feature map and denominators are what
+    `linear_attention` says."""
+    (positions, rope, tables), (feature_map, denominators) = where, how
+    namespace(**dict(zip("qkv", arrays, strict=True)))
+    q, k, v = with_heads(*arrays)
+    dtype, n = check_heads(q, k, v), k.shape[-2]
+    if checks.flag("causal", causal) and q.shape[-2] != n:
+        raise ValueError(f"causal attention needs as many queries as keys, had {q.shape[-2]} and {n}")
     if not callable(feature_map):
         checks.choice("feature_map", feature_map, tuple(FEATURE_MAPS))
     checks.choice("denominators", denominators, ("positive", "nonzero"))
-    if (positions is None) != (rope is None):
-        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
-    if rope is None and tables is not None:
-        raise ValueError("tables need positions and a rope")
+    if (positions is None) != (rope is None) or (rope is None and tables is not None):
+        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, nor tables, for Eq. (18)")
     if rope is not None:
-        tables = _checked_tables(positions, check_rope(rope).pure, tables, (q, k), shapes)
-    return Rule(dtypes[0], tables, feature_map, denominators)
+        tables = checked_tables(positions, check_rope(rope).pure, tables, k)
+        if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
+            shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
+            raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
+        for x in arrays[:2]:
+            check_fit(x, tables)
+    return Rule(dtype, tables, feature_map, denominators)
 
 
-def _checked_tables(
-    positions: Any, rope: Rope, tables: Tables | None, arrays: tuple[Array, Array], shapes: str
-) -> Tables:
-    """The tables of all tokens: those that were given, or new ones."""
-    m, (q, k) = check_positions(on_host(positions), rope), arrays
-    if not q.shape[-2:-1] == k.shape[-2:-1] == m.shape[rope.axes is not None :][-1:]:
-        one = "…, n" if rope.axes is None else f"{rope.axes.count}, …, n"
-        raise ValueError(f"positions must be ({one}), one for each token, had shape {m.shape}: {shapes}")
-    if tables is None:
-        tables = rotation_tables(rope, m, k)
-    else:
-        check_tables(tables, m, rope, compute_dtype("k", k), k)
-    for x in arrays:
-        check_fit(x, tables)
-    return tables
-
-
-def _result(q: Array, k: Array, v: Array, out: Array | None) -> Array:
+def _checked_out(q: Array, k: Array, v: Array, out: Array | None) -> Array:
     """Where the outputs (…, h, n, e) go."""
-    xp = namespace(q=q, **given(out=out))
+    xp = namespace(q) if out is None else namespace(q=q, out=out)
     if out is not None and any(xp.may_share_memory(out, x) for x in (q, k, v)):
         raise ValueError("out must not share memory with q, k or v, which are read until the end")
     return result_array(xp, (*q.shape[:-1], v.shape[-1]), q.dtype, out)
@@ -219,7 +199,8 @@ def sums(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
     """S and z of all keys (…, g, n, d) and values (…, g, n, e)."""
     s, z = zeros(k, v, rule)
 
-    def some(_: slice, heads: slice) -> None:
+    def some(piece: tuple[slice, slice]) -> None:
+        heads = piece[1]
         for tokens in cuts(k.shape[-2], _STRETCH):
             phi, turned = _features(k[..., heads, tokens, :], rule, tokens)
             s[..., heads, :, :] += turned.swapaxes(-1, -2) @ v[..., heads, tokens, :].astype(rule.dtype, copy=False)
@@ -232,14 +213,18 @@ def sums(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
 def read(q: Array, state: tuple[Array, Array], rule: Rule, out: Array) -> None:
     """Every query (…, h, n, d) against the same S and z, into out (…, h, n, e)."""
 
-    def some(heads: slice, key_heads: slice) -> None:
+    def some(piece: tuple[slice, slice]) -> None:
+        heads, key_heads = piece
         s, z = state[0][..., key_heads, None, :, :], state[1][..., key_heads, None, None, :]
         for tokens in cuts(q.shape[-2], _STRETCH):
-            phi, turned = (_grouped(x, s.shape[-4]) for x in _features(q[..., heads, tokens, :], rule, tokens))
-            target, first = out[..., heads, tokens, :], (heads.start, tokens.start)
-            _divide(turned @ s, phi, z, rule, target, first)  # Eq. (19), without rope Eq. (18)
+            phi, turned = _features(q[..., heads, tokens, :], rule, tokens)
+            (*batch, h, n, d), g = phi.shape, s.shape[-4]
+            grouped = (*batch, g, h // g, n, d)
+            numerator = turned.reshape(grouped) @ s  # Eq. (19), without rope Eq. (18)
+            _divide(numerator, phi.reshape(grouped), z, rule, out[..., heads, tokens, :])
 
     _by_heads(some, q, state[0].shape[-3], rule)
+    check_outputs(out, rule, on_host=True)
 
 
 def step(q: Array, k: Array, v: Array, state: tuple[Array, Array], rule: Rule, out: Array, chunk: int) -> None:
@@ -248,17 +233,19 @@ def step(q: Array, k: Array, v: Array, state: tuple[Array, Array], rule: Rule, o
     even, length = n - n % chunk, chunk * max(1, _STRETCH // chunk)
     parts = cuts(even, length) + ([slice(even, n)] if even < n else [])
 
-    def some(heads: slice, key_heads: slice) -> None:
+    def some(piece: tuple[slice, slice]) -> None:
+        heads, key_heads = piece
         before = s[..., key_heads, :, :], z[..., key_heads, :]
         for tokens in parts:
             queries, keys = q[..., heads, tokens, :], k[..., key_heads, tokens, :]
             terms = _features(queries, rule, tokens), _features(keys, rule, tokens)
             values = v[..., key_heads, tokens, :].astype(rule.dtype, copy=False)
             numerator, phi, total, before = _chunks(*terms, values, before, min(chunk, tokens.stop - tokens.start))
-            _divide(numerator, phi, total, rule, out[..., heads, tokens, :], (heads.start, tokens.start))
+            _divide(numerator, phi, total, rule, out[..., heads, tokens, :])
         s[..., key_heads, :, :], z[..., key_heads, :] = before
 
     _by_heads(some, q, k.shape[-3], rule)
+    check_outputs(out, rule, on_host=True)
 
 
 _Pair: TypeAlias = tuple[Array, Array]
@@ -271,9 +258,8 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
     """
     xp, (s, z), g = namespace(v), before, v.shape[-3]
 
-    def cut(x: Array) -> Array:  # (…, g, r, chunks, c, any)
-        x = _grouped(x, g)
-        return x.reshape(*x.shape[:-2], x.shape[-2] // c, c, x.shape[-1])
+    def cut(x: Array) -> Array:  # (…, heads, tokens, any) -> (…, g, heads/g, chunks, c, any)
+        return x.reshape(*x.shape[:-3], g, x.shape[-3] // g, x.shape[-2] // c, c, x.shape[-1])
 
     (phi_q, turned_q), (phi_k, turned_k), values = map(cut, q), map(cut, k), cut(v)
     lower, columns = xp.tril(xp.ones((c, c), v.dtype)), turned_k.swapaxes(-1, -2)
@@ -289,19 +275,14 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
     return numerator, phi_q, totals, (s, z)
 
 
-def _grouped(x: Array, g: int) -> Array:
-    """A view of x (…, h, n, d) as (…, g, h/g, n, d): head i reads head i·g//h of the keys."""
-    return x.reshape(*x.shape[:-3], g, x.shape[-3] // max(g, 1), *x.shape[-2:])
-
-
-def _by_heads(work: Callable[[slice, slice], None], x: Array, g: int, rule: Rule) -> None:
-    """Calls ``work(heads, key_heads)`` for one of the g key heads after the other, or for all if x, (…, h, n, d), is
+def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rule: Rule) -> None:
+    """Calls ``work((heads, key_heads))`` for one of the g key heads after the other, or for all if x, (…, h, n, d), is
     small: on every core, but for a feature map of the caller's, which may not be made for several threads."""
     h, on_host, named = x.shape[-3], namespace(x) is np, isinstance(rule.feature_map, str)
     by_head = rule.tables is not None and rule.tables.straight.ndim > max(2, x.ndim - 1)  # positions differ by head
-    step = 1 if on_host and not by_head and x.size > _SMALL else max(g, 1)
-    pieces = [(slice(i.start * h // g, i.stop * h // g), i) for i in cuts(g, step)]
-    each(lambda piece: work(*piece), pieces, spread=on_host and named, products=True)
+    key_heads = cuts(g, 1 if on_host and not by_head and x.size > _SMALL else g)
+    pieces = [(slice(i.start * h // g, i.stop * h // g), i) for i in key_heads]
+    each(work, pieces, spread=on_host and named, products=True)
 
 
 def _phi(x: Array, rule: Rule) -> Array:
@@ -329,46 +310,29 @@ def _features(x: Array, rule: Rule, tokens: slice) -> tuple[Array, Array]:
     return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))
 
 
-def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array, first: tuple[int, int]) -> None:
-    """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e) with its first head and token; 0/0 is 0."""
+def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) -> None:
+    """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e); 0/0 is 0, and what is wrong NaN."""
     xp, limits = namespace(phi), np.finfo(rule.dtype)
-    denominator = xp.einsum("...d,...d->...", phi, total)
+    denominator = xp.einsum("...d,...d->...", phi, total)[..., None]
     # φ(q)ᵀφ(k) of small features, as of inputs around −52 in float32, is subnormal: a number of few bits, whose
     # quotients are off by a tenth or more. From tiny/ε on, every product that matters in the sum is a normal one.
     size, least = abs(denominator), float(limits.tiny / limits.eps)
     good = ((denominator if rule.denominators == "positive" else size) >= least) & (size < np.inf)
     if xp is not np or not good.all():
         # Of smaller features it is 0, which must not pass for that of a row that sees nothing.
-        empty = ~((phi != 0) & (total != 0)).any(axis=-1) & (numerator == 0).all(axis=-1)
-        good |= empty
-        denominator = denominator + empty
-    numerator /= denominator[..., None]
-    if xp is not np:  # nothing waits for the device: what is wrong becomes NaN, and `check_device` finds it
-        numerator = xp.where(good[..., None] & xp.isfinite(numerator), numerator, np.nan)
-    else:
-        _check_quotients(numerator, denominator, good, rule, (out.shape[:-1], first))
+        empty = ~((phi != 0) & (total != 0)).any(axis=-1, keepdims=True) & (numerator == 0).all(axis=-1, keepdims=True)
+        denominator = xp.where(good | empty, denominator + empty, np.nan)
+    numerator /= denominator
+    if xp is not np or not np.isfinite(numerator).all():
+        numerator = xp.where(xp.isfinite(numerator), numerator, np.nan)
     out[...] = numerator.reshape(out.shape)
 
 
-def _check_quotients(quotient: Array, denominator: Array, good: Array, rule: Rule, place: tuple[Any, Any]) -> None:
-    """Raises with the place of the first denominator that is not good, or if quotients are not finite."""
-    (shape, first), limits = place, np.finfo(rule.dtype)
-    if not good.all():
-        bad = np.argwhere(~good.reshape(shape))
-        value = float(denominator.reshape(shape)[tuple(bad[0])])
-        where = (*bad[0, :-2].tolist(), *(bad[0, -2:] + first).tolist())
-        rule_of = f"denominators must be finite and {rule.denominators}, {len(bad)} of {good.size} looked at were not"
-        least = f"in {rule.dtype} they must not be smaller than {float(limits.tiny / limits.eps):.2g}"
-        raise ValueError(f"{rule_of}, the first at {where}: {value:g}; see feature_map: {least}")
-    if not np.isfinite(quotient).all():
-        reason = f"values must be finite, and so must their sums, weighted by features, in {rule.dtype}"
-        raise ValueError(f"{reason}, and some are not: make them smaller, or use float64")
-
-
-def check_device(out: Array, rule: Rule) -> None:
-    """Raises if the device marked an output as wrong; on the host that was done on the way."""
+def check_outputs(out: Array, rule: Rule, on_host: bool) -> None:
+    """Raises if an output (…, h, n, e) is NaN, the mark of a wrong one: only on the host, or only on a device."""
     xp = namespace(out)
-    if xp is not np and bool(xp.isnan(out).any()):
-        where = tuple(np.argwhere(to_numpy(xp.isnan(out).any(axis=-1)))[0].tolist())
-        what = f"denominators must be finite and {rule.denominators}, values must be finite, and so must their sums"
-        raise ValueError(f"{what}, in {rule.dtype}: the output at {where} is not")
+    if (xp is np) == on_host and bool((wrong := xp.isnan(out)).any()):
+        where, limits = np.argwhere(to_numpy(wrong.any(axis=-1)))[0].tolist(), np.finfo(rule.dtype)
+        least = f"at least {float(limits.tiny / limits.eps):.2g} in {rule.dtype}, below which digits are lost"
+        rules = f"denominators must be finite and {rule.denominators}, {least}; values must be finite, and so must"
+        raise ValueError(f"{rules} their sums, weighted by features: the output at {tuple(where)} is wrong")

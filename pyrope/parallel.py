@@ -1,13 +1,11 @@
 """Attention and models over a sequence that is split among MPI ranks (mpi4py): the same values as on one machine.
 
-Every rank holds some tokens of the sequence (`shard_positions`) and rotates its own queries and keys by their positions
-in the sequence, so that the rotation needs no message. In `ring_attention` keys and values travel from rank to rank; in
-`parallel_linear_attention` only sums of constant size do; `forward` is a model made of these, and `gather` puts shards
-together again. All ranks of a communicator make the same call, and each returns the results of its own tokens.
+Every rank holds some tokens of the sequence (`shard_positions`) and rotates them by their positions in the sequence. In
+`ring_attention` keys and values travel from rank to rank; in `parallel_linear_attention` only sums of constant size do;
+`forward` is a model made of these, and `gather` puts shards together again. All ranks make the same call.
 
-A call begins with an exchange of what was given. If the arguments of a rank are wrong, or differ from those of the
-others, every rank raises, with that rank's message. What fails later ends all ranks, since some already wait for
-messages: see `fail_together`.
+A call begins with an exchange of what was given: if the arguments of a rank are wrong, or differ from those of others,
+every rank raises. What fails later ends all ranks, since some already wait for messages: see `fail_together`.
 """
 
 from __future__ import annotations
@@ -16,21 +14,18 @@ import hashlib
 import math
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from . import checks, linear, softmax
+from . import checks, linear, model as models, softmax
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host, to_numpy
 from .linear import FeatureMap
-from .models import transformer
-from .models.architecture import Config, Model
-from .rotation import Tables
+from .model import Model
+from .rotation import Tables, turn
 from .theta import Rope
 from .tiles import tile_of
 
@@ -129,38 +124,37 @@ def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
+# What a rank tells the others: whether its arguments are wrong, its call or its error, and numbers of its own.
+_Message = np.dtype([("failed", "i8"), ("digest", "i8"), ("numbers", "i8", 3), ("text", "S2000")])
+
+
 def _agreed(
     comm: Any, function: str, check: Callable[[], tuple[_Checked, str, tuple[int, ...]]]
 ) -> tuple[_Checked, list[list[int]]]:
     """What the check of the arguments returns here, and the numbers of every rank, once all ranks have agreed.
 
-    The check returns a value, the facts that must be the same on all ranks, and some numbers that may differ.
+    The check returns a value, the facts that must be the same on all ranks, and up to three numbers that may differ.
     """
     _mpi(comm)
-    failure: Exception | None = None
+    failure, numbers = None, ()
     try:
         value, facts, numbers = check()
         text = f"{function}({facts})"
     except Exception as error:  # the others must hear of it: they would wait for this rank
-        failure, text, numbers = error, f"{type(error).__name__}: {error}", ()
-    size = comm.Get_size()
-    digest, own, records = _digest(text.encode()), np.zeros(5, np.int64), np.empty((size, 5), np.int64)
-    own[: 2 + len(numbers)] = failure is not None, digest, *numbers
-    comm.Allgather(own, records)
-    if not records[:, 0].any() and bool((records[:, 1] == digest).all()):
-        return value, records[:, 2 : 2 + len(numbers)].tolist()
-    own, texts = np.zeros(2000, np.uint8), np.empty((size, 2000), np.uint8)
-    encoded = np.frombuffer(text.encode()[: own.size], np.uint8)
-    own[: encoded.size] = encoded
-    comm.Allgather(own, texts)
+        failure, text = error, f"{type(error).__name__}: {error}"
+    own, messages = np.zeros(1, _Message), np.zeros(size := comm.Get_size(), _Message)
+    own[0] = failure is not None, _digest(text.encode()), (*numbers, 0, 0, 0)[:3], text.encode()
+    comm.Allgather(own.view(np.uint8), messages.view(np.uint8).reshape(size, -1))
     if failure is not None:
         raise failure
-    of_rank = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in texts]
-    if records[:, 0].any():
-        rank = int(records[:, 0].argmax())
-        raise RuntimeError(f"rank {rank} of {size} failed: {of_rank[rank]}")
-    rank = int((records[:, 1] != records[0, 1]).argmax())
-    raise ValueError(f"all ranks must make the same call: rank 0 made {of_rank[0]}, rank {rank} {of_rank[rank]}")
+    texts = [message.decode(errors="ignore") for message in messages["text"]]
+    if (failed := messages["failed"]).any():
+        rank = int(failed.argmax())
+        raise RuntimeError(f"rank {rank} of {size} failed: {texts[rank]}")
+    if (others := messages["digest"] != messages["digest"][0]).any():
+        rank = int(others.argmax())
+        raise ValueError(f"all ranks must make the same call: rank 0 made {texts[0]}, rank {rank} {texts[rank]}")
+    return value, messages["numbers"].tolist()
 
 
 def _span(at: np.ndarray[Any, Any]) -> tuple[int, int, int]:
@@ -173,40 +167,15 @@ def _check_spans(spans: list[list[int]]) -> list[int]:
     n, held = sum(count for count, _, _ in spans), [span for span in spans if span[0]]
     first, last = min((low for _, low, _ in held), default=0), max((high for _, _, high in held), default=-1)
     if n > last - first + 1:
-        raise ValueError(
-            f"positions must be those in the whole sequence: {n} tokens cannot all have their own between {first} and "
-            f"{last}; does every rank count from 0? shard_positions says what a rank holds"
-        )
+        rule = f"{n} tokens cannot all have their own between {first} and {last}"
+        fix = "does every rank count from 0? shard_positions says what a rank holds"
+        raise ValueError(f"positions must be those in the whole sequence: {rule}; {fix}")
     return [count for count, _, _ in spans]
 
 
-def _direct(comm: Any, xp: ModuleType) -> bool:
-    """Whether MPI reads and writes arrays of this library where they are. If not, they go by way of the host."""
-    if xp is np:
-        return True
-    info = comm.Get_info()
-    kinds = str(info.Get("mpi_memory_alloc_kinds") or "")  # MPI 4.1: the kinds of memory that MPI can use
-    info.Free()
-    if "cuda" not in kinds:
-        reason = f'it says that it can use memory of the kinds "{kinds}" only'
-        warnings.warn(f"this MPI is not CUDA-aware: {reason}; arrays are copied to the host and back", stacklevel=3)
-    return "cuda" in kinds
-
-
-def _to_wire(x: Array, direct: bool) -> Array:
-    """The bytes of an array, for MPI: a copy unless x is contiguous and where MPI can read it."""
-    x = x if direct else to_numpy(x)
-    xp = namespace(x)
-    data = xp.ascontiguousarray(x).view(np.uint8)
-    if xp is not np:
-        xp.cuda.get_current_stream().synchronize()  # MPI does not wait for kernels
-    return data
-
-
-def _from_wire(x: Array, xp: ModuleType, dtype: Any) -> Array:
-    """The array that came as bytes, (…, bytes) -> (…, features)."""
-    x = x.view(dtype)
-    return x if namespace(x) is xp else from_numpy(x, xp)
+def _to_wire(x: Array) -> np.ndarray[Any, Any]:
+    """The bytes of an array (…, features), for MPI, on the host."""
+    return np.ascontiguousarray(to_numpy(x)).view(np.uint8)
 
 
 # ── Softmax attention ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,23 +211,22 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
     """`ring_attention` without its checks; ``lengths`` says how many tokens each rank has."""
     with _aborting(comm):
         mpi, xp, rank, size, dtype = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size(), compute_dtype("q", q)
-        (*batch, h, n, d), g, e, direct = q.shape, k.shape[-3], v.shape[-1], _direct(comm, xp)
-        groups, out = q.reshape(*batch, g, h // g, n, d), xp.zeros((*batch, g, h // g, n, e), q.dtype)
+        (*batch, h, n, d), g = q.shape, k.shape[-3]
+        groups, out = q.reshape(*batch, g, h // g, n, d), xp.zeros((*batch, g, h // g, n, v.shape[-1]), q.dtype)
         running = [
             (index, softmax.Running(groups[index], replace(rule, q_at=tile_of(rule.q_at, index)), dtype, None))
             for index in softmax.pieces(xp, out.shape[:-1], max(lengths))
         ]
-        held = _to_wire(xp.concatenate((k, v), axis=-1), direct)
-        at, right, left = rule.k_at.reshape(-1).copy(), (rank + 1) % size, (rank - 1) % size
-        largest = []  # of the keys in each shard
+        held, at = _to_wire(xp.concatenate((k, v), axis=-1)), rule.k_at.reshape(-1).copy()
+        largest, finite = [], True  # the greatest size of a key in each shard
         for step in range(size):
             requests, arriving = [], (held, at)
             if step < size - 1:
                 m = lengths[(rank - step - 1) % size]
-                arriving = namespace(held).empty((*held.shape[:-2], m, held.shape[-1]), np.uint8), np.empty(m, np.int64)
-                requests = [comm.Irecv(x, left, _TAG) for x in arriving]
-                requests += [comm.Isend(x, right, _TAG) for x in (held, at)]
-            pair = _from_wire(held, xp, k.dtype).astype(dtype, copy=False)
+                arriving = np.empty((*held.shape[:-2], m, held.shape[-1]), np.uint8), np.empty(m, np.int64)
+                requests = [comm.Irecv(x, (rank - 1) % size, _TAG) for x in arriving]
+                requests += [comm.Isend(x, (rank + 1) % size, _TAG) for x in (held, at)]
+            pair = from_numpy(held.view(k.dtype).astype(dtype, copy=False), xp)
             largest += [abs(pair[..., :d]).max()] if pair.size else []
             for index, some in running if len(at) else ():
                 some.rule, own = replace(some.rule, k_at=at), pair[index[: len(batch) + 1]]
@@ -266,14 +234,13 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
                 mpi.Request.Testall(requests)  # most MPIs move data only while they are called
             mpi.Request.Waitall(requests)
             held, at = arriving
-        finite = True
         for index, some in running:
-            mean, total = some.mean()
-            finite = finite and bool(xp.isfinite(mean).all())
-            out[index] = xp.where(total == 0, 0, mean)  # Eq. (2), rounded here; zeros where nothing is seen
+            out[index] = mean = some.mean()  # Eq. (2), rounded here
+            empty = xp is np and some.total is not None and not some.total.all()  # or all of its scores are −inf
+            finite = finite and not empty and bool(xp.isfinite(mean).all())
         if largest and not finite:
             softmax.check_overflow(q, xp.stack(largest), rule, dtype)
-        return out.reshape(*q.shape[:-1], e)
+        return out.reshape(*q.shape[:-1], v.shape[-1])
 
 
 # ── Linear attention ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,11 +258,11 @@ def parallel_linear_attention(
     """
 
     def check() -> tuple[linear.Rule, str, tuple[int, ...]]:
-        rule = linear.checked_rule(causal, positions, rope, feature_map, denominators, tables, q=q, k=k, v=v)
+        rule = linear.checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
-        one_axis = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
-        at = np.asarray(rule.tables.positions if one_axis and rule.tables is not None else [], np.int64)
+        ordered = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
+        at = np.asarray(rule.tables.positions if ordered and rule.tables is not None else [], np.int64)
         if (at[1:] < at[:-1]).any():
             raise ValueError(f"positions must ascend in causal linear attention, were {at[:20].tolist()}; {_ORDER}")
         return rule, _facts(options, q=q, k=k, v=v), _span(at)
@@ -307,7 +274,7 @@ def parallel_linear_attention(
             raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
     queries, keys, values = linear.with_heads(q, k, v)
     out = _with_sums(comm, queries, keys, values, rule, causal).reshape(*q.shape[:-1], v.shape[-1])
-    linear.check_device(out, rule)
+    linear.check_outputs(out, rule, on_host=False)
     return out
 
 
@@ -323,7 +290,7 @@ def _with_sums(comm: Any, q: Array, k: Array, v: Array, rule: linear.Rule, causa
             sums = sums if comm.Get_rank() else np.zeros_like(own)  # what rank 0 receives is undefined
         else:
             comm.Allreduce(own, sums, mpi.SUM)
-        s, z = (from_numpy(x, xp).reshape(y.shape) for x, y in ((sums[: s.size], s), (sums[s.size :], z)))
+        s, z = (from_numpy(x.reshape(y.shape), xp) for x, y in zip(np.split(sums, [s.size]), (s, z), strict=True))
         out = xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
         if causal:
             linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
@@ -346,41 +313,36 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
 
     def check() -> tuple[tuple[Any, ...], str, tuple[int, ...]]:
         config = checks.instance("model", model, Model).config
-        ids = transformer.check_tokens(tokens, config.vocabulary)
+        ids = models.check_tokens(tokens, config.vocabulary)
         own = shard_positions(ids.shape[1], comm.Get_rank(), comm.Get_size(), scheme)
         if config.encoding == "alibi":
             raise ValueError("ALiBi adds a bias to all n × n scores, which no rank holds: use one process")
         if config.attention == "linear" and config.causal and scheme != "contiguous":
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
-        places = transformer._places(positions, None, (ids.shape[0], ids.shape[1]), None)
-        ropes = [transformer._resolved(layer.rope, places) for layer in config.layers]  # at the length of all tokens
-        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(places.positions.tobytes())}
-        starts = np.zeros((len(ids), len(own)), bool)  # no run begins here: there is one, and it is everybody's
-        places = replace(places, positions=places.positions[:, own], segments=places.segments[:, own], starts=starts)
-        facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights.embedding)
+        at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
+        ropes = models.fixed_ropes(config, at, np.zeros_like(at))  # at the length of all tokens
+        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
+        facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         lengths = [len(shard_positions(ids.shape[1], rank, comm.Get_size(), scheme)) for rank in range(comm.Get_size())]
-        return (config, ids[:, own], own, places, ropes, lengths), f"{ids.shape} tokens, {facts}", ()
+        return (config, ids[:, own], own, at[:, own], ropes, lengths), f"{ids.shape} tokens, {facts}", ()
 
-    (config, ids, own, places, ropes, lengths), _ = _agreed(comm, "forward", check)
-    at, scale = own[None, None, None], 1 / math.sqrt(config.head_dim) if config.scale is None else config.scale
-    sees = [softmax.reach(config.causal, layer.window) for layer in config.layers]
+    (config, ids, own, at, ropes, lengths), _ = _agreed(comm, "forward", check)
+    h, g, places = config.heads, config.key_heads, own[None, None, None]
 
-    def attend(q: Array, k: Array, v: Array, rule: softmax.Rule, bias: None) -> Array:
-        return _ring(comm, q, k, v, rule, lengths)
-
-    def attend_linearly(config: Config, q: Array, k: Array, v: Array, state: Any, rule: Any) -> tuple[Array, None]:
-        return _with_sums(comm, q, k, v, rule, config.causal), None
+    def attend(i: int, heads: Array) -> Array:
+        q, k, v, table = heads[:, :h], heads[:, h : h + g], heads[:, h + g :], tables[i]
+        if config.attention == "linear":
+            return _with_sums(comm, q, k, v, linear.Rule(q.dtype, table, config.feature_map), config.causal)
+        if table is not None:
+            turn(heads[:, : h + g], table, heads[:, : h + g])
+        rule = models.score_rule(config, i, len(own), len(own))
+        reach = softmax.reach(config.causal, config.layers[i].window)
+        return _ring(comm, q, k, v, replace(rule, q_at=places, k_at=places, reach=reach), lengths)
 
     with _aborting(comm):
-        x = transformer._embedded(config, model.weights, ids, places.positions)
-        run = transformer._Run(
-            config=config, cache=None, places=places, tables=transformer._tables(config, ropes, places, x),
-            rules=[softmax.Rule(at, at, reach, scale, config.softcap) for reach in sees], bias=None,
-            note=transformer._silent, states=[], softmax=attend, linear=attend_linearly,
-        )  # fmt: skip
-        for i, layer in enumerate(model.weights.layers):
-            x = transformer._block(run, i, layer, x)
-        logits = transformer._head(config, model.weights, x, transformer._silent)
+        x = models.embedded(model, ids, at)
+        tables = models.rotations(config, ropes, at, x)
+        logits = models.layers_and_head(model, x, attend)
         return logits if np.ndim(on_host(tokens)) == 2 else logits[0]
 
 
@@ -400,13 +362,10 @@ def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | Non
     lengths = _check_spans(spans)
     with _aborting(comm):
         xp, at_root, n = namespace(x), comm.Get_rank() == root, sum(lengths)
-        rows = _to_wire(x.swapaxes(0, -2), _direct(comm, xp))
-        parts = namespace(rows).empty((n, *rows.shape[1:]), np.uint8) if at_root else None
-        order = np.empty(n, np.int64) if at_root else None
-        width = math.prod(rows.shape[1:])
+        rows = _to_wire(x.swapaxes(0, -2))
+        parts, order, width = np.empty((n, *rows.shape[1:]), np.uint8), np.empty(n, np.int64), math.prod(rows.shape[1:])
         comm.Gatherv(rows, [parts, [count * width for count in lengths]] if at_root else None, root)
         comm.Gatherv(at, [order, lengths] if at_root else None, root)
-        if parts is None or order is None:
+        if not at_root:
             return None
-        sorted_rows = _from_wire(parts, xp, x.dtype)[from_numpy(np.argsort(order, kind="stable"), xp)]
-        return sorted_rows.swapaxes(0, -2)
+        return from_numpy(parts.view(x.dtype)[np.argsort(order, kind="stable")].swapaxes(0, -2), xp)

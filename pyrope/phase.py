@@ -31,8 +31,8 @@ Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-_TILE = 2**16  # entries worked on at a time: with fewer, threads wait for each other between calls
-_PIECE = 2**17  # entries, tile after tile in the same memory, that are one thread's piece of work
+_TILE = 2**14  # entries worked on at a time, so that they stay in the caches
+_PIECE = 2**17  # entries, tile after tile, that are one thread's piece of work
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
 # so that products with the upper 26 bits of another number are exact (Dekker's way, without an fma).
@@ -40,8 +40,7 @@ with localcontext(DECIMAL):
     _UNIT = float(TWO_PI / 2**64)
     _UNIT_A = math.ldexp(math.floor(math.ldexp(_UNIT, 87)), -87)
     _UNIT_B = float(TWO_PI / 2**64 - Decimal(_UNIT_A))
-_UPPER_26 = np.int64(-1 << 27)  # masks over the bits of a float64
-_SIGN = np.uint64(1 << 63)
+_SIGN = np.uint64(1 << 63)  # of a float64
 
 # 1/k! with the signs of the Taylor sums, highest order first: sin without its first term, cos without its first two.
 _SIN = [(-1.0) ** (k // 2) / math.factorial(k) for k in range(17, 2, -2)]
@@ -57,114 +56,84 @@ def _turns(rope: Rope) -> list[Uint64]:
     return [np.array([t >> shift & 2**bits - 1 for t in exact], np.uint64) for shift, bits in parts]
 
 
-def _taylor(z: Float64, coefficients: list[float], out: Float64) -> None:
-    np.multiply(z, coefficients[0], out=out)
-    out += coefficients[1]
-    for coefficient in coefficients[2:]:
-        out *= z
+def _taylor(z: Float64, coefficients: list[float]) -> Float64:
+    out = z * coefficients[0]
+    for coefficient in coefficients[1:-1]:
         out += coefficient
+        out *= z
+    out += coefficients[-1]
+    return out
 
 
-def _angle(rest: Int64, low: Uint64, spare: Float64, head: Float64, tail: Float64) -> tuple[Float64, Float64]:
-    """(rest + low·2⁻⁶⁴)·2π·2⁻⁶⁴ as an unevaluated sum of two float64; |rest| ≤ 2⁶¹. Overwrites all five."""
+def _angle(rest: Int64, low: Uint64) -> tuple[Float64, Float64]:
+    """(rest + low·2⁻⁶⁴)·2π·2⁻⁶⁴ as an unevaluated sum of two float64; |rest| ≤ 2⁶¹."""
     # The upper 54 bits convert exactly, the next 61 with one rounding far below what matters.
-    tail_bits = np.right_shift(low, np.uint64(11), out=low).view(np.int64)
-    np.bitwise_and(rest, 255, out=spare.view(np.int64))
-    tail_bits |= np.left_shift(spare.view(np.int64), 53, out=spare.view(np.int64))
-    rest &= -256
-    head[...], tail[...] = rest, tail_bits
-    tail *= 2.0**-53
-    big = np.add(head, tail, out=spare)
-    angle = np.multiply(big, _UNIT, out=rest.view(np.float64))
-    bits = big.view(np.int64)
-    bits &= _UPPER_26
+    head = (rest & -256).astype(np.float64)
+    tail = ((low >> 11).view(np.int64) | (rest & 255) << 53) * 2.0**-53
+    big = head + tail
+    x = big * _UNIT
+    big.view(np.int64)[...] &= -1 << 27  # its upper 26 bits; what they leave is in head
     head -= big
-    head += tail  # big + head is the sum, big has 26 bits
-    error = np.multiply(big, _UNIT_A, out=tail)
-    error -= angle
-    big *= _UNIT_B
-    error += big
-    head *= _UNIT
-    error += head
-    return angle, error
+    head += tail
+    error = big * _UNIT_A
+    error -= x
+    error += big * _UNIT_B
+    error += head * _UNIT
+    return x, error
 
 
-def _cos_sin_tile(m: Int64, turns: list[Uint64], theta: tuple[Decimal, ...], spare: Uint64) -> tuple[Float64, Float64]:
-    """cos and sin for positions m of shape (rows, 1) or (rows, p), in the memory of spare (8, rows, p).
-
-    New arrays of this size would mostly be fresh pages, which cost more than the arithmetic.
-    """
-    size, memory = np.abs(m).view(np.uint64), spare.view(np.float64)
-    high, low_bits, low_high, low_low = turns
-    h, product, rest, low = spare[:4]
-    # h = m·θ/2π mod 1 and an eighth, upper 64 bits; size ≤ 2³¹, so the sum for the carry cannot overflow.
-    np.multiply(size, low_low, out=h)
-    h >>= np.uint64(32)
-    h += np.multiply(size, low_high, out=product)
-    h >>= np.uint64(32)
-    h += np.multiply(size, high, out=product)
-    h += np.uint64(2**61)
+def _cos_sin_tile(m: Int64, turns: list[Uint64], theta: tuple[Decimal, ...]) -> tuple[Float64, Float64]:
+    """cos and sin for positions m of shape (rows, 1) or (rows, p), each (rows, p)."""
+    size = np.abs(m).view(np.uint64)
+    high, low, low_high, low_low = turns
+    # m·θ/2π mod 1 and an eighth, upper 64 bits; size ≤ 2³¹, so the sum for the carry cannot overflow.
+    turn = size * low_low
+    turn >>= 32
+    turn += size * low_high
+    turn >>= 32
+    turn += size * high
+    turn += 2**61
     # Its first two bits are now the nearest quarter turn, the other 62 say how far from there.
-    np.bitwise_and(h, np.uint64(2**62 - 1), out=rest)
-    rest -= np.uint64(2**61)  # which wraps: it is read with a sign
-    np.multiply(size, low_bits, out=low)
-    x, error = _angle(rest.view(np.int64), low, *memory[4:7])
-    sin, cos, z, lead, last = memory[1], memory[3], memory[4], memory[5], memory[7]
-    np.multiply(x, x, out=z)
-    near = _near_quarters(x, z, size, [bool(t) for t in theta])
-    _taylor(z, _SIN, sin)
-    _taylor(z, _COS, cos)
+    x, error = _angle((turn & (2**62 - 1)).view(np.int64) - 2**61, size * low)
+    z = x * x
+    half = z * 0.5
+    lead = 1.0 - half
+    # cos(x + e) = 1 − z/2 + (z²·C(z) − x·e), where 1 − z/2 is rounded: what that lost is taken up again.
+    cos = _taylor(z, _COS)
+    cos *= z
+    cos *= z
+    cos -= x * error
+    cos += 1.0 - lead - half
+    cos += lead
+    # sin(x + e) = x + (x·z·S(z) + e·(1 − z/2)), all in the bracket small beside x.
+    sin = _taylor(z, _SIN)
     sin *= z
     sin *= x
-    cos *= z
-    cos *= z
-    z *= 0.5
-    np.subtract(1.0, z, out=lead)
-    # cos(x + e) = 1 − z/2 + (z²·C(z) − x·e), where 1 − z/2 is rounded: what that lost is taken up again.
-    cos -= np.multiply(x, error, out=last)
-    np.subtract(np.subtract(1.0, lead, out=last), z, out=z)
-    cos += z
-    # sin(x + e) = x + (x·z·S(z) + e·(1 − z/2)), all in the bracket small beside x.
     error *= lead
     sin += error
     sin += x
-    cos += lead
-    _turn_quarters(h, spare[3], spare[1], spare[4], spare[5])
-    for row, i in near:
-        cos[row, i], sin[row, i] = _slowly(int(size[row, min(i, size.shape[1] - 1)]), theta[i])
-    spare[1] ^= m.view(np.uint64) & _SIGN  # sin is odd in m
+    # A quarter turn more: (cos, sin) → (−sin, cos). Negated by the sign bit; sin is odd in m.
+    odd = (turn & 2**62) != 0
+    cos, sin = np.where(odd, sin, cos), np.where(odd, cos, sin)
+    cos.view(np.uint64)[...] ^= (turn ^ turn << 1) & _SIGN
+    sin.view(np.uint64)[...] ^= (turn ^ m.view(np.uint64)) & _SIGN
+    for row, i in _near_quarters(x, size, theta):
+        cos[row, i], sin[row, i] = _slowly(int(m[row, min(i, m.shape[1] - 1)]), theta[i])
     return cos, sin
 
 
-def _turn_quarters(h: Uint64, cos: Uint64, sin: Uint64, swap: Uint64, negate: Uint64) -> None:
-    """Turns the bits of cos and sin by the quarters in the first two bits of h. Overwrites all five."""
-    # A quarter turn more: (cos, sin) → (−sin, cos). Swapped by masks, negated by the sign bit.
-    np.left_shift(h, np.uint64(1), out=negate)
-    mask = np.right_shift(negate.view(np.int64), 63, out=swap.view(np.int64)).view(np.uint64)
-    negate ^= h
-    negate &= _SIGN
-    cos ^= sin
-    mask &= cos  # cos ^ sin where they are swapped, 0 elsewhere
-    cos ^= sin
-    cos ^= mask
-    sin ^= mask
-    cos ^= negate
-    h &= _SIGN
-    sin ^= h
-
-
-def _near_quarters(x: Float64, z: Float64, size: Uint64, turning: list[bool]) -> list[tuple[int, int]]:
-    """Where |x| is so small that the last bits of θ/2π matter: below (m·2⁻⁷ + 2¹²) units of 2⁻⁶⁴ turns; z = x². Pairs
-    that do not turn are exact."""
-    largest = (float(size.max(initial=0)) * 2.0**-7 + 4096.0) * _UNIT
-    if z.min(initial=1.0) > largest * largest:  # one cheap pass, and nothing more for most tiles
+def _near_quarters(x: Float64, size: Uint64, theta: tuple[Decimal, ...]) -> list[list[int]]:
+    """Where |x| is so small that the last bits of θ/2π matter: below (m·2⁻⁷ + 2¹²) units of 2⁻⁶⁴ turns. Pairs that do
+    not turn are exact."""
+    largest, least = (float(size.max()) * 2.0**-7 + 4096.0) * _UNIT, np.abs(x)
+    if least.min() > largest:  # one cheap pass, and nothing more for most tiles
         return []
-    near = (np.abs(x) < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0) & turning
-    return [(int(row), int(i)) for row, i in np.argwhere(near)]
+    near = (least < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0) & [bool(t) for t in theta]
+    return np.argwhere(near).tolist()  # type: ignore[no-any-return]
 
 
 def _slowly(m: int, theta: Decimal) -> tuple[float, float]:
-    """cos(mθ) and sin(mθ) of one position m ≥ 0 very near to a multiple of a quarter turn, in decimal."""
+    """cos(mθ) and sin(mθ) of one position very near to a multiple of a quarter turn, in decimal."""
     with localcontext(DECIMAL) as context:
         context.prec = 90
         turns = m * theta / TWO_PI
@@ -218,18 +187,15 @@ def exact_cos_sin(
     rounded = _to_odd if dtype.name == "bfloat16" else np.asarray
 
     def fill(piece: slice) -> None:
-        spare = np.empty((8, rows, p), np.uint64)
         for start in range(piece.start, piece.stop, rows):
             tile = slice(start, min(start + rows, piece.stop))
             # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
             at = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
-            c, s = _cos_sin_tile(at[:, owner], turns, theta, spare[:, : len(at)])
+            c, s = _cos_sin_tile(at[:, owner], turns, theta)
             if factor != 1.0:
                 c *= factor
                 s *= factor
-            if rope.direction == -1:
-                np.negative(s, out=s)
-            cos[tile], sin[tile] = rounded(c), rounded(s)
+            cos[tile], sin[tile] = rounded(c), rounded(s if rope.direction == 1 else -s)
 
     each(fill, cuts(total, max(1, _PIECE // p)))
     return cos.reshape(*shape, p), sin.reshape(*shape, p)

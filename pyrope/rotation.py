@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -87,11 +88,8 @@ def _checked(
     x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None
 ) -> tuple[Array, Tables, Array]:
     """The arguments of `turn`: x, the tables, and where the result goes."""
-    xp, dtype = namespace(x=x, out=x if out is None else out), compute_dtype("x", x)
-    if tables is None:
-        tables = rotation_tables(rope, positions, like=x)
-    else:
-        check_tables(tables, positions, rope, dtype, x)
+    xp = namespace(x=x, out=x if out is None else out)
+    tables = checked_tables(positions, rope, tables, x)
     check_fit(x, tables)
     out = result_array(xp, x.shape, x.dtype, out)
     if out is not x and xp.may_share_memory(out, x):
@@ -99,8 +97,11 @@ def _checked(
     return x, tables, out
 
 
-def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any], x: Array) -> None:
-    """Tables must be those of this rope, these positions, and x's backend and arithmetic."""
+def checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) -> Tables:
+    """Tables of this rope, these positions, and x's backend and arithmetic: those that were given, or new ones."""
+    dtype = compute_dtype("x", x)
+    if tables is None:
+        return rotation_tables(rope, positions, like=x)
     if not isinstance(tables, Tables):
         raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
     if tables.rope != rope:
@@ -111,6 +112,7 @@ def check_tables(tables: Tables, positions: Any, rope: Rope, dtype: np.dtype[Any
     namespace(x=x, tables=tables.straight)
     if (made := tables.straight.real.dtype) != dtype:
         raise ValueError(f"tables were made for {made} arithmetic, x of dtype {x.dtype} needs {dtype}")
+    return tables
 
 
 def check_fit(x: Array, tables: Tables) -> None:
@@ -134,30 +136,26 @@ def turn(x: Array, tables: Tables, out: Array, inverse: bool = False) -> Array:
     if inverse:  # Rᵀ/a²
         reads, writes, a2 = writes, reads, rope.attention_factor**2
         straight, crossed = straight.conj() / a2, None if crossed is None else -crossed / a2
-    if rope.width < rope.head_dim:
-        first, last = rope.start, rope.start + rope.width
-        if out is not x:
-            out[..., :first], out[..., last:] = x[..., :first], x[..., last:]
-        _turn(x[..., first:last], out[..., first:last], straight, crossed, (reads, writes))
-    else:
-        _turn(x, out, straight, crossed, (reads, writes))
+    first, last = rope.start, rope.start + rope.width
+    if out is not x and rope.width < rope.head_dim:
+        out[..., :first], out[..., last:] = x[..., :first], x[..., last:]
+    factors = [straight] if crossed is None else [straight, crossed]
+    if 2 < straight.ndim < x.ndim:  # positions (b, n) for x (b, h, n, d)
+        ones = (1,) * (x.ndim - straight.ndim)
+        factors = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in factors]
+    work = _turn if namespace(x) is np else _turn_on_device
+    work(x[..., first:last], out[..., first:last], factors, (reads, writes))
     return out
 
 
-def _turn(x: Array, out: Array, straight: Array, crossed: Array | None, pairs: tuple[Features, Features]) -> None:
-    """R·x over the rotated features, (…, n, r), into out: tile by tile on the host, at once on the GPU."""
-    xp, dtype, limit = namespace(x), straight.real.dtype, _TILE
-    work: Callable[..., object] = partial(_turn_pairs, pairs)
-    if crossed is not None:
-        work = _turn_halves
-    elif pairs[0] == pairs[1] and x.dtype == dtype and _complex(x) and _complex(out):
-        x, out, work = x.view(straight.dtype), out.view(straight.dtype), xp.multiply  # Eq. (12)
+def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Features]) -> None:
+    """R·x over the rotated features, (…, n, r), into out, tile by tile."""
+    rotor, limit = tables[0], _TILE
+    work: Callable[..., object] = partial(_turn_pairs, pairs) if len(tables) == 1 else _turn_halves
+    if pairs[0] == pairs[1] and rotor.dtype.kind == "c" and x.dtype == rotor.real.dtype and _complex(x, out):
+        x, out, work = x.view(rotor.dtype), out.view(rotor.dtype), np.multiply  # Eq. (12)
         limit = 2 * _TILE  # one pass needs no cache, so that its tiles may be larger
-    tables = [straight] if crossed is None else [straight, crossed]
-    if 2 < straight.ndim < x.ndim:  # positions (b, n) for x (b, h, n, d)
-        ones = (1,) * (x.ndim - straight.ndim)
-        tables = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in tables]
-    if xp is not np or x.size <= limit:
+    if x.size <= limit:
         work(x, *tables, out)
         return
 
@@ -167,30 +165,43 @@ def _turn(x: Array, out: Array, straight: Array, crossed: Array | None, pairs: t
     each(some, tiles(x.shape, limit))
 
 
+def _complex(*arrays: Array) -> bool:
+    """Whether arrays (…, 2p) can be viewed as complex numbers (…, p)."""
+    return all(x.strides[-1] == x.itemsize for x in arrays)
+
+
 def _turn_pairs(pairs: tuple[Features, Features], x: Array, rotor: Array, out: Array) -> None:
     (a, b), (c, d) = pairs
-    z = namespace(x).empty((*x.shape[:-1], x.shape[-1] // 2), rotor.dtype)
+    z = np.empty((*x.shape[:-1], x.shape[-1] // 2), rotor.dtype)
     z.real, z.imag = x[..., a], x[..., b]
     z *= rotor  # Eq. (12): (x_a + i·x_b)·e^{imθ}
     out[..., c], out[..., d] = z.real, z.imag
 
 
 def _turn_halves(x: Array, straight: Array, crossed: Array, out: Array) -> None:
-    xp, halves = namespace(x), (*x.shape[:-1], 2, x.shape[-1] // 2)
+    halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
     x = x.astype(straight.dtype, copy=False)
     partners = x.reshape(halves)[..., ::-1, :] * crossed.reshape(*crossed.shape[:-1], *halves[-2:])  # x̃·sin
-    y = xp.multiply(x, straight, out=out if out.dtype == x.dtype else None)
+    y = np.multiply(x, straight, out=out if out.dtype == x.dtype else None)
     y += partners.reshape(x.shape)  # Eq. (34), pairs (i, i + r/2)
     if y is not out:
         out[...] = y
 
 
-def _complex(x: Array) -> bool:
-    """Whether x (…, 2p) can be viewed as complex numbers (…, p)."""
-    # A GPU reads complex numbers only at multiples of their size.
-    if isinstance(x, np.ndarray):
-        return bool(x.strides[-1] == x.itemsize)
-    return bool(x.flags.c_contiguous and x.data.ptr % (2 * x.itemsize) == 0)
+def _turn_on_device(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Features]) -> None:
+    """The same in one launch, which reads x once and writes out once."""
+    (a, b), (c, d) = pairs
+    if pairs[0] != pairs[1] and namespace(x).may_share_memory(x, out):
+        x = x.copy()  # another thread may write a feature before it is read
+    cos, sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else (tables[0][..., a], tables[1][..., b])
+    _kernel(namespace(x))(x[..., a], x[..., b], cos, sin, out[..., c], out[..., d])
+
+
+@cache
+def _kernel(xp: ModuleType) -> Callable[..., object]:
+    """Of a GPU: T is the dtype of x, C that of the arithmetic."""
+    code = "const C a = x1, b = x2; y1 = a * cos - b * sin; y2 = b * cos + a * sin"  # Eq. (34)
+    return xp.ElementwiseKernel("T x1, T x2, C cos, C sin", "T y1, T y2", code, "pyrope_rotate")  # type: ignore[no-any-return]
 
 
 # ── Weights for another layout ───────────────────────────────────────────────────────────────────────────────────────

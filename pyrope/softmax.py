@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -80,7 +80,7 @@ def attention(
     mask = None if mask is None else _checked_mask(mask, (*q.shape[:-1], k.shape[-2]), k.shape[-3])
     block = None if block is None else checks.integer("block", block, 1)
     out = attend(q, k, v, rule, mask, block)
-    if xp is not np and not bool((xp.isfinite(out).all(axis=-1) & (out != 0).any(axis=-1)).all()):
+    if xp is not np and not bool(xp.isfinite(out).all()):
         check_overflow(q, k, rule, compute_dtype("q", q))  # on the host it was seen on the way
     return out
 
@@ -89,55 +89,48 @@ def checked_rule(
     q: Array, k: Array, v: Array, sees: tuple[Any, Any], positions: tuple[Any, Any], scores: tuple[Any, Any]
 ) -> Rule:
     """The rule, if the arrays fit each other; of causal and window, the positions of q and k, scale and softcap."""
-    dtype, (causal, window), (scale, softcap) = _checked_arrays(q, k, v), sees, scores
+    dtype, (causal, window), (scale, softcap) = check_heads(q, k, v), sees, scores
     checks.flag("causal", causal)
     window = None if window is None else min(checks.integer("window", window, 1), _FAR)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else checks.in_range("scale", scale, dtype)
     if softcap is not None:
         softcap = checks.in_range("softcap", softcap, dtype)
         checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
+    (n, m), batch, (q_at, k_at) = (q.shape[-2], k.shape[-2]), q.shape[:-3], positions
     # A token that comes after all keys, as in decoding, sees them all.
-    last = positions[0] is None is positions[1] and q.shape[-2] == 1 and (window is None or window >= k.shape[-2])
-    return Rule(*_checked_positions(q, k, *positions), None if last else reach(causal, window), scale, softcap)
+    last = q_at is None is k_at and n == 1 and (window is None or window >= m)
+    if q_at is None and k_at is not None and n > m:
+        raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
+    every = _positions("k_positions", range(m) if k_at is None else k_at, batch, m)
+    if q_at is None and k_at is not None:
+        q_at = every[..., m - n :]
+    else:
+        q_at = _positions("q_positions", range(m - n, m) if q_at is None else q_at, batch, n)
+    return Rule(q_at, every, None if last else reach(causal, window), scale, softcap)
 
 
-def _checked_arrays(q: Array, k: Array, v: Array) -> np.dtype[Any]:
+def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
     """The dtype of the arithmetic, if q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) fit each other."""
-    for name, axes, x in (("q", "(…, h, n, d)", q), ("k", "(…, g, m, d)", k), ("v", "(…, g, m, e)", v)):
+    for name, x in (("q", q), ("k", k), ("v", v)):
         dtype = compute_dtype(name, x)
         if x.dtype != q.dtype:
             raise TypeError(f"q, k and v must have one dtype, {name} was {x.dtype} and q {q.dtype}: convert one")
-        if x.ndim < 3 or 0 in x.shape[-3::2][: 2 if name != "v" else 1]:
-            raise ValueError(f"{name} must have shape {axes} with a head and a feature at least, had {x.shape}")
-    (*batch, h, _, d), (g, m) = q.shape, k.shape[-3:-1]
-    if list(k.shape) != [*batch, g, m, d] or list(v.shape[:-1]) != [*batch, g, m]:
-        rule = "q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) must agree in …, g, m and d"
+    rule = "q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) must agree in …, g, m and d, with d, g and h at least 1"
+    fits = q.ndim == k.ndim == v.ndim >= 3 and k.shape[:-3] == q.shape[:-3] and k.shape[:-1] == v.shape[:-1]
+    if not fits or q.shape[-1] != k.shape[-1] or 0 in (q.shape[-1], q.shape[-3], k.shape[-3]):
         raise ValueError(f"{rule}, had shapes {q.shape}, {k.shape} and {v.shape}")
-    if h % g:
+    if (h := q.shape[-3]) % (g := k.shape[-3]):
         raise ValueError(f"the {g} key heads must divide the {h} query heads: head i reads key head i·g//h")
     return dtype
 
 
-def _checked_positions(q: Array, k: Array, q_positions: Any, k_positions: Any) -> tuple[Int64, Int64]:
-    """Of queries and keys, (…, 1, 1, n) and (…, 1, 1, m)."""
-    batch, n, m = list(q.shape[:-3]), q.shape[-2], k.shape[-2]
-    flat = (1,) * (len(batch) + 2)
-    k_at = np.arange(m).reshape(*flat, m) if k_positions is None else _at("k_positions", k_positions, batch, m)
-    if q_positions is not None:
-        return _at("q_positions", q_positions, batch, n), k_at
-    if k_positions is None:
-        return np.arange(m - n, m).reshape(*flat, n), k_at
-    if n > m:
-        raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
-    return k_at[..., m - n :], k_at
-
-
-def _at(name: str, positions: Any, batch: list[int], length: int) -> np.ndarray[Any, Any]:
-    """Positions on the host, as int64 (…, 1, 1, length)."""
-    at = checks.positions(name, on_host(positions))
+def _positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> Int64:
+    """Positions on the host, as (…, 1, 1, length)."""
+    at = np.arange(positions.start, positions.stop) if type(positions) is range else on_host(positions)
+    at = checks.positions(name, at)
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
-        rule = f"({length},), or (…, {length}) with the first of the batch axes {tuple(batch)}"
+        rule = f"({length},), or (…, {length}) with the first of the batch axes {batch}"
         raise ValueError(f"{name} must have shape {rule}, had {at.shape}")
     return at.astype(np.int64, copy=False).reshape(*first, *(1,) * (len(batch) - len(first) + 2), length)
 
@@ -167,10 +160,14 @@ def check_overflow(q: Array, k: Array, rule: Rule, dtype: np.dtype[Any]) -> None
 
 
 def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None, block: int | None = None) -> Array:
-    """Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e), mask (…, g, r, n, m), h = g·r -> (…, h, n, e)."""
+    """Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e), mask (…, g, r, n, m), h = g·r -> (…, h, n, e).
+
+    On a GPU nothing waits for the device: where scores overflow, outputs are NaN.
+    """
     xp, dtype, (*batch, h, n, d), (g, m) = namespace(q), compute_dtype("q", q), q.shape, k.shape[-3:-1]
-    out = xp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+    out = xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     if not (out.size and m):
+        out[...] = 0
         return out
     lead, r = (*batch, g), h // g
     groups, target = q.reshape(*lead, r, n, d), out.reshape(*lead, r, n, v.shape[-1])
@@ -181,7 +178,7 @@ def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None, 
 
     def some(index: tuple[Any, ...]) -> None:
         heads = index[: len(lead)]
-        part = Rule(tile_of(rule.q_at, index), tile_of(rule.k_at, index[:-1]), rule.reach, rule.scale, rule.softcap)
+        part = replace(rule, q_at=tile_of(rule.q_at, index), k_at=tile_of(rule.k_at, index[:-1]))
         bound = None if longest is None else longest[heads].max()
         seen = None if mask is None else tile_of(mask, index)
         target[index] = _attend(groups[index], k[heads], v[heads], part, seen, (bound, block))  # rounded here
@@ -204,18 +201,18 @@ def pieces(xp: ModuleType, shape: tuple[int, ...], m: int, block: int | None = N
 @np.errstate(all="ignore")  # what overflows is found afterwards; 0/0 is where nothing is seen; NaN stays NaN
 def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, more: tuple[Any, int | None]) -> Array:
     """The outputs of a tile of queries (…, r, n, d): (…, r, n, e)."""
-    xp, dtype, (bound, block) = namespace(q), k.dtype, more
-    mean, total = Running(q, rule, dtype, bound).see(k, v, mask, block).mean()
-    if xp is not np:  # nothing waits for the device
-        return xp.where(total == 0, 0, mean)
-    if np.isfinite(mean).all():
+    dtype, (bound, block) = k.dtype, more
+    running = Running(q, rule, dtype, bound).see(k, v, mask, block)
+    mean = running.mean()
+    if namespace(q) is not np or running.total is None:
         return mean
-    check_overflow(q, k, rule, dtype)
-    if not (np.isfinite(mean) | (total == 0)).all():
+    if not (finite := np.isfinite(mean)).all() or not running.total.all():
+        check_overflow(q, k, rule, dtype)
+    if not finite.all():
         # A sum of large values may overflow where their mean does not: then the values are made smaller first.
-        again, _ = Running(q, rule, dtype, None).see(k, v * 2.0**-32, mask, block).mean()
-        mean = np.where(np.isfinite(mean), mean, again * 2.0**32)
-    return np.where(total == 0, 0, mean)
+        again = Running(q, rule, dtype, None).see(k, v * 2.0**-32, mask, block).mean()
+        mean = np.where(finite, mean, again * 2.0**32)
+    return mean
 
 
 class Running:
@@ -228,12 +225,12 @@ class Running:
     def __init__(self, q: Array, rule: Rule, dtype: np.dtype[Any], bound: Any) -> None:
         self.rule, (*lead, r, n, d) = rule, q.shape
         self.shape, self.xp = (*lead, r, n), namespace(q)
-        self.queries = q.astype(dtype).reshape(*lead, r * n, d)  # a copy: heads that share keys are one matrix
-        self.queries *= rule.factor
+        self.queries = q.astype(dtype, copy=False).reshape(*lead, r * n, d) * rule.factor  # keys shared: one matrix
         self.small = bound is not None and self._bounded(float(bound))
         self.numerator: Array = None  # (…, r·n, e)
         self.total: Array = None  # (…, r·n, 1)
         self.top: Array = None  # (…, r·n, 1)
+        self.blind: Any = True  # whether no key was visible so far, on a GPU: one for all, or (…, r, n, 1)
 
     def _bounded(self, longest: float) -> bool:
         """Whether |score| ≤ |q||k| is small, by the greatest |k|²; NaN is not small."""
@@ -247,19 +244,31 @@ class Running:
         width = min(m, block or max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
         spare = self.xp.empty(rows * width, k.dtype)  # one for all tiles: fresh pages cost more than the arithmetic
         for keys, in_part in _stretches(self.rule, m, width):
-            some = None if mask is None else tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))
-            hidden = _hidden(self.xp, self.rule, keys) if in_part else None
-            self._add(k[..., keys, :], v[..., keys, :], some, hidden, spare)
+            hidden, bias = _hidden(self.xp, self.rule, keys) if in_part else None, None
+            if mask is not None:
+                some = tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))
+                if mask.dtype == bool:
+                    hidden = ~some if hidden is None else hidden | ~some
+                else:
+                    bias = _bias(self.xp, some, k.dtype)
+            self._add(k[..., keys, :], v[..., keys, :], hidden, bias, spare)
         return self
 
-    def _add(self, k: Array, v: Array, mask: Array | None, hidden: Array | None, spare: Array) -> None:
+    def _add(self, k: Array, v: Array, hidden: Array | None, bias: Array | None, spare: Array) -> None:
         xp, softcap = self.xp, self.rule.softcap
         shape = (*self.queries.shape[:-1], k.shape[-2])
         scores = xp.matmul(self.queries, k.swapaxes(-1, -2), out=spare[: math.prod(shape)].reshape(shape))
         if softcap is not None:
             xp.multiply(xp.tanh(scores, out=scores), softcap, out=scores)
-        if mask is not None or hidden is not None:
-            _mask(xp, scores.reshape(*self.shape, shape[-1]), mask, hidden)
+        by_head = scores.reshape(*self.shape, shape[-1])
+        if bias is not None:
+            by_head += bias
+        if hidden is not None:
+            xp.copyto(by_head, -math.inf, where=hidden)
+        if xp is not np:  # on the host it is seen from the totals
+            unseen = False if hidden is None else hidden
+            unseen = unseen if bias is None else (bias == -math.inf) | unseen
+            self.blind &= unseen if unseen is False else unseen.all(axis=-1, keepdims=True)
         shrink = None if self.small else self._take_off(scores)
         total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
         numerator = scores @ v  # Eq. (2), but for the division
@@ -281,12 +290,15 @@ class Running:
         scores -= self.top
         return None if before is None else self.xp.exp(before - self.top)
 
-    def mean(self) -> tuple[Array, Array]:
-        """The outputs (…, r, n, e), NaN where nothing was seen, and the totals (…, r, n, 1), 0 there."""
+    def mean(self) -> Array:
+        """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow."""
         if self.numerator is None:
-            total = self.xp.zeros((*self.shape, 1), self.queries.dtype)
-            return total / total, total
-        return (self.numerator / self.total).reshape(*self.shape, -1), self.total.reshape(*self.shape, 1)
+            return self.xp.zeros((*self.shape, 1), self.queries.dtype)
+        mean = (self.numerator / self.total).reshape(*self.shape, -1)
+        blind = self.blind
+        if self.xp is np:
+            blind = not self.total.all() and self.total.reshape(*self.shape, 1) == 0
+        return mean if blind is False else self.xp.where(blind, 0, mean)
 
 
 def _stretches(rule: Rule, m: int, width: int) -> list[tuple[slice, bool]]:
@@ -320,16 +332,6 @@ def _hidden(xp: ModuleType, rule: Rule, keys: slice) -> Array:
     if high < _FAR - 1:
         hidden |= at > others + high
     return hidden
-
-
-def _mask(xp: ModuleType, scores: Array, mask: Array | None, hidden: Array | None) -> None:
-    """Scores (…, r, n, m) of hidden keys become −inf, in place; a float mask is added to them."""
-    if mask is not None and mask.dtype == bool:
-        xp.copyto(scores, -math.inf, where=~mask)
-    elif mask is not None:
-        xp.add(scores, _bias(xp, mask, scores.dtype), out=scores)
-    if hidden is not None:
-        xp.copyto(scores, -math.inf, where=hidden)
 
 
 def _bias(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:

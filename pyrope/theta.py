@@ -19,7 +19,7 @@ import numpy as np
 from . import checks
 
 if TYPE_CHECKING:
-    from .models.conventions import Source
+    from .configs import Source
 
 LAYOUTS = ("interleaved", "half", "interleaved-to-half", "half-to-interleaved")
 PLACEMENTS = ("prefix", "suffix")
@@ -412,13 +412,9 @@ class Rope:
         A config does not say the layout; it comes from ``model_type`` by convention, or from ``layout``.
         Models whose layers have different ropes need ``layer_type``.
         """
-        from .models.conventions import errors_by_keys, read_config  # imported here, since the core reads no JSON
+        from .configs import read_rope  # imported here, since the core reads no JSON
 
-        read = read_config(config, layout, layer_type)
-        (kind, parameters), axes = read.pop("scaling"), read.pop("axes")
-        with errors_by_keys():
-            scaling = None if kind == "default" else SCALINGS[kind](**parameters)
-            return cls(**read, scaling=scaling, axes=None if axes is None else Axes(**axes))
+        return read_rope(config, layout, layer_type)
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import random
 
@@ -21,18 +22,7 @@ ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "floa
 def silly_values():
     """Values that no argument, or hardly any, means. Made anew each time, since some can be changed."""
     numbers = [None, True, 0, -1, 1, 2, 3, 2**16 + 1, 2**31 + 1, 2**63, 10**30, -(10**400), 0.0, -0.5, 1.5, 1e-320]
-    numbers += [
-        1e-46,
-        1e39,
-        1e308,
-        float("nan"),
-        float("inf"),
-        float("-inf"),
-        1j,
-        np.int8(100),
-        np.uint8(7),
-        np.float16(2),
-    ]
+    numbers += [1e-46, 1e39, 1e308, math.nan, math.inf, -math.inf, 1j, np.int8(100), np.uint8(7), np.float16(2)]
     words = [
         "",
         "half",
@@ -50,10 +40,8 @@ def silly_values():
         set(),
     ]
     kinds = [(3,), (0,), (), (1, 4), (2, 3, 4), (2, 0, 4), (1, 1, 1, 1, 1), (2, 3, 8)]
-    arrays = [
-        np.zeros(kinds[i % 8], t)
-        for i, t in enumerate(["?", "i1", "u8", "i8", "f2", "f4", "f8", "c8", "U3", "O", ">f4", "M8[s]"])
-    ]
+    types = ["?", "i1", "u8", "i8", "f2", "f4", "f8", "c8", "U3", "O", ">f4", "M8[s]"]
+    arrays = [np.zeros(kinds[i % 8], t) for i, t in enumerate(types)]
     arrays += [np.full((2, 3, 4), x, "f4") for x in (np.nan, np.inf, 3e38, 1e-45)]
     arrays += [
         np.ma.masked_array([1.0]),
@@ -148,24 +136,7 @@ def damaged_json(draw: Draw, value):
 
 
 def _silly_json(draw: Draw, old):
-    numbers = [
-        0,
-        -1,
-        1,
-        2,
-        3,
-        63,
-        65537,
-        2 * 10**9,
-        2**63,
-        10**400,
-        1.5,
-        1e-300,
-        1e39,
-        1e308,
-        float("nan"),
-        float("inf"),
-    ]
+    numbers = [0, -1, 1, 2, 3, 63, 65537, 2 * 10**9, 2**63, 10**400, 1.5, 1e-300, 1e39, 1e308, math.nan, math.inf]
     others = [
         None,
         True,
@@ -182,9 +153,9 @@ def _silly_json(draw: Draw, old):
         {"a": {}},
         ["x"] * 3,
     ]
-    near = (
-        [old * 2, -old, old + 1, float(old)] if isinstance(old, int) and abs(old) < 2**60 else [old, [old], {"a": old}]
-    )
+    near = [old, [old], {"a": old}]
+    if isinstance(old, int) and abs(old) < 2**60:
+        near = [old * 2, -old, old + 1, float(old)]
     return draw.choice([draw.choice(numbers), draw.choice(others), draw.choice(near)])
 
 

@@ -87,57 +87,64 @@ def linear_attention(q, k, v, turn, mask, phi):
     return out
 
 
+def part(w, name):
+    """The weight and the bias of a part, as lists, or None."""
+    return [None if (x := w.get(f"{name}.{kind}")) is None else x.tolist() for kind in ("weight", "bias")]
+
+
 def norm(config, w, x):
     """One row; without weights, the row itself."""
-    if w is None:
+    if w[0] is None:
         return x
     centre = math.fsum(x) / len(x) if config.norm == "layer" else 0.0
     root = math.sqrt(math.fsum((a - centre) ** 2 for a in x) / len(x) + config.eps)
-    y = [(a - centre) / root * b for a, b in zip(x, w.weight.tolist(), strict=True)]
-    return y if w.bias is None else add(y, w.bias.tolist())
+    y = [(a - centre) / root * b for a, b in zip(x, w[0], strict=True)]
+    return y if w[1] is None else add(y, w[1])
 
 
 def project(w, x):
     """One row."""
-    y = [dot(row, x) for row in w.weight.tolist()]
-    return y if w.bias is None else add(y, w.bias.tolist())
+    y = [dot(row, x) for row in w[0]]
+    return y if w[1] is None else add(y, w[1])
 
 
 def self_attention(config, w, rows, turn, mask, bias):
     """The n rows of one sequence."""
     h, g, d = config.heads, config.key_heads, config.head_dim
-    made = [project(w.qkv, x) for x in rows]
+    made = [project(part(w, "qkv"), x) for x in rows]
     heads = [[x[i * d : (i + 1) * d] for x in made] for i in range(h + 2 * g)]
-    q = [[norm(config, w.q_norm, x) for x in head] for head in heads[:h]]
-    k = [[norm(config, w.k_norm, x) for x in head] for head in heads[h : h + g]]
+    q = [[norm(config, part(w, "q_norm"), x) for x in head] for head in heads[:h]]
+    k = [[norm(config, part(w, "k_norm"), x) for x in head] for head in heads[h : h + g]]
     if config.attention == "linear":
         out = linear_attention(q, k, heads[h + g :], turn, mask, FEATURE_MAPS[config.feature_map])
     else:
         q, k = ([[turn(x, m) for m, x in enumerate(head)] for head in part] for part in (q, k))
         scale = d**-0.5 if config.scale is None else config.scale
         out = attention(q, k, heads[h + g :], mask, scale, config.softcap, bias)
-    return [project(w.out, [a for head in out for a in head[m]]) for m in range(len(rows))]
+    return [project(part(w, "out"), [a for head in out for a in head[m]]) for m in range(len(rows))]
 
 
 def mlp(config, w, x):
     """One row."""
-    inner, f = project(w.up, x), config.mlp_width
+    inner, f = project(part(w, "up"), x), config.mlp_width
     gate = inner[f:] if config.gated else [1.0] * f
-    return project(w.down, [ACTIVATIONS[config.activation](a) * b for a, b in zip(inner[:f], gate, strict=True)])
+    return project(
+        part(w, "down"), [ACTIVATIONS[config.activation](a) * b for a, b in zip(inner[:f], gate, strict=True)]
+    )
 
 
 def block(config, w, rows, *where):
     """The n rows of one sequence through one layer."""
     if config.block == "post-norm":
         attended = self_attention(config, w, rows, *where)
-        rows = [norm(config, w.attention_norm, add(x, y)) for x, y in zip(rows, attended, strict=True)]
-        return [norm(config, w.mlp_norm, add(x, mlp(config, w, x))) for x in rows]
-    read = [norm(config, w.attention_norm, x) for x in rows]
-    attended = [norm(config, w.attention_post_norm, x) for x in self_attention(config, w, read, *where)]
+        rows = [norm(config, part(w, "attention_norm"), add(x, y)) for x, y in zip(rows, attended, strict=True)]
+        return [norm(config, part(w, "mlp_norm"), add(x, mlp(config, w, x))) for x in rows]
+    read = [norm(config, part(w, "attention_norm"), x) for x in rows]
+    attended = [norm(config, part(w, "attention_post_norm"), x) for x in self_attention(config, w, read, *where)]
     both = [add(x, y) for x, y in zip(rows, attended, strict=True)]
     if not config.one_norm:
-        read = [norm(config, w.mlp_norm, x) for x in (rows if config.block == "parallel" else both)]
-    return [add(x, norm(config, w.mlp_post_norm, mlp(config, w, y))) for x, y in zip(both, read, strict=True)]
+        read = [norm(config, part(w, "mlp_norm"), x) for x in (rows if config.block == "parallel" else both)]
+    return [add(x, norm(config, part(w, "mlp_post_norm"), mlp(config, w, y))) for x, y in zip(both, read, strict=True)]
 
 
 def forward(config, w, tokens, turns, added, bias):
@@ -145,18 +152,22 @@ def forward(config, w, tokens, turns, added, bias):
     rows, at = [], range(len(tokens))
     for token, more in zip(tokens, added, strict=True):
         scale = 1.0 if config.embedding_scale is None else config.embedding_scale
-        x = add([a * scale for a in w.embedding[token].tolist()], more)
-        x = x if w.embedding_bias is None else add(x, w.embedding_bias.tolist())
-        rows.append(norm(config, w.embedding_norm, x))
-    for layer, weights, turn in zip(config.layers, w.layers, turns, strict=True):
-        rows = block(config, weights, rows, turn, visible(at, at, config.causal, layer.window), bias)
-    return [head(config, w, norm(config, w.norm, x)) for x in rows]
+        x = add([a * scale for a in w["embedding"][token].tolist()], more)
+        x = add(x, w["embedding_bias"].tolist()) if "embedding_bias" in w else x
+        rows.append(norm(config, part(w, "embedding_norm"), x))
+    for i, (layer, turn) in enumerate(zip(config.layers, turns, strict=True)):
+        own = {name.partition(f"layers.{i}.")[2]: x for name, x in w.items()}
+        rows = block(config, own, rows, turn, visible(at, at, config.causal, layer.window), bias)
+    return [head(config, w, norm(config, part(w, "norm"), x)) for x in rows]
 
 
 def head(config, w, x):
     """The logits of one row."""
-    if w.head_dense is not None:
-        x = norm(config, w.head_norm, [ACTIVATIONS[config.activation](a) for a in project(w.head_dense, x)])
-    logits, cap = project(w.head, x), config.logit_softcap
+    if config.head_dense:
+        x = norm(
+            config, part(w, "head_norm"), [ACTIVATIONS[config.activation](a) for a in project(part(w, "head_dense"), x)]
+        )
+    table = w["embedding" if config.tied else "head.weight"].tolist()
+    logits, cap = project((table, part(w, "head")[1]), x), config.logit_softcap
     logits = logits if config.logit_scale is None else [a * config.logit_scale for a in logits]
     return logits if cap is None else [cap * math.tanh(a / cap) for a in logits]

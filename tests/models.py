@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import settings, strategies as st
 from strategies import ropes
 
-from pyrope import Rope, cos_sin, definition, encodings
+from pyrope import Rope, cos_sin, definition, encodings, to_numpy
 from pyrope.layers import ACTIVATIONS, NORMS
-from pyrope.models.architecture import Config, Layer, Model, Weights
+from pyrope.model import Config, Layer
 
 PLAIN = Config(
     vocabulary=11, width=8, heads=2, key_heads=1, head_dim=4, mlp_width=6, layers=(Layer(Rope(4, 10000.0, "half")),) * 2,
@@ -63,16 +63,9 @@ def _maps(linear: bool, turned: bool) -> list[str]:
     return ["elu+1", "exp"] + ["relu", "relu2"] * (not turned) if linear else ["elu+1"]
 
 
-def named_weights(model: Model) -> dict[str, object]:
-    """The arrays of a model by the names of `weight_shapes`."""
-    weights = model.weights
-    arrays = {"embedding": weights.embedding, "embedding_bias": weights.embedding_bias}
-    groups = {name: getattr(weights, name) for name in ("norm", "head", "embedding_norm", "head_dense", "head_norm")}
-    for i, layer in enumerate(weights.layers):
-        groups |= {f"layers.{i}.{f.name}": getattr(layer, f.name) for f in dataclasses.fields(layer)}
-    for name, group in groups.items():
-        arrays |= {f"{name}.weight": group.weight, f"{name}.bias": group.bias} if group is not None else {}
-    return {name: x for name, x in arrays.items() if x is not None}
+def close(actual, expected, tolerance=1e-9):
+    assert actual.shape == expected.shape
+    assert abs(actual - expected).max() <= tolerance * (1 + abs(expected).max())
 
 
 def turn(config: Config, layer: Layer, positions) -> definition.Turn:
@@ -88,7 +81,7 @@ def by_definition(config: Config, arrays, tokens, positions=None, segments=None)
     """Logits (n, v) of one row of tokens (n,), in float64; ropes must be resolved, and a segment is a sequence alone."""
     n = len(tokens)
     starts = [0] if segments is None else [i for i in range(n) if i == 0 or segments[i] != segments[i - 1]]
-    weights = Weights.of(config, {name: array.astype(np.float64) for name, array in arrays.items()})
+    weights = {name: to_numpy(array).astype(np.float64) for name, array in arrays.items()}
     parts = []
     for a, b in zip(starts, [*starts[1:], n], strict=True):
         m = np.arange(b - a) if positions is None else np.array(positions[a:b])

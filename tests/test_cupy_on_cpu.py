@@ -210,7 +210,7 @@ ATTENTION = (
 )
 MODELS = (
     "test_layers.py::test_norms_equal_the_definition[cupy]",
-    "test_transformer.py::test_forward_is_its_definition[cupy]",
+    "test_model.py::test_forward_is_its_definition[cupy]",
 )
 TABLES = ("test_definition.py::test_frequencies_and_tables_by_mpmath[cupy]",)
 

@@ -12,12 +12,13 @@ import warnings
 
 import numpy as np
 import pytest
+import references
 from fuzzing import FLOATS, ROUNDOFF, TIMES, Draw, snapshot
-from models import KINDS, by_definition, named_weights
+from models import KINDS, by_definition
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Linear, Rope, YaRN, definition, encodings, parallel
-from pyrope.models.conventions import MODEL_TYPES
+from pyrope.configs import MODEL_TYPES
 from pyrope.oracle import adapters, traces
 
 ROPES = [
@@ -51,12 +52,10 @@ def _rotated(draw):
 
 
 def _qkv(draw, n=None):
-    g, r, m, d, e = (
-        draw.randint(1, 2),
-        draw.randint(1, 2),
+    g, r, e, m, d = (
+        *(draw.randint(1, most) for most in (2, 2, 3)),
         draw.choice([0, 1, 2, 5, 70]),
         draw.choice([2, 4, 8]),
-        draw.randint(1, 3),
     )
     lead, dtype, n = draw.choice([(), (), (2,)]), draw.choice(FLOATS), m if n is None else n(m)
     shapes = ((g * r, n, d), (g, m, d), (g, m, e))
@@ -67,7 +66,6 @@ def _attention(draw):
     q, k, v = _qkv(draw, lambda m: draw.choice([m, m, 1, 3]))
     n, m = q.shape[-2], k.shape[-2]
     masks = [
-        np.ones((n, m), bool),
         np.tri(n, m, dtype=bool),
         np.zeros((1, m), bool),
         np.triu(np.full((n, m), -np.inf), 1),
@@ -116,24 +114,12 @@ def _config(draw):
 
 def _scaling(draw, kind):
     names = [field for field in kind.__dataclass_fields__ if field != "length"]
-    good = {
-        "original_length": 2048,
-        "short": [1.0] * 4,
-        "long": [2.0] * 4,
-        "fraction": 0.5,
-        "truncate": True,
-        "low": 1.0,
-        "high": 4.0,
-    }
+    good = {"original_length": 2048, "short": [1.0] * 4, "long": [2.0] * 4, "fraction": 0.5, "truncate": True, "low": 1.0, "high": 4.0}  # fmt: skip
     return (), {name: good.get(name, 2.0) for name in names if name in good or draw.random() < 0.7}
 
 
 def _json_config(draw):
-    config = {
-        "model_type": draw.choice(list(MODEL_TYPES)),
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-    }
+    config = {"model_type": draw.choice(list(MODEL_TYPES)), "hidden_size": 64, "num_attention_heads": 4}
     config |= draw.options(
         head_dim=[16, 8], rope_theta=[1e4, 5e5], rope_scaling=[{"type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}],
         max_position_embeddings=[2048], partial_rotary_factor=[0.5], rotary_dim=[8], qk_rope_head_dim=[8], qk_nope_head_dim=[8],
@@ -173,7 +159,6 @@ CALLS = {
     "Config": _config,
     "Layer": lambda d: ((d.choice(ROPES),), d.options(window=[3])),
     "Model": lambda d: ((MODELS["plain"].config, MODELS["plain"].weights), {}),
-    "Weights.of": lambda d: ((MODELS["plain"].config, named_weights(MODELS["plain"])), {}),
     "random_model": lambda d: ((KINDS["plain"], 1), d.options(dtype=["float64"], backend=["numpy"])),
     "weight_shapes": lambda d: ((KINDS["plain"],), {}),
     "forward": _forward,
@@ -222,7 +207,6 @@ EXEMPT = {
     "Tokenizer": "made by load_tokenizer, from files",
     "LinearState": "made by linear_state",
     "Tables": "made by rotation_tables",
-    "Weights": "made by Weights.of",
     "Report": "made by the checks",
     "Mismatch": "an error",
     "NotJudged": "an error",
@@ -295,15 +279,13 @@ def _into(draw, x):
     if not isinstance(x, np.ndarray) or x.ndim < 2:
         return x, draw.silly()
     room = np.zeros((*x.shape[:-2], x.shape[-2] + 2, 2 * x.shape[-1] + 1), x.dtype)
-    kind = draw.choice(
-        ["own", "own in part", "x", "rows before", "rows after", "features after", "silly", "read-only", "dtype"]
-    )
+    kinds = "own|own in part|x|rows before|rows after|features after|silly|read-only|dtype"
+    kind = draw.choice(kinds.split("|"))
     if kind == "x" or "after" in kind or "before" in kind:
         inside = room[..., 1:-1, 1 : x.shape[-1] + 1]
         inside[...] = x
-        shift = {"x": (0, 0), "rows before": (-1, 0), "rows after": (1, 0), "features after": (0, draw.randint(1, 2))}[
-            kind
-        ]
+        shifts = {"x": (0, 0), "rows before": (-1, 0), "rows after": (1, 0), "features after": (0, draw.randint(1, 2))}
+        shift = shifts[kind]
         rows, columns = (slice(1 + s, 1 + s + size) for s, size in zip(shift, x.shape[-2:], strict=True))
         return inside, inside if kind == "x" else room[..., rows, columns]
     own = {"own": np.full_like(x, 7), "own in part": room[..., 1:-1, 1:-1:2], "read-only": np.broadcast_to(x, x.shape)}
@@ -362,57 +344,24 @@ def _finite(*arrays):
 
 
 def _check_rotation(words, got, x, positions, rope, inverse=False):
-    x64, (u, _, tiny) = x.astype(np.float64), _units(x)
     if not _finite(x):
         return
-    cos, sin = pyrope.cos_sin(rope, positions)
-    shape = cos.shape[:-1]
-    tables = [t.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), *shape[-1:], t.shape[-1]) for t in (cos, sin)]
-    reads, writes = definition.pairs(rope.layout, rope.width, rope.start)
-    if inverse:
-        a2 = rope.attention_factor**2
-        reads, writes, tables = writes, reads, [tables[0] / a2, -tables[1] / a2]
-    true = definition.rotate_complex(x64, *tables, reads, writes)
-    largest = abs(x64).max(axis=-1, keepdims=True) * max(rope.attention_factor, 1 / rope.attention_factor)
-    _close(words, got, true, 8 * u * largest + 0 * true + 4 * tiny, x)
+    true, allowed = references.rotate(x, positions, rope.transposed if inverse else rope)
+    if inverse:  # Rᵀ/a²
+        turned, a2 = slice(rope.start, rope.start + rope.width), rope.attention_factor**2
+        true[..., turned] /= a2
+        allowed = allowed * max(1, 1 / a2)
+    _close(words, got, true, allowed + 4 * _units(x)[2], x)
 
 
-def _check_attention(words, got, q, k, v, causal=False, q_positions=None, k_positions=None, mask=None, window=None, softcap=None, scale=None, block=None):  # fmt: skip
+def _check_attention(words, got, q, k, v, q_positions=None, k_positions=None, block=None, **options):
     if not _finite(q, k, v):
         return
-    (u, _, tiny), (n, d), m = _units(q), q.shape[-2:], k.shape[-2]
-
-    def at(positions):
-        positions = np.asarray(positions)
-        return positions.reshape(*positions.shape[:-1], *(1,) * (q.ndim - 1 - positions.ndim), positions.shape[-1])
-
-    k_at = at(np.arange(m) if k_positions is None else k_positions)
-    q_at = (
-        at(q_positions)
-        if q_positions is not None
-        else k_at[..., m - n :]
-        if k_positions is not None
-        else at(np.arange(m - n, m))
-    )
-    seen = definition.visible(q_at, k_at, causal, window)
-    seen, bias = (
-        (seen & mask, 0)
-        if mask is not None and mask.dtype == bool
-        else (seen, 0 if mask is None else mask.astype(np.float64))
-    )
-    scale = d**-0.5 if scale is None else float(scale)
-    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
-    if not m:
-        assert not got.any(), words
-        return
-    true = definition.attention(q64, k64, v64, seen, scale, softcap, bias)
-    # Products and sums of d terms, the factor, the cap and the bias; the weights double it, and are summed themselves.
-    size = abs(q64) @ abs(definition.repeat_heads(k64, q.shape[-3])).swapaxes(-1, -2) * scale
-    size = (d + 12) * u * (size + np.where(np.isfinite(bias), abs(bias), 0)) + d * tiny
-    each = np.where(seen, size, 0).max(axis=-1, keepdims=True)
-    off = np.expm1(np.minimum(2 * each + (m + 16) * u, 50))
-    reach = abs(v64).max(initial=0) * np.where(off > 0.5, np.inf, 2 * off)
-    _close(words, got, true, reach + m * tiny + 0 * true, q)
+    n, (m, d) = q.shape[-2], k.shape[-2:]
+    if k_positions is not None and q_positions is None:
+        q_positions = np.asarray(k_positions)[m - n :]
+    true, allowed = references.attention(q, k, v, q_at=q_positions, k_at=k_positions, **options)
+    _close(words, got, true, allowed + (m + d) * _units(q)[2] + 0 * true, q)
 
 
 def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, feature_map="elu+1", denominators="positive", **others):  # fmt: skip
@@ -427,12 +376,7 @@ def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, fea
         return
 
     def turn(x):
-        if rope is None:
-            return x
-        tables = pyrope.cos_sin(rope.pure, positions)
-        shape = tables[0].shape[:-1]
-        tables = [t.reshape(*shape[:-1], *(1,) * (x.ndim - 1 - len(shape)), shape[-1], t.shape[-1]) for t in tables]
-        return definition.rotate_complex(x, *tables, *definition.pairs(rope.layout, rope.width, rope.start))
+        return x if rope is None else references.rotate(x, positions, rope.pure)[0]
 
     mask = definition.visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]), causal)
     weights, total = definition.similarities(phi(q64), phi(k64), turn, mask)
@@ -450,7 +394,7 @@ def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, fea
 def _check_forward(words, got, model, tokens, positions=None, logits="all", segments=None):
     if logits != "all" or segments is not None or np.ndim(tokens) != 1:
         return
-    true = by_definition(model.config, named_weights(model), np.asarray(tokens), positions)
+    true = by_definition(model.config, model.weights, np.asarray(tokens), positions)
     np.testing.assert_allclose(got, true, rtol=1e-4, atol=1e-4 * abs(true).max(), err_msg=words)
 
 
@@ -463,9 +407,8 @@ def _check_sinusoidal(words, got, positions, d, base=10000.0):
 
 def _check_slopes(words, got, h):
     power = 2 ** math.floor(math.log2(h))
-    true = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [
-        2 ** (-4 * (2 * i + 1) / power) for i in range(h - power)
-    ]
+    true = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    true += [2 ** (-4 * (2 * i + 1) / power) for i in range(h - power)]
     np.testing.assert_allclose(got, true, rtol=1e-14, err_msg=words)
 
 

@@ -198,7 +198,11 @@ def test_mlp_equals_the_definition(xp, data, dtype, activation, gated, e, f, sha
     assert np.array_equal(to_numpy(given_x), x)
     up, down = (Projection(*(None if w is None else w.astype(np.float64) for w in layer)) for layer in host)
     config = SimpleNamespace(mlp_width=f, gated=gated, activation=activation)
-    expected = definition.mlp(config, SimpleNamespace(up=up, down=down), x.astype(np.float64))
+    expected = definition.mlp(
+        config,
+        {"up.weight": up[0], "up.bias": up[1], "down.weight": down[0], "down.bias": down[1]},
+        x.astype(np.float64),
+    )
     up, down = (Projection(*(None if w is None else abs(w) for w in layer)) for layer in (up, down))
     inner = definition.project(up, abs(x.astype(np.float64)))
     size = definition.project(down, inner[..., :f] * inner[..., f:] if gated else inner)
@@ -212,7 +216,7 @@ def test_mlp_does_not_depend_on_the_number_of_rows(xp, n):
     x, up, down = (rng.standard_normal(shape) for shape in ((n, 4), (12, 4), (4, 6)))
     moved = [Projection(from_numpy(weight, xp), None) for weight in (up, down)]
     y = to_numpy(layers.mlp(from_numpy(x, xp), *moved, "silu", gated=True))
-    weights = SimpleNamespace(up=Projection(up, None), down=Projection(down, None))
+    weights = {"up.weight": up, "down.weight": down}
     expected = definition.mlp(SimpleNamespace(mlp_width=6, gated=True, activation="silu"), weights, x)
     assert y.shape == (n, 4) and np.allclose(y, expected, 1e-12, 1e-12)
 

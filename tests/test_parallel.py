@@ -61,14 +61,6 @@ def test_every_position_belongs_to_one_rank(n, size, scheme):
     assert max(lengths) - min(lengths) <= (2 if scheme == "zigzag" else 1)
 
 
-def test_zigzag_balances_what_a_causal_mask_leaves():
-    # A query at m sees m + 1 keys. Of 64 tokens on 4 ranks, zigzag gives each 520 of the 2080 scores.
-    work = {scheme: [int((shard_positions(64, r, 4, scheme) + 1).sum()) for r in range(4)] for scheme in SCHEMES}
-    assert work["zigzag"] == [520] * 4
-    assert work["striped"] == [496, 512, 528, 544]
-    assert work["contiguous"] == [136, 392, 648, 904]
-
-
 @pytest.mark.parametrize(
     "arguments, error, says",
     [
@@ -111,16 +103,7 @@ def test_any_number_of_ranks_equals_one_process_and_the_definition():
     seed = 0 if os.environ.get("CI") else random.randrange(2**32)
     code, output = run(8, ROOT / "tests/mpi/properties.py", seed, settings().max_examples)
     assert code == 0, output[-6000:]
-    names = [
-        "ring",
-        "in_states",
-        "whole_model",
-        "length_of_all",
-        "failures",
-        "orders",
-        "counted_by_each",
-        "over_the_host",
-    ]
+    names = ["ring", "in_states", "whole_model", "length_of_all", "failures", "orders", "counted_by_each"]
     assert [line for line in output.splitlines() if line.endswith(" holds")] == [f"{name} holds" for name in names]
 
 

@@ -10,9 +10,9 @@ from strategies import DTYPES
 
 import pyrope
 from pyrope import Linear, Rope, YaRN
+from pyrope.files import save_safetensors
 from pyrope.oracle.mistakes import TRACES
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
-from pyrope.tensors import save_safetensors
 
 ml_dtypes = package("ml_dtypes")
 

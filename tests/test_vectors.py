@@ -12,9 +12,9 @@ import pytest
 from optional import package
 
 from pyrope import Axes, DynamicNTK, Rope
+from pyrope.files import dtype_named, save_safetensors
 from pyrope.oracle import vectors
 from pyrope.oracle.vectors import LEAST_POSITION, Own, verify_vectors, write_vectors
-from pyrope.tensors import save_safetensors
 
 package("ml_dtypes")
 
@@ -386,7 +386,7 @@ def small(tmp_path):
 
 def test_outputs_are_read_from_files_of_two_kinds_and_from_a_dict(small, tmp_path):
     folder, y = small
-    save_safetensors(tmp_path / "y.safetensors", {"rotation-own-bfloat16": y}, {}, {"rotation-own-bfloat16"})
+    save_safetensors(tmp_path / "y.safetensors", {"rotation-own-bfloat16": y.view(dtype_named("bfloat16"))}, {})
     for outputs in (tmp_path / "y.safetensors", {"rotation-own-bfloat16": y, "more": y}):
         assert [report.verdict for report in verify_vectors(folder, outputs)] == ["right"]
 

@@ -35,8 +35,8 @@ class Request:
 
 
 class Ranks:
-    def __init__(self, size, kinds=""):
-        self.size, self.kinds, self.slots = size, kinds, [None] * size
+    def __init__(self, size):
+        self.size, self.slots = size, [None] * size
         self.barrier = threading.Barrier(size)
         self.messages = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
         self.sent = [0] * size
@@ -53,9 +53,6 @@ class Comm:
 
     def Get_rank(self):
         return self.rank
-
-    def Get_info(self):
-        return types.SimpleNamespace(Get=lambda name: self.ranks.kinds, Free=lambda: None)
 
     def _all(self, value):
         self.ranks.slots[self.rank] = value
@@ -117,9 +114,9 @@ def installed(monkeypatch):
     return mpi
 
 
-def on_ranks(size, body, kinds=""):
+def on_ranks(size, body):
     """What body(comm) returns or raises, on each of so many ranks, and how many bytes each has sent."""
-    ranks, results = Ranks(size, kinds), [None] * size
+    ranks, results = Ranks(size), [None] * size
 
     def run(rank):
         try:

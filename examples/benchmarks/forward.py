@@ -65,17 +65,17 @@ def products(model: Model, n: int, keys: int = 0) -> Callable[[], None]:
     every = np.ones((config.key_heads, keys + n, config.head_dim), np.float32)
 
     def run() -> None:
-        for layer in weights.layers:
-            np.matmul(wide, layer.qkv.weight.T)
+        for i in range(len(config.layers)):
+            np.matmul(wide, weights[f"layers.{i}.qkv.weight"].T)
             for start in range(0, n, rows):
                 visible = every[:, : keys + start + rows]
                 for q, k in zip(heads[:, start : start + rows], visible, strict=True):
                     np.matmul(np.matmul(q, k.T), k)
-            np.matmul(wide, layer.out.weight.T)
+            np.matmul(wide, weights[f"layers.{i}.out.weight"].T)
             for start in range(0, n, rows):
-                np.matmul(wide[start : start + rows], layer.up.weight.T)
-                np.matmul(inner[start : start + rows], layer.down.weight.T)
-        np.matmul(wide[:1], weights.head.weight.T)
+                np.matmul(wide[start : start + rows], weights[f"layers.{i}.up.weight"].T)
+                np.matmul(inner[start : start + rows], weights[f"layers.{i}.down.weight"].T)
+        np.matmul(wide[:1], weights.get("head.weight", weights["embedding"]).T)
 
     return run
 
@@ -206,10 +206,7 @@ def widen(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _arrays(model: Model) -> list[np.ndarray]:
-    weights, matrices = model.weights, [model.weights.embedding]
-    for layer in weights.layers:
-        matrices += [layer.qkv.weight, layer.out.weight, layer.up.weight, layer.down.weight]
-    return matrices
+    return [array for array in model.weights.values() if array.ndim == 2]
 
 
 def rows() -> Iterator[Row]:

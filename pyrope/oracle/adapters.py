@@ -32,7 +32,7 @@ import numpy as np
 
 from .. import checks
 from ..backend import from_numpy, get, to_numpy
-from ..tensors import NumPyArray, dtype_named, load_npy, save_npy
+from ..files import NumPyArray, dtype_named, load_npy, save_npy
 from .candidate import COMPILES, COUNTS, Unreadable, hand_over, last_call, wrapping
 
 Function: TypeAlias = Callable[..., Any]

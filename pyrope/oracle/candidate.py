@@ -138,6 +138,10 @@ class Candidate:
             words = f"{len(changed)} of {len(self._kept)} results change during later calls, the first {changed[0]}"
             self.behaviour["result overwritten by the next call"] = words
 
+    def watched(self) -> tuple[str, ...]:
+        """Its behaviour, in words."""
+        return tuple(f"{name}: {observation}" for name, observation in self.behaviour.items())
+
     def accepts(self, *names: str) -> set[str]:
         """Which of these options its signature has."""
         try:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ..backend import Array
 from .calls import FEW, Call, Maker
 from .comparison import Check
-from .responses import Function, fits, forms
-from .rows import Answer
+from .responses import Function, response
 from .tolerance import Expected
 
 CLOSE = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of what is read at position 0
 ROUNDED = ("rounded", "cut", "quantised")
 NAMED = ("bfloat16", "float16")  # which have names of their own
-NOT_LINEAR = "not linear"
 
 
 def damaged(check: Check) -> tuple[str, str] | None:
     """The name and the fact, if numbers are changed before or after they turn. Raises `Unreadable`."""
-    close = CLOSE[check.dtype]
     for size in sizes(check.dtype):
         x, y = at_zero(check, size)
-        if _share(x, y, close) == 1 or not np.isfinite(y).all():
-            continue
-        words, function = max(forms(x, y), key=lambda form: _share(form[1](x), y, close))
-        if fits(function(x), y, close) and (found := _explained(check, words, function)):
-            return found
-    return next(((NOT_LINEAR, words) for words in _not_linear(check)), None)
+        found = response(x, y[..., :1, :], CLOSE[check.dtype])
+        if found.function is not None and (named := _explained(check, found.words, found.function)):
+            return named
+    one, four, zero = (np.nan_to_num(y) for y in multiples(check))
+    if zero.any():
+        return "not linear", f"f(0) is not 0 but up to {np.abs(zero).max():.4g}: something is added"
+    if (off := np.abs(four - 4 * one).max()) > 0.02 * np.abs(four).max():
+        lengths = np.linalg.norm(at_zero(check)[1], axis=-1)
+        alike = f"; rows come out with lengths from {lengths.min():.4g} to {lengths.max():.4g}"
+        return "not linear", f"f(4x) and 4·f(x) differ by up to {off:.4g}{alike}"
+    return None
 
 
 def sizes(dtype: str) -> tuple[float, ...]:
@@ -52,40 +52,16 @@ def multiples(check: Check) -> list[Array]:
     return [check.ask(call._replace(x=(call.x * k).astype(call.x.dtype))) for k in (1, 4, 0)]
 
 
-def _share(x: Array, y: Array, close: float) -> float:
-    """How many y are x."""
-    return float((np.abs(y - x) <= close * np.abs(x)).mean())
-
-
 def _explained(check: Check, words: str, function: Function) -> tuple[str, str] | None:
     """The name and the fact, if the function explains a whole call: of x, or of the result."""
     one = max(check.answers, key=lambda one: one.wrong.sum() * (one.call.x.size < 2**16))
     expected = check.expected(one.call)
     before = Expected(expected.tables, function(expected.x), expected.positions, check.dtype).y
-    plain, of_x, of_results = (_typical_error(one, y) for y in (expected.y, before, function(expected.y)))
+    errors = (np.abs(one.y - y)[one.wrong].max(axis=-1) for y in (expected.y, before, function(expected.y)))
+    plain, of_x, of_results = (float(np.median(error)) for error in errors)
     if not min(of_x, of_results) <= 0.25 * plain:
         return None
     what, side = ("the numbers of x are", "input") if of_x <= of_results else ("the results are", "results")
     how = words.removeprefix("rounded to ")
-    name = f"{side} rounded: {how.partition(',')[0]}" if words.startswith(ROUNDED) else NOT_LINEAR
+    name = f"{side} rounded: {how.partition(',')[0]}" if words.startswith(ROUNDED) else "not linear"
     return f"{how} {side}" if how in NAMED else name, f"{what} {words}"
-
-
-def _typical_error(one: Answer, y: Array) -> float:
-    """The largest error of a wrong row, in the median."""
-    return float(np.median(np.abs(one.y - y)[one.wrong].max(axis=-1)))
-
-
-def _not_linear(check: Check) -> Iterator[str]:
-    one, four, zero = (np.nan_to_num(y) for y in multiples(check))
-    if zero.any():
-        yield f"f(0) is not 0 but up to {np.abs(zero).max():.4g}: something is added"
-    elif (off := np.abs(four - 4 * one).max()) > 0.02 * np.abs(four).max():
-        yield f"{_normalised(*at_zero(check))}f(4x) and 4·f(x) differ by up to {off:.4g}"
-
-
-def _normalised(x: Array, y: Array) -> str:
-    """Whether each row is multiplied by a number of its own that makes all rows equally long, in words."""
-    scale, length = (x * y).sum(axis=-1) / (x * x).sum(axis=-1), np.linalg.norm(y, axis=-1)
-    alike = np.abs(y - scale[..., None] * x).max() < 1e-2 * np.abs(y).max() and np.ptp(length) < 1e-2 * length.max()
-    return f"rows come out with the length {np.median(length):.4g}, whatever theirs was; " if alike else ""

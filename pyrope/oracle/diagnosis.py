@@ -19,8 +19,6 @@ from .report import Finding
 from .rows import ABOUT, COUNTED
 from .rules import Rule
 
-VALUES = "largest number", "values of x"
-LENGTH = "switch at another length"
 # What is wrong in some rows, and what became of them, has a name of its own.
 BOTH = {
     ("head ≥ 1", UNCHANGED): "only the first head rotated",
@@ -32,10 +30,10 @@ BOTH = {
     ("largest number", LOST): LOST,
     ("position", LOST): LOST,
 }
-Rows3: TypeAlias = tuple[tuple[str, str, str], ...]  # name, expected, measured
+Measurements: TypeAlias = tuple[tuple[str, str, str], ...]  # name, expected, measured
 
 
-def diagnosed(check: Check) -> tuple[list[Finding], Rows3]:
+def diagnosed(check: Check) -> tuple[list[Finding], Measurements]:
     """The findings about wrong rows, causes first, and what was measured where nothing explains them."""
     if not any(one.wrong.any() for one in check.answers):
         return ([Finding(STATE, check.state)] if check.state else []), ()
@@ -62,7 +60,8 @@ class Diagnosis:
 
     def __init__(self, check: Check) -> None:
         self.check, self.evidence = check, Evidence(check)
-        self.measured: Rows3 = ()
+        self.measured: Measurements = ()
+        self.covered = np.zeros(len(self.evidence.x), bool)  # rows that what was found implies
 
     def findings(self) -> list[Finding]:
         evidence, check = self.evidence, self.check
@@ -78,13 +77,8 @@ class Diagnosis:
         for one in apart:  # some rows hold nothing: others may say more
             rows &= ~one.holds
         first = self._explained(rows) if rows.any() else []
-        said = {one.fault for one in first}
-        if any(
-            name.startswith("not linear") or "rounded" in name or name.endswith(("input", "results")) for name in said
-        ):
-            said |= {ZEROS, LOST, "not linear"}  # numbers that are lost are a consequence
-        found = [self._by_rule(one.holds, one, evidence.rule(one.holds, among=True)) for one in apart]
-        return first + [one for one in found if one.fault not in said]
+        apart = [one for one in apart if (one.holds & ~self.covered).any()]
+        return first + [self._by_rule(one.holds, one, evidence.rule(one.holds, among=True)) for one in apart]
 
     def _explained(self, rows: Array) -> list[Finding]:
         """What these rows come from: a mistake of positions, of some calls, of numbers, or of the operator."""
@@ -92,11 +86,9 @@ class Diagnosis:
         became = evidence.became(rows)
         rule = evidence.rule(rows, became if became is not None and became.general else None)
         exact = rule if rule is not None and rule.exact and evidence.some else None
-        if found := self._switched(rows):
-            return found
         if became is not None and not became.general and not (exact and became.fault == ELSEWHERE):
             return [self._finding(became.fault, became.words, rows, rule)]
-        if exact is not None and exact.about in VALUES and (found := self._damaged(rows)):
+        if exact is not None and exact.about in ("largest number", "values of x") and (found := self._damaged(rows)):
             return found
         if exact is not None and exact.about != "position":
             return [self._by_rule(rows, became, exact)]
@@ -108,54 +100,31 @@ class Diagnosis:
             return [self._by_rule(rows, became, rule)]
         if became is not None:
             return [self._finding(ELSEWHERE if became.general else became.fault, became.words, rows)]
-        return [self._unexplained(rows, rule)]
+        with suppress(Unreadable):
+            description, _ = described(self.check)
+            self.measured = () if description is None else description.rows(self.check.rope)
+        return [self._finding("unexplained", evidence.off(rows), rows, rule)]
 
     def _finding(self, fault: str, fact: str, rows: Array, rule: Rule | None = None) -> Finding:
-        position = np.abs(self.evidence.column("position")[rows])
         where = self.evidence.where(rows, rule or self.evidence.rule(rows))
-        return Finding(fault, fact, where, int(position.min()))
+        return Finding(fault, fact, where, int(np.abs(self.evidence.at[:, rows]).max(axis=0).min()))
 
     def _by_rule(self, rows: Array, became: Became | None, rule: Rule | None) -> Finding:
         """A finding that is named by where it is, and what became of the rows there."""
         words, what = (self.evidence.off(rows), "") if became is None else (became.words, became.fault)
         if rule is None:
             return self._finding(what or "unexplained", words, rows)
+        self.covered |= rule.holds[self.evidence.table.wrong]
         first = rule.words.partition(" and ")[0].partition(" (")[0]
         name = BOTH.get((first, what)) or BOTH.get((first, "")) or BOTH.get((rule.about, what)) or _name(rule)
         return self._finding(name, words, rows, rule)
 
-    def _unexplained(self, rows: Array, rule: Rule | None) -> Finding:
-        with suppress(Unreadable):
-            description, _ = described(self.check)
-            self.measured = () if description is None else description.rows(self.check.rope)
-        return self._finding("unexplained", self.evidence.off(rows), rows, rule)
-
     def _damaged(self, rows: Array) -> list[Finding]:
         with suppress(Unreadable):
             if (found := damage.damaged(self.check)) is not None:
+                self.covered[:] = True
                 return [self._finding(*found, rows)]
         return []
-
-    def _switched(self, rows: Array) -> list[Finding]:
-        """Of a candidate whose Θ follows the length of each call: whether it changes at another length than L₀."""
-        check, scaling = self.check, self.check.rope.scaling
-        if not check.by_call or not isinstance(scaling, LENGTH_DEPENDENT):
-            return []
-        original, wrong = scaling.original_length, [one for one in check.answers if one.wrong.any()]
-        causes = {original: "by >= instead of >", original + 1: "as the largest position, which is one less"}
-        lengths = [int(one.call.positions.max()) + 1 for one in wrong]
-        for one, length in zip(wrong, lengths, strict=True):
-            other = original if length > original else original + 1
-            if (
-                length in causes
-                and one.y is not None
-                and not check.compare(one.call, one.y, check.rope.at(other)).any()
-            ):
-                fact = f"a call of length {length} has the Θ of length {other}: the length is compared {causes[length]}"
-                return [self._finding(LENGTH, fact, rows)]
-        return [self._finding(LENGTH, self.evidence.off(rows), rows)] if {*lengths} <= {*causes} else []
-
-    # ── The operator ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _differing(self, rows: Array) -> list[Finding]:
         """How the operator that is read with unit vectors differs from the expected one."""
@@ -168,7 +137,7 @@ class Diagnosis:
         if description is None:
             one = differences.pairing(reached, operator.shape_of(check.rope).sources(check.plan.head_dim))
             return [self._finding(one.fault, one.fact, rows)]
-        found = differences.differences(description, check.rope, check.dtype)
+        found = differences.differences(description, check.rope)
         left = self._left_over(rows, description) if found else None
         if left is None:
             return []
@@ -179,12 +148,13 @@ class Diagnosis:
         """What the description does not predict, where it says anything: a second mistake, or a note; None if that is
         most of it. Angles that are nearly right are left to the names of roundings."""
         evidence, several = self.evidence, self.check.plan.axes is not None
-        at = np.stack([facts["p"][evidence.table.wrong] for facts in evidence.table.facts])
-        said = rows & (np.abs(at).max(axis=0) <= description.straight) & evidence.finite
+        said = (np.abs(evidence.at).max(axis=0) <= description.straight) & evidence.finite
         if isinstance(self.check.rope.scaling, LENGTH_DEPENDENT):  # it was read at the largest position
             said &= evidence.column("greatest position") == self.check.plan.top
-        off = np.abs(description.predict(evidence.x, at if several else at[0]) - evidence.y).max(axis=-1)
-        left = said & ~(off <= 0.4 * np.abs(evidence.x).max(axis=-1) * max(1.0, description.factor))
+        due = description.predict(evidence.x, evidence.at if several else evidence.at[0])
+        off = np.abs(due - evidence.y).max(axis=-1)
+        self.covered |= off <= 0.4 * np.abs(evidence.x).max(axis=-1) * max(1.0, description.factor)
+        said, left = said & rows, said & rows & ~self.covered
         if 2 * left.sum() > said.sum():
             return None
         if left.sum() > (1 - MOST) * said.sum():
@@ -202,8 +172,6 @@ def _name(rule: Rule) -> str:
         return "consecutive positions wrong"
     if REUSED in words or about.startswith("an earlier call"):
         return STATE
-    if about == "position" and "≤ -" in words:
-        return "negative positions wrong"
     if about == "position":
         return "one position wrong" if " = " in words else "wrong beyond a position" if "≥" in words else ELSEWHERE
     return ABOUT.get(about, "some shapes wrong" if about.startswith("x has") else "some lengths wrong")

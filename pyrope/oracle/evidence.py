@@ -11,6 +11,7 @@ from ..definition import pairs
 from ..theta import frequencies
 from .calls import Call
 from .comparison import POISON, Check
+from .frequencies import listed
 from .positions import Became, moved
 from .rows import tabulated, tails
 from .rules import Rule, simplest
@@ -18,7 +19,6 @@ from .tolerance import APPLICABLE
 
 SOME = 0.1  # of the rows are right: then there is a rule to be found
 MOST = 0.98  # of the wrong rows became the same
-SMALL = 4096  # rows of a call in which heads may be exchanged
 UNCHANGED, ZEROS, LOST, STALE = "not rotated", "zeros returned", "not finite", "output not written"
 
 
@@ -30,9 +30,9 @@ class Evidence:
         parts = [*self._gathered()]
         self.x, self.y, self.truth, self.allowed = (np.concatenate([part[k] for part in parts]) for k in range(4))
         self.finite = np.isfinite(self.x).all(axis=-1)
+        self.at = np.stack([facts["p"][self.table.wrong] for facts in self.table.facts])  # (axes, W)
         fully = np.mean([not one.wrong.any() for one in check.answers if one.call.positions.any()])
         self.some = check.right > SOME * check.turning or bool(fully > SOME / 2)  # whether some are right
-        self._rules: dict[bytes, Rule | None] = {}
 
     def _gathered(self) -> Iterator[tuple[Array, ...]]:
         """x, y, the truth and what is allowed of the wrong rows in the table, each (k, d)."""
@@ -52,16 +52,18 @@ class Evidence:
     # ── Where ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rule(self, rows: Array, became: Became | None = None, among: bool = False) -> Rule | None:
-        """The simplest statement about these wrong rows. Other wrong rows, unless it is about what is special ``among``
-        them, and those that would be right with what they became, say nothing."""
-        silent = np.zeros(1, bool) if became is None else np.asarray(became.silent)
-        key = rows.tobytes() + silent.tobytes() + bytes([among])
-        if key not in self._rules:
-            wrong, table = np.zeros(len(self.table.wrong), bool), self.table
-            wrong[np.flatnonzero(table.wrong)[rows]] = True
-            speaks = table.speaks & (wrong | among | ~(table.wrong | silent))
-            self._rules[key] = _simplest(self._columns(wrong), wrong, speaks)
-        return self._rules[key]
+        """The simplest statement about these wrong rows; about earlier calls only if that says more. Other wrong rows,
+        unless it is about what is special ``among`` them, and those that would be right with what they became, say
+        nothing."""
+        table, wrong = self.table, np.zeros(len(self.table.wrong), bool)
+        wrong[np.flatnonzero(table.wrong)[rows]] = True
+        silent = np.asarray(False if became is None else became.silent)
+        speaks, columns = table.speaks & (wrong | among | ~(table.wrong | silent)), self._columns(wrong)
+        rule = simplest({name: column for name, column in columns.items() if "call" not in name}, wrong, speaks)
+        if rule is not None and rule.exact:
+            return rule
+        other = simplest(columns, wrong, speaks)
+        return rule if rule is not None and other is not None and other.share < rule.share + 0.05 else other
 
     def _columns(self, wrong: Array) -> dict[str, Array]:
         """The columns of the table; tails of blocks; the shape of x, if all that is wrong has one; the number of the
@@ -88,27 +90,24 @@ class Evidence:
         """The first wrong number: of the first wrong call, the row at the smallest position."""
         answer, place = (column[self.table.wrong] for column in (self.table.answer, self.table.place))
         own = np.flatnonzero(rows & (answer == answer[rows].min()))
-        k = own[np.argmin(np.abs(self.column("position")[own]))]
-        call, shape = self.check.answers[answer[k]].call, self.check.answers[answer[k]].wrong.shape
-        with np.errstate(all="ignore"):
-            f = int(np.argmax(~(np.abs(self.y[k] - self.truth[k]) <= self.allowed[k])))
-        index = *(int(i) for i in np.unravel_index(place[k], shape)), f
-        at = ", ".join(map(str, call.each()[(slice(None), *index[:-1])]))
+        k = own[np.argmin(np.abs(self.at[:, own]).max(axis=0))]
+        one = self.check.answers[answer[k]]
+        f = int(np.argmax(~(np.abs(self.y[k] - self.truth[k]) <= self.allowed[k])))
+        index = *(int(i) for i in np.unravel_index(place[k], one.wrong.shape)), f
+        names = ("batch", "head", "row", "feature")[-len(index) :] if len(index) <= 4 else ("index",) * len(index)
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(names, index, strict=True))
         due, got = self.truth[k, f], self.y[k, f]
         digits = next((n for n in range(6, 17) if f"{due:.{n}g}" != f"{got:.{n}g}"), 17)
-        where = f"x {call.x.shape} at position {at}, {_index(index)}"
-        return f"{where}: expected {due:.{digits}g}, got {got:.{digits}g}"
+        at = ", ".join(map(str, self.at[:, k]))
+        return f"x {one.call.x.shape} at position {at}, {where}: expected {due:.{digits}g}, got {got:.{digits}g}"
 
     def off(self, rows: Array) -> str:
-        """How far off rows are, and in which features."""
+        """How far off rows are, and in how many features."""
         rows = rows & self.finite if (rows & self.finite).any() else rows
         off, size = np.abs(self.y - self.truth)[rows], np.abs(self.truth[rows]).max()
         features = np.flatnonzero((off > self.allowed[rows]).any(axis=0))
-        words = f"off by up to {np.nanmax(off, initial=0):.3g} where numbers are up to {size:.3g}"
-        if len(features) in (0, off.shape[-1]):
-            return words
-        some = ", ".join(map(str, features[:4])) + (", …" if len(features) > 4 else "")
-        return f"{words}, in {len(features)} of {off.shape[-1]} features: {some}"
+        some = f", in {listed(features, 'feature')}" if 0 < len(features) < off.shape[-1] else ""
+        return f"off by up to {np.nanmax(off, initial=0):.3g} where numbers are up to {size:.3g}{some}"
 
     # ── What became of rows ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,29 +126,12 @@ class Evidence:
         yield Became("not linear", "rows that are not finite come out as finite numbers", finite & ~self.finite)
         yield Became(ZEROS, "zeros come out", ~y.any(axis=-1), True)
         yield Became(UNCHANGED, "x comes back as it was", (y == x).all(axis=-1), True)
-        yield Became("heads differ", "the right result of another head comes out", self._of_another_head(), True)
         if finite.any() and np.ptp(y[finite]) == 0:
             yield Became("not linear", f"every output is {y[finite][0, 0]:g}", finite)
         factor = np.median(y / self.truth, axis=-1)
         if np.ptp(factor) < 1e-3 * abs(factor[0]) and abs(factor[0] - 1) > 1e-2:
             near = np.abs(y - factor[0] * self.truth) <= 4 * self.allowed * max(1.0, abs(factor[0]))
             yield Became("attention factor", f"rows are the right ones times {factor[0]:.6g}", near.all(axis=-1), True)
-
-    def _of_another_head(self) -> Array:
-        """Rows of the first wrong calls that hold what is right for another head, or another row of the batch."""
-        holds, table = np.zeros(len(self.x), bool), self.table
-        answers, places = table.answer[table.wrong], table.place[table.wrong]
-        for k in np.unique(answers)[:8]:
-            one = self.check.answers[k]
-            n = one.wrong.shape[-1]
-            if n == one.wrong.size or one.wrong.size > SMALL:
-                continue
-            truth = self.check.expected(one.call).y.reshape(-1, n, self.x.shape[-1])
-            for i in np.flatnonzero(answers == k):
-                near = (np.abs(truth[:, places[i] % n] - self.y[i]) <= 2 * self.allowed[i]).all(axis=-1)
-                near[places[i] // n] = False  # itself
-                holds[i] = near.any()
-        return holds
 
     def _moved(self, rows: Array) -> Became | None:
         """The positions that these rows are turned by instead of theirs, on any axis."""
@@ -171,20 +153,3 @@ class Evidence:
             if found is not None:
                 return found._replace(words=found.words + (f", on axis {axis}" if rope.axes is not None else ""))
         return None
-
-
-def _simplest(columns: dict[str, Array], wrong: Array, speaks: Array) -> Rule | None:
-    """A rule about the rows themselves; about earlier calls only if that says more."""
-    rule = simplest({name: column for name, column in columns.items() if "call" not in name}, wrong, speaks)
-    if rule is not None and rule.exact:
-        return rule
-    other = simplest(columns, wrong, speaks)
-    return rule if rule is not None and other is not None and other.share < rule.share + 0.05 else other
-
-
-def _index(index: tuple[int, ...]) -> str:
-    """Where an output stands, such as "head 0, row 3, feature 5"."""
-    if len(index) > 4:
-        return f"index {index}"
-    axes = ("batch", "head", "row", "feature")[-len(index) :]
-    return ", ".join(f"{axis} {i}" for axis, i in zip(axes, index, strict=True))

@@ -6,7 +6,7 @@ A frequency is known up to its uncertainty, to the roundings of a float32 pipeli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
@@ -15,18 +15,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from ..theta import DynamicNTK, Linear, Llama3, Proportional, Rope, Scaling, YaRN, frequencies
+from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, Scaling, YaRN, frequencies
 from .candidate import BITS
-from .rescalings import RULES, TURN, Meant as Meant, exponents, listed as listed, meant as meant, variants
-from .tolerance import U32, angle_errors, theta_errors
+from .positions import TURN, wrapped
+from .responses import narrowed
+from .tolerance import U32, angle_errors, exponents, theta_errors
 
 TOP = 2**16  # the position that rates of angles are taken at
 POWERS = 80  # roundings of a float32 power, which some make by a logarithm
 RAMPS = 300  # and of a blend of two of them
+RULES = {
+    Linear: "linear", DynamicNTK: "NTK", YaRN: "YaRN", LongRoPE: "LongRoPE", Llama3: "llama3",
+    Proportional: "proportional",
+}  # fmt: skip
 COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
 LENGTHS = tuple(2**k for k in range(8, 21))
-LIMITS: dict[type, tuple[str, str]] = {YaRN: ("beta_fast", "beta_slow"), Llama3: ("high", "low")}
-IN_LENGTHS = ("attention_factor", "mscale", "mscale_all_dim")  # of a rescaling: not in the frequencies
+# Of a rescaling: what is not in the frequencies, and what the ends of a ramp tell.
+ELSEWHERE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "low", "high")
+KINDS = {"linear in the pair": "yarn", "linear in the frequency": "llama3"}  # of ramps
 MULTIPLES = {  # of all angles
     "2π": TURN, "π": math.pi, "1/2π": 1 / TURN, "1/π": 1 / math.pi, "π/180": math.pi / 180, "180/π": 180 / math.pi,
 }  # fmt: skip
@@ -38,6 +44,15 @@ class Named(NamedTuple):
     fault: str
     fact: str
     rope: Rope | None = None
+
+
+class Meant(NamedTuple):
+    """The expected rope, in the width that was measured."""
+
+    rope: Rope
+    theta: Array  # (p,)
+    w: Array  # (p,): without a rescaling
+    e: Array  # (p,): w = base^(−e)
 
 
 class Measured(NamedTuple):
@@ -68,15 +83,27 @@ class Measured(NamedTuple):
         return Measured(self.theta[some], self.unsure[some])
 
 
-def wrapped(angle: Any) -> Any:
-    """An angle within half a turn."""
-    return angle - TURN * np.rint(angle / TURN)
+def meant(rope: Rope, width: int) -> Meant:
+    """A rope in another width; without its rescaling and its axes, if these are for its own width alone."""
+    if width != rope.width:
+        plain = replace(rope, scaling=None, axes=None, rotary_dim=width)
+        with suppress(ValueError):
+            plain = replace(rope, rotary_dim=width)
+        rope = plain
+    e = exponents(rope)
+    return Meant(rope, frequencies(rope), rope.base**-e, e)
 
 
-def to_narrow(x: Any, bits: int) -> Any:
-    """Rounded to so many significant bits."""
-    mantissa, exponent = np.frexp(np.asarray(x, np.float64))
-    return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent)
+def span(theta: Array) -> str:
+    return f"{theta[0]:.7g} … {theta[-1]:.7g}" if len(theta) else "none"
+
+
+def listed(indices: Any, what: str = "pair") -> str:
+    """Pairs in a few words."""
+    some = [int(i) for i in indices]
+    if len(some) > 2 and some == [*range(some[0], some[-1] + 1)]:
+        return f"{what}s {some[0]} to {some[-1]}"
+    return f"{what}{'s' * (len(some) != 1)} {', '.join(map(str, some[:6]))}{', …' * (len(some) > 6)}"
 
 
 def rounded(value: float, tolerance: float, most: int = 8) -> float:
@@ -91,13 +118,105 @@ def narrow_dtype(measured: Measured) -> str:
     for name in ("bfloat16", "float16"):
         bits = BITS[name]
         known = measured.unsure < np.abs(theta) * 2.0 ** (-bits - 6)  # so that it is no number of that dtype by chance
-        near = np.abs(theta - to_narrow(theta, bits)) <= 4 * measured.unsure + 16 * U32 * np.abs(theta)
+        near = np.abs(theta - narrowed(theta, bits)) <= 4 * measured.unsure + 16 * U32 * np.abs(theta)
         if name == "float16":  # below its normal numbers it has a fixed step
             steps = np.abs(theta) * 2.0**24
             near |= (steps < 1024) & (np.abs(steps - np.rint(steps)) <= 4 * measured.unsure * 2.0**24 + 1e-3)
         if known.sum() >= 4 and near[known].all():
             return name
     return ""
+
+
+# ── What is wrong with frequencies, beside those that are expected ───────────────────────────────────────────────────
+
+
+def name_frequencies(measured: Measured, due: Meant) -> Named | None:
+    """What is wrong with the frequencies; None if nothing is."""
+    if right_frequencies(measured, due.rope).all():
+        return None
+    with np.errstate(all="ignore"):
+        ways = (_narrow, _still, _of_others, _variant, _geometric, _listed, _parameter, _other_ramp, _published)
+        return next((named for way in ways if (named := way(measured, due)) is not None), _in_words(measured, due))
+
+
+def right_frequencies(measured: Measured, rope: Rope) -> Array:
+    """Which of them are as near as those of a float32 pipeline: exact where θ is 1, bool (p,)."""
+    rate = angle_errors(rope, np.array([[TOP]]))[0] / TOP
+    return np.asarray(np.abs(wrapped(measured.theta - frequencies(rope))) <= 4 * measured.unsure + 1.001 * rate)
+
+
+def _narrow(measured: Measured, due: Meant) -> Named | None:
+    name, turning = narrow_dtype(measured), due.theta > 0
+    off = np.abs(measured.theta[turning] / due.theta[turning] - 1)
+    if not name or off.max(initial=0) > 2.0**-4:
+        return None
+    fact = f"the frequencies are {name} numbers, off by up to {off.max():.2g} of themselves"
+    return Named(f"{name} inverse frequencies", fact)
+
+
+def _still(measured: Measured, due: Meant) -> Named | None:
+    still = ~measured.turning & (due.theta > 8 * measured.unsure)
+    if still.all():
+        return Named("not rotated", "no pair turns")
+    if not still.any() or not measured.fits(np.where(still, 0, due.theta), theta_errors(due.rope)):
+        return None
+    return Named("some pairs not turned", f"all but these turn as expected: {listed(np.flatnonzero(still))}")
+
+
+def _of_others(measured: Measured, due: Meant) -> Named | None:
+    """Each pair has the frequency of some pair, but not of its own."""
+    p = len(due.theta)
+    near = np.array([measured.part(i).near(due.theta) for i in range(p)])
+    whose = np.where(near.diagonal(), np.arange(p), np.argmax(near, axis=1))
+    moved = np.flatnonzero(whose != np.arange(p))
+    if not near.any(axis=1).all() or not len(moved) or len(set(whose.tolist())) < max(2, p // 3) or p < 3:
+        return None
+    order = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
+    if (whose == np.arange(p)[::-1]).all():
+        order = "they are in reverse order, the slowest first"
+    return Named(
+        "frequencies in another order", f"{len(moved)} of {p} pairs have the frequency of another one: {order}"
+    )
+
+
+def _variant(measured: Measured, due: Meant) -> Named | None:
+    errors = np.maximum(theta_errors(due.rope), RAMPS)
+    plain = {"scaling ignored": replace(due.rope, scaling=None)}
+    fitting = ((fault, fact) for fault, fact, theta in _variants(due) if measured.fits(theta, errors))
+    return next((Named(fault, fact, plain.get(fault)) for fault, fact in fitting), None)
+
+
+def _variants(due: Meant) -> Iterator[tuple[str, str, Array]]:
+    """Other frequencies that a rope's own numbers make: the mistake, the fact, θ."""
+    rope, theta, w, _ = due
+    if rope.axes is not None:
+        yield from _series(rope)
+    if rope.scaling is None:
+        return
+    rule, ratio = f"{RULES[type(rope.scaling)]} scaling", theta / w
+    if isinstance(rope.scaling, Proportional):
+        fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
+        yield "whole head rotated", fact, w / rope.scaling.factor
+    yield "scaling ignored", f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}", w
+    yield "scaling applied twice", f"the effect of {rule} on the frequencies is squared", w * ratio**2
+    yield "scaling inverted", f"frequencies are multiplied where {rule} divides them", w / ratio
+
+
+def _series(rope: Rope) -> Iterator[tuple[str, str, Array]]:
+    """Of axes: one series for all of them, or one for each."""
+    axes, name = rope.axes, "series of the axes"
+    assert axes is not None
+    owners = [axis for axis, _ in axes.assign(rope.pairs)]
+    within = np.array([owners[:i].count(axis) for i, axis in enumerate(owners)])
+    count = np.array([owners.count(axis) for axis in owners])
+    shared = rope.base ** -(np.arange(rope.pairs) / rope.pairs)
+    if not axes.sections:
+        other = replace(axes, style="axial" if axes.style == "pixtral" else "pixtral")
+        fact = f"the frequencies are dealt as with the axes {other.style!r}, not {axes.style!r}"
+        yield name, fact, frequencies(replace(rope, axes=other))
+    yield name, "each axis has a series of its own, base^(−j/k) for its k pairs", rope.base ** -(within / count)
+    yield name, "each axis begins again with θ₀, θ₁, … of the series over all pairs", shared[within]
+    yield name, "one series runs over all axes, where each has its own", shared
 
 
 # ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
@@ -137,110 +256,23 @@ def _multiples(measured: Measured, e: Array, log_a: float) -> Iterator[float]:
     yield from (1 / rounded(s, max(step, known + POWERS * U32)) for step in (1e-4, 1e-6))
 
 
-# ── What is wrong with frequencies, beside those that are expected ───────────────────────────────────────────────────
-
-
-def right_frequencies(measured: Measured, rope: Rope) -> Array:
-    """Which of them are as near as those of a float32 pipeline: exact where θ is 1, bool (p,)."""
-    rate = angle_errors(rope, np.array([[TOP]]))[0] / TOP
-    return np.asarray(np.abs(wrapped(measured.theta - frequencies(rope))) <= 4 * measured.unsure + 1.001 * rate)
-
-
-def name_frequencies(measured: Measured, due: Meant) -> Named | None:
-    """What is wrong with the frequencies; None if nothing is."""
-    if right_frequencies(measured, due.rope).all():
-        return None
-    with np.errstate(all="ignore"):
-        ways = (_narrow, _still, _of_others, _variant, _geometric, _parameter, _published, _in_words)
-        return next(named for way in ways if (named := way(measured, due)) is not None)
-
-
-def _narrow(measured: Measured, due: Meant) -> Named | None:
-    name, turning = narrow_dtype(measured), due.theta > 0
-    off = np.abs(measured.theta[turning] / due.theta[turning] - 1)
-    if not name or off.max(initial=0) > 2.0**-4:
-        return None
-    fact = f"the frequencies are {name} numbers, off by up to {off.max():.2g} of themselves"
-    return Named(f"{name} inverse frequencies", fact)
-
-
-def _still(measured: Measured, due: Meant) -> Named | None:
-    still = ~measured.turning & (due.theta > 8 * measured.unsure)
-    if still.all():
-        return Named("not rotated", "no pair turns")
-    if not still.any() or not measured.fits(np.where(still, 0, due.theta), theta_errors(due.rope)):
-        return None
-    return Named("some pairs not turned", f"all but these turn as expected: {listed(np.flatnonzero(still))}")
-
-
-def _of_others(measured: Measured, due: Meant) -> Named | None:
-    """Each pair has the frequency of some pair, but not of its own."""
-    whose, p = [], len(due.theta)
-    for i in range(p):
-        near = measured.part(i).near(due.theta)
-        whose.append(i if near[i] else int(np.argmax(near)) if near.any() else -1)
-    moved = [i for i, j in enumerate(whose) if i != j]
-    if -1 in whose or not moved or len(set(whose)) < max(2, p // 3) or p < 3:
-        return None
-    orders = {
-        "in reverse order, the slowest first": [*range(p)][::-1],
-        "in the order θ₀, θ₂, …, θ₁, θ₃, …": [*range(0, p, 2), *range(1, p, 2)],
-    }
-    first = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
-    how = next((f"they are {words}" for words, order in orders.items() if whose == order), f"{first}, …")
-    return Named("frequencies in another order", f"{len(moved)} of {p} pairs have the frequency of another one: {how}")
-
-
-def _variant(measured: Measured, due: Meant) -> Named | None:
-    errors = np.maximum(theta_errors(due.rope), RAMPS)
-    plain = {"scaling ignored": replace(due.rope, scaling=None)}
-    fitting = ((fault, fact) for fault, fact, theta in variants(due) if measured.fits(theta, errors))
-    return next((Named(fault, fact, plain.get(fault)) for fault, fact in fitting), None)
-
-
 def _geometric(measured: Measured, due: Meant) -> Named | None:
     """A base, an exponent, or a multiple of its own, where a series without a ramp is expected."""
     series, found = geometric(Measured(due.theta, 1e-14 * due.theta), due.e), geometric(measured, due.e)
     if found is None or series is None:
         return None
-    (a, base), (first, ratio), r = found, series, due.rope.width
+    (a, base), (first, ratio), rope = found, series, due.rope
     power, multiple = math.log(base) / math.log(ratio), a / first
     if abs(power - 1) < 1e-5:
         return _multiplied(measured, due, multiple, ratio)
-    if abs(multiple - 1) > 1e-4:
-        fact = f"the frequencies are {'' if a == 1 else f'{a:.6g} times '}those of base {base:.8g}"
-        ntk = isinstance(due.rope.scaling, Linear) and a == 1 and abs(_stretch(base / ratio, r) / multiple - 1) < 1e-3
-        due_too = f", {'' if first == 1 else f'{first:.6g} times '}those of base {ratio:.8g} expected"
-        return Named("another rescaling: NTK" if ntk else "wrong base", fact + due_too)
-    if words := _exponent(due, power):
-        return Named("wrong exponent", f"the exponents are {words}, not 2i/{r}")
-    if abs(math.log(base / ratio)) * 2 / r < 4 * U32:
-        fact = (
-            f"the error of the frequencies grows from pair to pair, as in a running product of {base ** (-2 / r):.9g}"
-        )
-        return Named("recursive frequencies", fact)
-    return _base(due, base, ratio)
-
-
-def _stretch(times: float, r: int) -> float:
-    """The stretch of the length for which NTK multiplies the base by so much."""
-    return float(times ** ((r - 2) / r)) if r > 2 else 0.0
-
-
-def _base(due: Meant, base: float, ratio: float) -> Named:
-    """Another base; or another stretch of it, if it is stretched."""
-    r, scaling = due.rope.width, due.rope.scaling
-    stretch = _stretch(base / due.rope.base, r)
-    if isinstance(scaling, DynamicNTK):
-        fact = f"the base is multiplied by {base / due.rope.base:.6g}, not {ratio / due.rope.base:.6g}"
-        length = scaling.original_length * (1 + (stretch - 1) / scaling.factor)
-        return Named("dynamic NTK formula", f"{fact}: that is the stretch of length {length:.6g}, not {scaling.length}")
-    fact = f"the frequencies are those of base {base:.8g}, {ratio:.8g} expected"
-    width = r * math.log(ratio) / math.log(base)
-    if abs(width - round(width)) < 1e-3 and round(width) % 2 == 0:
-        fact += f"; exponents over {round(width)} would be the same"
-    if stretch > 1 and abs(float(f"{stretch:.3g}") / stretch - 1) < 1e-5:
-        fact += f"; NTK scaling by {stretch:.3g} would be the same"
+    got, expected = (f"{'' if k == 1 else f'{k:.6g} times '}those of base {b:.8g}" for k, b in (found, series))
+    fact = f"the frequencies are {got}, {expected} expected"
+    if a < 1 and base == rope.base:
+        return Named("another rescaling: linear", fact)
+    if abs(multiple - 1) < 1e-4 and (words := _exponent(due, power)):
+        return Named("wrong exponent", f"the exponents are {words}, not 2i/{rope.width}")
+    if isinstance(rope.scaling, DynamicNTK) and a == 1:
+        return Named("dynamic NTK formula", _stretch(due, base / rope.base, ratio / rope.base))
     return Named("wrong base", fact)
 
 
@@ -249,22 +281,18 @@ def _multiplied(measured: Measured, due: Meant, multiple: float, ratio: float) -
     scaling, shift = due.rope.scaling, -math.log(multiple) / math.log(ratio) * due.rope.width / 2
     if abs(multiple - 1) < 1e-9:
         return None
+    by = f"all angles are {rounded(multiple, 4 * U32 + float(measured.relative.min())):.9g} times what is expected"
     if due.rope.axes is None and min(abs(shift - 1), abs(shift - 0.5), abs(shift + 1)) < 1e-4:
         fact = f"pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
-        return Named(
-            "index counted from 1", f"{fact}: the first turns by {measured.theta[0]:.6g}, {due.theta[0]:.6g} expected"
-        )
+        return Named("index counted from 1", f"{fact}: {by}")
     if unit := next((words for words, value in MULTIPLES.items() if abs(multiple / value - 1) < 1e-4), ""):
         return Named("wrong unit of the angle", f"all angles are multiplied by {unit}")
-    by = f"all angles are {rounded(multiple, 4 * U32 + float(measured.relative.min())):.9g} times what is expected"
     if isinstance(scaling, Linear):
         factor = f"factor is {rounded(scaling.factor / multiple, 1e-5):.8g}, {scaling.factor:g} expected"
         return Named("wrong scaling parameter: factor", f"{by}: {factor}")
     if abs(multiple - 2) < 1e-4:
         return Named("rotated twice", f"{by}, as if rotated twice")
-    if multiple < 0.99:
-        return Named("another rescaling: linear", f"{by}, as by linear scaling by {rounded(1 / multiple, 1e-5):.8g}")
-    return Named("angles multiplied", by)
+    return Named("another rescaling: linear" if multiple < 0.99 else "angles multiplied", by)
 
 
 def _exponent(due: Meant, power: float) -> str:
@@ -272,126 +300,58 @@ def _exponent(due: Meant, power: float) -> str:
     r, d = due.rope.width, due.rope.head_dim
     known = {2: "4i/r", 0.5: "i/r", -1: "−2i/r, so that frequencies grow", r / d: f"2i/{d}, over the whole head",
              1 / math.log(10): "those of log₁₀ where ln is meant", 0: "0, so that all pairs turn alike"}  # fmt: skip
-    known |= {r / (r + k): f"2i/{r + k}" for k in (-2, -1, 1, 2) if r + k > 0}
-    known |= {r / k: f"2i/{k}" for k in range(256, 8193, 256)}
+    known |= {r / k: f"2i/{k}" for k in (r - 2, r - 1, r + 1, r + 2, *range(256, 8193, 256)) if k > 0}
     return next((words for value, words in known.items() if abs(power - value) < 2e-5 and value != 1), "")
 
 
-# ── One number of a rescaling ────────────────────────────────────────────────────────────────────────────────────────
+def _stretch(due: Meant, got: float, expected: float) -> str:
+    """How the stretch of a base by NTK differs."""
+    scaling, r = due.rope.scaling, due.rope.width
+    assert isinstance(scaling, DynamicNTK)
+    s, n = scaling.factor, max(scaling.length or 0, scaling.original_length) / scaling.original_length
+    g, k = s * n - (s - 1), r / max(r - 2, 1)
+    ways = {"without the exponent r/(r − 2)": g, "with the exponent (r − 2)/r": g ** (1 / k),
+            "of factor·N/L, without − (factor − 1)": (s * n) ** k, "of the factor, whatever the length": s**k,
+            "of N/L, without the factor": n**k}  # fmt: skip
+    way = next((f": the stretch {words}" for words, value in ways.items() if abs(got / value - 1) < 1e-4), "")
+    return f"the base is multiplied by {got:.6g}, not {expected:.6g}{way}"
+
+
+# ── Rescalings: other numbers, other lists, other ramps ──────────────────────────────────────────────────────────────
 
 
 def _parameter(measured: Measured, due: Meant) -> Named | None:
     """One number of the rescaling that is another, or the base, or both."""
     rope, scaling = due.rope, due.rope.scaling
-    bases = dict.fromkeys((rope.base, *_bases(measured, due.e))) if scaling is not None else ()
-    for base, changes in [(one, changes) for one in bases for changes in _changes(due, measured, one)]:
-        with suppress(ValueError, ZeroDivisionError, OverflowError):
-            other = replace(rope, base=base, scaling=replace(scaling, **changes))  # type: ignore[type-var]
-            if not measured.fits(frequencies(other), theta_errors(other)):
-                continue
-            parts = [f"{name} {value}, {getattr(scaling, name)} expected" for name, value in changes.items()]
-            if base == rope.base:
-                fact = f"the frequencies are as with {'; and '.join(parts)}"
-                return Named(f"wrong scaling parameter: {' and '.join(changes)}", fact, other)
-            first = f"the frequencies are those of base {base:.8g}, {rope.base:g} expected"
-            return Named("wrong base", "; and ".join([first, *parts]), other)
+    if scaling is None:
+        return None
+    for base in dict.fromkeys((rope.base, *_bases(measured, due.e))):
+        changed: list[dict[str, Any]] = [{}] * (base != rope.base)
+        for changes in changed + [*_changes(scaling, slowed(measured, base**-due.e))]:
+            with suppress(ValueError, ZeroDivisionError, OverflowError):
+                other = replace(rope, base=base, scaling=replace(scaling, **changes))
+                if not measured.fits(frequencies(other), theta_errors(other)):
+                    continue
+                parts = [f"{name} {value}, {getattr(scaling, name)} expected" for name, value in changes.items()]
+                parts += [f"base {base:.8g}, {rope.base:g} expected"] * (base != rope.base)
+                fault = "wrong base" if base != rope.base else f"wrong scaling parameter: {', '.join(changes)}"
+                return Named(fault, f"the frequencies are as with {'; and '.join(parts)}", other)
     return None
 
 
-def _changes(due: Meant, measured: Measured, base: float) -> Iterator[dict[str, Any]]:
-    """Other numbers of the rescaling: one of them, or both limits of its ramp; for another base, first none."""
-    scaling = due.rope.scaling
-    assert scaling is not None
-    ends = Ends.of(measured, base**-due.e, scaling)
-    if base != due.rope.base:
-        yield {}
-    for field in fields(scaling):
-        value = getattr(scaling, field.name)
-        if not isinstance(value, tuple) and value is not None and field.name not in IN_LENGTHS:
-            yield from ({field.name: other} for other in _values(field.name, value, scaling, ends))
-    for fast, slow in product(*(_limits(scaling, at) for at in (ends.kept, ends.divided))):
-        yield dict(zip(LIMITS[type(scaling)], (fast, slow), strict=True))
-
-
-def _limits(scaling: Scaling, at: tuple[float, ...]) -> list[float]:
-    """Limits of a ramp that would end where the frequency without a rescaling is one of these."""
-    exact = [getattr(scaling, "original_length", 0) * w / TURN for w in at]
-    return [*dict.fromkeys(rounded(limit, step) for limit in exact for step in (0.05, 1e-2, 1e-3))]
-
-
-class Ends(NamedTuple):
-    """Where a measured ramp ends: w, the frequency without a rescaling, there; and what slow pairs are divided by."""
-
-    factor: float
-    kept: tuple[float, ...] = ()  # up to here pairs are kept: at least, about, at most
-    divided: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, measured: Measured, w: Array, scaling: Scaling) -> Ends:
-        kind = "yarn" if isinstance(scaling, YaRN) else "llama3"
-        ramp = fit_ramp(measured, w, kind) if isinstance(scaling, YaRN | Llama3) else None
-        if ramp is None:
-            return cls(float(w[-1] / measured.theta[-1]))
-        if kind == "llama3":
-            return cls(ramp.factor, (ramp.one,), (ramp.zero,))
-        # YaRN's ends are whole pairs, if they are truncated: so what they come from may be half a pair off.
-        i, logs = np.arange(len(w)), np.log(w)
-        at = [tuple(np.exp(np.interp([end - 0.5, end, end + 0.5], i, logs)).tolist()) for end in (ramp.one, ramp.zero)]
-        return cls(ramp.factor, *at)
-
-
-def _values(name: str, value: Any, scaling: Scaling, ends: Ends) -> Iterable[Any]:
-    """What a number of a rescaling may be instead: as the frequencies suggest, and multiples of what is expected."""
-    if isinstance(value, bool):
-        return [not value]
+def _changes(scaling: Scaling, factor: float) -> Iterator[dict[str, Any]]:
+    """Other numbers of a rescaling, one at a time: multiples of what is expected, and the factor that was measured."""
     s = getattr(scaling, "factor", 2.0)
-    guesses = [value * 2.0**k for k in range(-6, 7)] + [value * s, value / s, 1 / value, value * TURN, value / TURN]
-    guesses += [value + 1, value - 1] if name in ("length", "original_length") else []
-    guesses += [rounded(ends.factor, step) for step in (1e-3, 1e-5)] if name == "factor" else []
-    if isinstance(scaling, YaRN | Llama3):
-        fast, slow = (getattr(scaling, field) for field in LIMITS[type(scaling)])
-        lengths = [TURN * times / w for times, at in ((fast, ends.kept), (slow, ends.divided)) for w in at]
-        guesses += [rounded(length, step) for length in lengths for step in (0.05, 1e-2, 1e-3) if "length" in name]
-        guesses += _limits(scaling, (*ends.kept, *ends.divided)) if name in LIMITS[type(scaling)] else []
-    whole = isinstance(value, int)
-    return dict.fromkeys(round(g) if whole else g for g in guesses if math.isfinite(g) and g > 0 and g != value)
-
-
-# ── Ramps ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Ramp(NamedTuple):
-    """Between pairs that are kept and pairs that are divided by a factor."""
-
-    factor: float
-    one: float  # the pair (YaRN), or the frequency without the rescaling (llama3), up to which pairs are kept
-    zero: float  # and from which on they are divided
-    theta: Array  # (p,): what it makes of the frequencies
-
-
-def fit_ramp(measured: Measured, w: Array, kind: str) -> Ramp | None:
-    """The ramp of this kind that is nearest to the frequencies, whose powers without one are w (p,)."""
-    theta, sign = measured.theta, -1 if kind == "yarn" else 1
-    if not (theta > 0).all() or len(theta) < 3 or abs(theta[0] / w[0] - 1) > 1e-3 or slowed(measured, w) <= 1.001:
-        return None
-    factor = slowed(measured, w)
-    kept = (theta / w - 1 / factor) / (1 - 1 / factor)
-    inside = (kept > 1e-3) & (kept < 1 - 1e-3)
-    if inside.sum() < 2:
-        return None
-    along, weight = -np.arange(len(w), dtype=float) if kind == "yarn" else w, 1 / (measured.relative + 256 * U32)
-    slope, start = np.polyfit(along[inside], kept[inside], 1, w=weight[inside])
-    ramp = np.clip(slope * along + start, 0, 1)
-    made = w * (ramp + (1 - ramp) / factor)
-    return Ramp(factor, float(sign * (1 - start) / slope), float(-sign * start / slope), made) if slope > 0 else None
-
-
-def slowed(measured: Measured, w: Array) -> float:
-    """By how much the slowest pairs are divided, from the one of them that is known best."""
-    ratio, off = measured.theta / w, measured.relative + 64 * U32
-    alike = np.abs(ratio / ratio[-1] - 1) <= off + off[-1]
-    best = int(np.argmin(np.where(alike, off, np.inf)))
-    return rounded(float(1 / ratio[best]), max(1e-5, float(off[best])))
+    for name, value in ((field.name, getattr(scaling, field.name)) for field in fields(scaling)):
+        if name in ELSEWHERE or value is None or isinstance(value, tuple):
+            continue
+        others: list[Any] = [not value]
+        if not isinstance(value, bool):
+            times = [*(2.0**k for k in range(-6, 7)), s, 1 / s, TURN, 1 / TURN, 1 / value**2]
+            others = [value * by for by in times]
+            others += [factor] if name == "factor" else []
+            others = [round(one) for one in (*others, value + 1, value - 1)] if isinstance(value, int) else others
+        yield from ({name: other} for other in dict.fromkeys(others) if other != value)
 
 
 def _bases(measured: Measured, e: Array) -> list[float]:
@@ -402,6 +362,115 @@ def _bases(measured: Measured, e: Array) -> list[float]:
             base = math.exp(math.log(theta[a] / theta[b]) / (e[b] - e[a]))
             bases += [rounded(base, 1e-3), rounded(base, 1e-5)]
     return [base for base in dict.fromkeys(bases) if 1 < base <= 1e12]
+
+
+def _listed(measured: Measured, due: Meant) -> Named | None:
+    """LongRoPE's lists: what each pair is divided by."""
+    scaling, fault = due.rope.scaling, "wrong list of factors"
+    if not isinstance(scaling, LongRoPE) or (np.abs(measured.theta / due.theta - 1) < 2.0**-7).all():
+        return None
+    for name, factors in (("short", scaling.short), ("long", scaling.long)):
+        f = np.array(factors)
+        uses = {"": f, ", and multiplies": 1 / f, " in reverse": f[::-1], ", squared": f * f}
+        uses |= {f", {k:+d} pair": np.roll(f, k) for k in (1, -1)}
+        for how, other in uses.items():
+            if measured.fits(due.w / other):
+                return Named(fault, f"the {name} list is used{how}")
+    got, expected = (", ".join(f"{f:.5g}" for f in (due.w / theta)[:4]) for theta in (measured.theta, due.theta))
+    return Named(fault, f"the pairs are divided by {got}, …, where {expected}, … are expected")
+
+
+class Ramp(NamedTuple):
+    """Between pairs that are kept and pairs that are divided by a factor."""
+
+    factor: float
+    how: str  # what it is linear in; "a step" where it has no width
+    kept: float  # the pair at its end where pairs are kept
+    divided: float  # and where they are divided
+
+    def words(self, turns: Array) -> str:
+        """With how often the pairs at its ends turn within the original length, of those of all pairs (p,)."""
+        often = np.interp((self.kept, self.divided), np.arange(len(turns)), turns)
+        ends = f"from pair {self.kept:.4g} ({often[0]:.3g} turns) to pair {self.divided:.4g} ({often[1]:.3g} turns)"
+        return f"{self.how}, {ends}, divided by {self.factor:.6g}"
+
+
+def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ramp | None:
+    """The ramp, if there is one, of frequencies that are w (p,) without it, and divided by s at its end; ``first`` is
+    what it is meant to be linear in."""
+    theta, ratio, i = measured.theta, measured.theta / w, np.arange(len(w))
+    if len(w) < 3 or not (theta > 0).all() or abs(math.log(s)) < 1e-3:
+        return None
+    close = measured.relative + RAMPS * U32
+    inside = (np.abs(ratio - 1) > close) & (np.abs(ratio * s - 1) > close)
+    steps = np.flatnonzero(np.diff(np.abs(ratio - 1) <= close))
+    if not inside.any() and len(steps) == 1:
+        kept = steps[0] + (ratio[0] * s < 1.5)
+        return Ramp(s, "a step", float(kept), float(2 * steps[0] + 1 - kept))
+    along = {"pair": i, "frequency": w, "wavelength": 1 / w}
+    shares = {"": (ratio - 1 / s) / (1 - 1 / s), ", of wavelengths": (s - 1 / ratio) / (s - 1)}  # 1: kept, 0: divided
+    ways = product(shares.items(), sorted(along, key=lambda name: name != first))
+    for (blend, share), over in ways if inside.sum() > 1 else ():
+        slope, start = np.polyfit(along[over][inside], share[inside], 1, w=1 / close[inside])
+        line = slope * along[over] + start
+        made = w / (line + (1 - line) * s) if blend else w * (line + (1 - line) / s)
+        if (np.abs(made / theta - 1) <= close)[inside].all():
+            order = np.argsort(along[over])
+            ends = [(end - start) / slope for end in (1, 0)]
+            ends = ends if over == "pair" else [np.interp(end, along[over][order], i[order]) for end in ends]
+            return Ramp(s, f"linear in the {over}{blend}", *map(float, ends))
+    return None
+
+
+def slowed(measured: Measured, w: Array) -> float:
+    """What the pairs are divided by that are divided the most, from the one of them that is known best."""
+    ratio, off = measured.theta / w, measured.relative + 64 * U32
+    most = int(np.argmax(np.abs(np.log(np.abs(ratio)))))
+    alike = np.abs(ratio / ratio[most] - 1) <= off + off[most]
+    best = int(np.argmin(np.where(alike, off, np.inf)))
+    return rounded(float(1 / ratio[best]), max(1e-5, float(off[best])))
+
+
+def _other_ramp(measured: Measured, due: Meant) -> Named | None:
+    scaling, first = due.rope.scaling, "pair" if isinstance(due.rope.scaling, YaRN) else "frequency"
+    if not isinstance(scaling, YaRN | Llama3):
+        return None
+    fits = (fit_ramp(measured, due.w, s, first) for s in (scaling.factor, slowed(measured, due.w)))
+    got = next((ramp for ramp in fits if ramp is not None), None)
+    expected = fit_ramp(Measured(due.theta, 1e-14 * due.theta), due.w, scaling.factor, first)
+    if got is None or expected is None:
+        return None
+    turns = scaling.original_length * due.w / TURN
+    fact = f"the ramp is {got.words(turns)}, where it should be {expected.words(turns)}"
+    if got.factor < 1:
+        return Named("scaling inverted", fact)
+    how = "other ends" if got.how == expected.how else got.how
+    how = "inverted" if (got.kept < got.divided) != (expected.kept < expected.divided) else how
+    return Named(f"wrong ramp: {how}", fact)
+
+
+def _published(measured: Measured, due: Meant) -> Named | None:
+    """A published rule that is not expected."""
+    for words, rope in guess_rope(measured, replace(due.rope, scaling=None)):
+        if rope != due.rope:  # else it is nearly that one, but not within its rounding
+            kind = "" if rope is None or rope.scaling is None else f": {RULES[type(rope.scaling)]}"
+            return Named(f"another rescaling{kind}", f"the frequencies are those of {words}")
+    return None
+
+
+def _in_words(measured: Measured, due: Meant) -> Named:
+    """How far off the frequencies are, where no rule has them."""
+    wrong = np.flatnonzero(~right_frequencies(measured, due.rope))
+    ratio, more, i = (measured.theta / due.theta)[wrong], np.abs(measured.theta - due.theta)[wrong], int(wrong[0])
+    spread = f"{np.nanmin(ratio) - 1:+.2g} to {np.nanmax(ratio) - 1:+.2g} of themselves"
+    first = f"pair {i} turns by {measured.theta[i]:.10g}, {due.theta[i]:.10g} expected"
+    how = f"{len(wrong)} of {len(due.theta)} frequencies are off, by {spread}, {listed(wrong)}: {first}"
+    if np.abs(ratio - 1).max() >= 2.0**-7:
+        return Named("wrong frequencies", how)
+    how += f"; each position adds up to {more.max():.2g} to the error of an angle"
+    if len(more) > 2 and more.min() > more.max() / 64:
+        how += f", in fast and slow pairs alike, as in a phase of {round(math.log2(math.pi / more.max()))} bits"
+    return Named("inexact frequencies", how)
 
 
 # ── What frequencies are, whatever was expected ──────────────────────────────────────────────────────────────────────
@@ -460,65 +529,29 @@ def _give_or_take(value: float, known: float, digits: int = 6) -> str:
 def _blends(measured: Measured, shape: Rope, e: Array) -> list[Explanation]:
     """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them."""
     for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
-        kinds = (_blend(kind, measured, replace(shape, base=base), base**-e) for kind in ("yarn", "llama3"))
-        if found := [blend for blend in kinds if blend is not None]:
-            return found
+        s, found, named = slowed(measured, base**-e), dict[str, list[Rope]](), list[Explanation]()
+        for words, rule in _usual(s) if 1.001 < s < 1e6 and (measured.theta > 0).all() else ():
+            rope = replace(shape, base=base, scaling=rule)
+            if measured.fits(frequencies(rope), RAMPS):
+                found.setdefault(words, []).append(rope)
+        for words, ropes in found.items():
+            slow = np.abs(measured.theta / base**-e * s - 1) < 0.05
+            factor = _give_or_take(s, float((measured.relative + 64 * U32)[slow].min(initial=1)))
+            kind, _, limits = words.partition(", ")
+            lengths = " or ".join(str(rope.scaling.original_length) for rope in ropes)  # type: ignore[union-attr]
+            as_with = f"as with {limits}, original length {lengths}"
+            named.append(Explanation(f"{kind}, base {base:g}, factor {factor}; {as_with}", ropes[0]))
+        if named:
+            return named
+        if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:
+            words = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
+            return [Explanation(f"{words}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
     return []
 
 
-def _blend(kind: str, measured: Measured, rope: Rope, w: Array) -> Explanation | None:
-    """The ramp of this kind, if there is one; with the limits that everybody uses and a power of two as its length, if
-    these have it."""
-    ramp, s, usual = fit_ramp(measured, w, kind), slowed(measured, w), list[Rope]()
-    for length in LENGTHS if 1.001 < s < 1e6 and (measured.theta > 0).all() else ():
-        rules: list[Scaling] = [YaRN(s, length), YaRN(s, length, truncate=False)]
-        ropes = (replace(rope, scaling=rule) for rule in (rules if kind == "yarn" else [Llama3(s, 1.0, 4.0, length)]))
-        usual += [*(one for one in ropes if measured.fits(frequencies(one), RAMPS))][:1]
-    if not usual and (ramp is None or not measured.fits(ramp.theta, RAMPS)):
-        return None
-    slow = np.abs(measured.theta * s / w - 1) < 0.05
-    known = float((measured.relative + 64 * U32)[slow].min(initial=1))
-    words = f"{kind}, base {rope.base:g}, factor {_give_or_take(s, known)}"
-    if ramp is not None:
-        where = "pair" if kind == "yarn" else "frequency"
-        words += f", ramp from {where} {ramp.one:.4g} to {ramp.zero:.4g} (its lengths and limits show in nothing else)"
-    if usual:
-        limits = "low 1, high 4" if kind == "llama3" else "betas 32 and 1"
-        lengths = " or ".join(str(one.scaling.original_length) for one in usual)  # type: ignore[union-attr]
-        words += f"; as with {limits}, original length {lengths}"
-    return Explanation(words, usual[0] if usual else None)
-
-
-def _published(measured: Measured, due: Meant) -> Named | None:
-    """A published rule that is not expected."""
-    for words, rope in guess_rope(measured, replace(due.rope, scaling=None)):
-        if rope == due.rope:  # which it is nearly, but not within its rounding
-            continue
-        kind = "" if rope is None or rope.scaling is None else f": {RULES[type(rope.scaling)]}"
-        return Named(f"another rescaling{kind}", f"the frequencies are those of {words}")
-    return None
-
-
-def _in_words(measured: Measured, due: Meant) -> Named:
-    """How far off the frequencies are, where no rule has them."""
-    wrong = np.flatnonzero(~right_frequencies(measured, due.rope))
-    ratio, more, i = (measured.theta / due.theta)[wrong], (measured.theta - due.theta)[wrong], int(wrong[0])
-    digits = next((k for k in range(6, 17) if f"{measured.theta[i]:.{k}g}" != f"{due.theta[i]:.{k}g}"), 17)
-    first = f"pair {i} turns by {measured.theta[i]:.{digits}g}, {due.theta[i]:.{digits}g} expected"
-    spread = f"{np.nanmin(ratio) - 1:+.2g} to {np.nanmax(ratio) - 1:+.2g} of themselves"
-    how = f"{len(wrong)} of {len(due.theta)} frequencies are off, by {spread}: {first}"
-    if np.abs(ratio - 1).max() < 2.0**-7:
-        size, alike = float(np.abs(more).max()), bool(len(more) > 2 and np.abs(more).min() > np.abs(more).max() / 64)
-        bits = (
-            f", in fast and slow pairs alike, as in a phase of {round(math.log2(math.pi / size))} bits" if alike else ""
-        )
-        return Named(
-            "inexact frequencies", f"{how}; each position adds up to {size:.2g} to the error of an angle{bits}"
-        )
-    if isinstance(due.rope.scaling, YaRN | Llama3):
-        s = due.rope.scaling.factor
-        kept = (measured.theta / due.w - 1 / s) / (1 - 1 / s)
-        if (kept > -0.01).all() and (kept < 1.01).all():
-            inside = listed(np.flatnonzero((kept > 1e-3) & (kept < 1 - 1e-3)))
-            return Named("wrong ramp: another", f"{how}; the ramp is measured in {inside}")
-    return Named("wrong frequencies", f"{how}; {listed(wrong)}")
+def _usual(s: float) -> Iterator[tuple[str, Scaling]]:
+    """Rescalings by this factor with the limits that everybody uses."""
+    for length in LENGTHS:
+        yield "yarn, betas 32 and 1", YaRN(s, length)
+        yield "yarn, betas 32 and 1, not truncated", YaRN(s, length, truncate=False)
+        yield "llama3, low 1, high 4", Llama3(s, 1.0, 4.0, length)

@@ -37,663 +37,381 @@ _ROUNDED = {
 
 ROTATION: dict[str, Mistake] = {
     # Pairs
-    "wrong pairing": Mistake(
-        "half and interleaved layouts exchanged, pairs half a head apart where a part of it turns, or the reverse; or "
-        "q and k weights not permuted for the layout that is used",
+    "wrong pairing": Mistake("half and interleaved layouts exchanged, pairs half a head apart where a part of it "
+        "turns, or the reverse; or q and k weights not permuted for the layout that is used",
         "use the layout that the checkpoint was trained with, or permute the rows of W_q and W_k (permute_weights); "
         "pair i with i + r/2 where r features turn, with i + d/2 in a proportional rotation",
-        "vllm#590, llama.cpp#22611, pie#602, Megatron-Bridge#4195",
-    ),
-    "features mixed": Mistake(
-        "pairs are written over x while others are still being read from it, or features are summed",
-        "write to another array, or permute after the rotation",
-    ),
-    "repeated table with split features": Mistake(
-        "cos and sin repeated as θ₀θ₀θ₁θ₁… but the features split in halves",
-        "concatenate the table (θ₀…θ₀…) for halves, repeat it for interleaved pairs",
-        "ERNIE-Image#6",
-    ),
-    "concatenated table with interleaved features": Mistake(
-        "cos and sin concatenated as θ₀θ₁…θ₀θ₁… but the features taken in adjacent pairs",
-        "repeat the table (θ₀θ₀θ₁θ₁…) for interleaved pairs",
-        "ERNIE-Image#6, the other way round",
-    ),
-    "two angles in one pair": Mistake(
-        "the table has an entry for each feature, and the two entries of a pair differ",
-        "give both features of a pair the same angle, with the same axis",
-    ),
-    "whole head rotated": Mistake(
-        "partial_rotary_factor, or the fraction of a proportional rotation, ignored: all d features turn",
-        "rotate the first r features only, with 2i/r in the exponent",
-        "vllm#43770",
-    ),
-    "wrong rotary width": Mistake(
-        "rotary_dim, or the fraction of the head that turns, of another model; or divided by two once too often",
-        "rotate rotary_dim features, partial_rotary_factor·head_dim, in half as many pairs",
-    ),
-    "wrong end rotated": Mistake(
-        "prefix and suffix exchanged: [rope, nope] for [nope, rope]",
-        "rotate the end that the model rotates",
-        "DeepSeek's [nope, rope] read as a prefix",
-    ),
-    "some pairs not turned": Mistake(
-        "a loop over pairs that ends early, a last part of a vector left out, slow frequencies rounded to zero, or an "
-        "axis of the positions that is always 0",
-        "cover all pairs, whatever the width of a vector",
-        "kernels; ggml's IMROPE",
-    ),
-    "rest zeroed": Mistake(
-        "the result begins as zeros, and only the rotated part is written to it", "copy the rest of x"
-    ),
-    "rest changed": Mistake(
-        "what belongs to the pairs, such as a factor, is applied to the whole head",
-        "leave the features that do not turn",
-    ),
+        "vllm#590, llama.cpp#22611, pie#602, Megatron-Bridge#4195"),
+    "features mixed": Mistake("pairs are written over x while others are still being read from it, or features are "
+        "summed", "write to another array, or permute after the rotation"),
+    "repeated table with split features": Mistake("cos and sin repeated as θ₀θ₀θ₁θ₁… but the features split in halves",
+        "concatenate the table (θ₀…θ₀…) for halves, repeat it for interleaved pairs", "ERNIE-Image#6"),
+    "concatenated table with interleaved features": Mistake("cos and sin concatenated as θ₀θ₁…θ₀θ₁… but the features "
+        "taken in adjacent pairs", "repeat the table (θ₀θ₀θ₁θ₁…) for interleaved pairs",
+        "ERNIE-Image#6, the other way round"),
+    "two angles in one pair": Mistake("the table has an entry for each feature, and the two entries of a pair differ",
+        "give both features of a pair the same angle, with the same axis"),
+    "whole head rotated": Mistake("partial_rotary_factor, or the fraction of a proportional rotation, ignored: all d "
+        "features turn", "rotate the first r features only, with 2i/r in the exponent", "vllm#43770"),
+    "wrong rotary width": Mistake("rotary_dim, or the fraction of the head that turns, of another model; or divided by "
+        "two once too often", "rotate rotary_dim features, partial_rotary_factor·head_dim, in half as many pairs"),
+    "wrong end rotated": Mistake("prefix and suffix exchanged: [rope, nope] for [nope, rope]",
+        "rotate the end that the model rotates", "DeepSeek's [nope, rope] read as a prefix"),
+    "some pairs not turned": Mistake("a loop over pairs that ends early, a last part of a vector left out, slow "
+        "frequencies rounded to zero, or an axis of the positions that is always 0",
+        "cover all pairs, whatever the width of a vector", "kernels; ggml's IMROPE"),
+    "rest zeroed": Mistake("the result begins as zeros, and only the rotated part is written to it",
+        "copy the rest of x"),
+    "rest changed": Mistake("what belongs to the pairs, such as a factor, is applied to the whole head",
+        "leave the features that do not turn"),
     # Terms and signs
-    "direction": Mistake(
-        "the transpose of the textbook matrix: rotated by −mθ",
-        "exchange the signs of sin, or say direction=-1 if the model was trained so",
-        "nanochat#489",
-    ),
-    "some pairs turn backwards": Mistake(
-        "a sign that belongs to all pairs is applied to some of them", "turn all pairs by +mθ"
-    ),
-    "wrong sign of one term": Mistake(
-        "rotate_half without its minus, or with the minus in the wrong half", "(x cos − y sin, x sin + y cos)"
-    ),
+    "direction": Mistake("the transpose of the textbook matrix: rotated by −mθ",
+        "exchange the signs of sin, or say direction=-1 if the model was trained so", "nanochat#489"),
+    "some pairs turn backwards": Mistake("a sign that belongs to all pairs is applied to some of them",
+        "turn all pairs by +mθ"),
+    "wrong sign of one term": Mistake("rotate_half without its minus, or with the minus in the wrong half",
+        "(x cos − y sin, x sin + y cos)"),
     "sine and cosine swapped": Mistake("the table's halves exchanged", "(cos, sin) in that order"),
-    "wrong term in the pairs": Mistake(
-        "a term dropped, or another cosine or sine, in one output of every pair",
-        "(x cos − y sin, x sin + y cos), with the same cos and sin in both",
-        "kernels",
-    ),
-    "in-place aliasing": Mistake(
-        "the first result is stored over x before the second one is computed",
-        "keep both inputs in variables until both outputs are computed",
-        "kernels",
-    ),
+    "wrong term in the pairs": Mistake("a term dropped, or another cosine or sine, in one output of every pair",
+        "(x cos − y sin, x sin + y cos), with the same cos and sin in both", "kernels"),
+    "in-place aliasing": Mistake("the first result is stored over x before the second one is computed",
+        "keep both inputs in variables until both outputs are computed", "kernels"),
     "sign of the sine lost": Mistake("sin computed as √(1 − cos²)", "compute the sine itself"),
-    "cosine of a cosine": Mistake(
-        "cos and sin are taken of tables that are cos and sin already",
-        "hand over angles, or the tables as they are",
-        "megatron-core 0.16.1",
-    ),
-    "no rotation": Mistake(
-        "the two outputs of a pair are not made with the cosine and the sine of one angle",
-        "(x cos − y sin, x sin + y cos), with the same cos and sin in both",
-    ),
-    "zeros returned": Mistake(
-        "the kernel did not run, or its result was not written",
-        "check the launch, and the array that is returned",
-        "kernels",
-    ),
+    "cosine of a cosine": Mistake("cos and sin are taken of tables that are cos and sin already",
+        "hand over angles, or the tables as they are", "megatron-core 0.16.1"),
+    "no rotation": Mistake("the two outputs of a pair are not made with the cosine and the sine of one angle",
+        "(x cos − y sin, x sin + y cos), with the same cos and sin in both"),
+    "zeros returned": Mistake("the kernel did not run, or its result was not written",
+        "check the launch, and the array that is returned", "kernels"),
     "not rotated": Mistake("the call is missing, or its result dropped", "use what the function returns"),
     # Lengths
-    "attention factor": Mistake(
-        "cos and sin are not multiplied by the attention factor, or twice, or one of them, or by another number; or "
-        "the rope has none (YaRN: 0.1·ln s + 1; mscale over mscale_all_dim if both are set)",
+    "attention factor": Mistake("cos and sin are not multiplied by the attention factor, or twice, or one of them, or "
+        "by another number; or the rope has none (YaRN: 0.1·ln s + 1; mscale over mscale_all_dim if both are set)",
         "multiply both tables by the attention factor of the config, once, and nothing else: scores get its square",
-        "exllamav3#259, TensorRT-LLM#16378, vllm#48623",
-    ),
-    "softmax scale folded in": Mistake(
-        "queries or keys are scaled for the softmax while they are rotated",
-        "leave the scale to the attention",
-        "kernels",
-    ),
-    "features multiplied differently": Mistake(
-        "a weight, such as that of a norm, or a factor of one feature is applied on the way", "rotation alone"
-    ),
-    "lengths grow with the position": Mistake(
-        "the scale of xPos: queries times ζ^(m/s), keys times its inverse",
-        "leave it out, or check queries and keys without it, if the model has plain RoPE",
-    ),
+        "exllamav3#259, TensorRT-LLM#16378, vllm#48623"),
+    "softmax scale folded in": Mistake("queries or keys are scaled for the softmax while they are rotated",
+        "leave the scale to the attention", "kernels"),
+    "features multiplied differently": Mistake("a weight, such as that of a norm, or a factor of one feature is "
+        "applied on the way", "rotation alone"),
+    "lengths grow with the position": Mistake("the scale of xPos: queries times ζ^(m/s), keys times its inverse",
+        "leave it out, or check queries and keys without it, if the model has plain RoPE"),
     # Frequencies
-    "wrong base": Mistake(
-        "rope_theta not read, or read from where it is no longer kept",
-        "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
-        "DeepSpeed#8345",
-    ),
-    "wrong exponent": Mistake(
-        "another number in the place of 2i/r: i/r, 2i over the number of pairs, over the whole head, over r − 2 "
-        "(linspace), over the width of the model, a quotient of integers, or with the other sign",
-        "1/base^(2i/r), r the rotary width of one head, divided as floats: arange(0, r, 2)/r",
-        "pie#602",
-    ),
-    "index counted from 1": Mistake(
-        "i = 1 … r/2, or 1, 3, 5, … for 2i, put into base^(−2i/r)", "Eq. (15) counts from 1 and subtracts it: 2(i − 1)"
-    ),
-    "frequencies in another order": Mistake(
-        "the table is flipped, or dealt to axes (Pixtral's order) where there are none",
-        "θ₀, θ₁, θ₂, … in order, the fastest pair first",
-        "Pixtral's vision part taken for its text part",
-    ),
-    "wrong unit of the angle": Mistake(
-        "degrees, turns or half turns taken for radians", "angles in radians: m·θ, without 2π and without 180/π"
-    ),
+    "wrong base": Mistake("rope_theta not read, or read from where it is no longer kept",
+        "read it from the config, under its new and its old name (rope_parameters, rope_scaling)", "DeepSpeed#8345"),
+    "wrong exponent": Mistake("another number in the place of 2i/r: i/r, 2i over the number of pairs, over the whole "
+        "head, over r − 2 (linspace), over the width of the model, a quotient of integers, or with the other sign",
+        "1/base^(2i/r), r the rotary width of one head, divided as floats: arange(0, r, 2)/r", "pie#602"),
+    "index counted from 1": Mistake("i = 1 … r/2, or 1, 3, 5, … for 2i, put into base^(−2i/r)",
+        "Eq. (15) counts from 1 and subtracts it: 2(i − 1)"),
+    "frequencies in another order": Mistake("the table is flipped, or dealt to axes (Pixtral's order) where there are "
+        "none", "θ₀, θ₁, θ₂, … in order, the fastest pair first", "Pixtral's vision part taken for its text part"),
+    "wrong unit of the angle": Mistake("degrees, turns or half turns taken for radians",
+        "angles in radians: m·θ, without 2π and without 180/π"),
     "angles multiplied": Mistake("positions or frequencies are multiplied by a number", "the angle is m·θ"),
     "rotated twice": Mistake("applied in the model and again in the kernel", "rotate once", "TensorRT-LLM#16378"),
     "recursive frequencies": Mistake("a running product instead of a power", "compute each power by itself"),
-    "inexact frequencies": Mistake(
-        "frequencies or phases of too few bits, or powers by an approximation",
-        "compute them in float64, or in float32 by one power each",
-    ),
-    "wrong frequencies": Mistake(
-        "a rule for the frequencies that is not known here, or numbers of another model",
-        "compare the measured frequencies with base^(−2i/r) and with the rescaling of the config",
-    ),
+    "inexact frequencies": Mistake("frequencies or phases of too few bits, or powers by an approximation",
+        "compute them in float64, or in float32 by one power each"),
+    "wrong frequencies": Mistake("a rule for the frequencies that is not known here, or numbers of another model",
+        "compare the measured frequencies with base^(−2i/r) and with the rescaling of the config"),
     # Rescalings
-    "scaling ignored": Mistake(
-        "rope_scaling not read",
+    "scaling ignored": Mistake("rope_scaling not read",
         "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
-        "mlx-vlm#1710, unsloth#6907",
-    ),
-    "scaling applied twice": Mistake(
-        "both positions and frequencies were interpolated, or frequencies that are rescaled already, from a "
-        "checkpoint or a config, are rescaled again",
-        "rescale once",
-        "TensorRT-LLM#16378",
-    ),
-    "scaling inverted": Mistake(
-        "the factor, or its reciprocal (as ggml's freq_scale), taken for the other", "divide by the factor"
-    ),
-    "another rescaling": Mistake(
-        "one rescaling taken for another, or one applied where the config has none",
-        "dispatch on rope_type, and refuse a type that is not known",
-        "torchtitan#3787",
-    ),
-    "wrong scaling parameter": Mistake(
-        "a factor, original length (max_position_embeddings for original_max_position_embeddings), limit or "
-        "truncation of another model, or a default",
-        "read them from the config: factor, original length, betas or low and high, truncate",
-        "torchtitan#3787",
-    ),
-    "wrong ramp": Mistake(
-        "the two sides of the blend, or its limits, exchanged; the ramp made linear in something else, cut off, or "
-        "without a blend",
+        "mlx-vlm#1710, unsloth#6907"),
+    "scaling applied twice": Mistake("both positions and frequencies were interpolated, or frequencies that are "
+        "rescaled already, from a checkpoint or a config, are rescaled again", "rescale once", "TensorRT-LLM#16378"),
+    "scaling inverted": Mistake("the factor, or its reciprocal (as ggml's freq_scale), taken for the other",
+        "divide by the factor"),
+    "another rescaling": Mistake("one rescaling taken for another, or one applied where the config has none",
+        "dispatch on rope_type, and refuse a type that is not known", "torchtitan#3787"),
+    "wrong scaling parameter": Mistake("a factor, original length (max_position_embeddings for "
+        "original_max_position_embeddings), limit or truncation of another model, or a default",
+        "read them from the config: factor, original length, betas or low and high, truncate", "torchtitan#3787"),
+    "wrong ramp": Mistake("the two sides of the blend, or its limits, exchanged; the ramp made linear in something "
+        "else, cut off, or without a blend",
         "YaRN: w·((1 − γ) + γ/s) with γ = (i − lo)/(hi − lo), lo from beta_fast, hi = min(hi, r − 1) from beta_slow; "
         "llama3: wavelengths above L₀/low are divided, below L₀/high kept",
-        "litgpt 0.5.13, OLMo-core 3.0.0, torchtitan#3787",
-    ),
-    "dynamic NTK formula": Mistake(
-        "a term of base·(s·N/L − (s − 1))^(r/(r−2)) is missing or another, or the length is",
-        "base·(s·N/L − (s − 1))^(r/(r−2)), N ≥ L",
-    ),
-    "wrong list of factors": Mistake(
-        "short and long exchanged, the switch at < instead of <=, or a list that is not in the order of the pairs",
-        "θ_i = base^(−2i/r)/factor_i, long if N > L₀, else short",
-        "unsloth#10681",
-    ),
+        "litgpt 0.5.13, OLMo-core 3.0.0, torchtitan#3787"),
+    "dynamic NTK formula": Mistake("a term of base·(s·N/L − (s − 1))^(r/(r−2)) is missing or another, or the length is",
+        "base·(s·N/L − (s − 1))^(r/(r−2)), N ≥ L"),
+    "wrong list of factors": Mistake("short and long exchanged, the switch at < instead of <=, or a list that is not "
+        "in the order of the pairs", "θ_i = base^(−2i/r)/factor_i, long if N > L₀, else short", "unsloth#10681"),
     # Positions at which pairs begin
-    "positions one too high": Mistake(
-        "m + 1 for m: counted from 1, or the position of the token that comes next",
-        "count positions from 0, and pass the position of the token itself",
-        "sglang#25015, llama3.np",
-    ),
-    "positions one too low": Mistake(
-        "m − 1 for m", "count positions from 0, and pass the position of the token itself"
-    ),
-    "positions shifted": Mistake(
-        "padding counted, or the row count of a cache used as position",
-        "count positions from 0, and pass the position of the token itself",
-        "unsloth#3699, VeloxQuant-MLX#389",
-    ),
+    "positions one too high": Mistake("m + 1 for m: counted from 1, or the position of the token that comes next",
+        "count positions from 0, and pass the position of the token itself", "sglang#25015, llama3.np"),
+    "positions one too low": Mistake("m − 1 for m",
+        "count positions from 0, and pass the position of the token itself"),
+    "positions shifted": Mistake("padding counted, or the row count of a cache used as position",
+        "count positions from 0, and pass the position of the token itself", "unsloth#3699, VeloxQuant-MLX#389"),
     "turned at position 0": Mistake("a constant is added to the angles", "the angle is m·θ, which is 0 at position 0"),
     # Axes
-    "one axis for all pairs": Mistake(
-        "positions of text, (n,), used where (axes, n) are meant, or the other rows dropped",
-        "turn each pair by the axis that the model gives it; test with t, h and w that differ",
-        "sglang#36763",
-    ),
-    "axes in another order": Mistake(
-        "(t, w, h) or (x, y) for (t, h, w) or (row, column)",
-        "turn each pair by the axis that the model gives it; test with t, h and w that differ",
-    ),
-    "pairs dealt otherwise": Mistake(
-        "sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies for axial ones, the "
-        "mrope_section of another model, or counted in features: it counts pairs",
-        "follow mrope_section and mrope_interleaved, or the model's vision code",
-        "MNN#4133, mlx-vlm#576",
-    ),
-    "axes mixed": Mistake(
-        "the positions of several axes are added up, or one is made from the others",
-        "turn each pair by the axis that the model gives it; test with t, h and w that differ",
-    ),
-    "series of the axes": Mistake(
-        "a table for each axis where one series runs over all of them, or the reverse",
-        "deal one series of frequencies to the axes (M-RoPE), or give each axis base^(−j/k) for its k pairs (Flux)",
-    ),
+    "one axis for all pairs": Mistake("positions of text, (n,), used where (axes, n) are meant, or the other rows "
+        "dropped", "turn each pair by the axis that the model gives it; test with t, h and w that differ",
+        "sglang#36763"),
+    "axes in another order": Mistake("(t, w, h) or (x, y) for (t, h, w) or (row, column)",
+        "turn each pair by the axis that the model gives it; test with t, h and w that differ"),
+    "pairs dealt otherwise": Mistake("sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies "
+        "for axial ones, the mrope_section of another model, or counted in features: it counts pairs",
+        "follow mrope_section and mrope_interleaved, or the model's vision code", "MNN#4133, mlx-vlm#576"),
+    "axes mixed": Mistake("the positions of several axes are added up, or one is made from the others",
+        "turn each pair by the axis that the model gives it; test with t, h and w that differ"),
+    "series of the axes": Mistake("a table for each axis where one series runs over all of them, or the reverse",
+        "deal one series of frequencies to the axes (M-RoPE), or give each axis base^(−j/k) for its k pairs (Flux)"),
     # Precision
     **_ROUNDED,
     "tables in few bits": Mistake("cos and sin kept as integers of few bits", "tables in the dtype of x, or wider"),
-    "inexact sine": Mistake(
-        "a sine read from a table without interpolation, or by a short polynomial", "a full sine for the table"
-    ),
-    "2π rounded": Mistake(
-        "angles are reduced by a 2π of few digits, such as 6.2832 or float32's", "2π in float64, or a sine that reduces"
-    ),
-    "angle too coarse": Mistake(
-        "a hardware sine (__sinf, fast math), sincospi of a float32 number, or a short phase: turns are rounded "
-        "before they are reduced",
-        "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits",
-        "imp#1316",
-    ),
+    "inexact sine": Mistake("a sine read from a table without interpolation, or by a short polynomial",
+        "a full sine for the table"),
+    "2π rounded": Mistake("angles are reduced by a 2π of few digits, such as 6.2832 or float32's",
+        "2π in float64, or a sine that reduces"),
+    "angle too coarse": Mistake("a hardware sine (__sinf, fast math), sincospi of a float32 number, or a short phase: "
+        "turns are rounded before they are reduced",
+        "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits", "imp#1316"),
     # Positions that rows are turned by
-    "positions ignored": Mistake(
-        "arange(n) instead of the positions given", "index with the positions", "x-transformers#346"
-    ),
-    "consecutive positions assumed": Mistake(
-        "positions[0] + arange(n)", "index with the positions", "kernels that take an offset"
-    ),
-    "first position taken as 0": Mistake(
-        "an offset is lost: positions − positions[0]",
-        "use the positions as they are, in a cache too",
-        "caches that count from the call",
-    ),
-    "another row's position": Mistake(
-        "positions are sorted, reversed, shifted by a row, or those of one row are used for all",
-        "give each row its own position, as it is",
-        "kernels",
-    ),
-    "positions of the first chunk repeated": Mistake(
-        "context parallel: a rank that holds several chunks indexes the table for the first of them alone",
-        "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]",
-        "Megatron-LM#5243",
-    ),
-    "positions of a batch misread": Mistake(
-        "the positions of the first row, or the batch stride of a table left out, for all rows",
-        "index the table with every row's positions, or refuse what is not (n,)",
-        "Liger, Llama 4",
-    ),
-    "positions modulo a length": Mistake(
-        "a ring buffer's row as position, or a table that is read from its beginning again",
-        "int64 positions, unwrapped",
-    ),
+    "positions ignored": Mistake("arange(n) instead of the positions given", "index with the positions",
+        "x-transformers#346"),
+    "consecutive positions assumed": Mistake("positions[0] + arange(n)", "index with the positions",
+        "kernels that take an offset"),
+    "first position taken as 0": Mistake("an offset is lost: positions − positions[0]",
+        "use the positions as they are, in a cache too", "caches that count from the call"),
+    "another row's position": Mistake("positions are sorted, reversed, shifted by a row, or those of one row are used "
+        "for all", "give each row its own position, as it is", "kernels"),
+    "positions of the first chunk repeated": Mistake("context parallel: a rank that holds several chunks indexes the "
+        "table for the first of them alone", "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]",
+        "Megatron-LM#5243"),
+    "positions of a batch misread": Mistake("the positions of the first row, or the batch stride of a table left out, "
+        "for all rows", "index the table with every row's positions, or refuse what is not (n,)", "Liger, Llama 4"),
+    "positions modulo a length": Mistake("a ring buffer's row as position, or a table that is read from its beginning "
+        "again", "int64 positions, unwrapped"),
     "positions in few bits": Mistake("positions overflow 8 or 16 bits", "int32 or int64"),
-    "positions divided in integers": Mistake(
-        "position // factor instead of position / factor, or positions that lose their last bits",
-        "divide as floats, or divide the frequencies",
-    ),
-    "table clamped at its end": Mistake(
-        "a lookup that clips its index (JAX does)", "grow the table, or raise", "XLA's clamped gather"
-    ),
-    "wrong beyond a position": Mistake(
-        "a table that ends there, is read beyond its end, or was grown by another rule",
-        "make the table as long as the positions; grow it by the rule that made it",
-        "sglang 0.5.23",
-    ),
-    "one position wrong": Mistake(
-        "a row of the table that was overwritten, or filled by something else", "compare this row with its neighbours"
-    ),
-    "some positions wrong": Mistake(
-        "a part of the table that was filled by something else, or positions that lose some of their bits",
-        "compare these rows of the table with their neighbours",
-    ),
-    "negative positions wrong": Mistake(
-        "a table indexed from its end, an unsigned type, or the size of m alone",
-        "turn backwards for negative positions, or refuse them",
-        "kernels",
-    ),
-    "depends on the length": Mistake(
-        "a base that grows with the length where none is meant", "fix the length beforehand", "transformers#25104"
-    ),
-    "switch at another length": Mistake(
-        "the length compared by < for <=, or the largest position taken for the length, which is one more",
-        "the original length L₀ itself is short: switch, or stretch, where the largest position + 1 > L₀",
-    ),
+    "positions divided in integers": Mistake("position // factor instead of position / factor, or positions that lose "
+        "their last bits", "divide as floats, or divide the frequencies"),
+    "table clamped at its end": Mistake("a lookup that clips its index (JAX does)", "grow the table, or raise",
+        "XLA's clamped gather"),
+    "wrong beyond a position": Mistake("a table that ends there, is read beyond its end, or was grown by another rule",
+        "make the table as long as the positions; grow it by the rule that made it", "sglang 0.5.23"),
+    "one position wrong": Mistake("a row of the table that was overwritten, or filled by something else",
+        "compare this row with its neighbours"),
+    "some positions wrong": Mistake("a part of the table that was filled by something else, or positions that lose "
+        "some of their bits", "compare these rows of the table with their neighbours"),
+    "negative positions wrong": Mistake("a table indexed from its end, an unsigned type, or the size of m alone",
+        "turn backwards for negative positions, or refuse them", "kernels"),
+    "depends on the length": Mistake("a base that grows with the length where none is meant",
+        "fix the length beforehand", "transformers#25104"),
+    "switch at another length": Mistake("the length compared by < for <=, or the largest position taken for the "
+        "length, which is one more",
+        "the original length L₀ itself is short: switch, or stretch, where the largest position + 1 > L₀"),
     # Numbers on their way
-    "not linear": Mistake(
-        "x is normalised, clipped or cleaned of NaN on the way, or something is added that does not depend on x",
-        "rotation alone",
-        "kernels with a fused norm",
-    ),
-    "input rounded": Mistake(
-        "x goes through a dtype of fewer bits, or a quantiser, before it is rotated",
-        "keep the dtype of x from the beginning",
-        "autocast, TF32, caches in 8 bits",
-    ),
-    "results rounded": Mistake(
-        "the rotated x goes through a dtype of fewer bits, or a quantiser", "keep the dtype of x to the end", "autocast"
-    ),
-    "coarser than asked": Mistake(
-        "angles in float32, or tables or products in the dtype of x",
-        "exact or float64 angles; round the result once",
-        "every library",
-    ),
-    "another order of features": Mistake(
-        "pairs are written in another layout, or the rows of a weight are permuted; of gradients, they are written "
-        "where the forward pass writes its result, not where it reads x",
-        "use one layout for queries and keys, and write features where the model expects them",
-        "DeepSeek-V3",
-    ),
+    "not linear": Mistake("x is normalised, clipped or cleaned of NaN on the way, or something is added that does not "
+        "depend on x", "rotation alone", "kernels with a fused norm"),
+    "input rounded": Mistake("x goes through a dtype of fewer bits, or a quantiser, before it is rotated",
+        "keep the dtype of x from the beginning", "autocast, TF32, caches in 8 bits"),
+    "results rounded": Mistake("the rotated x goes through a dtype of fewer bits, or a quantiser",
+        "keep the dtype of x to the end", "autocast"),
+    "coarser than asked": Mistake("angles in float32, or tables or products in the dtype of x",
+        "exact or float64 angles; round the result once", "every library"),
+    "another order of features": Mistake("pairs are written in another layout, or the rows of a weight are permuted; "
+        "of gradients, they are written where the forward pass writes its result, not where it reads x",
+        "use one layout for queries and keys, and write features where the model expects them", "DeepSeek-V3"),
     # Backwards
-    "backward equals forward": Mistake(
-        "the forward rotation is used for gradients",
-        "use the transpose: −sin for sin; where pairs are written in another layout, read them from there",
-        "kernels",
-    ),
-    "no gradient": Mistake(
-        "the backward pass is missing, or x was detached from the graph",
-        "implement the backward pass, Rᵀ·g, and keep x in the graph",
-        "candle#3568, mlx-vlm#1475",
-    ),
-    "gradient negated": Mistake(
-        "a minus too many: the gradient of −y, or a result that is subtracted where it should be added",
-        "return Rᵀ·g, and let the optimizer subtract it",
-    ),
-    "accumulated twice": Mistake(
-        "it is added to a buffer that has it already, or comes in by two ways",
-        "write the gradient, or add it once",
-        "kernels",
-    ),
-    "sine of the other half": Mistake(
-        "the backward pass reads the sine at the feature that it writes, as the forward pass does, or leaves out these "
-        "terms",
-        "multiply g with sin first, then exchange the features; tables with equal halves hide it",
-        "Paddle#74716",
-    ),
-}
+    "backward equals forward": Mistake("the forward rotation is used for gradients",
+        "use the transpose: −sin for sin; where pairs are written in another layout, read them from there", "kernels"),
+    "no gradient": Mistake("the backward pass is missing, or x was detached from the graph",
+        "implement the backward pass, Rᵀ·g, and keep x in the graph", "candle#3568, mlx-vlm#1475"),
+    "gradient negated": Mistake("a minus too many: the gradient of −y, or a result that is subtracted where it should "
+        "be added", "return Rᵀ·g, and let the optimizer subtract it"),
+    "accumulated twice": Mistake("it is added to a buffer that has it already, or comes in by two ways",
+        "write the gradient, or add it once", "kernels"),
+    "sine of the other half": Mistake("the backward pass reads the sine at the feature that it writes, as the forward "
+        "pass does, or leaves out these terms",
+        "multiply g with sin first, then exchange the features; tables with equal halves hide it", "Paddle#74716"),
+}  # fmt: skip
 
 CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
-    "state between calls": Mistake(
-        "a table cached without its key, or grown by a longer call",
-        "make the table's key complete, or fix the length beforehand",
-        "equinox 0.13.8, transformers#25104",
-    ),
-    "result overwritten by the next call": Mistake(
-        "one output buffer is used for all calls", "allocate the result, or copy it", "kernels"
-    ),
-    "output not written": Mistake(
-        "the result is allocated without being filled, and a part of it is not written",
-        "write every feature of every row, those that do not turn too",
-        "kernels",
-    ),
+    "state between calls": Mistake("a table cached without its key, or grown by a longer call",
+        "make the table's key complete, or fix the length beforehand", "equinox 0.13.8, transformers#25104"),
+    "result overwritten by the next call": Mistake("one output buffer is used for all calls",
+        "allocate the result, or copy it", "kernels"),
+    "output not written": Mistake("the result is allocated without being filled, and a part of it is not written",
+        "write every feature of every row, those that do not turn too", "kernels"),
     "mutates its input": Mistake("in-place arithmetic", "write to another array", "kernels"),
-    "wrong dtype out": Mistake(
-        "the result keeps the dtype that tables or arithmetic gave it, wider or narrower than that of x",
-        "cast the result to the dtype of x",
-        "kernels",
-    ),
-    "wrong shape out": Mistake(
-        "a reshape, a squeeze or a slice that is right for some shapes alone", "return an array of the shape of x"
-    ),
-    "not finite": Mistake(
-        "an overflow, of exp(score), of a square or in a narrow dtype; 0/0 or ∞ − ∞; or a table that ends",
+    "wrong dtype out": Mistake("the result keeps the dtype that tables or arithmetic gave it, wider or narrower than "
+        "that of x", "cast the result to the dtype of x", "kernels"),
+    "wrong shape out": Mistake("a reshape, a squeeze or a slice that is right for some shapes alone",
+        "return an array of the shape of x"),
+    "not finite": Mistake("an overflow, of exp(score), of a square or in a narrow dtype; 0/0 or ∞ − ∞; or a table that "
+        "ends",
         "subtract the greatest score of each row, and guard empty rows; check the extreme positions and numbers",
-        "kernels",
-    ),
-    "rows leak into each other": Mistake(
-        "a reduction over rows, or memory that is read before it is written", "rows are independent", "kernels"
-    ),
-    "strides ignored": Mistake(
-        "memory read as if it were contiguous, or a path for some views", "use the strides, or copy first", "kernels"
-    ),
+        "kernels"),
+    "rows leak into each other": Mistake("a reduction over rows, or memory that is read before it is written",
+        "rows are independent", "kernels"),
+    "strides ignored": Mistake("memory read as if it were contiguous, or a path for some views",
+        "use the strides, or copy first", "kernels"),
     "positions misread": Mistake("the bytes are read as contiguous int64", "convert the positions first", "kernels"),
-    "order of positions matters": Mistake(
-        "positions are sorted, made unique, or only their first and last are read",
-        "index with the positions as they are",
-        "kernels",
-    ),
-    "consecutive positions wrong": Mistake(
-        "a fast path for a prompt, which takes an offset or a slice of the table instead of the positions",
-        "hold the fast path to the general one, from 0 and from other positions",
-        "kernels",
-    ),
-    "some lengths wrong": Mistake(
-        "a block of the kernel at its edge: the last, partial block dropped, or a path for certain lengths",
-        "cover partial blocks; test lengths around powers of two, and n = d",
-        "kernels",
-    ),
-    "some shapes wrong": Mistake(
-        "a path for certain shapes, or an index or a grid that ends before large ones",
-        "use one path for all shapes, and 64-bit indices",
-        "kernels",
-    ),
+    "order of positions matters": Mistake("positions are sorted, made unique, or only their first and last are read",
+        "index with the positions as they are", "kernels"),
+    "consecutive positions wrong": Mistake("a fast path for a prompt, which takes an offset or a slice of the table "
+        "instead of the positions", "hold the fast path to the general one, from 0 and from other positions",
+        "kernels"),
+    "some lengths wrong": Mistake("a block of the kernel at its edge: the last, partial block dropped, or a path for "
+        "certain lengths", "cover partial blocks; test lengths around powers of two, and n = d", "kernels"),
+    "some shapes wrong": Mistake("a path for certain shapes, or an index or a grid that ends before large ones",
+        "use one path for all shapes, and 64-bit indices", "kernels"),
     "one row differs": Mistake("a special path for decoding", "use one path", "mlx-rs#359"),
     "rows differ": Mistake("a row's place in the call is used beside its position", "let the position alone decide"),
     "only the first row rotated": Mistake("a loop left too early", "cover all rows"),
     "last row not rotated": Mistake("a loop to n − 1", "loop to n"),
-    "heads differ": Mistake(
-        "heads that share no table, an axis mistaken, or a path for certain shapes",
-        "use one table and one path for all heads",
-    ),
-    "only the first head rotated": Mistake(
-        "a kernel's grid, or a loop, that covers one head", "cover all heads", "mlx-rs#359"
-    ),
-    "batch rows differ": Mistake(
-        "a grid or a loop that ends before the batch does, or a stride of the batch left out",
-        "use one table and one path for all rows of a batch",
-        "kernels",
-    ),
+    "heads differ": Mistake("heads that share no table, an axis mistaken, or a path for certain shapes",
+        "use one table and one path for all heads"),
+    "only the first head rotated": Mistake("a kernel's grid, or a loop, that covers one head", "cover all heads",
+        "mlx-rs#359"),
+    "batch rows differ": Mistake("a grid or a loop that ends before the batch does, or a stride of the batch left out",
+        "use one table and one path for all rows of a batch", "kernels"),
     "heads read as positions": Mistake("(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which"),
-    "unexplained": Mistake(
-        "no single mistake that is known here has these outputs",
-        "compare what was measured with what was expected, then step by step with pyrope.definition",
-    ),
-}
+    "unexplained": Mistake("no single mistake that is known here has these outputs",
+        "compare what was measured with what was expected, then step by step with pyrope.definition"),
+}  # fmt: skip
 
 ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     # What the scores, or the numerators, are made of.
     "scale": Mistake("q·k is multiplied by another number than the scale that is meant", "multiply q·k by it, once"),
     "scale: missing": Mistake("scores are not divided by √d", "multiply q·k by 1/√d before the softmax"),
-    "scale: applied twice": Mistake(
-        "1/d, or 1/√d both on q and on the scores", "scale once; many kernels scale by themselves"
-    ),
+    "scale: applied twice": Mistake("1/d, or 1/√d both on q and on the scores",
+        "scale once; many kernels scale by themselves"),
     "scale: inverted": Mistake("multiplied by √d instead of divided", "multiply by 1/√d"),
-    "softcap": Mistake(
-        "the cap is left out, elsewhere, of another form or number, or not meant",
-        "scores become c·tanh(score/c): scaled before, masked after",
-    ),
-    "bias": Mistake(
-        "a term in the distance or of each key, such as ALiBi or a decay, which the model does not have", "leave it out"
-    ),
-    "operands": Mistake(
-        "a norm that is left in, or arguments in another order, or k·qᵀ instead of q·kᵀ",
-        "compare q with k, as they are given",
-    ),
-    "scores": Mistake(
-        "what is compared is not the expected q̃·k̃", "look at what becomes of q and k before their product"
-    ),
-    "precision": Mistake(
-        "a smaller dtype in scores, exponentials, weights, sums or a cache", "float32 at least; of float64, float64"
-    ),
-    "rotation": Mistake(
-        "q or k alone is rotated, turned backwards or rotated again, in the model and in the kernel, or in a cache",
-        "rotate both, once, in the same direction",
-    ),
-    "positions": Mistake(
-        "positions are counted instead of read, of another row, off by one, rounded, or of a table that is too short",
-        "one position for the query and the key of a token, as it is given",
-    ),
-    "feature map": Mistake(
-        "φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
-        "R·φ(x), for q and k, with the map of the model; what scales x is left out",
-    ),
+    "softcap": Mistake("the cap is left out, elsewhere, of another form or number, or not meant",
+        "scores become c·tanh(score/c): scaled before, masked after"),
+    "bias": Mistake("a term in the distance or of each key, such as ALiBi or a decay, which the model does not have",
+        "leave it out"),
+    "operands": Mistake("a norm that is left in, or arguments in another order, or k·qᵀ instead of q·kᵀ",
+        "compare q with k, as they are given"),
+    "scores": Mistake("what is compared is not the expected q̃·k̃",
+        "look at what becomes of q and k before their product"),
+    "precision": Mistake("a smaller dtype in scores, exponentials, weights, sums or a cache",
+        "float32 at least; of float64, float64"),
+    "rotation": Mistake("q or k alone is rotated, turned backwards or rotated again, in the model and in the kernel, "
+        "or in a cache", "rotate both, once, in the same direction"),
+    "positions": Mistake("positions are counted instead of read, of another row, off by one, rounded, or of a table "
+        "that is too short", "one position for the query and the key of a token, as it is given"),
+    "feature map": Mistake("φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
+        "R·φ(x), for q and k, with the map of the model; what scales x is left out"),
     # Which keys are seen, and how often.
-    "causality": Mistake(
-        "the causal mask is missing, shifted, or made of blocks or of positions, which may repeat",
-        "hide key j > i + t − n of query i, by the order of the tokens; in linear attention, running sums",
-    ),
-    "causality: from the top left": Mistake(
-        "query i sees keys 0 … i of t, though the n queries are the last of the t", "query i sees keys up to i + t − n"
-    ),
-    "causality: sees the next token": Mistake(
-        "the causal mask is one too wide, j ≤ i + 1, or running sums are shifted by one",
-        "j ≤ i; torch.triu needs diagonal=1",
-    ),
-    "causality: does not see itself": Mistake(
-        "the causal mask is one too narrow, j < i, or the output is taken before the state is updated",
-        "j ≤ i; torch.tril needs diagonal=0; a state is updated first",
-    ),
-    "causality: not asked for": Mistake(
-        "a causal mask, or in linear attention running sums, where none belong",
-        "leave the mask out; in linear attention, sums over the whole sequence",
-    ),
-    "window": Mistake(
-        "the window is ignored, of another size, or not meant",
-        "a window of w is the token itself and w − 1 others; some APIs want w − 1, or a half of it",
-    ),
-    "mask=": Mistake(
-        "the mask that is given is ignored, inverted, of another row, or takes the place of the causal one",
-        "both must hold: causal & mask, each row with its own; True is seen, as in torch's attention",
-    ),
+    "causality": Mistake("the causal mask is missing, shifted, or made of blocks or of positions, which may repeat",
+        "hide key j > i + t − n of query i, by the order of the tokens; in linear attention, running sums"),
+    "causality: from the top left": Mistake("query i sees keys 0 … i of t, though the n queries are the last of the t",
+        "query i sees keys up to i + t − n"),
+    "causality: sees the next token": Mistake("the causal mask is one too wide, j ≤ i + 1, or running sums are shifted "
+        "by one", "j ≤ i; torch.triu needs diagonal=1"),
+    "causality: does not see itself": Mistake("the causal mask is one too narrow, j < i, or the output is taken before "
+        "the state is updated", "j ≤ i; torch.tril needs diagonal=0; a state is updated first"),
+    "causality: not asked for": Mistake("a causal mask, or in linear attention running sums, where none belong",
+        "leave the mask out; in linear attention, sums over the whole sequence"),
+    "window": Mistake("the window is ignored, of another size, or not meant",
+        "a window of w is the token itself and w − 1 others; some APIs want w − 1, or a half of it"),
+    "mask=": Mistake("the mask that is given is ignored, inverted, of another row, or takes the place of the causal "
+        "one", "both must hold: causal & mask, each row with its own; True is seen, as in torch's attention"),
     "segments=": Mistake("one causal mask over the whole row of packed sequences", "hide keys of other segments"),
-    "hidden keys": Mistake(
-        "a finite number instead of −inf, or a softcap after the mask, tanh(−inf) = −1", "cap first, then mask by −inf"
-    ),
-    "empty rows": Mistake(
-        "exp(−inf + inf) or 0/0 is NaN, and the lowest finite number as mask makes all scores equal",
-        "let rows that see no key be zeros",
-    ),
-    "blocks": Mistake(
-        "a loop over n // block blocks, or a state that is lost, replaced or read too late",
-        "round the number of blocks up, and mask the last one; read the state, then add the block to it",
-    ),
-    "keys": Mistake(
-        "a mask, or a loop over the keys that begins or ends elsewhere, or counts some twice",
-        "compare the keys that are listed here with those expected",
-    ),
-    "cache": Mistake(
-        "keys and values, or the state, or its normaliser, are not kept, cut, or kept in the wrong place",
-        "let a call of n new tokens after m old ones be the last n rows of one of m + n",
-    ),
+    "hidden keys": Mistake("a finite number instead of −inf, or a softcap after the mask, tanh(−inf) = −1",
+        "cap first, then mask by −inf"),
+    "empty rows": Mistake("exp(−inf + inf) or 0/0 is NaN, and the lowest finite number as mask makes all scores equal",
+        "let rows that see no key be zeros"),
+    "blocks": Mistake("a loop over n // block blocks, or a state that is lost, replaced or read too late",
+        "round the number of blocks up, and mask the last one; read the state, then add the block to it"),
+    "keys": Mistake("a mask, or a loop over the keys that begins or ends elsewhere, or counts some twice",
+        "compare the keys that are listed here with those expected"),
+    "cache": Mistake("keys and values, or the state, or its normaliser, are not kept, cut, or kept in the wrong place",
+        "let a call of n new tokens after m old ones be the last n rows of one of m + n"),
     # The division.
     "softmax": Mistake("another axis, another function, or twice", "softmax over the keys, axis −1, once"),
-    "online softmax": Mistake(
-        "output, sum or both are not multiplied by exp(old maximum − new one)", "rescale both when the maximum grows"
-    ),
-    "normaliser": Mistake(
-        "the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a sink, an eps, "
-        "hidden keys, other heads, rotated features",
-        "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated",
-    ),
-    "not finite": Mistake(
-        "exp of a score that overflows, 0/0, or ∞ − ∞", "subtract the greatest score of each row; guard empty rows"
-    ),
+    "online softmax": Mistake("output, sum or both are not multiplied by exp(old maximum − new one)",
+        "rescale both when the maximum grows"),
+    "normaliser": Mistake("the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a "
+        "sink, an eps, hidden keys, other heads, rotated features",
+        "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated"),
+    "not finite": Mistake("exp of a score that overflows, 0/0, or ∞ − ∞",
+        "subtract the greatest score of each row; guard empty rows"),
     # The whole.
-    "heads": Mistake(
-        "key heads 0 1 0 1 instead of 0 0 1 1, one head read for all, or a reshape without a transpose",
-        "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile",
-    ),
-    "batch": Mistake(
-        "batch and heads folded in the wrong order, or one row, or one state, read for all", "keep the batch axis first"
-    ),
-    "values": Mistake(
-        "values are rounded, clipped or otherwise changed, rotated, of another token, or of another argument",
-        "o = Σ w·v, of the values as they are given",
-    ),
-    "output": Mistake(
-        "it is written elsewhere, not written, multiplied, clipped, or something is added to it",
-        "return (b, h, n, d), transposed once, and nothing else",
-    ),
+    "heads": Mistake("key heads 0 1 0 1 instead of 0 0 1 1, one head read for all, or a reshape without a transpose",
+        "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile"),
+    "batch": Mistake("batch and heads folded in the wrong order, or one row, or one state, read for all",
+        "keep the batch axis first"),
+    "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token, or of another "
+        "argument", "o = Σ w·v, of the values as they are given"),
+    "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
+        "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.
-    "lengths": Mistake(
-        "a tile, a grid or a path of its own for these numbers of tokens", "look at the code that such a number takes"
-    ),
-    "decoding": Mistake(
-        "a path of its own for few queries: keys split among blocks, the last of them, or the mask's corner",
-        "hold it to the general path, at many numbers of keys",
-    ),
+    "lengths": Mistake("a tile, a grid or a path of its own for these numbers of tokens",
+        "look at the code that such a number takes"),
+    "decoding": Mistake("a path of its own for few queries: keys split among blocks, the last of them, or the mask's "
+        "corner", "hold it to the general path, at many numbers of keys"),
     "strides": Mistake("memory is read as if it were contiguous", "honour the strides, or copy first"),
     "leak": Mistake("rows are multiplied into each other, and 0·NaN is NaN", "compute each row by itself"),
-    "large scores": Mistake(
-        "exp overflows without the row's maximum taken off, or scores are cut off", "subtract the maximum of each row"
-    ),
-    "some values": Mistake(
-        "a clip, an overflow, a normalisation, or a branch for zeros or small numbers", "treat all values alike"
-    ),
-    "state": Mistake(
-        "a mask, a table, a state or a buffer is kept from an earlier call", "begin each call anew, or compare the key"
-    ),
+    "large scores": Mistake("exp overflows without the row's maximum taken off, or scores are cut off",
+        "subtract the maximum of each row"),
+    "some values": Mistake("a clip, an overflow, a normalisation, or a branch for zeros or small numbers",
+        "treat all values alike"),
+    "state": Mistake("a mask, a table, a state or a buffer is kept from an earlier call",
+        "begin each call anew, or compare the key"),
     "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
     "some calls": Mistake("a path of its own for these calls", "look at what they have in common"),
     "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),
-}
+}  # fmt: skip
 
 BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chain rule, or with what is returned
-    "chain rule": Mistake(
-        "a term, a factor or a transpose of the backward pass is another one",
-        "dv = wᵀ·g, ds = w∘(g·vᵀ − D) with D = Σ g∘o, dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃)",
-    ),
-    "chain rule: row term missing": Mistake(
-        "ds = w∘dw: the derivative of the softmax without its second term, D = Σ g∘o", "ds = w∘(dw − D)"
-    ),
-    "chain rule: scale missing": Mistake(
-        "ds is not multiplied with the scale of the scores", "dq = scale·ds·k, dk = scale·dsᵀ·q"
-    ),
-    "chain rule: scale applied twice": Mistake(
-        "q was scaled before, and ds is scaled, too: each gradient needs it once", "dq = scale·ds·k, dk = scale·dsᵀ·q"
-    ),
-    "chain rule: softcap's derivative missing": Mistake(
-        "the derivative of tanh is left out", "multiply ds with 1 − (s/c)², s the capped score"
-    ),
-    "chain rule: not transposed": Mistake(
-        "ds·q or w·g, whose shapes fit where there are as many queries as keys", "dk = scale·dsᵀ·q, dv = wᵀ·g"
-    ),
-    "chain rule: gradients not rotated back": Mistake(
-        "the transpose of the rotation is missing in the backward pass", "multiply by Rᵀ at the positions of q and k"
-    ),
-    "chain rule: gradients rotated forwards, not back": Mistake(
-        "the forward rotation is used for gradients", "use the transpose: −sin for sin"
-    ),
-    "chain rule: gradients of values rotated": Mistake(
-        "the transpose of the rotation is applied to all three gradients", "rotate back dq and dk alone"
-    ),
-    "chain rule: denominator's derivative missing": Mistake(
-        "only the numerator is differentiated", "dD = −Σ g∘o/D, times the plain features"
-    ),
+    "chain rule": Mistake("a term, a factor or a transpose of the backward pass is another one",
+        "dv = wᵀ·g, ds = w∘(g·vᵀ − D) with D = Σ g∘o, dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃)"),
+    "chain rule: row term missing": Mistake("ds = w∘dw: the derivative of the softmax without its second term, D = Σ "
+        "g∘o", "ds = w∘(dw − D)"),
+    "chain rule: scale missing": Mistake("ds is not multiplied with the scale of the scores",
+        "dq = scale·ds·k, dk = scale·dsᵀ·q"),
+    "chain rule: scale applied twice": Mistake("q was scaled before, and ds is scaled, too: each gradient needs it "
+        "once", "dq = scale·ds·k, dk = scale·dsᵀ·q"),
+    "chain rule: softcap's derivative missing": Mistake("the derivative of tanh is left out",
+        "multiply ds with 1 − (s/c)², s the capped score"),
+    "chain rule: not transposed": Mistake("ds·q or w·g, whose shapes fit where there are as many queries as keys",
+        "dk = scale·dsᵀ·q, dv = wᵀ·g"),
+    "chain rule: gradients not rotated back": Mistake("the transpose of the rotation is missing in the backward pass",
+        "multiply by Rᵀ at the positions of q and k"),
+    "chain rule: gradients rotated forwards, not back": Mistake("the forward rotation is used for gradients",
+        "use the transpose: −sin for sin"),
+    "chain rule: gradients of values rotated": Mistake("the transpose of the rotation is applied to all three "
+        "gradients", "rotate back dq and dk alone"),
+    "chain rule: denominator's derivative missing": Mistake("only the numerator is differentiated",
+        "dD = −Σ g∘o/D, times the plain features"),
     "chain rule: feature map's derivative missing": Mistake("φ′ is left out", "multiply with φ′(q) and φ′(k)"),
-    "shared key heads": Mistake(
-        "the gradient of one query head, or the mean of several, taken for that of the key head that they share",
-        "sum over the query heads that read a key head: h/g in a row",
-    ),
-    "blocks not added up": Mistake(
-        "dq is written by each block of keys, or dk and dv by each block of queries, not added to",
-        "begin with zeros, and add",
-    ),
-    "gradients": Mistake(
-        "another sign, a factor that is left out or there twice, a smaller dtype, or another order of the results",
-        "return dq, dk, dv, each in the dtype of its input, with every factor once",
-    ),
-    "gradients: zero": Mistake(
-        "this input is cut off: detached, a constant to the backward pass, or its gradient is not computed",
-        "compute it: dq = scale·ds·k, dk = scale·dsᵀ·q, dv = wᵀ·g, and return all three",
-        "candle#3568, mlx-vlm#1475",
-    ),
-    "gradients: not finite": Mistake(
-        "exp of a score that overflows, 0·∞ where keys are hidden, or a division by the sum of a row that sees nothing",
-        "subtract the maximum of a row before exp, and give hidden keys a weight of 0",
-    ),
-}
+    "shared key heads": Mistake("the gradient of one query head, or the mean of several, taken for that of the key "
+        "head that they share", "sum over the query heads that read a key head: h/g in a row"),
+    "blocks not added up": Mistake("dq is written by each block of keys, or dk and dv by each block of queries, not "
+        "added to", "begin with zeros, and add"),
+    "gradients": Mistake("another sign, a factor that is left out or there twice, a smaller dtype, or another order of "
+        "the results", "return dq, dk, dv, each in the dtype of its input, with every factor once"),
+    "gradients: zero": Mistake("this input is cut off: detached, a constant to the backward pass, or its gradient is "
+        "not computed", "compute it: dq = scale·ds·k, dk = scale·dsᵀ·q, dv = wᵀ·g, and return all three",
+        "candle#3568, mlx-vlm#1475"),
+    "gradients: not finite": Mistake("exp of a score that overflows, 0·∞ where keys are hidden, or a division by the "
+        "sum of a row that sees nothing",
+        "subtract the maximum of a row before exp, and give hidden keys a weight of 0"),
+}  # fmt: skip
 
 SHARDING: dict[str, Mistake] = {
     "not split": Mistake("rank and size have no effect", "use rank and size"),
     "rank ignored": Mistake("the rank has no effect", "let the rank say where its positions begin"),
-    "positions local to the rank": Mistake(
-        "every rank counts its own tokens, so that all ranks but the first rotate by wrong positions",
-        "add the position of the rank's first token, or cut the shard out of positions made for the whole sequence",
-    ),
-    "first chunk repeated": Mistake(
-        "a rank with two chunks uses the positions of its first for both",
+    "positions local to the rank": Mistake("every rank counts its own tokens, so that all ranks but the first rotate "
+        "by wrong positions",
+        "add the position of the rank's first token, or cut the shard out of positions made for the whole sequence"),
+    "first chunk repeated": Mistake("a rank with two chunks uses the positions of its first for both",
         "make the positions of each chunk from that chunk's own place in the sequence",
-        "Megatron-LM#5243: 0, 3, 0, 3 in place of 0, 3, 4, 7",
-    ),
+        "Megatron-LM#5243: 0, 3, 0, 3 in place of 0, 3, 4, 7"),
     "positions counted from 1": Mistake("positions are counted from 1", "count positions from 0"),
-    "rank counted from 1": Mistake(
-        "ranks are counted from 1 where the formula counts from 0", "count ranks from 0, as MPI does"
-    ),
-    "off by one at the seams": Mistake(
-        "the end of a chunk is taken as included where the next begins with it, or as excluded twice",
-        "let one formula give the end of a chunk and the beginning of the next: n·i//chunks",
-    ),
-    "padding counted": Mistake(
-        "the length is rounded up to a multiple of the ranks, and padding gets positions of its own",
-        "drop positions from n on, and mask the padding",
-    ),
-    "remainder lost": Mistake(
-        "n//size tokens are given to each rank, and the n % size tokens at the end to none",
-        "let shards differ by a token, as n·rank//size … n·(rank + 1)//size do, or refuse such lengths",
-    ),
-}
+    "rank counted from 1": Mistake("ranks are counted from 1 where the formula counts from 0",
+        "count ranks from 0, as MPI does"),
+    "off by one at the seams": Mistake("the end of a chunk is taken as included where the next begins with it, or as "
+        "excluded twice", "let one formula give the end of a chunk and the beginning of the next: n·i//chunks"),
+    "padding counted": Mistake("the length is rounded up to a multiple of the ranks, and padding gets positions of its "
+        "own", "drop positions from n on, and mask the padding"),
+    "remainder lost": Mistake("n//size tokens are given to each rank, and the n % size tokens at the end to none",
+        "let shards differ by a token, as n·rank//size … n·(rank + 1)//size do, or refuse such lengths"),
+}  # fmt: skip
 
 TRACES: dict[str, Mistake] = {
     "other pairs": Mistake("the two pair features differently", "use one layout, or permute_weights on one side"),
@@ -703,9 +421,8 @@ TRACES: dict[str, Mistake] = {
     "other lengths": Mistake("an attention factor on one side only", "compare the factor of cos and sin"),
     "negated": Mistake("one sign differs", "compare how this name is computed"),
     "scaled": Mistake("a factor on one side only", "compare how this name is computed"),
-    "scaled: embedding": Mistake(
-        "embeddings are multiplied on one side, in some families by √e", "compare the configs"
-    ),
+    "scaled: embedding": Mistake("embeddings are multiplied on one side, in some families by √e",
+        "compare the configs"),
     "scaled: norm": Mistake("another norm: weight or 1 + weight, mean or mean square", "compare the norms"),
     "scaled: scores": Mistake("another scale of the scores, usually 1/√d", "compare head_dim and the scale"),
     "bias added": Mistake("a bias on one side only", "look for biases in the checkpoint"),
@@ -716,28 +433,24 @@ TRACES: dict[str, Mistake] = {
     "permuted batch": Mistake("sequences are in another order", "compare the tokens"),
     "other axes": Mistake("the same numbers with axes in another order", "write (b, h, n, d) on both sides"),
     "other shape": Mistake("other tokens, heads or widths, or another name for it", "compare the configs"),
-    "NaN in one trace": Mistake(
-        "an overflow, or a row of a mask that hides everything", "look at the scores before it"
-    ),
+    "NaN in one trace": Mistake("an overflow, or a row of a mask that hides everything",
+        "look at the scores before it"),
     "masked otherwise": Mistake("masks differ: causal, window or padding", "compare positions and the window"),
     "grown noise": Mistake("rounding, which grows from layer to layer", "compare in a wider dtype"),
     "missing names": Mistake("the second trace ends early, or has other names", "write all names"),
     "other numbers": Mistake("no usual mistake gives this difference", "compare how this name is computed"),
     "other numbers: embedding": Mistake("other tokens or another embedding table", "compare tokens and weights"),
     "other numbers: norm": Mistake("another norm, or another epsilon", "compare the norms and their epsilon"),
-    "other numbers: projection": Mistake(
-        "weights, biases, q/k norms, or fused projections cut elsewhere", "compare their tensors"
-    ),
-    "other numbers: rotation": Mistake(
-        "the rotation differs: tables, partial width or precision", "run check_rotation on it"
-    ),
+    "other numbers: projection": Mistake("weights, biases, q/k norms, or fused projections cut elsewhere",
+        "compare their tensors"),
+    "other numbers: rotation": Mistake("the rotation differs: tables, partial width or precision",
+        "run check_rotation on it"),
     "other numbers: scores": Mistake("queries and keys agree: mask, scale or capping differ", "compare these"),
     "other numbers: attention": Mistake("values, their grouping or the output projection differ", "compare these"),
-    "other numbers: mlp": Mistake(
-        "another activation, or gate and up projections exchanged", "compare the MLP's options"
-    ),
+    "other numbers: mlp": Mistake("another activation, or gate and up projections exchanged",
+        "compare the MLP's options"),
     "other numbers: logits": Mistake("another head: tied or not, scaled or capped", "compare the last projection"),
-}
+}  # fmt: skip
 
 MISTAKES = {**ROTATION, **CALLS, **ATTENTION, **BACKWARD, **SHARDING, **TRACES}
 

@@ -23,9 +23,9 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope, frequencies
 from .candidate import BITS, UNIT, Candidate, Unreadable
-from .frequencies import Explanation, Measured, guess_rope, listed, narrow_dtype, rounded, wrapped
+from .frequencies import Explanation, Measured, guess_rope, listed, narrow_dtype, rounded, span
+from .positions import wrapped
 from .report import abbreviated, finite, printable
-from .rescalings import span
 from .tolerance import APPLICABLE, STEP, Expected, Tables, float_dtype
 
 MAX_POSITION = 131071
@@ -35,6 +35,7 @@ _SEEN = 1e-9  # what an output has of a feature, if it is made from it
 _FEW = (0, 1, 2, 3, 7, 100, 1000)  # positions that show which features make a pair
 NO_RULE = "none of these: no published rule has these frequencies"
 ILLEGIBLE = "cannot be read: the pairs do not turn"
+UNGRADED = "cannot tell: no rope has exactly these numbers"
 
 
 class Probe(NamedTuple):
@@ -169,40 +170,22 @@ class Description:
     known: Array  # bool (axes, n, p, 2): where both are finite
     still: Array  # (axes, n, d − r): what features outside of the pairs are multiplied with
     scatter: float  # by how much what is read changes with the size of x: 0 if the candidate is linear
-
-    @cached_property
-    def angle(self) -> Array:
-        return np.asarray(np.arctan2(self.other, self.own))
+    theta: Array  # (axes, p, 2): frequencies, with the sign in which each output turns
+    unsure: Array  # (axes, p, 2): how far off they may be
+    straight: int  # the last position up to which all angles grow in proportion
+    growth: Array | None  # (p,): the logarithm of what lengths are multiplied with from position to position, if so
+    owner: Array  # (p,): which axis turns each pair, the one that does so the fastest
+    direction: int  # that of most pairs; those beyond half a turn for a position do not tell
+    measured: Measured  # the frequencies of the first outputs on that axis, positive if they turn as most do
 
     @cached_property
     def size(self) -> Array:
         return np.hypot(self.own, self.other)
 
-    @cached_property
-    def _unwrapped(self) -> list[tuple[Array, Array, int]]:
-        unit, subnormal = UNIT[self.dtype], self.dtype == "float16"
-        sides = zip(self.angle, self.known, strict=True)
-        return [unwrap(angle, self.at, unit, subnormal, known) for angle, known in sides]
-
-    @cached_property
-    def theta(self) -> Array:
-        """Frequencies, (axes, p, 2), with the sign in which each output turns."""
-        return np.stack([theta for theta, _, _ in self._unwrapped])
-
-    @cached_property
-    def unsure(self) -> Array:
-        """How far off the frequencies may be, (axes, p, 2)."""
-        return np.stack([unsure for _, unsure, _ in self._unwrapped])
-
-    @property
-    def straight(self) -> int:
-        """The last position up to which all angles grow in proportion."""
-        return min(last for _, _, last in self._unwrapped)
-
     @property
     def start(self) -> Array:
         """The angle at position 0, (p, 2)."""
-        return np.asarray(self.angle[0, 0])
+        return np.asarray(np.arctan2(self.other, self.own)[0, 0])
 
     @cached_property
     def factor(self) -> float:
@@ -221,22 +204,8 @@ class Description:
     def skew(self) -> float:
         """How far the two outputs of a pair are from a rotation times a number, relative to their lengths."""
         length = np.maximum(1.0, self.size.max(axis=-1))
-        off = [np.abs(side[..., 0] - side[..., 1]) / length for side in (self.own, self.other)]
+        off = [np.abs(np.diff(side)[..., 0]) / length for side in (self.own, self.other)]
         return float(np.max(off, initial=0)) if math.isfinite(self.factor) else math.inf
-
-    @cached_property
-    def growth(self) -> Array | None:
-        """The logarithm of what lengths are multiplied with from position to position, (p,), if they grow so."""
-        size = self.size[0].mean(axis=-1)
-        with np.errstate(all="ignore"):
-            logs = np.nan_to_num(np.log(size) - np.log(size[0]), nan=-99.0, posinf=99.0, neginf=-99.0)
-        if np.abs(logs).max(initial=0) < 0.05 or not self.known.all() or not size[0].all():
-            return None
-        seen = np.abs(logs) < 8  # beyond it the smallest numbers of a narrow dtype would show
-        last = len(seen) - 1 - np.argmax(seen[::-1], axis=0)
-        rate = logs[last, np.arange(size.shape[1])] / np.maximum(self.at[last], 1)
-        straight = np.abs(logs - self.at[:, None] * rate) <= 0.03 + 0.01 * np.abs(logs)
-        return np.asarray(rate) if (straight | ~seen).all() else None
 
     @property
     def outside(self) -> Array:
@@ -247,25 +216,6 @@ class Description:
     def rest(self) -> Array:
         """What each of these is multiplied with, (d − r,)."""
         return np.asarray(np.median(self.still, axis=(0, 1))) if self.still.size else np.ones(0)
-
-    @cached_property
-    def owner(self) -> Array:
-        """Which axis turns each pair, (p,): the one that does so the fastest."""
-        return np.asarray(np.argmax(np.abs(self.theta).max(axis=-1), axis=0))
-
-    @cached_property
-    def direction(self) -> int:
-        """That of most pairs; those beyond half a turn for a position do not tell."""
-        theta, unsure = self.theta.sum(axis=0), self.unsure.max(axis=0)
-        tells = (np.abs(theta) < 1.5) & (np.abs(theta) > 8 * unsure)
-        signs = np.sign(np.where(tells, theta, 0)).sum() or np.sign(theta).sum()
-        return -1 if signs < 0 else 1
-
-    @cached_property
-    def measured(self) -> Measured:
-        """The frequencies of the first outputs on the axis that turns them, positive if they turn as most do."""
-        pair = self.owner, np.arange(self.theta.shape[1]), 0
-        return Measured(self.direction * self.theta[pair], self.unsure[pair])
 
     @cached_property
     def offsets(self) -> tuple[float, ...]:
@@ -299,20 +249,31 @@ class Description:
         return y
 
     def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Explanation]:
-        """The rules that have these frequencies, which may be rounded to a narrow dtype."""
-        theta, unsure = self.measured
+        """The rules that have these frequencies, which may be rounded to a narrow dtype; none where no layout has these
+        pairs."""
+        (layout, width, start, _), (theta, unsure) = self.shape, self.measured
+        even = self.unexplained_start < 0.1 and not (np.abs(np.diff(self.theta)) > 0.01).any()
+        if layout == "none" or start not in (0, self.head_dim - width) or not even:
+            return []
         if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
             unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * STEP[narrow]) / 4
-        return _rules(self, Measured(theta, unsure), suspects)
+        shape = Rope(self.head_dim, 10000.0, layout, width, PLACEMENTS[start > 0], direction=self.direction)
+        if len(self.theta) == 1:
+            same = tuple(rope for rope in suspects if self.shape == shape_of(rope))
+            return guess_rope(Measured(theta, unsure), shape, same)
+        dealings = (replace(shape, axes=axes) for axes in _dealings(self.owner, len(self.theta)))
+        rules = (guess_rope(Measured(theta, unsure), rope) for rope in dealings)
+        return next((rule for rule in rules if any(one.rope for one in rule)), [])
 
     def rows(self, rope: Rope | None = None) -> tuple[tuple[str, str, str], ...]:
         """What was measured beside what a rope has: name, expected, measured."""
-        measured, listed_pairs = self.measured, ", ".join(f"({a}, {b})" for a, b, *_ in self.shape.listed[:3])
+        theta, features = self.measured.theta[self.measured.turning], self.shape.features(self.head_dim)[0][:3].tolist()
+        width = f"{2 * len(theta)} of {self.head_dim} features"
         rows = {
-            "pairs": self.shape.layout if self.shape.layout != "none" else f"{listed_pairs}, …",
-            "turning": _width(2 * int(measured.turning.sum()), self.head_dim, self.shape.start),
+            "pairs": self.shape.layout if self.shape.layout != "none" else f"{features}, …",
+            "turning": width + (f", from {self.shape.start} on" if self.shape.start else ""),
             "direction": f"{self.direction:+d}",
-            "frequencies": span(measured.theta[measured.turning]),
+            "frequencies": span(theta),
             "rule": next((rule.words.partition(" (")[0] for rule in self.rules()), "no published rule"),
             "offset": ", ".join(f"{one:.6g}" for one in self.offsets),
             "factor": f"{self.factor:.6g}",
@@ -327,10 +288,6 @@ class Description:
         return tuple((name, expected[name], abbreviated(words)) for name, words in rows.items())
 
 
-def _width(width: int, d: int, start: int) -> str:
-    return f"{width} of {d} features" + (f", from {start} on" if start else "")
-
-
 def dealt(owner: Any) -> str:
     """Which axis turns the pairs, in order."""
     runs = [(axis, len(list(run))) for axis, run in itertools.groupby(owner)]
@@ -339,9 +296,10 @@ def dealt(owner: Any) -> str:
 
 def _expected_rows(rope: Rope) -> dict[str, str]:
     theta, scaling = frequencies(rope), "" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}"
+    width = f"{2 * int(np.count_nonzero(theta))} of {rope.head_dim} features"
     return {
         "pairs": rope.layout,
-        "turning": _width(2 * int(np.count_nonzero(theta)), rope.head_dim, rope.start),
+        "turning": width + (f", from {rope.start} on" if rope.start else ""),
         "direction": f"{rope.direction:+d}",
         "frequencies": span(theta[theta > 0]),
         "rule": f"base {rope.base:g}{scaling}",
@@ -355,14 +313,37 @@ def _expected_rows(rope: Rope) -> dict[str, str]:
 
 def _describe(probe: Probe, shape: Shape) -> Description:
     """Reads what each output has of the two features of its pair, at the positions of the ladder."""
-    at = ladder(probe.top)
+    at, unit = ladder(probe.top), UNIT[probe.dtype.name]
     drawn = [[_combs(probe, at, axis, shape, draw) for draw in (0, 2)] for axis in range(probe.axes or 1)]
     own, other, still = (np.stack([np.stack([two[k] for two in both]) for both in drawn]) for k in (0, 1, 2))
     known = (np.isfinite(own) & np.isfinite(other)).all(axis=1)
     own, other = (np.where(known[:, None], side, 0) for side in (own, other))
     scatter = float(max(np.abs(np.diff(side, axis=1)).max(initial=0) for side in (own, other)))
-    averages = own.mean(axis=1), other.mean(axis=1), known, still.mean(axis=1)
-    return Description(probe.d, probe.dtype.name, shape, at, *averages, scatter)
+    own, other, still = (side.mean(axis=1) for side in (own, other, still))
+    angles = zip(np.arctan2(other, own), known, strict=True)
+    turned = [unwrap(angle, at, unit, unit == UNIT["float16"], seen) for angle, seen in angles]
+    theta, unsure = (np.stack([axis[k] for axis in turned]) for k in (0, 1))
+    owner, total = np.argmax(np.abs(theta).max(axis=-1), axis=0), theta.sum(axis=0)
+    tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * unsure.max(axis=0))
+    direction = -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
+    pair = owner, np.arange(theta.shape[1]), 0
+    return Description(
+        probe.d, probe.dtype.name, shape, at, own, other, known, still, scatter, theta, unsure,
+        min(last for *_, last in turned), _growth(np.hypot(own, other)[0].mean(axis=-1), at) if known.all() else None,
+        owner, direction, Measured(direction * theta[pair], unsure[pair]),
+    )  # fmt: skip
+
+
+def _growth(size: Array, at: Array) -> Array | None:
+    """The rate at which lengths (n, p) grow from position to position, (p,), if they do so."""
+    logs = np.nan_to_num(np.log(size) - np.log(size[0]), nan=-99.0, posinf=99.0, neginf=-99.0)
+    if np.abs(logs).max(initial=0) < 0.05 or not size[0].all():
+        return None
+    seen = np.abs(logs) < 8  # beyond it the smallest numbers of a narrow dtype would show
+    last = len(seen) - 1 - np.argmax(seen[::-1], axis=0)
+    rate = logs[last, np.arange(size.shape[1])] / np.maximum(at[last], 1)
+    straight = np.abs(logs - at[:, None] * rate) <= 0.03 + 0.01 * np.abs(logs)
+    return np.asarray(rate) if (straight | ~seen).all() else None
 
 
 def _combs(probe: Probe, at: Array, axis: int, shape: Shape, draw: int) -> tuple[Array, Array, Array]:
@@ -417,31 +398,15 @@ def offset_of(start: Array, measured: Measured, unit: float) -> float:
 # ── identify ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rules(found: Description, measured: Measured, suspects: tuple[Rope, ...]) -> list[Explanation]:
-    """The rules that have the measured frequencies; none where no layout has these pairs."""
-    layout, width, start, _ = found.shape
-    even = found.unexplained_start < 0.1 and not (np.abs(found.theta[..., 0] - found.theta[..., 1]) > 0.01).any()
-    if layout == "none" or start not in (0, found.head_dim - width) or not even:
-        return []
-    placement = PLACEMENTS[start > 0]
-    shape = Rope(found.head_dim, 10000.0, layout, width, placement, direction=found.direction)
-    same = tuple(rope for rope in suspects if found.shape == shape_of(rope))
-    if len(found.theta) == 1:
-        return guess_rope(measured, shape, same)
-    dealings = _dealings(found.owner, len(found.theta))
-    rules = (guess_rope(measured, replace(shape, axes=axes)) for axes in dealings)
-    return next((rule for rule in rules if any(one.rope for one in rule)), [])
-
-
 def _dealings(owner: Array, count: int) -> Iterable[Axes]:
     """The ways to say that these of so many axes turn the pairs, the simplest first."""
-    p, sizes = len(owner), np.bincount(owner, minlength=count).tolist()
+    p, sizes, listed_ = len(owner), np.bincount(owner, minlength=count).tolist(), owner.tolist()
     styles = [Axes(style, sizes) for style in ("sections", "interleaved")] if count > 1 else []
-    styles = [axes for axes in styles if [axis for axis, _ in axes.assign(p)] == owner.tolist()]
-    if p > 1 and count > 1 and set(owner.tolist()) == {*range(count)}:
-        styles.append(Axes("listed", owner.tolist()))
+    styles = [axes for axes in styles if [axis for axis, _ in axes.assign(p)] == listed_]
+    if p > 1 and count > 1 and {*listed_} == {*range(count)}:
+        styles.append(Axes("listed", listed_))
     yield from styles[:1]
-    if p % 2 == 0 and count == 2 and owner.tolist() == [0] * (p // 2) + [1] * (p // 2):
+    if count == 2 and listed_ == sorted(listed_) and sizes[0] == sizes[1]:
         yield from (Axes("axial"), Axes("pixtral"))
     yield from (replace(axes, series="own") for axes in styles[:1])
 
@@ -557,17 +522,13 @@ def identify(
         raise ValueError(f"the candidate cannot be read: {error}") from error
 
 
-def _behaviour(probe: Probe) -> tuple[str, ...]:
-    return tuple(f"{name}: {observation}" for name, observation in probe.candidate.behaviour.items())
-
-
 def _unpaired(probe: Probe, reached: Array) -> Identification:
     """Of a candidate whose outputs are made from more than pairs."""
     f = int(np.argmax(reached.sum(axis=1)))
     note = f"no rotation: output {f} is made from {listed(np.flatnonzero(reached[f]), 'feature')}"
     return Identification(
-        probe.d, probe.dtype.name, "none", 0, "prefix", (), 1, (), (), 0.0, math.nan, (), None,
-        "cannot tell: no rope has exactly these numbers", _behaviour(probe), (note,),
+        probe.d, probe.dtype.name, "none", 0, "prefix", (), 1, (), (), 0.0, math.nan, (), None, UNGRADED,
+        probe.candidate.watched(), (note,),
     )  # fmt: skip
 
 
@@ -579,6 +540,7 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
     narrow = narrow_dtype(measured) if exact and not rules else ""
     rules = found.rules(suspects, narrow) if narrow else rules
     rope = next((_with_factor(rule.rope, found.factor, unit) for rule in rules if rule.rope is not None), None)
+    precision = f"low-precision angle: all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope)
     legible = turning if found.skew <= 0.1 else turning & False
     reads, _ = found.shape.features(probe.d)
     return Identification(
@@ -595,10 +557,8 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         attention_factor=found.factor * (1 if turning.any() or found.own.sum() >= 0 else -1),
         explanations=tuple(rule.words for rule in rules) or (NO_RULE,) * bool(legible.any()),
         rope=rope,
-        precision=f"low-precision angle: all frequencies are {narrow} numbers"
-        if narrow
-        else _grade(probe, found, rope),
-        behaviour=_behaviour(probe),
+        precision=precision,
+        behaviour=probe.candidate.watched(),
         notes=_notes(found),
         multiple=not turning.any() and found.uneven < 4 * unit,
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
@@ -639,29 +599,16 @@ def _notes(found: Description) -> tuple[str, ...]:
 
 
 def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:
-    """The grade of a candidate whose rope is known."""
-    offsets = found.offsets
-    if rope is None:
-        return "cannot tell: no rope has exactly these numbers"
-    if len(set(offsets)) > 1:
-        return "cannot tell: the position offset differs from axis to axis"
-    if offsets[0] != round(offsets[0]):
-        return "cannot tell: the position offset is not an integer"
-    if rope.base != float(f"{rope.base:.8g}"):
-        return "cannot tell: the base is not a round number, so its last digits are unknown"
-    grade = _graded(probe, rope, round(offsets[0]))
-    factor = getattr(rope.scaling, "factor", 1.0)
-    if factor != float(f"{factor:.10g}") or (grade is None and factor != float(f"{factor:.5g}")):
-        return "cannot tell: the factor is not a round number, so its last digits are unknown"
-    return grade or "cannot tell: worse than a float32 angle with these numbers"
-
-
-def _graded(probe: Probe, rope: Rope, offset: int) -> str | None:
-    """The best grade that holds for dense vectors at positions of every size."""
+    """The best grade that holds for dense vectors at positions of every size, if all numbers of the rope are known."""
+    offset, factor = found.offsets[0], getattr(rope and rope.scaling, "factor", 1.0)
+    known = len({*found.offsets}) == 1 and offset == round(offset) and factor == float(f"{factor:.10g}")
+    if rope is None or not known or rope.base != float(f"{rope.base:.8g}"):
+        return UNGRADED
     rng = np.random.default_rng(2)
     at = np.unique(np.concatenate((ladder(probe.top), rng.integers(0, probe.top, 64, endpoint=True))))
     x = rng.standard_normal((2, len(at), probe.d)).astype(probe.dtype)
     y = probe.ask(x, at)
-    given = at if probe.axes is None else np.stack([at // (j + 1) for j in range(probe.axes)])
-    expected = Expected(Tables(rope, given + offset), x.astype(np.float64), given + offset, probe.dtype.name)
-    return next((grade for grade in APPLICABLE[probe.dtype.name] if (expected.ratio(grade, y) <= 1).all()), None)
+    acts = round(offset) + (at if probe.axes is None else np.stack([at // (j + 1) for j in range(probe.axes)]))
+    expected = Expected(Tables(rope, acts), x.astype(np.float64), acts, probe.dtype.name)
+    grades = (grade for grade in APPLICABLE[probe.dtype.name] if (expected.ratio(grade, y) <= 1).all())
+    return next(grades, "worse than a float32 angle, or the last digits of a number are others")

@@ -1,20 +1,23 @@
 """Reports as HTML: one file without scripts and without the network, in light and dark, on paper and on a phone.
 
-`document` makes a page, `fragment` the same for a notebook. Everything that is text is escaped by `drawings.element`.
-The pages say nothing that the reports do not: they show it.
+`document` makes a page, `fragment` the same for a notebook. Everything that is text is escaped by `element`. The pages
+say nothing that the reports do not: they show it, in pictures where matplotlib is installed, in tables everywhere.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..tensors import PathLike, atomic_path
-from . import drawings
-from .drawings import Errors, Frequencies, Markup, Operators, Readings, element, joined
+from .. import plots
+from ..files import PathLike, atomic_path
+from .readings import Readings, Side, rotation_readings
 from .report import ErrorRow, Finding, Report, abbreviated, printable
 
 if TYPE_CHECKING:
@@ -33,20 +36,20 @@ REPOSITORIES = {place.rpartition("/")[2]: place for place in (
     "lucidrains/x-transformers",
 )}  # fmt: skip
 _ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a page loads nothing and runs nothing
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a page loads nothing and runs nothing
 _PAPER = """--paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --quiet: #57606a; --rule: #d5dae0; --link: #0a5bb5;
-  --right: #1a6e33; --equivalent: #14606b; --wrong: #a8201a; --not-judged: #7a4f00; --blue: #1f6fb2; --teal: #00796b;
-  --violet: #7d3c98; color-scheme: light;"""
+  --right: #1a6e33; --equivalent: #14606b; --wrong: #a8201a; --not-judged: #7a4f00; --blue: #1f6fb2;
+  color-scheme: light;"""
 _STYLE = """
 .pyrope { PAPER background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) { .pyrope { --paper: #15181c; --card: #1e2329; --ink: #e6e9ec; --quiet: #a3adb8;
   --rule: #3a424b; --link: #7db8ff; --right: #7fd897; --equivalent: #7fd3de; --wrong: #ff9d95; --not-judged: #f3c46b;
-  --blue: #6fb3f2; --teal: #4fc3b1; --violet: #d29bea; color-scheme: dark; } }
+  --blue: #6fb3f2; color-scheme: dark; } }
 @media print { .pyrope { PAPER --card: #ffffff; --ink: #000000; --quiet: #444444; font-size: 11pt; padding: 0; }
   .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; }
   .pyrope h2, .pyrope h3, .pyrope h4, .pyrope thead { break-after: avoid; }
-  .pyrope .bar, .pyrope .shades span { -webkit-print-color-adjust: exact; print-color-adjust: exact; } }
+  .pyrope .bar { -webkit-print-color-adjust: exact; print-color-adjust: exact; } }
 .pyrope * { box-sizing: border-box; }
 .pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 0; color: inherit; font-size: 1.05rem; }
 .pyrope h2 { font-size: 1.15rem; margin: 1.75rem 0 .6rem; padding-bottom: .25rem;
@@ -80,26 +83,11 @@ _STYLE = """
 .pyrope .bars { width: 30%; vertical-align: middle; padding-right: 0; }
 @media (max-width: 480px) { .pyrope { padding: .75rem; } .pyrope dl { grid-template-columns: 1fr; gap: 0; }
   .pyrope dd { margin-bottom: .5rem; } .pyrope .bars { display: none; } .pyrope table { font-size: .87rem; } }
-.pyrope figure { margin: 0; min-width: 0; } .pyrope figcaption { margin-top: .4rem; }
-.pyrope .charts { display: grid; gap: 1.5rem; margin-top: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
-.pyrope .matrices { display: grid; grid-template-columns: 1fr 1fr; gap: .75rem; max-width: 56rem; }
-.pyrope .matrices p { margin: 0 0 .25rem; font-weight: 600; font-size: .93rem; }
-.pyrope svg { display: block; width: 100%; height: auto; } .pyrope svg.chart { max-width: 34rem; }
-.pyrope svg.matrix { border: 1px solid var(--rule); background: #ffffff; shape-rendering: crispEdges; }
-.pyrope svg.swatch { display: inline-block; width: 28px; height: 10px; vertical-align: baseline; }
-.pyrope svg text { fill: var(--quiet); font-size: 10.5px; font-family: inherit; }
-.pyrope svg .grid { stroke: var(--rule); stroke-width: .6; }
-.pyrope svg .axis { stroke: var(--quiet); stroke-width: .8; }
-.pyrope svg .line { stroke-width: 1.5; stroke: var(--quiet); } .pyrope svg .expected { stroke: var(--blue); }
-.pyrope svg .grade0 { stroke: var(--teal); } .pyrope svg .grade1 { stroke: var(--blue); }
-.pyrope svg .grade2 { stroke: var(--violet); } .pyrope svg .grade3 { stroke: var(--quiet); }
-.pyrope svg .dot { fill: var(--ink); } .pyrope svg .cross { stroke: var(--wrong); stroke-width: 1.5; }
+.pyrope figure { margin: 1rem 0 0; overflow-x: auto; } .pyrope figcaption { margin-top: .4rem; }
+.pyrope img { display: block; height: auto; max-width: 100%; min-width: min(34rem, 100vw * 1.6); background: #ffffff;
+  border-radius: 6px; }
 .pyrope .key { list-style: none; padding: 0; margin: .3rem 0 0; display: flex; flex-wrap: wrap; gap: .1rem 1rem;
   font-size: .85rem; color: var(--quiet); }
-.pyrope .shades { display: flex; align-items: center; gap: .5rem; font-size: .85rem; color: var(--quiet); }
-.pyrope .shades span:nth-child(2) { flex: 0 1 12rem; height: .8rem; border: 1px solid var(--rule);
-  background: linear-gradient(to right, rgb(33, 102, 172), #ffffff, rgb(178, 24, 43)); }
 .pyrope details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem .75rem; }
 .pyrope summary { cursor: pointer; font-weight: 600; }
 .pyrope .rows .head, .pyrope .rows > details > summary { display: grid; gap: 0 .75rem; align-items: baseline;
@@ -117,6 +105,29 @@ html { background: #ffffff; -webkit-text-size-adjust: 100%; } body { margin: 0; 
 .pyrope { max-width: 64rem; margin: 0 auto; border-radius: 0; }
 @media screen and (prefers-color-scheme: dark) { html { background: #15181c; } }
 """
+
+
+# ── Markup ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Markup(str):
+    """Text that is markup. Any other text is escaped before it becomes a part of one."""
+
+
+def element(name: str, *children: str, **attributes: object) -> Markup:
+    """An element of HTML. Underscores of attributes become hyphens, ``class_`` is class, None leaves one out.
+
+    >>> element("p", "a < b", element("b", "!"), class_="x", data_y='"')
+    '<p class="x" data-y="&quot;">a &lt; b<b>!</b></p>'
+    """
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    words = "".join(f' {key}="{html.escape(str(value))}"' for key, value in given.items())
+    return Markup(f"<{name}{words}>{joined(children)}" + ("" if name == "img" else f"</{name}>"))
+
+
+def joined(parts: Iterable[str]) -> Markup:
+    """Markup one after the other; plain text among it is escaped."""
+    return Markup("".join(part if isinstance(part, Markup) else html.escape(part) for part in parts))
 
 
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +247,7 @@ def _shown(report: Report) -> Readings | None:
     """What is drawn of a report; where a check has made nothing for it, what it says it measured, as a table."""
     readings: Readings | None = report.readings() if callable(report.readings) else report.readings
     if readings is None and report.measured:
-        return Readings(sides=tuple(drawings.Side(*row, row[1] == row[2]) for row in report.measured))
+        return Readings(sides=tuple(Side(*row, row[1] == row[2]) for row in report.measured))
     return readings
 
 
@@ -262,27 +273,15 @@ def _number(value: float | None, form: str = ".2g") -> str:
 # ── What was read ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _readings(readings: Readings | None, verdict: str, heading: str) -> list[Markup]:
-    parts, charts, titles = list[Markup](), list[Markup](), list[str]()
+def _readings(readings: Readings | None, verdict: str, heading: str) -> Iterator[Markup]:
+    """A table of what differs, and pictures, if they can be drawn."""
     if readings is None:
-        return parts
+        return
     if readings.sides:
-        rows = [_side(*side) for side in readings.sides]
-        table = element("div", _table(dict.fromkeys(("", "expected", "measured")), rows), class_="sides")
-        parts += [element(heading, "Expected and measured"), table]
-    if readings.operators is not None:
-        parts += [element(heading, f"R(m) at position {readings.operators.position}")]
-        parts += [_operators(readings.operators, readings.reference, verdict)]
-    if readings.errors is not None:
-        charts.append(_errors(readings.errors))
-        titles.append(f"errors by {readings.errors.place}")
-    if readings.frequencies is not None and len(readings.frequencies.measured):
-        charts += _frequencies(readings.frequencies, readings.reference)
-        titles.append("frequencies by pair")
-    if charts:
-        title = ", ".join(titles)
-        parts += [element(heading, title[:1].upper() + title[1:]), element("div", *charts, class_="charts")]
-    return parts
+        table = _table(dict.fromkeys(("", "expected", "measured")), (_side(*side) for side in readings.sides))
+        yield from (element(heading, "Expected and measured"), element("div", table, class_="sides"))
+    with contextlib.suppress(ImportError):  # without matplotlib, there are tables alone
+        yield from _pictures(readings, verdict, heading)
 
 
 def _side(name: str, expected: str, measured: str, same: bool) -> Markup:
@@ -290,46 +289,29 @@ def _side(name: str, expected: str, measured: str, same: bool) -> Markup:
     return element("tr", *cells, class_=None if same else "differs")
 
 
-def _operators(operators: Operators, reference: str, verdict: str) -> Markup:
-    matrices = {} if operators.expected is None else {reference: operators.expected}
-    matrices["candidate"] = operators.measured
-    finite = [abs(float(x)) for matrix in matrices.values() for x in (matrix.min(), matrix.max()) if math.isfinite(x)]
-    most, drawn = min(max([1.0, *finite]), 4.0), []
-    for name, matrix in matrices.items():
-        picture = drawings.operator_drawing(f"R(m), {name}", matrix, most, operators.differing)
-        drawn.append(element("div", element("p", name), picture))
-    ends = element("span", f"−{most:.3g}"), element("span"), element("span", f"+{most:.3g}")
-    caption = "Column j is what unit vector j becomes. White is 0, red positive, blue negative, grey not finite."
-    if operators.differing.any():
-        caption += " The pairs that differ are framed."
-    elif verdict == "wrong":
-        caption += " No pair differs here: the findings say in which calls something does."
-    figcaption = element("figcaption", element("div", *ends, class_="shades"), caption)
-    return element("figure", element("div", *drawn, class_="matrices"), figcaption)
+def _pictures(readings: Readings, verdict: str, heading: str) -> Iterator[Markup]:
+    if (operators := readings.operators) is not None:
+        where, measured, expected, differs = operators
+        words = (
+            "" if differs or verdict != "wrong" else "No pair differs here: the findings say in which calls one does."
+        )
+        yield element(heading, f"R(m) at position {where}")
+        yield _picture(
+            f"R(m) at position {where}", plots.operator_map(where, measured, expected, readings.reference), words
+        )
+    if readings.errors is not None:
+        yield element(heading, f"Errors by {readings.errors.place}")
+        yield _picture("the largest errors", plots.errors_chart(*readings.errors))
+    if readings.frequencies is not None and len(readings.frequencies.measured):
+        yield element(heading, "Frequencies by pair")
+        yield _picture("the frequencies of the pairs", plots.frequencies_chart(*readings.frequencies))
 
 
-def _key(entries: Iterable[tuple[Markup, str]]) -> Markup:
-    return element("ul", *(element("li", swatch, f" {words}") for swatch, words in entries), class_="key")
-
-
-def _errors(errors: Errors) -> Markup:
-    beyond = [(drawings.dot_swatch(True), "beyond what is accepted")] if errors.beyond.any() else []
-    key = _key([(drawings.dot_swatch(False), "largest error"), *beyond, *drawings.swatches(errors)])
-    caption = f"The largest absolute error by {errors.place}. Lines: the most that any output may be off."
-    return element("figure", drawings.errors_drawing(errors), element("div", key, element("figcaption", caption)))
-
-
-def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
-    marks = [(drawings.dot_swatch(False), "measured")]
-    if drawings.differing(frequencies).any():
-        marks.append((drawings.dot_swatch(True), f"measured, not as {reference}"))
-    key = _key(marks if frequencies.expected is None else [(drawings.line_swatch(), reference), *marks])
-    caption = element("figcaption", "The frequency θ of each pair, in radians per position.")
-    figures = [element("figure", drawings.frequencies_drawing(frequencies), element("div", key, caption))]
-    if (off := drawings.deviations_drawing(frequencies)) is not None:
-        words = f"How far each frequency is off the {reference} one, relative to it. Dashed: what rounding explains."
-        figures.append(element("figure", off, element("figcaption", words)))
-    return figures
+def _picture(name: str, figure: Any, words: str = "") -> Markup:
+    """A figure inside the page; as an image, so that its ids and fonts are its own."""
+    data = base64.b64encode(plots.svg(figure).encode()).decode()
+    image = element("img", alt=name, src=f"data:image/svg+xml;base64,{data}")
+    return element("figure", image, *[element("figcaption", words)] * bool(words))
 
 
 # ── An identification, many reports, the gallery ─────────────────────────────────────────────────────────────────────
@@ -337,8 +319,6 @@ def _frequencies(frequencies: Frequencies, reference: str) -> list[Markup]:
 
 def identification_section(result: Identification) -> Markup:
     """What was read of a candidate of which nothing is expected."""
-    from .readings import rotation_readings
-
     title, named = str(result).partition("\n")[0], result.rope is not None
     rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
     symbol = element("span", "✓" if named else "?", class_="symbol", aria_hidden="true")
@@ -346,7 +326,7 @@ def identification_section(result: Identification) -> Markup:
     head = element("h1", symbol, element("span", f"{title}: {rule}"), class_=verdict)
     rope = [element("p", element("code", repr(result.rope)))] if named else []
     found = result.readings
-    read: Any = None if found is None else rotation_readings(found, result.rope, "identified")
+    read = None if found is None else rotation_readings(found, result.rope, "identified")
     return element("section", head, _definitions(result.rows()), *rope, *_readings(read, "right", "h2"))
 
 

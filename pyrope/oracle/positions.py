@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..backend import Array
+from .responses import narrowed
 
 TURN = 2 * np.pi
 SOLVED = 2000  # rows whose positions are solved
 MOST_TURNS = 100  # of the slowest pair
 ENOUGH = 0.98  # of the rows must agree with a relation
-SHIFTS = {1: "positions one too high", -1: "positions one too low"}
+SHIFTS: dict[float, str] = {1: "positions one too high", -1: "positions one too low"}
 ELSEWHERE = "some positions wrong"
 ORDER, STATE = "order of positions matters", "state between calls"
 # What a row may be turned by in the place of its own position: the fact about the row, the mistake, the same in words.
@@ -58,13 +59,7 @@ Facts: TypeAlias = Mapping[str, Array]
 Relation: TypeAlias = tuple[str, str, Callable[[Facts], Array]]  # the mistake, in words, the position from the facts
 
 
-def to_bits(x: Array, bits: int) -> Array:
-    """Numbers rounded to so many bits of significand, as float64; the exponent has no limits."""
-    fraction, exponent = np.frexp(np.asarray(x, np.float64))
-    return np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
-
-
-def wrapped(angle: Array) -> Array:
+def wrapped(angle: Any) -> Any:
     """The same angle in [−π, π]."""
     return angle - TURN * np.rint(angle / TURN)
 
@@ -153,7 +148,7 @@ def _fact(name: str, facts: Facts) -> Array:
 
 
 def _rounded(bits: int, facts: Facts) -> Array:
-    return to_bits(facts["p"], bits)
+    return narrowed(facts["p"], bits)
 
 
 def _blocks(k: int) -> Iterator[Relation]:

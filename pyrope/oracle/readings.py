@@ -6,23 +6,71 @@ Of a rotation: R(m) at one position, the frequencies, the errors by position. Of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .candidate import Unreadable
-from .drawings import Errors, Frequencies, Operators, Readings, Side, differing
 from .operator import Description, read, shape_of
 from .tolerance import APPLICABLE, U32, Expected, Tables, theta_errors
 
 if TYPE_CHECKING:
     from . import attention, comparison
 
-CLEAR = 0.5  # R(m) is shown at the first position where an error has this part of the largest one
+CLEAR = 0.5  # R(m) is shown where an error has this part of the largest one
 PLACES = 12  # of an octave, at which errors are drawn
 CALLS = 8  # of attention that are shown side by side, wrong ones first
+
+
+class Side(NamedTuple):
+    """One property, expected and measured, in words."""
+
+    name: str
+    expected: str
+    measured: str
+    same: bool
+
+
+class Operators(NamedTuple):
+    """R(m) of a candidate, and the expected one if there is one."""
+
+    position: str  # in words, one number or one for each axis
+    measured: Array  # (d, d): column j is what unit vector j becomes
+    expected: Array | None  # (d, d)
+    differs: bool
+
+
+class Frequencies(NamedTuple):
+    """The frequencies of the pairs, in the order of the pairs."""
+
+    measured: Array  # (k,)
+    expected: Array | None  # (p,)
+    allowed: Array | None  # (p,): by how much a right one may be off, and be measured off, relative to itself
+    wrong: Array  # (k,): those that are not the expected ones
+
+
+class Errors(NamedTuple):
+    """The errors at each position, or in each row, and what each grade of precision allows there."""
+
+    place: str  # what the numbers below count: "position", or a token of which question
+    at: Array  # (n,), ascending
+    worst: Array  # (n,): the largest error of an output there; infinity for NaN
+    beyond: Array  # (n,): whether an output there is off by more than is accepted of it
+    bounds: Mapping[str, Array]  # by grade (n,): the most that an output there may be off
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """What was read of a candidate, for the page of a report. Reports are compared and written as JSON without it."""
+
+    reference: str = "expected"  # what it is held to: "expected", or "identified"
+    sides: tuple[Side, ...] = ()
+    operators: Operators | None = None
+    frequencies: Frequencies | None = None
+    errors: Errors | None = None
 
 
 def of_rotation(check: comparison.Check) -> Readings | None:
@@ -79,28 +127,25 @@ def errors_by_place(place: str, at: Array, worst: Array, allowed: Mapping[str, A
 
 
 def _operators(found: Description, rope: Rope | None) -> Operators:
-    """R(m) with m on the first axis: where it is clearly not what is expected, or at 3."""
-    near, shown = int(np.argmax(found.at >= 3)), []
-    for j in [near] if rope is None else [_clearest(found, rope), near]:
-        m, measured = int(found.at[j]), _matrix(found, j)
-        where = str(m) if len(found.theta) == 1 else f"({', '.join([str(m), *['0'] * (len(found.theta) - 1)])})"
-        if rope is None:
-            return Operators(where, measured, None, np.zeros(measured.shape, bool))
-        expected, bounds = _expected(rope, m, found.dtype)
-        wrong = ~(np.abs(measured - expected) <= 2 * bounds)
-        pairs = wrong | ((expected != 0) & wrong.any(axis=1, keepdims=True))
-        shown.append(Operators(where, measured, expected, pairs))
-    return shown[not shown[0].differing.any()]
-
-
-def _clearest(found: Description, rope: Rope) -> int:
-    """The first position of the ladder where pairs are turned clearly otherwise; the last, if there are others."""
-    if found.own.shape[2] != rope.pairs:
-        return -1
+    """R(m) with m on the first axis: at 3 or, where that is as expected, at the first position that clearly is not."""
+    near = _operator(found, rope, int(np.argmax(found.at >= 3)))
+    if rope is None or near.differs or found.own.shape[2] != rope.pairs:
+        return near
     tables = Tables(rope, found.at)
     off = np.abs(found.own[0] - tables.cos[..., None]) + np.abs(found.other[0] - tables.sin[..., None])
     worst = off.max(axis=(1, 2))
-    return int(np.argmax(worst >= CLEAR * worst.max()))
+    clear = _operator(found, rope, int(np.argmax(worst >= CLEAR * worst.max())))
+    return clear if clear.differs else near
+
+
+def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
+    """R(m) at one position of the ladder."""
+    m, measured = int(found.at[j]), _matrix(found, j)
+    where = str(m) if len(found.theta) == 1 else f"({', '.join([str(m), *['0'] * (len(found.theta) - 1)])})"
+    if rope is None:
+        return Operators(where, measured, None, False)
+    expected, bounds = _expected(rope, m, found.dtype)
+    return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
 
 
 def _matrix(found: Description, j: int) -> Array:
@@ -125,16 +170,19 @@ def _frequencies(found: Description, rope: Rope | None) -> Frequencies:
     """As far as the pairs turn."""
     measured = found.measured.part(found.measured.turning)
     if rope is None:
-        return Frequencies(measured.theta, None, None)
-    theta = frequencies(rope)
-    allowed = (U32 * (theta_errors(rope) + 2))[theta > 0]
-    seen = measured.relative if len(measured.theta) == len(allowed) else 0
-    return Frequencies(measured.theta, theta[theta > 0], allowed + seen)
+        return Frequencies(measured.theta, None, None, np.zeros(len(measured.theta), bool))
+    turning = frequencies(rope) > 0
+    expected, allowed = frequencies(rope)[turning], U32 * (theta_errors(rope)[turning] + 2)
+    if len(expected) != len(measured.theta):
+        return Frequencies(measured.theta, expected, None, np.ones(len(measured.theta), bool))
+    allowed = allowed + measured.relative
+    wrong = ~(np.abs(np.abs(measured.theta) / expected - 1) <= allowed)
+    return Frequencies(measured.theta, expected, allowed, wrong)
 
 
 def _sides(found: Description, rope: Rope, theta: Frequencies) -> tuple[Side, ...]:
     """Each property, expected and measured; frequencies and the factor as far as they can be told apart."""
-    off = differing(theta)
+    off = theta.wrong
     same = {"factor": abs(found.factor / rope.attention_factor - 1) < 1e-3}
     same |= dict.fromkeys(("frequencies", "rule"), bool(len(off)) and not off.any())
     more = {"frequencies": f"; {off.sum()} of {len(off)} differ" if off.any() else ""}

@@ -27,7 +27,7 @@ GROUPS = {
     -2: "feature",
     (-2, -1): "head",
     None: "array",
-}  # over which axes (…, n, d) the largest is taken
+}  # over whose axes (…, n, d) the largest is taken
 
 
 class Response(NamedTuple):
@@ -97,10 +97,10 @@ def response(x: Array, y: Array, close: float, scaled: bool = False) -> Response
     """What y (…, 1, d) is of the first token of x (…, n, d), up to a relative error; NaN where it is not known.
     ``scaled``: up to a factor."""
     first, known = x[..., :1, :], ~np.isnan(y)
-    if fits(first, y, close):
+    if not known.any() or fits(first, y, close):
         return Response("")
-    if not known.any() or np.isinf(y).any():
-        return Response("not finite" if known.any() else "")
+    if np.isinf(y).any():
+        return Response("not finite")
     for words, function in forms(first[known], y[known]):
         made = function(x)[..., :1, :]
         factor = (made * y)[known].sum() / np.square(made[known]).sum() if scaled else 1.0

@@ -182,9 +182,15 @@ def _report(check: Check) -> Report:
         notes = (*check.notes, *_undecided(check))
         if right and check.order is not None:
             notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
+
+        def readings() -> Any:
+            from .readings import of_rotation
+
+            return of_rotation(check)
+
         return Report(
             task.subject, task.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
-            tuple(_errors(check, right)), notes,
+            tuple(_errors(check, right)), notes, readings=readings,
         )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ ROUGH = {"float16": 2.0**-24}  # weights of this size may be lost
 TABLE = 4200  # positions whose cos and sin are kept
 FAR = 0.3  # of the size of the values: no rounding is so large
 SAMPLES, FEW = 3, 100  # noisy runs of one call with fewer keys than this; of others one
+MANY, DOUBTFUL = 6, 3  # times as many, where errors are no more than this times too large
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Rounding:
 
     def turned(self, x: Array, at: Any, rope: Rope | None) -> Array:
         """R(Θ, m)·x. An angle m·θ is off by m times the error of θ, which is the same for queries and keys, by its own
-        rounding; tables and products have the same unit; at position 0 all of it is exact."""
+        rounding; tables and products with them have the same unit; angles of position 0 are exact."""
         if rope is None or at is None:
             return x
         cos, sin = exact_tables(rope, at)
@@ -140,8 +141,9 @@ class Rounding:
             off = at * theta + self.noisy(np.zeros(cos.shape), at * np.abs(frequencies(rope)) + 6.0 * (at > 0))
             c, s = np.cos(self.angle * off), np.sin(self.angle * off)
             cos, sin = cos * c - sin * s, sin * c + cos * s
-        y = self.stored(definition.rotate(x, cos, sin, *definition.pairs(rope.layout, rope.width, rope.start)), 2)
-        return self.noisy(y, 2 * self.angle * (at > 0) * np.abs(y)) if self.angle else y
+            unit = self.unit * math.sqrt(2 / 3) + 2 * self.angle * (at > 0)  # of tables, and products with them
+            cos, sin = self.noisy(cos, unit * np.abs(cos)), self.noisy(sin, unit * np.abs(sin))
+        return self.stored(definition.rotate(x, cos, sin, *definition.pairs(rope.layout, rope.width, rope.start)))
 
     def mapped(self, x: Array, feature_map: str) -> Array:
         """φ(x). elu(x) is rounded before 1 is added: below 0 that is no error of the size of the sum, but of elu's."""
@@ -330,7 +332,7 @@ def allowed(spec: Spec, call: Call, rounding: Rounding, answer: Array | None = N
 
 
 def _runs(limits: list[Allowed], answers: Sequence[Array | None], size: float, most: int) -> Iterator[range]:
-    """Seeds of noisy runs, none, one or all, as long as the limits, which the caller renews, leave a doubt."""
+    """Seeds of noisy runs, none, one, some or many, as long as the limits, which the caller renews, leave a doubt."""
     given = [x for x in answers if x is not None]
     error = max((float(limit.error(x).max(initial=0)) for limit, x in zip(limits, given, strict=False)), default=0.0)
     if given and (max(map(Allowed.ratio, limits, given)) <= 1 or error > FAR * size):
@@ -338,6 +340,8 @@ def _runs(limits: list[Allowed], answers: Sequence[Array | None], size: float, m
     yield range(1, 2 if given else most + 1)
     if given and most > 1 and max(map(Allowed.ratio, limits, given)) > 0.5:
         yield range(2, most + 1)
+    if given and 1 < max(map(Allowed.ratio, limits, given)) < DOUBTFUL:  # few samples may be small by chance
+        yield range(most + 1, MANY * most + 1)
 
 
 # ── Backwards ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,9 +366,9 @@ def gradients(spec: Spec, call: Call, g: Array, r: Rounding = EXACT) -> tuple[Ar
     linear, phi = spec.feature_map is not None, spec.feature_map or "identity"
     fq, fk = r.mapped(q, phi), r.mapped(k, phi)
     tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
-    dw = r.summed(g @ _t(v), g, _t(v))
-    row = (parts.weights * dw).sum(axis=-1, keepdims=True)
-    if r.fine:  # D may be Σ g∘o, of an output that is rounded
+    dw = g @ _t(v)
+    row, dw = (parts.weights * dw).sum(axis=-1, keepdims=True), r.summed(dw, g, _t(v))
+    if r.fine:  # D may be Σ g∘o, of an output that is rounded: dw's errors do not cancel in dw − D
         row = r.added(row, np.square(g * parts.out).sum(axis=-1, keepdims=True), g.shape[-1])
     if linear:
         total = np.where(parts.total == 0, 1, parts.total)
@@ -382,7 +386,7 @@ def gradients(spec: Spec, call: Call, g: Array, r: Rounding = EXACT) -> tuple[Ar
         dk = (dk + r.summed(_t(shares) @ fq, _t(shares), fq)) * slope(k)
     dv, groups = r.summed(_t(parts.weights) @ g, _t(parts.weights), g), call.k.shape[1]
     dk, dv = (x.reshape(x.shape[0], groups, -1, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
-    return r.stored(dq), r.stored(dk), r.stored(dv)
+    return r.stored(dq, 2), r.stored(dk, 2), r.stored(dv)  # after a scale, or a slope
 
 
 def _t(x: Array) -> Array:

@@ -27,8 +27,8 @@ import numpy as np
 
 from ..backend import Array
 from ..definition import pairs, rotate
+from ..files import dtype_named
 from ..phase import cos_sin
-from ..tensors import dtype_named
 from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies
 from .candidate import UNIT
 
@@ -72,8 +72,8 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     return known
 
 
-def _exponents(rope: Rope) -> Array:
-    """e = 2i/r of each pair, (p,): that of its frequency in its own series."""
+def exponents(rope: Rope) -> Array:
+    """e of θ = base^(−e) without a rescaling, (p,): 2i/r, or that of the series of its axis."""
     if rope.axes is None:
         return 2 * np.arange(rope.pairs) / rope.width
     dealt = zip(rope.axes.assign(rope.pairs), rope.axes.widths(rope.pairs), strict=True)
@@ -96,7 +96,7 @@ def theta_errors(rope: Rope) -> Array:
     ρ = (3·s·N/L + (s − 1) + g)/g, the term that grows with s where N is just above L. g^k makes k·ρ of it, adds k·ln g
     for the rounded exponent and 2 for the power; base and the product add 2: all of this meets the exponent e.
     """
-    scaling, e = check_rope(rope).scaling, _exponents(rope)
+    scaling, e = check_rope(rope).scaling, exponents(rope)
     if isinstance(scaling, DynamicNTK):
         s, k = scaling.factor, rope.width / (rope.width - 2)
         ratio = max((scaling.length or 0) / scaling.original_length, 1.0)
@@ -124,7 +124,7 @@ def _blend_errors(rope: Rope, scaling: YaRN | Llama3, errors: Array) -> Array:
     llama3: t = (L₀/λ − low)/(high − low), where L₀/λ has the errors of w and 3 more; low, the difference, the
     denominator and the quotient are rounded: (L₀/λ·(errors + 3) + low)/(high − low) + 3, and 1 − t once more.
     """
-    s, theta, w = scaling.factor, frequencies(rope), rope.base ** -_exponents(rope)
+    s, theta, w = scaling.factor, frequencies(rope), rope.base ** -exponents(rope)
     if s == 1:
         return np.zeros_like(theta)
     kept = (theta / w - 1 / s) / (1 - 1 / s)  # t: 1 as it was, 0 divided by s
@@ -148,7 +148,7 @@ def angle_errors(rope: Rope, m: Array) -> Array:
     """
     theta, size = frequencies(rope), np.abs(np.asarray(m, np.float64))
     large = size > EXACT
-    exact = (np.frexp(theta)[0] == 0.5) & (_exponents(rope) == 0)
+    exact = (np.frexp(theta)[0] == 0.5) & (exponents(rope) == 0)
     relative = np.where(exact, 0, theta_errors(rope) + 1) + large
     return size * (theta * relative * U32 + PHASE * (theta > 0))
 

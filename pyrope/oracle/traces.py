@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import checks, definition
 from ..backend import Array, to_numpy
-from ..tensors import PathLike, load_safetensors, save_safetensors
+from ..files import PathLike, load_safetensors, save_safetensors
 from ..theta import Rope
 from .candidate import UNIT
 from .frequencies import Measured, guess_rope

@@ -21,8 +21,9 @@ from . import ways
 from .candidate import UNIT
 from .frequencies import Measured, meant, name_frequencies
 from .operator import ladder, unwrap
-from .positions import acts_at, to_bits, wrapped
+from .positions import acts_at, wrapped
 from .report import Finding
+from .responses import narrowed
 from .steps import Call, Spec, seen
 
 Ask: TypeAlias = Callable[[Call], Array]
@@ -324,7 +325,7 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterable[tuple[str, Arr
         yield f"counts {words}", np.broadcast_to(place, p.shape).astype(np.float64)
         yield f"p of a count {words}", p[:, place]
     yield from ((f"max(p − {by}, 0)", np.maximum(p - by, 0)) for by in (1, 2))
-    yield from ((f"p in {name}", to_bits(p, bits)) for name, bits in (("bfloat16", 8), ("float16", 11)))
+    yield from ((f"p in {name}", narrowed(p, bits)) for name, bits in (("bfloat16", 8), ("float16", 11)))
     yield from ((f"p in int{bits}", (p + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)) for bits in (8, 16))
     for acts in at:
         yield from _measured(p, acts - acts[:, :1] + p[:, :1])

@@ -26,8 +26,8 @@ import numpy as np
 
 from .. import checks, theta
 from ..backend import Array
+from ..files import PathLike, dtype_named, load_npy, load_safetensors, read_json, save_npy
 from ..phase import cos_sin
-from ..tensors import PathLike, dtype_named, json_file, load_npy, load_safetensors, save_npy
 from ..theta import Axes, Rope
 from .attention import Asked, Check, examine
 from .attention_calls import Scope
@@ -381,7 +381,7 @@ def read_manifest(directory: Path) -> list[dict[str, Any]]:
     path = directory / "manifest.json"
     if not path.is_file():
         raise ValueError(f"{directory} holds no test vectors: there is no manifest.json")
-    manifest = json_file(path)
+    manifest = read_json(path)
     if manifest.get("format") != FORMAT or not isinstance(manifest.get("cases"), list):
         raise ValueError(f'{path} is no manifest of test vectors: it must have "format": "{FORMAT}", and cases')
     if manifest.get("version") != VERSION:

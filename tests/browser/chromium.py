@@ -72,7 +72,9 @@ class Chromium:
             self.complaints.append(str(params["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled":
             self.complaints.append(str(params["args"]))
-        elif method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "about:")):
+        elif method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
+            ("file:", "about:", "data:")
+        ):
             self.complaints.append(f"the page asks for {params['request']['url']}")
         elif method == "Page.javascriptDialogOpening":
             self.complaints.append(f"a dialogue opens: {params['message']}")

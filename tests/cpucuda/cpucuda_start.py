@@ -14,6 +14,7 @@ library = ctypes.CDLL(os.path.join(HOME, "libcuda.so.1"), mode=ctypes.RTLD_GLOBA
 
 os.environ.setdefault("CUPY_ACCELERATORS", "")  # CUB's kernels are made by nvcc, and there is none
 os.environ.setdefault("CUPY_CACHE_DIR", os.path.join(HOME, "kernels"))  # other headers make other kernels
+os.environ.setdefault("CUPY_CACHE_SAVE_CUDA_SOURCE", "1")  # for nvrtc.py
 
 
 class DynamicLibNotFoundError(RuntimeError):

@@ -1,7 +1,7 @@
 """Runs the tests on CuPy itself, without a GPU: python tests/cpucuda/run.py [arguments of pytest]
 
-In a virtual environment with the project and its extra `test`, such as that of `tox -e cupy`. On a machine
-that cannot do it, says why and ends with exit status 0.
+Then NVIDIA's compiler judges the kernels, if it is installed. In a virtual environment with the project and its extra
+`test`, such as that of `tox -e cupy`. On a machine that cannot do it, says why and ends with status 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import build
+import nvrtc
 
 CHECK = """
 import cupy
@@ -33,7 +34,8 @@ def main(arguments: list[str]) -> int:
     print(ready, flush=True)
     tests = ("-n", "auto", "--ignore=tests/peers", "--ignore=tests/world", "-k", "cupy")
     environment = {"HYPOTHESIS_PROFILE": "device", **os.environ}
-    return subprocess.run([sys.executable, "-m", "pytest", *tests, *arguments], env=environment).returncode
+    status = subprocess.run([sys.executable, "-m", "pytest", *tests, *arguments], env=environment).returncode
+    return status or nvrtc.main(str(build.built()[1] / "kernels"))
 
 
 if __name__ == "__main__":

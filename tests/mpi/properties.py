@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-import warnings
 
 import numpy as np
 
@@ -21,10 +20,9 @@ import references
 import test_linear
 from device_double import DeviceDouble
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
-from models import PLAIN, by_definition, configs
+from models import PLAIN, by_definition, close, configs
 from mpi4py import MPI
 from strategies import arrays, dtypes, layouts, to_backend
-from test_transformer import arrays_of, close, model_of
 
 import pyrope
 from pyrope import DynamicNTK, Rope, definition, parallel, softmax
@@ -36,7 +34,6 @@ COMMS = {size: WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED, WORLD.rank
 DOUBLE = DeviceDouble() if cupy_contract.real is not None else None
 if DOUBLE is not None:
     sys.modules["cupy"] = DOUBLE
-    warnings.filterwarnings("ignore", "this MPI is not CUDA-aware")
 
 SEED, EXAMPLES = int(sys.argv[1]), int(sys.argv[2])
 sizes = st.sampled_from(SIZES)
@@ -147,8 +144,8 @@ def model_cases(draw):
 
 def whole_model(comm, case, xp):
     config, tokens, positions, number = case
-    weights = arrays_of(config, number)
-    model = model_of(config, weights, xp)
+    model = pyrope.random_model(config, number, xp, "float64")
+    weights = model.weights
     for scheme in SCHEMES[:1] if config.attention == "linear" and config.causal else SCHEMES:
         own = shard_positions(tokens.shape[-1], comm.rank, comm.size, scheme)
         logits = parallel.forward(model, tokens, positions, comm=comm, scheme=scheme)
@@ -166,12 +163,12 @@ def length_of_all(comm, n, scheme, layout):
     rope = Rope(4, 10000.0, layout, scaling=DynamicNTK(4.0, 6))
     layers = tuple(dataclasses.replace(layer, rope=rope) for layer in PLAIN.layers)
     config = dataclasses.replace(PLAIN, layers=layers)
-    tokens, weights = np.arange(n) % config.vocabulary, arrays_of(config, 3)
+    tokens, model = np.arange(n) % config.vocabulary, pyrope.random_model(config, 3, dtype="float64")
     own = shard_positions(n, comm.rank, comm.size, scheme)
-    together = gather(comm, parallel.forward(model_of(config, weights), tokens, comm=comm, scheme=scheme), own)
+    together = gather(comm, parallel.forward(model, tokens, comm=comm, scheme=scheme), own)
     if together is not None:
         fixed = tuple(dataclasses.replace(layer, rope=rope.at(n)) for layer in layers)
-        close(together, by_definition(dataclasses.replace(config, layers=fixed), weights, tokens))
+        close(together, by_definition(dataclasses.replace(config, layers=fixed), model.weights, tokens))
 
 
 def failures(comm, guilty, kind):
@@ -230,16 +227,6 @@ def counted_by_each(comm, n, scheme, function):
         assert comm.size == 1 or n < 2
 
 
-def over_the_host(comm, function):
-    """Arrays on a device that MPI cannot read go by way of the host, and a warning says so."""
-    x = pyrope.from_numpy(np.ones((1, 2, 2)), np if DOUBLE is None else DOUBLE)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        function(comm, x)
-    words = [str(warning.message) for warning in caught]
-    assert len(words) == (DOUBLE is not None) and all("is not CUDA-aware: it says that" in one for one in words)
-
-
 numbers = st.integers(1, 4)
 few_tiles = st.none() | st.tuples(numbers, numbers, st.integers(1, 40))
 kinds = ["dtype", "heads", "nan", "positions", "floats", "option", "window", "function"]
@@ -251,15 +238,6 @@ PROPERTIES = [
     (failures, st.integers(0, 7), st.sampled_from(kinds)),
     (orders, schemes),
     (counted_by_each, st.sampled_from([0, 1, 2, 2, 3, 7, 20]), schemes, st.sampled_from(["ring", "gather"])),
-    (
-        over_the_host,
-        st.sampled_from(
-            [
-                lambda comm, x: ring_attention(comm, x, x, x, np.arange(2) + 2 * comm.rank),
-                lambda comm, x: gather(comm, x, np.arange(2) + 2 * comm.rank),
-            ]
-        ),
-    ),
 ]
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `pyrope.models.conventions` says of Hugging Face model types, against the model code of transformers itself.
+"""What `pyrope.configs` says of Hugging Face model types, against the model code of transformers itself.
 
 Every class with its default config is in test_families_peers.py. Here are the spellings of configs, and complete tiny
 models, whose queries and keys are caught on their way to attention.
@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import pyrope
 from pyrope import Rope, YaRN
-from pyrope.models.conventions import MODEL_TYPES
+from pyrope.configs import MODEL_TYPES
 from pyrope.theta import LAYOUTS
 
 # The types whose whole models are run.

@@ -31,7 +31,7 @@ from transformers.models.llama import modeling_llama
 import pyrope
 from pyrope import definition
 from pyrope.layers import Norm
-from pyrope.models.architecture import Config, Layer
+from pyrope.model import Config, Layer
 
 __all__ = ["saved"]  # pytest finds the fixture by its name: every family that pyrope loads, tiny and random
 

@@ -26,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import pyrope
 from pyrope import Rope
-from pyrope.models.conventions import MODEL_TYPES, NOT_READ
+from pyrope.configs import MODEL_TYPES, NOT_READ
 
 MODELS = pathlib.Path(transformers.__file__).parent / "models"
 

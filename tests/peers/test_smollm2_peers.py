@@ -16,10 +16,9 @@ from hypothesis import given, strategies as st
 
 import pyrope
 from pyrope import Model, forward
+from pyrope.checkpoints import find_smollm2, gguf_value, open_gguf_file
 from pyrope.cli import main
-from pyrope.models.checkpoints import open_checkpoint
-from pyrope.models.gguf import find_smollm2, read_gguf
-from pyrope.models.text import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
+from pyrope.tokenizer import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 # The MIT licence, which every language model knows by heart: where it does not, something is broken.
 LICENSE = (pathlib.Path(__file__).parents[2] / "LICENSE").read_text()
@@ -83,14 +82,6 @@ def test_its_logits_are_those_of_transformers(model, ours):
     assert abs(forward(model, ids) - expected).max() <= 1e-4 * abs(expected).max()
 
 
-def test_the_model_is_what_its_file_says():
-    config, tensors = open_checkpoint(find_smollm2())
-    assert (config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]) == (30, 576, 9)
-    assert config["num_key_value_heads"] == 3 and config["rope_theta"] == 100000.0 and config["tie_word_embeddings"]
-    assert len(tensors) == 2 + 30 * 9
-    assert tensors["model.layers.29.self_attn.k_proj.weight"].read().shape == (192, 576)
-
-
 # SmolLM2 has no token for six control characters, nor for planes 4 to 11, where no characters are.
 KNOWN = st.characters(exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF, exclude_categories=("Cs",))
 TEXT = st.text(KNOWN) | st.text("ab1 2\n's½é!<|im_start|>", max_size=40) | st.just("<|im_start|>a 1<|im_end|>")
@@ -119,7 +110,7 @@ def test_known_ids(ours, theirs):
 
 def test_the_prompt_is_that_of_the_files_template(theirs):
     """The sentence is a fact of the model: its template says it where nobody else does."""
-    assert f"system\\n{SMOLLM2_SYSTEM}<" in repr(read_gguf(find_smollm2()).metadata["tokenizer.chat_template"])
+    assert f"system\\n{SMOLLM2_SYSTEM}<" in repr(gguf_value(open_gguf_file(find_smollm2()), "tokenizer.chat_template"))
     for system in (SMOLLM2_SYSTEM, "Be brief."):
         turns = [{"role": "system", "content": system}] if system != SMOLLM2_SYSTEM else []
         turns.append({"role": "user", "content": "Why?"})

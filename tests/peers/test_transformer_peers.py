@@ -11,7 +11,7 @@ from transformers.models.gptj import modeling_gptj
 
 import pyrope
 from pyrope import Cache, forward, load
-from pyrope.models.families import FAMILIES
+from pyrope.checkpoints import FAMILIES
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 COMMON = {**SIZES, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1}

@@ -13,8 +13,8 @@ with warnings.catch_warnings():  # of a compiler cache that is not installed, an
     paddle = pytest.importorskip("paddle", reason="needs Paddle: tox -e world")
 
 from pyrope import Rope, check_attention, check_rotation  # noqa: E402
+from pyrope.files import dtype_named  # noqa: E402
 from pyrope.oracle.adapters import from_paddle  # noqa: E402
-from pyrope.tensors import dtype_named  # noqa: E402
 
 D, BASE = 16, 10000.0
 DTYPES = ("float64", "float32", "float16", "bfloat16")

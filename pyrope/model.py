@@ -1,0 +1,618 @@
+"""A transformer: what it is (`Config`), what it has learnt (arrays by name), what it does (`forward`, `generate`).
+
+One block serves every architecture; its options are words in the `Config`. Tokens and positions are host data. Order
+decides which tokens a token sees, positions decide only the rotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import checks, definition, encodings, linear, softmax
+from .backend import Array, from_numpy, namespace, on_host, to_numpy
+from .layers import ACTIVATIONS, NORMS, Norm, Projection, embed, mlp, project
+from .linear import FEATURE_MAPS, LinearState
+from .rotation import Tables, rotation_tables, turn
+from .theta import Rope, frequencies
+
+Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Trace: TypeAlias = Callable[[str, Array], object]
+Attend: TypeAlias = Callable[
+    [int, Array], Array
+]  # layer i, its queries, keys and values (b, h + 2g, n, d): (b, h, n, d)
+
+# ── What a model is, and what it has learnt ──────────────────────────────────────────────────────────────────────────
+
+WORDS = {
+    "norm": tuple(NORMS), "activation": tuple(ACTIVATIONS), "block": ("sequential", "parallel", "post-norm"),
+    "encoding": ("rope", "none", "sinusoidal", "alibi"), "attention": ("softmax", "linear"),
+    "feature_map": tuple(FEATURE_MAPS),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What may differ from layer to layer."""
+
+    rope: Rope | None
+    window: int | None = None  # how many tokens a token sees, itself included; None: all
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a model is. Numbers have no defaults, and every option is off by default."""
+
+    vocabulary: int  # v
+    width: int  # e
+    heads: int  # h
+    key_heads: int  # g, which divides h
+    head_dim: int  # d
+    mlp_width: int  # f
+    layers: tuple[Layer, ...]
+    norm: str  # "rms" or "layer"
+    eps: float  # ε of all norms
+    activation: str  # one of layers.ACTIVATIONS
+    gated: bool  # act(gate(x))·up(x) instead of act(up(x))
+    block: str  # x + attend(norm(x)), then x + mlp(norm(x)); both "parallel" from x; or "post-norm": norm(x + …)
+    causal: bool
+    encoding: str = "rope"  # of positions; with "none", "sinusoidal" and "alibi" no layer has a rope
+    attention: str = "softmax"  # or "linear", Eq. (19)
+    feature_map: str = "elu+1"  # of linear attention
+    scale: float | None = None  # of scores; None: 1/√d
+    softcap: float | None = None  # of scores
+    logit_softcap: float | None = None
+    logit_scale: float | None = None
+    embedding_scale: float | None = None
+    tied: bool = False  # the head is the embedding
+    norm_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: bool = False  # a norm of every query and key before it is rotated
+    post_norms: bool = False  # one more norm of what attention and MLP return
+    one_norm: bool = False  # in a parallel block, attention and MLP read the same norm
+    embedding_norm: bool = False
+    embedding_bias: bool = False  # added to every embedding
+    head_dense: bool = False  # before the head a projection, the activation and a norm, as BERT has it
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # as Python numbers: sizes in int8 would wrap around when multiplied
+            object.__setattr__(self, field.name, check_option(field.name, getattr(self, field.name)))
+        sizes = {layer.rope.head_dim for layer in self.layers if layer.rope is not None}
+        windows, alibi = any(layer.window for layer in self.layers), self.encoding == "alibi"
+        scored = {"scale": self.scale, "softcap": self.softcap, "windows": windows, "ALiBi": alibi}
+        unused = ", ".join(name for name, value in scored.items() if value and self.attention == "linear")
+        encoding, block = self.encoding, self.block
+        rules = (
+            (self.heads % self.key_heads, f"key_heads must divide heads, {self.heads}, was {self.key_heads}"),
+            (self.one_norm and block != "parallel", f'one_norm goes with block "parallel", was {block!r}'),
+            (self.post_norms and block == "post-norm", 'post_norms go with blocks "sequential" and "parallel"'),
+            (sizes - {self.head_dim}, f"ropes must have head_dim {self.head_dim}, as the model, had {sorted(sizes)}"),
+            (sizes and encoding != "rope", f"with encoding {encoding!r} layers have no rope: use with_encoding"),
+            (not sizes and encoding == "rope", 'encoding "rope" needs a layer with a rope: else it is "none"'),
+            (encoding == "sinusoidal" and self.width % 2, f"width must be even for sines, was {self.width}"),
+            (unused, f"linear attention has no scores, so that {unused} would have no effect"),
+        )
+        for broken, message in rules:
+            if broken:
+                raise ValueError(message)
+
+    def with_encoding(self, encoding: str) -> Config:
+        """The same model with another encoding of positions in place of RoPE, for comparison."""
+        checks.choice("encoding", encoding, WORDS["encoding"][1:])
+        layers = tuple(dataclasses.replace(layer, rope=None) for layer in self.layers)
+        return dataclasses.replace(self, encoding=encoding, layers=layers)
+
+
+def _checked_layers(name: str, value: Any) -> tuple[Layer, ...]:
+    if not isinstance(value, tuple) or not value or not all(isinstance(layer, Layer) for layer in value):
+        raise TypeError(f"layers must be a tuple of one Layer at least, was {value!r}")
+    for i, layer in enumerate(value):
+        if layer.window is not None:
+            checks.integer(f"layers[{i}].window", layer.window, 1)
+        if layer.rope is not None and checks.instance(f"layers[{i}].rope", layer.rope, Rope).axes is not None:
+            raise ValueError(f"layers[{i}].rope has several axes of positions, a model of text has one")
+    return value
+
+
+_RULES: dict[str, Callable[[str, Any], Any]] = {  # by the annotation of a field
+    "int": partial(checks.integer, least=1, most=checks.MAX_POSITION),
+    "str": lambda name, value: checks.choice(name, value, WORDS[name]),
+    "bool": checks.flag,
+    "float": partial(checks.real, low=0),
+    "float | None": lambda name, value: None if value is None else checks.real(name, value, 0, open=True),
+    "tuple[Layer, ...]": _checked_layers,
+}
+
+
+def check_option(name: str, value: Any) -> Any:
+    """One field of a `Config`, checked by itself; how fields go together is checked when the Config is made."""
+    return _RULES[Config.__annotations__[name]](name, value)
+
+
+def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every array that a model of this config has learnt."""
+    e, d, f = checks.instance("config", config, Config).width, config.head_dim, config.mlp_width
+    h, g, norm = config.heads, config.key_heads, config.norm_bias
+    layer = [  # name, shape, whether with a bias, whether it exists
+        ("attention_norm", (e,), norm, True),
+        ("qkv", ((h + 2 * g) * d, e), config.qkv_bias, True),  # the heads of the queries, the keys, the values
+        ("q_norm", (d,), norm, config.qk_norm),
+        ("k_norm", (d,), norm, config.qk_norm),
+        ("out", (e, h * d), config.out_bias, True),
+        ("attention_post_norm", (e,), norm, config.post_norms),
+        ("mlp_norm", (e,), norm, not config.one_norm),
+        ("up", (2 * f if config.gated else f, e), config.mlp_bias, True),  # the gate comes first
+        ("down", (e, f), config.mlp_bias, True),
+        ("mlp_post_norm", (e,), norm, config.post_norms),
+    ]
+    parts = [("embedding_norm", (e,), norm, config.embedding_norm)]
+    parts += [(f"layers.{i}.{name}", *rest) for i in range(len(config.layers)) for name, *rest in layer]  # type: ignore[misc]
+    parts += [("norm", (e,), norm, config.block != "post-norm")]
+    parts += [("head_dense", (e, e), True, config.head_dense), ("head_norm", (e,), norm, config.head_dense)]  # type: ignore[list-item]
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocabulary, e)}
+    shapes |= {"embedding_bias": (e,)} if config.embedding_bias else {}
+    for name, shape, bias, exists in parts:
+        shapes |= {f"{name}.weight": shape} if exists else {}
+        shapes |= {f"{name}.bias": shape[:1]} if exists and bias else {}
+    shapes |= {} if config.tied else {"head.weight": (config.vocabulary, e)}
+    return shapes | ({"head.bias": (config.vocabulary,)} if config.head_bias else {})
+
+
+def misfits(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What is missing, unexpected or of another shape."""
+    wrong = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in actual]
+    wrong += [f"unexpected: {name} {shape}" for name, shape in actual.items() if name not in expected]
+    both = [(name, actual[name], shape) for name, shape in expected.items() if name in actual]
+    return wrong + [f"{name} has shape {own}, not {shape}" for name, own, shape in both if own != shape]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A config, and the arrays that `weight_shapes` lists, all float32 or all float64."""
+
+    config: Config
+    weights: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        expected, arrays = weight_shapes(self.config), dict(checks.instance("weights", self.weights, Mapping))  # type: ignore[type-abstract]
+        object.__setattr__(self, "weights", MappingProxyType(arrays))
+        namespace(**arrays)
+        if wrong := misfits(expected, {name: tuple(array.shape) for name, array in arrays.items()}):
+            raise ValueError("weights do not fit the config: " + "; ".join(wrong))
+        dtypes = {array.dtype for array in arrays.values()}
+        if len(dtypes) > 1 or not dtypes <= {np.dtype("f4"), np.dtype("f8")}:
+            raise TypeError(f"weights must all be float32 or all float64, were {', '.join(sorted(map(str, dtypes)))}")
+
+    def norm(self, name: str, x: Array) -> Array:
+        """x normalised, (…, e) -> the same; x itself if the model has no norm of this name."""
+        weight, bias = self.weights.get(f"{name}.weight"), self.weights.get(f"{name}.bias")
+        return x if weight is None else NORMS[self.config.norm](x, Norm(weight, bias), self.config.eps)
+
+    def projection(self, name: str) -> Projection:
+        return Projection(self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+
+def random_model(config: Config, seed: int, backend: str | ModuleType = "numpy", dtype: str = "float32") -> Model:
+    """A model with weights drawn at random, of the size that keeps activations near 1."""
+    rng, target = np.random.default_rng(checks.integer("seed", seed, 0)), check_dtype(dtype)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Array:
+        noise = rng.standard_normal(shape) / (math.sqrt(shape[1]) if len(shape) == 2 and name != "embedding" else 10)
+        return from_numpy((noise + name.endswith("norm.weight")).astype(target), backend)
+
+    return Model(config, {name: draw(name, shape) for name, shape in weight_shapes(config).items()})
+
+
+def check_dtype(name: Any) -> np.dtype[Any]:
+    """The dtype of this name, which must be one that models are computed in."""
+    return np.dtype(str(checks.choice("dtype", name, ("float32", "float64"))))
+
+
+# ── What it remembers, and what it does ──────────────────────────────────────────────────────────────────────────────
+
+
+class Cache:
+    """What a model remembers of the tokens so far: keys and values by layer, or the states of linear attention.
+
+    It is made for a number of sequences and a length; that length fixes Θ of the ropes that depend on one. `forward`
+    appends to it; ``used`` says how many tokens it holds. A call that fails leaves it as it was.
+    """
+
+    def __init__(self, model: Model, length: int, batch: int = 1) -> None:
+        config, like = checks.instance("model", model, Model).config, model.weights["embedding"]
+        if not config.causal:
+            raise ValueError("a cache needs a causal model: here a token also sees those after it")
+        self.length, self.batch = checks.integer("length", length, 1), checks.integer("batch", batch, 1)
+        self.model, self.used = model, 0
+        self.ropes = [_fixed(layer.rope, {length}) for layer in config.layers]
+        xp, shape = namespace(like), (batch, config.key_heads, length, config.head_dim)
+        stored = range(len(config.layers) if config.attention == "softmax" else 0)
+        try:  # pages of zeros that nobody has written to take no memory
+            self.positions, self.segments = np.zeros((2, batch, length), np.int64)
+            self.keys, self.values = ([xp.zeros(shape, like.dtype) for _ in stored] for _ in "kv")
+        except (MemoryError, ValueError):  # NumPy raises ValueError for sizes beyond any address
+            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
+            raise ValueError(f"not enough memory: a cache for {length} tokens needs {size:.3g} GB") from None
+        self.states: list[LinearState | None] = [None] * len(config.layers)
+
+    def check(self, model: Model, batch: int, n: int) -> None:
+        """Checks that the cache was made for this model, and that n more tokens fit."""
+        if model is not self.model:
+            raise ValueError("the cache was made for another model: make one with Cache(model, …)")
+        if batch != self.batch:
+            raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
+        if self.used + n > self.length:
+            level = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
+            raise ValueError(f"the cache is full: {level}; make a longer one")
+
+
+def forward(
+    model: Model, tokens: Any, positions: Any = None, cache: Cache | None = None, trace: Trace | None = None, *,
+    segments: Any = None, logits: str = "all",
+) -> Array:  # fmt: skip
+    """Logits (b, n, v) of tokens (b, n), or (n, v) of (n,).
+
+    ``positions``, (n,) or (b, n), default to 0, 1, …, and with a ``cache`` they continue from its last.
+    ``segments``, (n,) or (b, n), are integers; a token sees the tokens of its own segment alone, and positions begin
+    anew with each. So they pack several sequences into a row, and padding is a segment of its own: -1, -1, 0, 0, 0.
+    Without them, what comes after a cache belongs to its last segment. Linear attention, which has no scores to mask,
+    takes none.
+    ``logits`` is "all", or "last" for those of the last token alone, (b, 1, v) or (1, v).
+    ``trace(name, array)`` is called with a copy of every intermediate; ``{}.__setitem__`` collects them.
+    """
+    config = checks.instance("model", model, Model).config
+    ids, last = check_tokens(tokens, config.vocabulary), checks.choice("logits", logits, ("all", "last")) == "last"
+    if trace is not None and not callable(trace):
+        raise TypeError(f"trace must be a function of a name and an array, was {type(trace).__name__}")
+    if cache is not None:
+        checks.instance("cache", cache, Cache).check(model, *ids.shape)
+    m, own, together = _places(config, positions, segments, ids, cache)
+    x = embedded(model, ids, m)
+    note = _silent if trace is None else lambda name, array: trace(name, array.copy())
+    note("embedding", x)
+    ropes = fixed_ropes(config, m, own) if cache is None else cache.ropes
+    mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x)
+    attention = _Attention(config, cache, tables, mask, together, note, [])
+    result = layers_and_head(model, x, attention, note, last)
+    xp = namespace(result)
+    if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
+        raise ValueError("logits must be finite, and some are NaN: scores or sums overflow, or weights are not finite")
+    if cache is not None:  # only now, so that a call that fails leaves it as it was
+        new = slice(cache.used, cache.used + ids.shape[1])
+        cache.positions[:, new], cache.segments[:, new] = m, own
+        cache.states, cache.used = attention.states, new.stop
+    return result if np.ndim(on_host(tokens)) == 2 else result[0]
+
+
+def check_tokens(tokens: Any, vocabulary: int) -> Int64:
+    """Ids on the host, (b, n), all in range: on a GPU, ids out of range would silently wrap around."""
+    ids = checks.positions("tokens", on_host(tokens)).astype(np.int64)
+    if ids.ndim not in (1, 2) or not ids.size:
+        raise ValueError(f"tokens must have shape (n,) or (b, n) with one token at least, had {ids.shape}")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise ValueError(f"tokens must lie in 0 … {vocabulary - 1}, were from {ids.min()} to {ids.max()}")
+    return ids.reshape(-1, ids.shape[-1])
+
+
+def rows(name: str, value: Any, like: Int64) -> Int64:
+    """Integers (n,) or (b, n), as (b, n)."""
+    given = checks.positions(name, on_host(value)).astype(np.int64)
+    if given.shape not in (like.shape, like.shape[1:], (1, like.shape[1])):
+        raise ValueError(f"{name} must have shape {like.shape[1:]} or {like.shape}, as the tokens, had {given.shape}")
+    return np.broadcast_to(given, like.shape)
+
+
+def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Cache | None) -> tuple[Any, ...]:
+    """Positions and segments (b, n), and which tokens so far belong to the same segment, (b, n, used + n) or None."""
+    at, used = np.arange(ids.shape[1]), 0 if cache is None else cache.used
+    first, before = np.zeros((len(ids), 1), np.int64), np.zeros((len(ids), 0), np.int64)
+    if cache is not None and used:
+        first, before = cache.positions[:, used - 1 : used] + 1, cache.segments[:, :used]
+    last = before[:, -1:] if used else first
+    own = np.broadcast_to(last, ids.shape) if segments is None else rows("segments", segments, ids)
+    begins = own != np.concatenate((last if used else own[:, :1] - 1, own[:, :-1]), axis=1)
+    since = np.maximum.accumulate(np.where(begins, at, -1), axis=1)  # where in this call a token's segment began
+    default = np.where(since < 0, first + at, at - since)
+    m = default if positions is None else rows("positions", positions, ids)
+    if int(m.max()) > checks.MAX_POSITION:
+        raise ValueError(f"positions must lie within ±2^31, the last would be {m.max()}")
+    every = np.concatenate((before, own), axis=1)
+    if (every == every[:, :1]).all():
+        return m, own, None
+    if config.attention == "linear":
+        raise ValueError("linear attention has no scores to mask: give it one segment at a time")
+    if any(len(np.unique(row)) < 1 + np.count_nonzero(np.diff(row)) for row in every):
+        raise ValueError("the tokens of a segment must stand together, and one came back after another segment")
+    return m, own, own[:, :, None] == every[:, None, :]
+
+
+def fixed_ropes(config: Config, positions: Int64, segments: Int64) -> list[Rope | None]:
+    """The ropes of all layers at the length of the sequences, for a call without a cache, which would fix it."""
+    ends = (of_row[of == one].max() for of_row, of in zip(positions, segments, strict=True) for one in set(of.tolist()))
+    lengths = {max(int(end), 0) + 1 for end in ends}
+    return [_fixed(layer.rope, lengths) for layer in config.layers]
+
+
+def _fixed(rope: Rope | None, lengths: set[int]) -> Rope | None:
+    """The rope at these lengths, if they all mean the same."""
+    if rope is None or rope.resolved:
+        return rope
+    fixed = [rope.at(length) for length in sorted(lengths)]
+    if any(not np.array_equal(frequencies(one), frequencies(fixed[-1])) for one in fixed):
+        rule = f"the frequencies of {type(rope.scaling).__name__} depend on the length"
+        raise ValueError(f"{rule}, and the sequences have different ones, {sorted(lengths)}: give a Cache, it fixes it")
+    return fixed[-1]
+
+
+def rotations(config: Config, ropes: list[Rope | None], positions: Int64, like: Array) -> list[Tables | None]:
+    """The tables of every layer, made once for all that share a rope; linear attention has no attention factor."""
+    pure = [rope.pure if rope is not None and config.attention == "linear" else rope for rope in ropes]
+    m = positions[:1] if (positions == positions[:1]).all() else positions
+    tables = {rope: rotation_tables(rope, m, like) for rope in set(pure) if rope is not None}
+    return [None if rope is None else tables[rope] for rope in pure]
+
+
+def _mask(config: Config, m: Int64, together: Any, cache: Cache | None, like: Array) -> Array | None:
+    """What hides keys of other segments, bool (b, 1, 1, n, m), or what ALiBi adds to scores, (b or 1, g, h/g, n, m)."""
+    if config.encoding != "alibi":
+        return None if together is None else from_numpy(together[:, None, None], namespace(like))
+    every = m if cache is None else np.concatenate((cache.positions[:, : cache.used], m), axis=1)
+    count = 1 if together is None and (every == every[:1]).all() else len(m)
+    bias = np.empty((count, config.heads, m.shape[1], every.shape[1]), like.dtype)
+    for row in range(count):
+        bias[row] = encodings.alibi_bias(config.heads, m[row], every[row])
+    if together is not None:
+        bias[np.broadcast_to(~together[:, None], bias.shape)] = -math.inf
+    groups = config.key_heads, config.heads // config.key_heads
+    return from_numpy(bias.reshape(count, *groups, *bias.shape[2:]), namespace(like))
+
+
+# ── The pass itself: nothing is checked from here on, and `pyrope.parallel` calls it with an attention of its own ────
+
+
+def _silent(name: str, array: Array) -> None:
+    """What is called in place of a trace when there is none."""
+
+
+def embedded(model: Model, ids: Int64, positions: Int64) -> Array:
+    """(b, n) -> (b, n, e)."""
+    config, x = model.config, embed(model.weights["embedding"], ids)
+    if config.embedding_scale is not None:
+        x *= config.embedding_scale
+    if config.embedding_bias:
+        x += model.weights["embedding_bias"]
+    if config.encoding == "sinusoidal":
+        x += from_numpy(encodings.sinusoidal(positions, config.width).astype(x.dtype), namespace(x))  # Eq. (4)
+    return model.norm("embedding_norm", x)
+
+
+def layers_and_head(model: Model, x: Array, attend: Attend, note: Trace = _silent, last: bool = False) -> Array:
+    """(b, n, e) -> (b, n, v), or (b, 1, v) of the last token alone."""
+    for i in range(len(model.config.layers)):
+        x = _block(model, i, x, attend, note)
+    return _head(model, x[:, -1:] if last else x, note)
+
+
+def _block(model: Model, i: int, x: Array, attend: Attend, note: Trace) -> Array:
+    """One layer: (b, n, e) -> the same."""
+    config, name = model.config, f"layers.{i}."
+    parallel, post = config.block == "parallel", config.block == "post-norm"
+    read = x if post else model.norm(name + "attention_norm", x)
+    note(name + "norm", read)
+    attended = model.norm(name + "attention_post_norm", _attended(model, i, read, attend, note))
+    note(name + "attention", attended)
+    if not parallel:
+        x = attended + x
+    if post:
+        x = model.norm(name + "attention_norm", x)
+    if not config.one_norm:
+        read = x if post else model.norm(name + "mlp_norm", x)
+    note(name + "mlp_norm", read)
+    inner = mlp(read, model.projection(name + "up"), model.projection(name + "down"), config.activation, config.gated)
+    inner = model.norm(name + "mlp_post_norm", inner)
+    note(name + "mlp", inner)
+    inner += x
+    if parallel:
+        inner += attended
+    if post:
+        inner = model.norm(name + "mlp_norm", inner)
+    note(name + "output", inner)
+    return inner
+
+
+def _attended(model: Model, i: int, x: Array, attend: Attend, note: Trace) -> Array:
+    """Attention with its projections: x (b, n, e) -> (b, n, e)."""
+    config, name = model.config, f"layers.{i}."
+    (b, n, _), h, g, d = x.shape, config.heads, config.key_heads, config.head_dim
+    heads = project(x, model.projection(name + "qkv")).reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
+    parts = {"q": heads[:, :h], "k": heads[:, h : h + g], "v": heads[:, h + g :]}
+    for part, values in parts.items():
+        if config.qk_norm and part != "v":
+            values[...] = model.norm(f"{name}{part}_norm", values)
+        note(name + part, values)
+    out = attend(i, heads)
+    return project(out.swapaxes(1, 2).reshape(b, n, h * d), model.projection(name + "out"))
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The attention of all layers of one call; what depends on positions is made once."""
+
+    config: Config
+    cache: Cache | None
+    tables: list[Tables | None]  # by layer; None where it has no rope
+    mask: Array | None  # see _mask
+    together: Any  # see _places
+    note: Trace
+    states: list[LinearState | None]  # what linear attention leaves, layer by layer
+
+    def __call__(self, i: int, heads: Array) -> Array:
+        return self._linear(i, heads) if self.config.attention == "linear" else self._softmax(i, heads)
+
+    def _softmax(self, i: int, heads: Array) -> Array:
+        """Eq. (2) between the new queries and all keys so far; heads are overwritten."""
+        config, cache, n = self.config, self.cache, heads.shape[2]
+        h, turning = config.heads, heads[:, : config.heads + config.key_heads]
+        if (tables := self.tables[i]) is not None:
+            turn(turning, tables, turning)  # Eq. (16)
+        q, k, v = heads[:, :h], turning[:, h:], heads[:, h + config.key_heads :]
+        if cache is not None:
+            new, every = slice(cache.used, cache.used + n), slice(0, cache.used + n)
+            cache.keys[i][:, :, new], cache.values[i][:, :, new] = k, v
+            k, v = cache.keys[i][:, :, every], cache.values[i][:, :, every]
+        if self.note is not _silent:
+            self.note(f"layers.{i}.q_rotated", q)
+            self.note(f"layers.{i}.k_rotated", k[:, :, -n:])
+            self.note(f"layers.{i}.scores", self._scores(i, q, k))
+        return softmax.attend(q, k, v, score_rule(config, i, n, k.shape[2]), self.mask)  # Eq. (2)
+
+    def _scores(self, i: int, q: Array, k: Array) -> Array:
+        """The scores whose softmax is taken, by the definition: (b, h, n, m)."""
+        config, (n, m) = self.config, (q.shape[2], k.shape[2])
+        seen = definition.visible(np.arange(m - n, m), np.arange(m), config.causal, config.layers[i].window)[None, None]
+        seen = seen if self.together is None else seen & self.together[:, None]
+        bias = self.mask.reshape(-1, config.heads, n, m) if self.mask is not None and config.encoding == "alibi" else 0
+        k, scale = definition.repeat_heads(k, config.heads), config.scale or 1 / math.sqrt(config.head_dim)
+        return definition.attention_scores(q, k, from_numpy(seen, namespace(q)), scale, config.softcap, bias)
+
+    @np.errstate(all="ignore")  # what is not finite is refused in the end
+    def _linear(self, i: int, heads: Array) -> Array:
+        """Eq. (19); the state that it leaves goes to the states of the call."""
+        config, xp, h, g = self.config, namespace(heads), self.config.heads, self.config.key_heads
+        q, k, v = heads[:, :h], heads[:, h : h + g], heads[:, h + g :]
+        tables, out, state = self.tables[i], xp.empty(q.shape, q.dtype), None
+        rule = linear.Rule(q.dtype, tables, config.feature_map)
+        if config.causal:
+            before = None if self.cache is None else self.cache.states[i]
+            s, z = linear.zeros(k, v, rule)
+            if before is not None:
+                s, z = before.numerator.copy(), before.denominator.copy()
+            linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
+            count = q.shape[2] + (0 if before is None else before.count)
+            state = LinearState(s, z, count, None if tables is None else tables.rope, config.feature_map)
+        else:
+            linear.read(q, linear.sums(k, v, rule), rule, out)
+        self.states.append(state)
+        if self.note is not _silent:
+            for name, x in (("q_rotated", q), ("k_rotated", k)):
+                phi = FEATURE_MAPS[config.feature_map](x)
+                self.note(f"layers.{i}.{name}", phi if tables is None else turn(phi, tables, xp.empty_like(phi)))
+            if state is not None:
+                self.note(f"layers.{i}.state", state.numerator)
+        return out
+
+
+def score_rule(config: Config, i: int, n: int, m: int) -> softmax.Rule:
+    """How the scores of layer i come about, of the last n of m tokens to all of them."""
+    window, every = config.layers[i].window, np.arange(m)[None, None, None]
+    reach = softmax.reach(config.causal, window)
+    if n == 1 and (window is None or window >= m):
+        reach = None  # a token that comes after all others sees them all
+    return softmax.Rule(
+        every[..., m - n :], every, reach, config.scale or 1 / math.sqrt(config.head_dim), config.softcap
+    )
+
+
+def _head(model: Model, x: Array, note: Trace) -> Array:
+    """(b, n, e) -> (b, n, v)."""
+    config, xp = model.config, namespace(x)
+    if config.block != "post-norm":
+        x = model.norm("norm", x)
+        note("norm", x)
+    if config.head_dense:
+        x = project(x, model.projection("head_dense"))
+        ACTIVATIONS[config.activation](xp, x)
+        x = model.norm("head_norm", x)
+        note("head_norm", x)
+    head = model.weights["embedding" if config.tied else "head.weight"]
+    logits = project(x, Projection(head, model.weights.get("head.bias")))
+    if config.logit_scale is not None:
+        logits *= config.logit_scale
+    if config.logit_softcap is not None:
+        logits = config.logit_softcap * xp.tanh(logits / config.logit_softcap)
+    note("logits", logits)
+    return logits
+
+
+# ── Generation ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def generate(
+    model: Model, tokens: Any, max_new_tokens: int, temperature: float = 0, top_k: int | None = None,
+    top_p: float | None = None, seed: int | None = None, stop: Collection[int] = (),
+) -> Iterator[int]:  # fmt: skip
+    """Continues one sequence of tokens (n,), and yields each new token as it comes.
+
+    ``temperature`` 0 takes the likeliest token; else it is drawn, by ``seed``, from softmax(logits/temperature), of the
+    ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``. A token of ``stop`` ends
+    the sequence and is not yielded. Ropes that depend on the length (dynamic NTK, LongRoPE) are fixed from the first
+    token on, at the length of the prompt and ``max_new_tokens`` together.
+    """
+    ids = check_tokens(tokens, checks.instance("model", model, Model).config.vocabulary)
+    if np.ndim(on_host(tokens)) != 1:
+        raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
+    ends = check_sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
+    cache, rng = Cache(model, ids.shape[1] + max_new_tokens), np.random.default_rng(seed)
+
+    def steps() -> Iterator[int]:
+        new = ids[0]
+        for _ in range(max_new_tokens):
+            logits = to_numpy(forward(model, new, cache=cache, logits="last"))[0]
+            token = sample(logits, temperature, top_k, top_p, rng)
+            if token in ends:
+                return
+            yield token
+            new = np.array([token], np.int64)
+
+    return steps()
+
+
+def check_sampling(
+    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
+    stop: Collection[int] = (),
+) -> frozenset[int]:  # fmt: skip
+    """Checks the options of `generate`, also before a model is loaded, and returns the ids that end a text."""
+    checks.integer("max_new_tokens", max_new_tokens, 1)
+    checks.real("temperature", temperature, 0)
+    if temperature == 0 and (top_k, top_p, seed) != (None, None, None):
+        raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
+    for name, number, least in (("top_k", top_k, 1), ("seed", seed, 0)):
+        if number is not None:
+            checks.integer(name, number, least)
+    if top_p is not None:
+        checks.real("top_p", top_p, 0, 1, open=True)
+    return frozenset(checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0))
+
+
+def sample(
+    logits: np.ndarray[Any, Any], temperature: float, top_k: int | None, top_p: float | None, rng: np.random.Generator
+) -> int:
+    """One token id, from logits (v,) on the host.
+
+    >>> sample(np.array([1.0, 3.0, 2.0]), 0, None, None, np.random.default_rng(0))
+    1
+    """
+    if not np.isfinite(logits).all():
+        raise ValueError("logits must be finite, and some are not: weights or input may hold NaN or inf")
+    if temperature == 0:
+        return int(logits.argmax())
+    order = np.argsort(-logits, kind="stable")[:top_k]
+    scores = logits[order].astype(np.float64)
+    # exp(scores/temperature) overflows at a tiny temperature, and inf/inf is NaN: the greatest is taken off first.
+    with np.errstate(over="ignore"):  # a quotient of −inf is right, for its exponential is 0
+        weights = np.exp((scores - scores[0]) / temperature)
+    weights /= weights.sum()
+    if top_p is not None:
+        kept = int(np.searchsorted(weights.cumsum(), top_p)) + 1
+        order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
+    return int(rng.choice(order, p=weights))
