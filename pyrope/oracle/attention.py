@@ -15,7 +15,7 @@ one is measured and taken apart (`weights`, `gradients`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +29,7 @@ from . import gradients, rules, weights
 from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
 from .report import ErrorRow, Failure, Finding, Report
-from .steps import Allowed, Call, Rounding, Spec, allowed, allowed_gradients, grades
+from .steps import Allowed, Call, Rounding, Spec, allowed, grades
 from .tolerance import float_dtype
 
 Function: TypeAlias = Callable[..., Any]
@@ -114,8 +114,7 @@ class Asked:
         caches, stop = [self._begun(call.q) for _ in rows], 0
         for count in call.chunks:
             at, stop = slice(stop, stop + count), stop + count
-            for step, part in zip(caches, rows, strict=True):
-                self.step = step
+            for self.step, part in zip(caches, rows, strict=True):
                 given = {name: x[part][:, :, at] for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
                 given |= {} if call.positions is None else {"positions": call.positions[part][:, at]}
                 out[part, :, at] = self.steps(given, ["q"])[0]
@@ -124,12 +123,7 @@ class Asked:
     def _begun(self, q: Array) -> Function:
         """A function with a cache; a failure to make one is told like any other."""
         made = list[Function]()
-
-        def begin(q: Array) -> Array:
-            made.append(self.begin() if self.begin else self.fn)
-            return q
-
-        self.step = begin
+        self.step = lambda q: made.append(self.begin() if self.begin else self.fn) or q
         self.steps({"q": q}, ["q"])
         return made[0]
 
@@ -192,9 +186,7 @@ class Check:
 
     def limits(self, call: Call, answers: Any = None, hopeless: bool = False) -> list[Allowed]:
         """What is allowed; no more exactly than it takes to judge the answers, if they are given."""
-        if call.g is None:
-            return [allowed(self.spec, call, self.rounding, answers and answers[0], hopeless)]
-        return allowed_gradients(self.spec, call, call.g.astype(np.float64), self.rounding, answers, hopeless)
+        return allowed(self.spec, call, self.rounding, answers, hopeless)
 
     def judged(self, call: Call, answers: list[Array]) -> Tried:
         """Once a call is wrong, others that are far off need no noisy run."""
@@ -235,14 +227,10 @@ def examine(check: Check, first: list[Array] | None = None) -> Report:
     return _report(check, "wrong" if findings else "right", findings, precision)
 
 
-def _report(
-    check: Check, verdict: str, findings: Iterable[Finding] = (), precision: str | None = None, failure: Any = None
-) -> Report:
-    subject = (
-        "attention" if check.spec.feature_map is None else "linear attention"
-    ) + ", backward" * check.scope.backward
+def _report(check: Check, verdict: str, findings: Any = (), precision: Any = None, failure: Any = None) -> Report:
+    kind = "attention" if check.spec.feature_map is None else "linear attention"
     expected = f"{'the gradients of ' * check.scope.backward}{_meant(check.spec)}"
-    parts = (subject, expected, verdict, tuple(findings), precision)
+    parts = kind + ", backward" * check.scope.backward, expected, verdict, tuple(findings), precision
     if failure is not None:
         return Report(*parts, notes=tuple(check.notes), failure=failure)
 
@@ -256,10 +244,7 @@ def _report(
 
 
 def _meant(spec: Spec) -> str:
-    words = [
-        f"{spec.heads} heads over {spec.key_heads}, d = {spec.head_dim}",
-        "causal" if spec.causal else "not causal",
-    ]
+    words = [f"{spec.heads} heads over {spec.key_heads}, d = {spec.head_dim}", "not " * (not spec.causal) + "causal"]
     words += [f"scale {spec.scale:.6g}"] if spec.feature_map is None else [f"feature map {spec.feature_map}"]
     words += [f"{name} {x}" for name, x in (("window", spec.window), ("softcap", spec.softcap)) if x is not None]
     words += [f"with {spec.rope!r} inside"] if spec.rope is not None else []
@@ -338,7 +323,7 @@ def _grade(check: Check) -> int:
     *better, _ = grades(check.spec).values()
     some = [t for t in check.tried if t.call.k.shape[2] <= 130][:12]
     for i, rounding in enumerate([] if check.scope.backward else better):
-        if all(allowed(check.spec, t.call, rounding, t.answers[0]).ratio(t.answers[0]) <= 1 for t in some):
+        if all(allowed(check.spec, t.call, rounding, t.answers)[0].ratio(t.answers[0]) <= 1 for t in some):
             return i
     return len(better)
 
