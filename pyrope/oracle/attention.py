@@ -123,7 +123,12 @@ class Asked:
     def _begun(self, q: Array) -> Function:
         """A function with a cache; a failure to make one is told like any other."""
         made = list[Function]()
-        self.step = lambda q: made.append(self.begin() if self.begin else self.fn) or q
+
+        def begin(q: Array) -> Array:
+            made.append(self.begin() if self.begin else self.fn)
+            return q
+
+        self.step = begin
         self.steps({"q": q}, ["q"])
         return made[0]
 

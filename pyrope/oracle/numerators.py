@@ -148,9 +148,9 @@ def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
             yield "length taken from each call", replace(way, turn_q=turns[0], turn_k=turns[1])
     for bits, name in ((8, "bfloat16"), (11, "float16")):
         few = partial(narrowed, bits=bits)
-        for what, change in (("angles", {"rounded": few}), ("cos and sin", {"table": few})):
-            turned = replace(way, turn_q=replace(q, **change), turn_k=replace(k, **change))
-            yield f"precision: {what} in {name}", turned
+        angles = replace(way, turn_q=replace(q, rounded=few), turn_k=replace(k, rounded=few))
+        tables = replace(way, turn_q=replace(q, table=few), turn_k=replace(k, table=few))
+        yield from ((f"precision: angles in {name}", angles), (f"precision: cos and sin in {name}", tables))
     if call.chunks:
         of = np.repeat(np.arange(len(call.chunks)), call.chunks)
         since = [np.maximum(i - of, 0) for i in range(len(call.chunks))]  # calls since that of a key

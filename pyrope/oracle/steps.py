@@ -361,9 +361,11 @@ def allowed(
         each = zip(truth, zip(*noisy, strict=True) if noisy else [()] * len(truth), sizes, strict=True)
         return [_tolerance(spec, call, x, samples, size, keys) for x, samples, size in each]
 
-    now = limits(0 if answers is not None else most)
-    for runs, doubt in ((1, 1.0), (most, 0.5), (MANY * most, 1.0)) if answers is not None else ():
-        ratio, error = (max(map(f, now, answers)) for f in (Allowed.ratio, _furthest))
+    if answers is None:
+        return limits(most)
+    now = limits(0)
+    for runs, doubt in ((1, 1.0), (most, 0.5), (MANY * most, 1.0)):
+        ratio, error = max(map(Allowed.ratio, now, answers)), max(map(_furthest, now, answers))
         if ratio <= doubt or (hopeless and error > FAR * max(sizes)) or (len(noisy) == most and ratio > DOUBTFUL):
             break  # few samples may be small by chance, but not by so much
         now = limits(runs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -184,13 +184,6 @@ class Relative:
 # ── Frequencies and pairs ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Side(NamedTuple):
-    """How one side is turned: θ (p,), with its sign, and by how much that may be off."""
-
-    theta: Array
-    unsure: Array
-
-
 def found(spec: Spec, ask: Ask, call: Call) -> Iterator[tuple[list[Finding], Way]]:
     """How queries and keys are turned instead, and what that is called: by other positions, or else by other angles."""
     assert spec.turns is not None
@@ -215,8 +208,8 @@ def _by_frequencies(here: Relative, paired: list[Finding], right: Way) -> Iterat
     for rungs in (ladder(TOP), np.arange(48)):
         at = np.concatenate(([0], rungs))[None]  # the first token is not read
         shapes = (here.spec.heads, here.spec.key_heads, here.spec.key_heads)
-        arrays = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)
-        call = Call("frequencies", *arrays, positions=at)
+        q, k, v = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)
+        call = Call("frequencies", q, k, v, positions=at)
         sides = [_frequencies(x, call) for x in Relative(here.spec, here.ask, call, here.rope).turned]
         theta = [side.theta for side in sides]
         acts = _acts(here, theta)
@@ -238,18 +231,18 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield words, replace(rope, rotary_dim=width, layout=other)
 
 
-def _frequencies(turned: Array, call: Call) -> Side:
-    """From angles at the positions of the ladder: unwrapped, then by least squares."""
+def _frequencies(turned: Array, call: Call) -> Measured:
+    """θ of one side, with its sign, from angles at the positions of the ladder: unwrapped, then by least squares."""
     assert call.positions is not None
     angle, at = np.angle(np.nan_to_num(turned[0, 1:], nan=1.0)), call.positions[0, 1:]
     theta, _, _ = unwrap(angle, at, 4 * UNIT[call.q.dtype.name], subnormal=False)
     rest, squares = wrapped(angle - angle[0] - np.outer(at, theta)), float(np.square(at).sum())
     slope = (at[:, None] * rest).sum(axis=0) / squares
     off = np.sqrt(np.square(rest - np.outer(at, slope)).mean(axis=0))
-    return Side(theta + slope, (4 * off + 1e-7) / squares**0.5)
+    return Measured(theta + slope, (4 * off + 1e-7) / squares**0.5)
 
 
-def _named(sides: list[Side], rope: Rope) -> Iterator[Finding]:
+def _named(sides: list[Measured], rope: Rope) -> Iterator[Finding]:
     """What is wrong with the frequencies of both sides, or of one."""
     faults = [_fault(side, rope) for side in sides]
     if faults[0] and faults[1] and faults[0].fault == faults[1].fault:
@@ -261,7 +254,7 @@ def _named(sides: list[Side], rope: Rope) -> Iterator[Finding]:
             yield Finding(name, f"of the {side} alone: {fault.fact}")
 
 
-def _fault(side: Side, rope: Rope) -> Finding | None:
+def _fault(side: Measured, rope: Rope) -> Finding | None:
     """What is wrong with the frequencies of one side."""
     due = meant(rope, rope.width)
     ahead, back = (name_frequencies(Measured(sign * rope.direction * side.theta, side.unsure), due) for sign in (1, -1))

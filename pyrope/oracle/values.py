@@ -121,8 +121,7 @@ class Values:
             v = np.zeros(self.call.v.shape)
             v[i, j] = size
             reached[i, j] = np.abs(self._asked(v)).max(axis=(2, 3)) > 100 * self.close * size
-        reached &= reached.any(axis=(2, 3), keepdims=True)
-        rows, heads = reached.any(axis=1), reached.any(axis=0)  # (b, b, h), (g, b, h)
+        rows, heads = np.any(reached, axis=1), np.any(reached, axis=0)  # (b, b, h), (g, b, h)
         own = np.arange(h) * g // h
         for what, step, by, due in (("row", "batch", rows, np.arange(b)[:, None]), ("head", "heads", heads, own)):
             first, count = by.argmax(axis=0), by.sum(axis=0)

@@ -258,8 +258,8 @@ def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> It
         yield f"of earlier blocks of {x} lost", summed(np.where(i // x == j // x, own, 0))
     for bits, name in ((8, "bfloat16"), (11, "float16")):
         running = np.zeros_like(total)
-        for x in np.split(own, own.shape[-1], axis=-1):
-            running = narrowed(running + narrowed(x, bits), bits)
+        for key in np.split(own, own.shape[-1], axis=-1):
+            running = narrowed(running + narrowed(key, bits), bits)
         yield f"precision: sum in {name}", running
     if m.call.chunks:
         of = np.repeat(range(len(m.call.chunks)), m.call.chunks)
