@@ -229,7 +229,9 @@ def examine(check: Check, first: list[Array] | None = None) -> Report:
             words = f'the grade "{names[check.grade]}" was asked for, "{precision}" was reached'
             findings.append(Finding(f"grade: {precision}", words))
     findings += [Finding(name, words) for name, words in check.asked.behaviour().items()]
-    return _report(check, "wrong" if findings else "right", findings, precision)
+    report = _report(check, "wrong" if findings else "right", findings, precision)
+    unexplained = any(x.fault.startswith("unexplained") for x in findings)
+    return replace(report, measured=tuple(_compared(_telling(check)))) if unexplained else report
 
 
 def _report(check: Check, verdict: str, findings: Any = (), precision: Any = None, failure: Any = None) -> Report:
@@ -492,6 +494,16 @@ def _described(check: Check) -> str:
 
 def _size(call: Call) -> float:
     return float(np.abs(call.v[0, 0].astype(np.float64)).max(initial=0))
+
+
+def _compared(t: Tried) -> Iterator[tuple[str, str, str]]:
+    """The answers to a call that nothing explains, beside the right ones: name, expected, measured."""
+    for name, limit, answer in zip(TENSORS if len(t.answers) > 1 else ("output",), t.limits, t.answers, strict=True):
+        truth, got = limit.truth, np.nan_to_num(answer)
+        sizes, both = [float(np.sqrt(np.square(x).mean())) for x in (truth, got)], float((truth * got).mean())
+        yield f"{name}, root mean square", f"{sizes[0]:.6g}", f"{sizes[1]:.6g}"
+        yield f"{name}, correlation", "1", f"{both / max(sizes[0] * sizes[1], 1e-300):.6g}"
+        yield f"{name}, factor by least squares", "1", f"{both / max(sizes[0] ** 2, 1e-300):.6g}"
 
 
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
