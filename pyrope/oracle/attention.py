@@ -28,6 +28,7 @@ from ..theta import Rope, check_rope
 from . import gradients, rules, weights
 from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
+from .measured import rows_where
 from .report import ErrorRow, Failure, Finding, Report
 from .steps import Allowed, Call, Rounding, Spec, allowed, grades
 from .tolerance import float_dtype
@@ -462,10 +463,8 @@ def _where(check: Check, rule: rules.Rule | None, t: Tried) -> str:
         words += f" ({', '.join(t.call.name for t in wrong[:4])}{', …' * (len(wrong) > 4)})"
     i = t.worst
     limit, answer, places = t.limits[i], t.answers[i], t.call.places[min(i, 1)]
-    bad, what = (limit.error(answer) > limit.worst).any(axis=-1), "key" if i else "query"
-    row, head, at = (x.ravel() for x in np.indices(bad.shape))
-    rows = rules.simplest({f"the {what}": places[at], "the head": head, "the row": row}, bad.ravel())
-    words += f'; in "{t.call.name}" where {rows.words}' if rows is not None and rows.share > 0.95 else ""
+    what = "key" if i else "query"
+    words += f'; in "{t.call.name}" {rows}' if (rows := rows_where(limit, answer, what, places)) else ""
     at = np.unravel_index(int(np.argmax(np.nan_to_num(limit.error(answer) / limit.worst, nan=np.inf))), answer.shape)
     tensor = f"{TENSORS[i]}, " if len(t.answers) > 1 else ""
     number = f"row {at[0]}, head {at[1]}, {what} {places[at[2]]}, feature {at[3]}"

@@ -22,9 +22,8 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from . import rules
 from .candidate import UNIT
-from .measured import Measured, read
+from .measured import Measured, read, rows_where
 from .report import Finding
 from .responses import Function, examples, response
 from .steps import EXACT, SLOPES, Allowed, Call, Spec, cap_slope, spread, weigh
@@ -200,11 +199,8 @@ class Gradients:
         return Finding("gradients: something is added", f"for g = 0, {' and '.join(names)} are up to {max(size):.4g}")
 
     def _where(self, i: int) -> str:
-        limit, answer = self.limits[i], self.answers[i]
-        bad = (limit.error(answer) > limit.worst).any(axis=-1)
-        row, head, token = (x.ravel() for x in np.indices(bad.shape))
-        rule = rules.simplest({"the token": token, "the head": head, "the row": row}, bad.ravel())
-        return f", where {rule.words}" if rule is not None and rule.share > 0.95 else ""
+        words = rows_where(self.limits[i], self.answers[i], "token", np.arange(self.answers[i].shape[2]))
+        return f", {words}" if words else ""
 
     def _itself(self, i: int) -> list[Fault]:
         """What becomes of the gradient itself, if that is a known function."""

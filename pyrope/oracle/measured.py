@@ -16,7 +16,7 @@ from ..backend import Array
 from . import rules
 from .attention_calls import unit_values
 from .report import Finding
-from .steps import Call, Parts, Spec, seen, weigh
+from .steps import Allowed, Call, Parts, Spec, seen, weigh
 
 Ask: TypeAlias = Callable[[Call], Array]
 BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 100, 1000)  # usual numbers of tokens
@@ -43,6 +43,14 @@ def where(call: Call, wrong: Array, some: Array) -> str:
     """The places of wrong weights, in words, if a simple rule has them all."""
     rule = rules.simplest(tokens(call, some), np.broadcast_to(wrong, some.shape)[some])
     return f", where {rule.words}" if rule is not None and rule.share > 0.95 else ""
+
+
+def rows_where(limit: Allowed, answer: Array, what: str, at: Array) -> str:
+    """Which rows (b, h, n) of an answer are wrong, in words; ``at`` are the places of the n."""
+    row, head, i = (x.ravel() for x in np.indices(answer.shape[:3]))
+    bad = (limit.error(answer) > limit.worst).any(axis=-1).ravel()
+    rule = rules.simplest({f"the {what}": at[i], "the head": head, "the row": row}, bad)
+    return f"where {rule.words}" if rule is not None and rule.share > 0.95 else ""
 
 
 class Reading(NamedTuple):
