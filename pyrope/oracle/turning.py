@@ -1,8 +1,9 @@
-"""How queries and keys are turned inside attention: the rotation between each query and each key, read pair by pair.
+"""How queries and keys are turned and compared inside attention, as a value (`Way`), and as it is measured.
 
-With q = e_a or e_b and k = e_a + e_b, the features a and b of one pair, the numerators are cos Δ ± sin Δ, where
-Δ = A_i − B_j is the angle of the query less that of the key: so A and B are known, up to one angle for both, and with
-them the frequencies of each side, and the position that each token acts at.
+The rotation between each query and each key is read pair by pair. With q = e_a or e_b and k = e_a + e_b, the features
+a and b of one pair, the numerators are cos Δ ± sin Δ, where Δ = A_i − B_j is the angle of the query less that of the
+key: so A and B are known, up to one angle for both, and with them the frequencies of each side, and the position that
+each token acts at.
 """
 
 from __future__ import annotations
