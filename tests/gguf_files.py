@@ -8,17 +8,10 @@ from optional import package
 gguf = package("gguf")
 
 LLAMA = {
-    "block_count": 1,
-    "context_length": 64,
-    "embedding_length": 32,
-    "feed_forward_length": 64,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "rope.freq_base": 10000.0,
-    "rope.dimension_count": 8,
-    "vocab_size": 5,
-}
+    "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 4,
+    "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+    "rope.dimension_count": 8, "vocab_size": 5,
+}  # fmt: skip
 EMBEDDING = {"token_embd.weight": np.ones((5, 32), np.float32)}
 
 
@@ -47,12 +40,6 @@ def write(path, architecture="llama", settings=LLAMA, tensors=EMBEDDING, others=
 def _add(writer, key, value):
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     kinds.get(type(value), writer.add_array)(key, value)
-
-
-def random_blocks(rng, kind: str, rows: int, blocks: int) -> tuple[np.ndarray, str]:
-    """Bytes of any value in the shape of a quantised tensor."""
-    _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    return rng.integers(0, 256, (rows, blocks * size), np.uint8), kind
 
 
 def quantised(values: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
