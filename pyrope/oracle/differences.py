@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from ..phase import cos_sin
 from ..theta import Rope, frequencies
 from .candidate import BITS, UNIT
 from .frequencies import RAMPS, Meant, Measured, listed, meant, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
 from .responses import narrowed
-from .tolerance import U32, angle_errors
+from .tolerance import U32, Tables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
 BACKWARDS, SWAPPED = "some pairs turn backwards", "sine and cosine swapped"
@@ -123,15 +122,11 @@ class Truth(NamedTuple):
 
     @classmethod
     def of(cls, found: Description, rope: Rope) -> Truth:
-        at, owner = found.at, np.zeros(rope.pairs, int)
-        positions = [at]
-        if rope.axes is not None:
-            owner = np.array([axis for axis, _ in rope.axes.assign(rope.pairs)])
-            count = range(rope.axes.count)
-            positions = [np.stack([at * (j == axis) for j in count]) for axis in count]
-        m = np.stack([at[:, None] * (owner == axis) for axis in range(len(positions))])
-        cos, sin = (np.stack(tables) for tables in zip(*(cos_sin(rope.pure, one) for one in positions), strict=True))
-        return cls(rope, m, cos, sin, angle_errors(rope, m))
+        tables = Tables(rope.pure, found.at)
+        mine = np.array(tables.owner or [0] * rope.pairs) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
+        still = ((tables.cos, 1.0), (tables.sin, 0.0), (tables.off32, 0.0))  # of pairs that another axis turns
+        cos, sin, allowed = (np.where(mine, table, other) for table, other in still)
+        return cls(rope, found.at[:, None] * mine, cos, sin, allowed)
 
 
 def _terms(found: Description, truth: Truth) -> list[Difference]:

@@ -6,9 +6,10 @@ A frequency is known up to its uncertainty, to the roundings of a float32 pipeli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -33,6 +34,11 @@ LENGTHS = tuple(2**k for k in range(8, 21))
 # Of a rescaling: what is not in the frequencies, and what the ends of a ramp tell.
 ELSEWHERE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "low", "high")
 KINDS = {"linear in the pair": "yarn", "linear in the frequency": "llama3"}  # of ramps
+USUAL: tuple[Callable[[float, int], Scaling], ...] = (  # with the limits that everybody uses
+    YaRN,
+    partial(YaRN, truncate=False),
+    lambda s, length: Llama3(s, 1.0, 4.0, length),
+)
 MULTIPLES = {  # of all angles
     "2π": TURN, "π": math.pi, "1/2π": 1 / TURN, "1/π": 1 / math.pi, "π/180": math.pi / 180, "180/π": 180 / math.pi,
 }  # fmt: skip
@@ -525,31 +531,18 @@ def _give_or_take(value: float, known: float, digits: int = 6) -> str:
 
 
 def _blends(measured: Measured, shape: Rope, e: Array) -> list[Explanation]:
-    """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them."""
+    """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them; with the usual limits if
+    these have it."""
     for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
-        s, found, named = slowed(measured, base**-e), dict[str, list[Rope]](), list[Explanation]()
-        for words, rule in _usual(s) if 1.001 < s < 1e6 and (measured.theta > 0).all() else ():
-            rope = replace(shape, base=base, scaling=rule)
+        s, found = slowed(measured, base**-e), dict[Any, Rope]()
+        rules = [rule(s, length) for length in LENGTHS for rule in USUAL] if 1.001 < s < 1e6 else []
+        for rope in (replace(shape, base=base, scaling=rule) for rule in rules):
             if measured.fits(frequencies(rope), RAMPS):
-                found.setdefault(words, []).append(rope)
-        for words, ropes in found.items():
-            slow = np.abs(measured.theta / base**-e * s - 1) < 0.05
-            factor = _give_or_take(s, float((measured.relative + 64 * U32)[slow].min(initial=1)))
-            kind, _, limits = words.partition(", ")
-            lengths = " or ".join(str(rope.scaling.original_length) for rope in ropes)  # type: ignore[union-attr]
-            as_with = f"as with {limits}, original length {lengths}"
-            named.append(Explanation(f"{kind}, base {base:g}, factor {factor}; {as_with}", ropes[0]))
-        if named:
-            return named
+                found.setdefault((type(rope.scaling), rope.scaling.original_length), rope)  # type: ignore[union-attr]
+        if found:
+            words = {rope: f"{RULES[kind].lower()}, base {base:g}, factor {s:.6g}" for (kind, _), rope in found.items()}
+            return [Explanation(f"{name}; as {rope.scaling!r}", rope) for rope, name in words.items()]
         if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:
-            words = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
-            return [Explanation(f"{words}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
+            name = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
+            return [Explanation(f"{name}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
     return []
-
-
-def _usual(s: float) -> Iterator[tuple[str, Scaling]]:
-    """Rescalings by this factor with the limits that everybody uses."""
-    for length in LENGTHS:
-        yield "yarn, betas 32 and 1", YaRN(s, length)
-        yield "yarn, betas 32 and 1, not truncated", YaRN(s, length, truncate=False)
-        yield "llama3, low 1, high 4", Llama3(s, 1.0, 4.0, length)

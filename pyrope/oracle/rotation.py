@@ -212,8 +212,16 @@ def _another_order(check: Check) -> Iterator[Finding]:
 
 
 def _undecided(check: Check) -> Iterator[str]:
-    if (limit := decides_up_to(check.rope)) < check.plan.top:
-        yield f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there"
+    """Where no float32 angle can be judged; and whether the candidate, more exact than that before, is not so there."""
+    if (limit := decides_up_to(check.rope)) >= check.plan.top:
+        return
+    (call, y), grades = check.sample, APPLICABLE[check.dtype]
+    at = np.abs(call.positions if check.plan.axes is None else call.positions.max(axis=0))
+    wrong = {grade: check.expected(call).wrong(grade, y).any(axis=0) for grade in grades}  # (n,)
+    best = next((grade for grade in grades if not wrong[grade][at <= limit].any()), grades[-1])
+    late = at[wrong[best] & (at > limit)]
+    less = f", though it is less exact from position {late.min()} on: it may wrap, or lose bits" if late.size else ""
+    yield f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there{less}"
 
 
 def _tried(check: Check) -> str:

@@ -168,7 +168,7 @@ def _recalled(seen: dict[Any, Array], call: Call, each: Array) -> dict[str, Arra
         "as many rows and the same last position": last, ENDS: first + last,
         "as many rows and the same sum of positions": int(m.sum()),
     }  # fmt: skip
-    return {name: seen.setdefault((name, m.shape, repr(key)), each) for name, key in keys.items()}
+    return {name: seen.setdefault((name, call.positions.shape, repr(key)), each) for name, key in keys.items()}
 
 
 def _facts(at: Array, index: tuple[Array, ...], earlier: Array) -> dict[str, Array]:
