@@ -71,6 +71,11 @@ def as_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list
     lines[:] = "\n\n".join(map(paragraph, re.split(r"\n{2,}", text))).split("\n") + [""]
 
 
+def named_types(app: Any, what: str, name: str, thing: Any, options: Any, *signature: str) -> tuple[Any, ...]:
+    """Array, where autodoc writes TypeAliasForwardRef('Array')."""
+    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in signature)
+
+
 TOOLS = ("oracle.adapters", "oracle.vectors", "oracle.traces", "plots")
 
 
@@ -148,4 +153,5 @@ def setup(app: Any) -> None:
     app.connect("source-read", reference)
     app.connect("doctree-read", cards)
     app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-process-signature", named_types)
     app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))

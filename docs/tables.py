@@ -10,13 +10,9 @@ import sys
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from pyrope.oracle import mistakes  # noqa: E402, from this very tree
+from pyrope import configs  # noqa: E402, from this very tree
+from pyrope.oracle import mistakes  # noqa: E402
 from pyrope.oracle.page import REPOSITORIES  # noqa: E402
-
-try:
-    from pyrope import configs  # noqa: E402
-except ImportError:
-    from pyrope.models import conventions as configs  # noqa: E402
 
 HEAD = """\
 # Mistakes, by name
@@ -113,7 +109,7 @@ def with_table(text: str) -> str:
     return head + conventions_table() + re.sub(r"\A(?:.*\|\n)+", "", rest)
 
 
-EXACT, TOOLS = ("theta", "phase"), ("checks", "backend", "tiles", "tensors")
+EXACT, TOOLS = ("theta", "phase"), ("checks", "backend", "tiles", "files")
 ENGINE = ("rotation", "softmax", "linear", "layers", "encodings", *EXACT, *TOOLS)
 SIZE = re.compile(r"([\d,]+)(?= lines|(?<=\d) 行)")
 
@@ -122,7 +118,7 @@ def sizes() -> list[int]:
     """Lines of the definition, of RoPE in it, of the engine and of the oracle, in the order of the READMEs."""
 
     def lines(*paths: pathlib.Path) -> int:
-        return sum(len(path.read_text("utf-8").splitlines()) for path in paths if path.exists())
+        return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
 
     package = HERE.parent / "pyrope"
     rotation = (package / "definition.py").read_text("utf-8").split("# ── ")[1].strip()

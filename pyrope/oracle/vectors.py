@@ -35,7 +35,7 @@ from .candidate import BITS
 from .operator import ladder
 from .report import Failure, Report
 from .rotation import MAX_POSITION, check_rotation, recorded_calls
-from .steps import Call, Spec, allowed, allowed_gradients, grades, gradients, weigh
+from .steps import Call, Spec, allowed, grades, results
 from .tolerance import APPLICABLE, Expected, Tables
 from .turning import TOP
 
@@ -110,17 +110,14 @@ class Case:
         if self.kind == "rotation":
             return [self._rotated(rows).y]
         call = Call("", **rows)
-        return [weigh(self.spec, call).out] if call.g is None else [*gradients(self.spec, call, call.g.astype(float))]
+        return [*results(self.spec, call)]
 
     def allowed(self, rows: Rows) -> list[Array]:
         """How far off each number may be."""
         if self.kind == "rotation":
             return [self._rotated(rows).allowed(APPLICABLE[self.dtype][-1])]
         call, rounding = Call("", **rows), [*grades(self.spec).values()][-1]
-        if call.g is None:
-            limits = [allowed(self.spec, call, rounding)]
-        else:
-            limits = allowed_gradients(self.spec, call, call.g.astype(float), rounding)
+        limits = allowed(self.spec, call, rounding)
         return [np.broadcast_to(limit.worst, limit.truth.shape) for limit in limits]
 
     def _rotated(self, rows: Rows) -> Expected:
