@@ -30,8 +30,8 @@ from .tokenizer import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 
 Given: TypeAlias = dict[str, Any]  # the options that were given, by name, and no others
 
-# Every option, once: its help, its type or its choices (None: a switch), the word for its value, and what argparse is
-# told besides. A switch may stand for an argument of another name.
+# Every option, once: its help, its type or its choices, and the word for its value. A switch has its help alone; or,
+# if it stands for an argument of another name: its help, None, that name, and the value that it gives.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     # The rope
     "config": ("a Hugging Face config.json, or its folder", str, "PATH"),
@@ -71,8 +71,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "window": ("tokens that are seen, with the token itself", int, "N"),
     "softcap": ("scores become C·tanh(score/C)", float, "C"),
     "scale": ("of the scores (default: 1/√d)", float, "X"),
-    "cache": ("demand fewer queries than keys (default: try)", None, "cache", True),
     "no-cache": ("do not try fewer queries than keys", None, "cache", False),
+    "cache": ("demand fewer queries than keys (default: try)", None, "cache", True),
     "feature-map": ("of linear attention (default: elu+1)", attention.MAPS),
     # The output
     "json": ("print JSON",),
@@ -176,7 +176,7 @@ def _keywords(option: str) -> Given:
 def _flag(name: str) -> str:
     """How an argument is written on the command line."""
     switches = {row[2]: option for option, row in OPTIONS.items() if len(row) == 4}
-    return f"--{switches.get(name, name).replace('_', '-')}" if name != "cache" else "--cache"
+    return f"--{switches.get(name, name).replace('_', '-')}"
 
 
 # ── What the options name: a rope, a candidate ───────────────────────────────────────────────────────────────────────

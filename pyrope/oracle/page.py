@@ -211,8 +211,8 @@ def _fold(title: str, parts: Iterable[Markup]) -> Markup:
 # ── A report ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def report_section(report: Report, level: str = "h1") -> Markup:
-    """All that a report says, and what was read of its candidate."""
+def report_section(report: Report, level: str = "h1", pictures: bool = True) -> Markup:
+    """All that a report says, and what was read of its candidate; pictures take a second, and 200 kB."""
     sub = "h2" if level == "h1" else "h4"
     about, _, why = report.headline.partition(f": {report.verdict.upper()}")
     parts = [_verdict(report.verdict, f"{about}{why}", level), _expected(report.expected)]
@@ -223,7 +223,7 @@ def report_section(report: Report, level: str = "h1") -> Markup:
     if report.findings:
         title = "What is wrong" if len(report.findings) == 1 else f"What is wrong: {len(report.findings)} findings"
         parts += [element(sub, title), *map(_finding, report.findings)]
-    parts += _readings(_shown(report), report.verdict, sub)
+    parts += _readings(_shown(report), report.verdict, sub, pictures)
     if report.errors:
         parts += [element(sub, "Errors in numbers"), _errors_table(report.errors)]
     if report.notes:
@@ -273,7 +273,7 @@ def _number(value: float | None, form: str = ".2g") -> str:
 # ── What was read ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _readings(readings: Readings | None, verdict: str, heading: str) -> Iterator[Markup]:
+def _readings(readings: Readings | None, verdict: str, heading: str, pictures: bool = True) -> Iterator[Markup]:
     """A table of what differs, and pictures, if they can be drawn."""
     if readings is None:
         return
@@ -281,7 +281,7 @@ def _readings(readings: Readings | None, verdict: str, heading: str) -> Iterator
         table = _table(dict.fromkeys(("", "expected", "measured")), (_side(*side) for side in readings.sides))
         yield from (element(heading, "Expected and measured"), element("div", table, class_="sides"))
     with contextlib.suppress(ImportError):  # without matplotlib, there are tables alone
-        yield from _pictures(readings, verdict, heading)
+        yield from _pictures(readings, verdict, heading) if pictures else ()
 
 
 def _side(name: str, expected: str, measured: str, same: bool) -> Markup:
@@ -358,7 +358,7 @@ def _cases(count: int) -> str:
 
 def _folded(report: Report) -> Markup:
     symbol = element("span", f"{SYMBOLS[report.verdict]} ", class_=_class(report.verdict))
-    return _fold(joined([symbol, report.subject]), [report_section(report, "h3")])
+    return _fold(joined([symbol, report.subject]), [report_section(report, "h3", pictures=False)])
 
 
 _GALLERY = (
@@ -381,7 +381,9 @@ def gallery_section(rows: Sequence[Row]) -> Markup:
     for row in rows:
         worst = _number(max((error.worst for error in row.report.errors), default=None))
         cells = (row.name, _judged(row.report.verdict), worst, row.remark)
-        lines.append(_fold(joined(element("span", cell) for cell in cells), [report_section(row.report, "h3")]))
+        lines.append(
+            _fold(joined(element("span", cell) for cell in cells), [report_section(row.report, "h3", pictures=False)])
+        )
     legend = [element("li", _judged(verdict), f": {words}") for verdict, words in _LEGEND.items()]
     head = _verdict(verdict, f"gallery: {len(rows)} implementations, {good} judged as they should be")
     key = element("ul", *legend, class_="key"), element("p", _GALLERY, class_="quiet")
