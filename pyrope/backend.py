@@ -34,7 +34,7 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
     >>> namespace(np.zeros(3), None).__name__
     'numpy'
 
-    Arrays given by keyword are called by that name in errors, and must be there: `given` leaves optional ones out.
+    Arrays given by keyword are called by that name in errors and must be there.
     """
     kinds = [type(array) for array in arrays if array is not None] + list(map(type, named.values()))
     if kinds and all(kind is np.ndarray for kind in kinds):  # the usual case, and the fastest
@@ -51,15 +51,6 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
         mixture = ", ".join(f"{name} is a {library} array" for name, library in libraries.items())
         raise TypeError(f"arrays of different libraries: {mixture}; move one side with to_numpy or from_numpy")
     return np if library == "numpy" else importlib.import_module("cupy")
-
-
-def given(**arrays: Array | None) -> dict[str, Array]:
-    """The arrays that are not None, by their names.
-
-    >>> given(mask=None, out=1)
-    {'out': 1}
-    """
-    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def get(name: str) -> ModuleType:
@@ -131,7 +122,7 @@ def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
         return array
     if _library(array) != "numpy":
         raise TypeError(f"array must be a NumPy array, was {_library(array)}")
-    if not isinstance(backend, str) and not hasattr(backend, "asarray"):
-        raise TypeError(f"backend must be a name or an array module, was {backend!r}")
     xp = get(backend) if isinstance(backend, str) else backend
+    if not hasattr(xp, "asarray"):
+        raise TypeError(f"backend must be a name or an array module, was {backend!r}")
     return array if xp is np else xp.asarray(array)

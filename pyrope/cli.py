@@ -106,8 +106,7 @@ TARGET = "exec framework call axes timeout in-process"
 ROTATIONS_ONLY = ("axes", "plot", "equivalent", "min_position", "batched")
 # What others call a layout or a dtype.
 SYNONYMS = {
-    **dict.fromkeys(("neox", "gpt-neox", "gptneox", "rotate_half", "rotate-half", "hf", "split"), "half"),
-    **dict.fromkeys(("gpt-j", "gptj", "meta", "roformer", "adjacent", "rotate_every_two", "complex"), "interleaved"),
+    **checks.SYNONYMS,
     **dict.fromkeys(("fp64", "f64", "double"), "float64"),
     **dict.fromkeys(("fp32", "f32", "float"), "float32"),
     **dict.fromkeys(("fp16", "f16", "half"), "float16"),
@@ -373,8 +372,8 @@ def _gallery(given: Given) -> int:
         if not as_json:
             _progress("")
             worst, verdict = max((error.worst for error in row.report.errors), default=0.0), row.report.verdict
-            line = f"{row.name:<28}{verdict:<11}{worst:<7.1g}{row.remark}"[:80]
-            print(line.replace(verdict, _painted(verdict), 1), flush=True)
+            rest = f"{'':<{11 - len(verdict)}}{worst:<7.1g}{row.remark}"[: 52 - len(verdict)]
+            print(f"{row.name:<28}{_painted(verdict)}{rest}", flush=True)
         _progress(f"{len(rows)} checked …")
     _progress("")
     good = sum(row.as_expected for row in rows)

@@ -233,10 +233,7 @@ _KNOWN = {
     "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_dim", "qk_rope_head_dim",
     "rope_interleave", "rope_interleaved", "layer_rope_theta", "no_rope_layers", "no_rope_layer_interval", "rotary",
 }  # fmt: skip
-_BASE_OF_LAYERS = re.compile(
-    "rope_theta|rope_local_base_freq"
-)  # no news where there is a rope dict for each layer type
-_WRITTEN_OUT = 'write the Rope out, for instance with axes=Axes("sections", …) or Axes("interleaved", …)'
+_BASE_OF_LAYERS = re.compile("rope_theta|rope_local_base_freq")  # no news where every layer type has its rope dict
 
 
 def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rope:
@@ -257,10 +254,9 @@ def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rop
             if width <= 2:
                 raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
             kind, base = "default", base * checks.real("alpha", alpha, 0, 1e12, open=True) ** (width / (width - 2))
-        axes = _axes(config, convention, parameters, width // 2)
         scaling = None if kind == "default" else SCALINGS[kind](**arguments)
-        grid = None if axes is None else Axes(**axes)
-        return Rope(head_dim, base, layout, width, placement, scaling, grid, convention.direction)
+        axes = _axes(config, convention, parameters, width // 2)
+        return Rope(head_dim, base, layout, width, placement, scaling, axes, convention.direction)
 
 
 @contextlib.contextmanager
@@ -309,17 +305,12 @@ def _read(source: Source) -> tuple[dict[str, Any], Convention]:
 def _layout(config: Json, convention: Convention) -> str:
     if convention.layout is not None:
         return "half" if config.get("rope_interleave") is False else convention.layout
-    ropes = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
-    several = any(isinstance(rope, Mapping) and rope.get("mrope_section") is not None for rope in ropes)
-    fix = f"{_WRITTEN_OUT}, since it says mrope_section" if several else "pass layout="
     unlisted = f"and model_type {config.get('model_type')!r} is not listed here"
-    raise ValueError(f"a config does not say which features make a pair, {unlisted}: {fix}")
+    raise ValueError(f"a config does not say which features make a pair, {unlisted}: pass layout=")
 
 
 def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) -> None:
     """Refuses configs without RoPE, and keys that may change the rope and are not read here."""
-    if config.get("alibi") is True:
-        raise ValueError("this config uses ALiBi instead of RoPE (alibi: true)")
     if (kind := config.get("position_embedding_type")) not in (None, "rope", "rotary"):
         raise ValueError(f"this config does not use RoPE (position_embedding_type: {kind!r})")
     if convention.switch is not None and config.get(convention.switch[0]) != convention.switch[1]:
@@ -337,7 +328,7 @@ def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) 
     bases = config.get("layer_rope_theta")
     if isinstance(bases, list | tuple) and len(set(map(str, bases)) - {"0", "0.0"}) > 1:
         raise ValueError(f"layer_rope_theta says several bases: write the Rope of each layer out, was {bases}")
-    if convention.explicit and not any(config.get(key) is not None for key in ("rope_parameters", "rope_scaling")):
+    if convention.explicit and not _rope_dict(config):
         name = config["model_type"]
         raise ValueError(f"model_type {name!r} scales its frequencies: the config must say rope_parameters")
 
@@ -481,38 +472,36 @@ def _head_dim_by_layer(config: Json, layer_type: str | None) -> Any:
     return sizes.pop() if sizes else None
 
 
-def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> dict[str, Any] | None:
-    """The arguments of the `Axes` of p pairs, or None: mrope_section means different things to different types."""
+def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> Axes | None:
+    """The axes of p pairs, or None: mrope_section means different things to different types."""
     name, style, sections = config.get("model_type"), convention.axes, parameters.get("mrope_section")
+    if style is None and sections is not None:
+        fix = 'write the Rope out, for instance with axes=Axes("sections", …) or Axes("interleaved", …)'
+        raise ValueError(f"mrope_section of model_type {name!r} says not which pairs turn with which axis: {fix}")
     if style is None:
-        if sections is not None:
-            rule = "says mrope_section, but not which pairs turn with which axis: model types differ in that"
-            unknown = f"and this one is not known to have it: {_WRITTEN_OUT}"
-            raise ValueError(f"the config of model_type {name!r} {rule}, {unknown}")
         return None
     if (interleaved := parameters.get("mrope_interleaved")) is not None and interleaved is not (style == "interleaved"):
-        raise ValueError(
-            f"model_type {name!r} has axes of style {style!r}, but the config says mrope_interleaved {interleaved!r}"
-        )
-    grids: dict[str, dict[str, Any]] = {  # without sections
-        "axial": {"style": "axial"},
-        "pixtral": {"style": "pixtral"},
-        "alternating": {"style": "interleaved", "sections": (p - p // 2, p // 2)},  # rows and columns by turns
-        "columns first": {"style": "listed", "sections": (1, 0) * (p // 2), "series": "own"},
-        "thirds": {"style": "sections", "sections": (p // 3,) * 3, "series": "own"},
+        said = f"but the config says mrope_interleaved {interleaved!r}"
+        raise ValueError(f"model_type {name!r} has axes of style {style!r}, {said}")
+    grids: dict[str, tuple[Any, ...]] = {  # without sections
+        "axial": ("axial",),
+        "pixtral": ("pixtral",),
+        "alternating": ("interleaved", (p - p // 2, p // 2)),  # rows and columns by turns
+        "columns first": ("listed", (1, 0) * (p // 2), "own"),
+        "thirds": ("sections", (p // 3,) * 3, "own"),
     }
     if style in grids:
-        return grids[style]
+        return Axes(*grids[style])
     sections = sections if sections is not None else convention.sections or None
     if sections is None:
         raise ValueError(f"model_type {name!r} has several position axes: the config must say mrope_section")
     if style != "ernie":
-        return {"style": style, "sections": sections}
+        return Axes(style, sections)
     # ERNIE 4.5 VL, positions (t, h, w), sections (h, w, t): rows and columns by turns, then times.
     counts = checks.integers("mrope_section", sections, 1)
     if len(counts) != 3 or counts[0] != counts[1]:
         raise ValueError(f"mrope_section must say as many rows as columns, and how many times, was {sections}")
-    return {"style": "listed", "sections": (1, 2) * counts[0] + (0,) * counts[2]}
+    return Axes("listed", (1, 2) * counts[0] + (0,) * counts[2])
 
 
 # ── What else a config says ──────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, namespace
 from .theta import DECIMAL
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -23,7 +23,7 @@ Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _integers(name: str, values: Any) -> Int64:
-    return checks.positions(name, on_host(values)).astype(np.int64)
+    return checks.positions(name, values).astype(np.int64)
 
 
 def _distances(q_positions: Any, k_positions: Any) -> Int64:
@@ -36,13 +36,17 @@ def _distances(q_positions: Any, k_positions: Any) -> Int64:
 
 def _rows(table: Array, rows: Int64, name: str) -> Array:
     """table[rows]: (N, …) and (…) -> (…, …)."""
-    xp = namespace(table=table)
-    if table.ndim != 2:
-        raise ValueError(f"table must have two axes, had shape {table.shape}")
     # On a GPU an index out of range wraps around silently, so all are checked here, on the host.
     if rows.size and not 0 <= rows.min() <= rows.max() < table.shape[0]:
         raise ValueError(f"{name} must lie in 0 … {table.shape[0] - 1}, were from {rows.min()} to {rows.max()}")
+    xp = namespace(table)
     return xp.take(table, from_numpy(rows, xp), axis=0)
+
+
+def _check_table(table: Array, shape: str) -> None:
+    namespace(table=table)
+    if table.ndim != 2 or (shape.startswith("(2k") and table.shape[0] % 2 == 0):
+        raise ValueError(f"table must be {shape}, had shape {table.shape}")
 
 
 def _angles(m: Int64, d: int, base: float) -> Float64:
@@ -93,6 +97,7 @@ def learned(positions: Any, table: Array) -> Array:
     >>> learned([0, 2, 2], np.eye(3))[:, 2]
     array([0., 1., 1.])
     """
+    _check_table(table, "(N, e), a row for each position")
     return _rows(table, _integers("positions", positions), "positions")
 
 
@@ -102,9 +107,7 @@ def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
     a_ij is row k + clip(j − i, −k, k). Scores are q_iᵀ(k_j + a_ij), outputs Σ α_ij (v_j + a_ij), each with its table:
     `shaw_scores` and `shaw_values` are what they add to a plain attention.
     """
-    namespace(table=table)
-    if table.ndim != 2 or table.shape[0] % 2 == 0:
-        raise ValueError(f"table must be (2k + 1, d), a row for each distance −k … k, had shape {table.shape}")
+    _check_table(table, "(2k + 1, d), a row for each distance −k … k")
     k = table.shape[0] // 2
     return _rows(table, k + np.clip(_distances(q_positions, k_positions), -k, k), "rows")
 
@@ -175,9 +178,7 @@ def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
 
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:
     """What T5 adds to the scores: its table (buckets, h) -> (h, n, m)."""
-    namespace(table=table)
-    if table.ndim != 2:
-        raise ValueError(f"table must be (buckets, h), had shape {table.shape}")
+    _check_table(table, "(buckets, h)")
     # A distance may be twice as large as a position; those beyond max_distance share a bucket, so it may be clipped.
     distances = np.clip(_distances(q_positions, k_positions), -checks.MAX_POSITION, checks.MAX_POSITION)
     rows = t5_buckets(distances, causal=causal, buckets=table.shape[0], max_distance=max_distance)

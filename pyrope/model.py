@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -142,30 +142,33 @@ def check_option(name: str, value: Any) -> Any:
 def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """The name and shape of every array that a model of this config has learnt."""
     e, d, f = checks.instance("config", config, Config).width, config.head_dim, config.mlp_width
-    h, g, norm = config.heads, config.key_heads, config.norm_bias
-    layer = [  # name, shape, whether with a bias, whether it exists
-        ("attention_norm", (e,), norm, True),
-        ("qkv", ((h + 2 * g) * d, e), config.qkv_bias, True),  # the heads of the queries, the keys, the values
-        ("q_norm", (d,), norm, config.qk_norm),
-        ("k_norm", (d,), norm, config.qk_norm),
-        ("out", (e, h * d), config.out_bias, True),
-        ("attention_post_norm", (e,), norm, config.post_norms),
-        ("mlp_norm", (e,), norm, not config.one_norm),
-        ("up", (2 * f if config.gated else f, e), config.mlp_bias, True),  # the gate comes first
-        ("down", (e, f), config.mlp_bias, True),
-        ("mlp_post_norm", (e,), norm, config.post_norms),
-    ]
-    parts = [("embedding_norm", (e,), norm, config.embedding_norm)]
-    parts += [(f"layers.{i}.{name}", *rest) for i in range(len(config.layers)) for name, *rest in layer]  # type: ignore[misc]
-    parts += [("norm", (e,), norm, config.block != "post-norm")]
-    parts += [("head_dense", (e, e), True, config.head_dense), ("head_norm", (e,), norm, config.head_dense)]  # type: ignore[list-item]
     shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocabulary, e)}
-    shapes |= {"embedding_bias": (e,)} if config.embedding_bias else {}
-    for name, shape, bias, exists in parts:
-        shapes |= {f"{name}.weight": shape} if exists else {}
-        shapes |= {f"{name}.bias": shape[:1]} if exists and bias else {}
-    shapes |= {} if config.tied else {"head.weight": (config.vocabulary, e)}
-    return shapes | ({"head.bias": (config.vocabulary,)} if config.head_bias else {})
+
+    def add(name: str, *shape: int, bias: bool = config.norm_bias, exists: bool = True) -> None:
+        shapes.update({f"{name}.weight": shape} if exists else {})
+        shapes.update({f"{name}.bias": shape[:1]} if exists and bias else {})
+
+    add("embedding_norm", e, exists=config.embedding_norm)
+    shapes.update({"embedding_bias": (e,)} if config.embedding_bias else {})
+    for i in range(len(config.layers)):
+        layer = f"layers.{i}."
+        add(layer + "attention_norm", e)
+        # The heads of the queries, the keys, the values; in a gated MLP the gate comes before what goes up.
+        add(layer + "qkv", (config.heads + 2 * config.key_heads) * d, e, bias=config.qkv_bias)
+        add(layer + "q_norm", d, exists=config.qk_norm)
+        add(layer + "k_norm", d, exists=config.qk_norm)
+        add(layer + "out", e, config.heads * d, bias=config.out_bias)
+        add(layer + "attention_post_norm", e, exists=config.post_norms)
+        add(layer + "mlp_norm", e, exists=not config.one_norm)
+        add(layer + "up", 2 * f if config.gated else f, e, bias=config.mlp_bias)
+        add(layer + "down", e, f, bias=config.mlp_bias)
+        add(layer + "mlp_post_norm", e, exists=config.post_norms)
+    add("norm", e, exists=config.block != "post-norm")
+    add("head_dense", e, e, bias=True, exists=config.head_dense)
+    add("head_norm", e, exists=config.head_dense)
+    shapes.update({} if config.tied else {"head.weight": (config.vocabulary, e)})
+    shapes.update({"head.bias": (config.vocabulary,)} if config.head_bias else {})
+    return shapes
 
 
 def misfits(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -184,8 +187,10 @@ class Model:
     weights: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        expected, arrays = weight_shapes(self.config), dict(checks.instance("weights", self.weights, Mapping))  # type: ignore[type-abstract]
-        object.__setattr__(self, "weights", MappingProxyType(arrays))
+        if not isinstance(self.weights, Mapping):
+            raise TypeError(f"weights must be a dict of arrays by name, was {type(self.weights).__name__}")
+        expected, arrays = weight_shapes(self.config), dict(self.weights)
+        object.__setattr__(self, "weights", arrays)  # a copy, which later changes of the caller's do not reach
         namespace(**arrays)
         if wrong := misfits(expected, {name: tuple(array.shape) for name, array in arrays.items()}):
             raise ValueError("weights do not fit the config: " + "; ".join(wrong))
@@ -493,13 +498,11 @@ class _Attention:
         tables, out, state = self.tables[i], xp.empty(q.shape, q.dtype), None
         rule = linear.Rule(q.dtype, tables, config.feature_map)
         if config.causal:
+            rope = None if tables is None else tables.rope
             before = None if self.cache is None else self.cache.states[i]
-            s, z = linear.zeros(k, v, rule)
-            if before is not None:
-                s, z = before.numerator.copy(), before.denominator.copy()
-            linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
-            count = q.shape[2] + (0 if before is None else before.count)
-            state = LinearState(s, z, count, None if tables is None else tables.rope, config.feature_map)
+            state = LinearState(*linear.zeros(k, v, rule), q.shape[2], rope, config.feature_map)
+            state = state if before is None else state + before
+            linear.step(q, k, v, (state.numerator, state.denominator), rule, out, linear.CHUNK)
         else:
             linear.read(q, linear.sums(k, v, rule), rule, out)
         self.states.append(state)

@@ -1,17 +1,14 @@
 """cos(mθ) and sin(mθ), exact to the last bit or so at any position, and the same bits everywhere.
 
-The naive form rounds θ, then m·θ, and asks for the sine of a large number: at m = 2³¹ its float64
-result is off by 2e-7. Here θ/2π is a 128-bit fixed-point fraction of a turn, so that m·θ modulo one
-turn is a wrapping integer product. The nearest quarter turn is taken off, the rest becomes an angle
-of at most π/4 in two float64 numbers, and its sine and cosine are short Taylor sums. All of it is
-integer arithmetic and IEEE additions and multiplications on the host: no library's sine, hence no
-difference between platforms or backends.
+The naive form rounds θ, then m·θ, and asks for the sine of a large number: at m = 2³¹ it is off by 2e-7 in float64.
+Here θ/2π is a 128-bit fixed-point fraction of a turn, so that m·θ modulo one turn is a wrapping integer product. The
+nearest quarter turn is taken off, the rest becomes an angle of at most π/4 in two float64 numbers, and its sine and
+cosine are short Taylor sums: integers, and IEEE additions and multiplications, the same on every platform and backend.
 
-Error: θ/2π is off by at most 2⁻¹²⁹, so the angle by m·2⁻¹²⁹ of a turn. Where mθ comes so near to a multiple
-of π/2 that this would show (nearer than m·2⁻⁷¹ of a turn: about one entry in 10¹¹, or none, unless the
-base was chosen for it), the entry is computed anew from the 60-digit θ. Elsewhere the sums and their final
-rounding stay below 0.9 ulp in float64. An attention factor a ≠ 1 brings its own rounding and that of the
-product: 2.5 ulp.
+Error: θ/2π is off by at most 2⁻¹²⁹, so the angle by m·2⁻¹²⁹ of a turn. Where mθ comes so near to a multiple of π/2 that
+this would show (nearer than m·2⁻⁷¹ of a turn: about one entry in 10¹¹, or none, unless the base was chosen for it), the
+entry is computed anew from the 60-digit θ. Elsewhere the sums and their final rounding stay below 0.9 ulp in float64;
+an attention factor a ≠ 1 brings its own rounding and that of the product: 2.5 ulp.
 """
 
 from __future__ import annotations
@@ -129,7 +126,7 @@ def _near_quarters(x: Float64, size: Uint64, theta: tuple[Decimal, ...]) -> list
     if least.min() > largest:  # one cheap pass, and nothing more for most tiles
         return []
     near = (least < (size * 2.0**-7 + 4096.0) * _UNIT) & (size != 0) & [bool(t) for t in theta]
-    return np.argwhere(near).tolist()  # type: ignore[no-any-return]
+    return np.argwhere(near).tolist()
 
 
 def _slowly(m: int, theta: Decimal) -> tuple[float, float]:

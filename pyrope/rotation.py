@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host, result_array
+from .backend import Array, compute_dtype, from_numpy, namespace, result_array
 from .definition import Features
 from .phase import check_positions, exact_cos_sin
 from .theta import LAYOUTS, Rope
@@ -48,7 +48,7 @@ def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
     True
     """
     xp, dtype = namespace(like=like), compute_dtype("like", like)
-    m = np.array(check_positions(on_host(positions), rope), np.int64)  # a copy, which nobody can change
+    m = np.array(check_positions(positions, rope), np.int64)  # a copy, which nobody can change
     m.flags.writeable = False
     cos, sin = exact_cos_sin(rope, m, dtype)
     if rope.layout == "half":
@@ -107,7 +107,7 @@ def checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) 
     if tables.rope != rope:
         raise ValueError(f"tables were made for {tables.rope}, not for {rope}")
     own = tables.positions
-    if positions is not own and not np.array_equal(check_positions(on_host(positions), rope), own):
+    if positions is not own and not np.array_equal(check_positions(positions, rope), own):
         raise ValueError("tables were made for other positions")
     namespace(x=x, tables=tables.straight)
     if (made := tables.straight.real.dtype) != dtype:

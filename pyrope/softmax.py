@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, given, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 from .tiles import cuts, each, tile_of, tiles
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -55,8 +55,7 @@ def reach(causal: bool, window: int | None) -> tuple[int, int] | None:
 
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool = False, q_positions: Any = None, k_positions: Any = None,
-    mask: Array | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None,
-    block: int | None = None
+    mask: Array | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None
 ) -> Array:  # fmt: skip
     """softmax(q·kᵀ·scale)·v, Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e) -> (…, h, n, e).
 
@@ -73,13 +72,11 @@ def attention(
     default to 0 … m−1, queries to the last n of the keys' (so n < m continues a cache). They decide nothing else.
     ``mask``, broadcastable to (…, h, n, m): bool, where True is visible, or float, added to the scores; −inf hides.
     ``scale`` defaults to 1/√d; ``softcap`` c makes scores c·tanh(score/c), before any mask.
-    ``block``: queries (and keys that can be skipped) at a time; it decides memory and speed, not the result.
     """
-    xp = namespace(q=q, k=k, v=v, **given(mask=mask))
+    xp = namespace(q=q, k=k, v=v) if mask is None else namespace(q=q, k=k, v=v, mask=mask)
     rule = checked_rule(q, k, v, (causal, window), (q_positions, k_positions), (scale, softcap))
     mask = None if mask is None else _checked_mask(mask, (*q.shape[:-1], k.shape[-2]), k.shape[-3])
-    block = None if block is None else checks.integer("block", block, 1)
-    out = attend(q, k, v, rule, mask, block)
+    out = attend(q, k, v, rule, mask)
     if xp is not np and not bool(xp.isfinite(out).all()):
         check_overflow(q, k, rule, compute_dtype("q", q))  # on the host it was seen on the way
     return out
@@ -101,11 +98,10 @@ def checked_rule(
     last = q_at is None is k_at and n == 1 and (window is None or window >= m)
     if q_at is None and k_at is not None and n > m:
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
-    every = _positions("k_positions", range(m) if k_at is None else k_at, batch, m)
-    if q_at is None and k_at is not None:
-        q_at = every[..., m - n :]
-    else:
-        q_at = _positions("q_positions", range(m - n, m) if q_at is None else q_at, batch, n)
+    every = _positions("k_positions", np.arange(m) if k_at is None else k_at, batch, m)
+    if q_at is None:
+        q_at = np.arange(m - n, m) if k_at is None else np.asarray(on_host(k_at))[..., m - n :]
+    q_at = _positions("q_positions", q_at, batch, n)
     return Rule(q_at, every, None if last else reach(causal, window), scale, softcap)
 
 
@@ -126,8 +122,7 @@ def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
 
 def _positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> Int64:
     """Positions on the host, as (…, 1, 1, length)."""
-    at = np.arange(positions.start, positions.stop) if type(positions) is range else on_host(positions)
-    at = checks.positions(name, at)
+    at = checks.positions(name, positions)
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
         rule = f"({length},), or (…, {length}) with the first of the batch axes {batch}"
@@ -159,7 +154,7 @@ def check_overflow(q: Array, k: Array, rule: Rule, dtype: np.dtype[Any]) -> None
 # ── The core: arguments are not checked from here on ─────────────────────────────────────────────────────────────────
 
 
-def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None, block: int | None = None) -> Array:
+def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None) -> Array:
     """Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e), mask (…, g, r, n, m), h = g·r -> (…, h, n, e).
 
     On a GPU nothing waits for the device: where scores overflow, outputs are NaN.
@@ -181,17 +176,17 @@ def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None, 
         part = replace(rule, q_at=tile_of(rule.q_at, index), k_at=tile_of(rule.k_at, index[:-1]))
         bound = None if longest is None else longest[heads].max()
         seen = None if mask is None else tile_of(mask, index)
-        target[index] = _attend(groups[index], k[heads], v[heads], part, seen, (bound, block))  # rounded here
+        target[index] = _attend(groups[index], k[heads], v[heads], part, seen, bound)  # rounded here
 
-    each(some, pieces(xp, groups.shape[:-1], m, block), spread=xp is np, products=True)
+    each(some, pieces(xp, groups.shape[:-1], m), spread=xp is np, products=True)
     return out
 
 
-def pieces(xp: ModuleType, shape: tuple[int, ...], m: int, block: int | None = None) -> Iterator[tuple[Any, ...]]:
+def pieces(xp: ModuleType, shape: tuple[int, ...], m: int) -> Iterator[tuple[Any, ...]]:
     """Indices of tiles of queries of this shape, (…, g, r, n), which have up to m keys."""
     *lead, r, n = shape
     # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches.
-    rows = block or max(1, _ROWS // r if xp is np else _DEVICE // max(math.prod(lead) * r * m, 1))
+    rows = max(1, _ROWS // r if xp is np else _DEVICE // max(math.prod(lead) * r * m, 1))
     limit = _SCORES if xp is np else _DEVICE
     # The last queries first: if causal they see the most keys, and a thread should not be left with them in the end.
     for some, heads in itertools.product(cuts(n, rows)[::-1], tiles((*lead, r * min(rows, n) * m), limit)):
@@ -199,10 +194,9 @@ def pieces(xp: ModuleType, shape: tuple[int, ...], m: int, block: int | None = N
 
 
 @np.errstate(all="ignore")  # what overflows is found afterwards; 0/0 is where nothing is seen; NaN stays NaN
-def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, more: tuple[Any, int | None]) -> Array:
+def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, bound: Any) -> Array:
     """The outputs of a tile of queries (…, r, n, d): (…, r, n, e)."""
-    dtype, (bound, block) = k.dtype, more
-    running = Running(q, rule, dtype, bound).see(k, v, mask, block)
+    dtype, running = k.dtype, Running(q, rule, k.dtype, bound).see(k, v, mask)
     mean = running.mean()
     if namespace(q) is not np or running.total is None:
         return mean
@@ -210,7 +204,7 @@ def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, more: 
         check_overflow(q, k, rule, dtype)
     if not finite.all():
         # A sum of large values may overflow where their mean does not: then the values are made smaller first.
-        again = Running(q, rule, dtype, None).see(k, v * 2.0**-32, mask, block).mean()
+        again = Running(q, rule, dtype, None).see(k, v * 2.0**-32, mask).mean()
         mean = np.where(finite, mean, again * 2.0**32)
     return mean
 
@@ -238,10 +232,10 @@ class Running:
         lost = self.queries.shape[-1] * float(np.finfo(self.queries.dtype).tiny)  # squares below that are 0
         return math.sqrt(own + lost) * math.sqrt(longest + lost) * (self.rule.softcap or 1.0) <= _SAFE
 
-    def see(self, k: Array, v: Array, mask: Array | None = None, block: int | None = None) -> Running:
+    def see(self, k: Array, v: Array, mask: Array | None = None) -> Running:
         """Adds keys (…, m, d) and values (…, m, e) at the rule's positions; those that no query sees are skipped."""
         rows, m = math.prod(self.shape), k.shape[-2]
-        width = min(m, block or max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
+        width = min(m, max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
         spare = self.xp.empty(rows * width, k.dtype)  # one for all tiles: fresh pages cost more than the arithmetic
         for keys, in_part in _stretches(self.rule, m, width):
             hidden, bias = _hidden(self.xp, self.rule, keys) if in_part else None, None
@@ -266,7 +260,7 @@ class Running:
         if hidden is not None:
             xp.copyto(by_head, -math.inf, where=hidden)
         if xp is not np:  # on the host it is seen from the totals
-            unseen = False if hidden is None else hidden
+            unseen: Any = False if hidden is None else hidden
             unseen = unseen if bias is None else (bias == -math.inf) | unseen
             self.blind &= unseen if unseen is False else unseen.all(axis=-1, keepdims=True)
         shrink = None if self.small else self._take_off(scores)

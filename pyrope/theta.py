@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from decimal import Context, Decimal, localcontext
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -347,27 +347,27 @@ class Rope:
         values = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
         return f"Rope({', '.join(values)})"
 
-    @property
+    @cached_property
     def width(self) -> int:
         """r: how many features are rotated."""
         return self.rotary_dim or self.head_dim
 
-    @property
+    @cached_property
     def pairs(self) -> int:
         """p = r/2."""
         return self.width // 2
 
-    @property
+    @cached_property
     def start(self) -> int:
         """The first feature that is rotated."""
         return 0 if self.placement == "prefix" else self.head_dim - self.width
 
-    @property
+    @cached_property
     def attention_factor(self) -> float:
         """a: multiplies cos and sin, so that scores get a²; 1 except for YaRN and LongRoPE."""
         return _attention_factor(self.scaling) if isinstance(self.scaling, YaRN | LongRoPE) else 1.0
 
-    @property
+    @cached_property
     def pure(self) -> Rope:
         """The rotation alone: this rope with an attention factor of 1, which is what linear attention turns with."""
         if self.attention_factor == 1.0 or not isinstance(self.scaling, YaRN | LongRoPE):
@@ -385,7 +385,7 @@ class Rope:
         reads, _, writes = self.layout.partition("-to-")
         return replace(self, layout=f"{writes}-to-{reads}" if writes else reads, direction=-self.direction)
 
-    @property
+    @cached_property
     def resolved(self) -> bool:
         """Whether Θ is fixed: false for DynamicNTK and LongRoPE until `at` has set a length."""
         return not isinstance(self.scaling, LENGTH_DEPENDENT) or self.scaling.length is not None
@@ -436,14 +436,12 @@ def check_rope(rope: Any) -> Rope:
 @lru_cache(maxsize=256)
 def exact_frequencies(rope: Rope) -> tuple[Decimal, ...]:
     """Θ in 60-digit decimal, one for each pair, in the order of the pairs."""
-    p, scaling = rope.pairs, rope.scaling
-    widths = [rope.width] if rope.axes is None else rope.axes.widths(p)
+    p, scaling, axes = rope.pairs, rope.scaling, rope.axes
+    widths, order = ([rope.width] * p, range(p)) if axes is None else (axes.widths(p), [i for _, i in axes.assign(p)])
     with localcontext(DECIMAL):
         base = Decimal(rope.base)
         series = {r: _geometric(base, r) if scaling is None else scaling.theta(base, r) for r in set(widths)}
-    theta = list(series[widths[0]])
-    if rope.axes is not None:
-        theta = [series[r][i] for r, (_, i) in zip(widths, rope.axes.assign(p), strict=True)]
+    theta = [series[r][i] for r, i in zip(widths, order, strict=True)]
     for i, t in enumerate(theta):
         if t and not MIN_FREQUENCY <= t <= MAX_FREQUENCY:
             rule = "outside [2^-53, 2^20] where phases are exact"

@@ -8,6 +8,7 @@ or nonsense in integers. As in CuPy, indices in arrays wrap around if they are o
 
 from __future__ import annotations
 
+import collections
 import numbers
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,16 @@ import numpy as np
 
 _PLAIN = (str, bytes, type(None), type(Ellipsis), slice, bool, np.dtype, type)
 _POISON = {"empty", "empty_like"}
+COUNTS: collections.Counter[str] = collections.Counter()  # "launches" of kernels, and "waits" of the host for a result
+
+
+def _launched(result: Any, inputs: Any = (), out: Any = None) -> Any:
+    """The result of a call, which is a launch unless it is a view of an input."""
+    views = isinstance(result, np.ndarray) and any(
+        isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in inputs
+    )
+    COUNTS["launches"] += out is not None or not views
+    return result
 
 
 def _unwrap(value: Any) -> Any:
@@ -94,6 +105,7 @@ class ndarray:  # noqa: N801, the name is what CuPy calls it
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def get(self) -> np.ndarray:
+        COUNTS["waits"] += 1
         return self._host.copy()
 
     def __getattr__(self, name: str) -> Any:
@@ -105,7 +117,8 @@ class ndarray:  # noqa: N801, the name is what CuPy calls it
 
         def method(*args: Any, **kwargs: Any) -> Any:
             _check_keywords(f"ndarray.{name}", getattr(cupy_contract.real.ndarray, name), kwargs)
-            return _wrap(value(*map(_unwrap, args), **{key: _unwrap(item) for key, item in kwargs.items()}))
+            result = value(*map(_unwrap, args), **{key: _unwrap(item) for key, item in kwargs.items()})
+            return _wrap(_launched(result, [self._host], kwargs.get("out")))
 
         return method
 
@@ -138,12 +151,16 @@ class ndarray:  # noqa: N801, the name is what CuPy calls it
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._host[_index(index, self.shape)] = _unwrap(value)
+        COUNTS["launches"] += 1
 
     def __len__(self) -> int:
         return len(self._host)
 
     def __repr__(self) -> str:
         return f"device {self._host!r}"
+
+
+_TO_HOST = ("__bool__", "__int__", "__float__", "__complex__")
 
 
 def _operator(name: str) -> Any:
@@ -156,16 +173,17 @@ def _operator(name: str) -> Any:
             if in_place:  # else Python would try `x = x + y`, which makes a new array
                 raise
             return NotImplemented
+        COUNTS["waits" if name in _TO_HOST else "launches"] += 1
         if in_place and result is NotImplemented:
             raise TypeError(f"unsupported operand of ndarray.{name}")
         if in_place or result is NotImplemented:
             return self if in_place else result
-        return result if name in ("__bool__", "__int__", "__float__", "__complex__") else _wrap(result)
+        return result if name in _TO_HOST else _wrap(result)
 
     return apply
 
 
-for _name in (
+for _name in [
     "add",
     "sub",
     "mul",
@@ -179,26 +197,11 @@ for _name in (
     "xor",
     "lshift",
     "rshift",
-):
+]:
     for _prefix in ("", "r", "i"):
         if f"{_prefix}{_name}" != "imatmul":  # CuPy has none, and makes a new array
             setattr(ndarray, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
-for _name in (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "lt",
-    "le",
-    "eq",
-    "ne",
-    "gt",
-    "ge",
-    "bool",
-    "int",
-    "float",
-    "complex",
-):
+for _name in ["neg", "pos", "abs", "invert", "lt", "le", "eq", "ne", "gt", "ge", "bool", "int", "float", "complex"]:
     setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
 ndarray.__module__ = "cupy"
 
@@ -224,6 +227,7 @@ class ElementwiseKernel:
                 names[name] = result.astype(types[kind]) if kind in types else result
         for (_, name), host in zip(self.outputs, hosts[len(self.inputs) :], strict=True):
             host[...] = names[name]
+        COUNTS["launches"] += 1
 
 
 class DeviceDouble(ModuleType):
@@ -261,9 +265,12 @@ class DeviceDouble(ModuleType):
                 host["mode"] = "wrap"
             if name == "where" and not isinstance(args[0], ndarray):
                 raise AttributeError(f"{type(args[0]).__name__!r} object has no attribute 'astype'")
-            result = function(*map(_unwrap, args), **host)
+            hosts = list(map(_unwrap, args))
+            result = function(*hosts, **host)
             if name in _POISON:
                 _poison(result)
+            else:
+                _launched(result, hosts, out)
             return out if out is not None else _wrap(result)
 
         return call

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -30,7 +31,7 @@ def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     if value is not None:
         data = {"text/plain": _lines(repr(value))}
         if hasattr(value, "_repr_html_"):
-            data["text/html"] = _lines(value._repr_html_())
+            data["text/html"] = _lines(re.sub("<figure>.*?</figure>", "", value._repr_html_()))  # too large to store
         outputs.append({"data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result"})
     return outputs
 

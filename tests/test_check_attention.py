@@ -306,7 +306,7 @@ def test_the_oracles_gradients_are_finite_differences_of_the_definition(name, ca
         )
         return (out * g).sum()
 
-    found, given, h = steps.gradients(spec, steps.Call("", q, k, v, positions=at), g), [q, k, v], 1e-5
+    found, given, h = steps.gradients(spec, steps.Call("", q, k, v, positions=at, g=g)), [q, k, v], 1e-5
     for i, x in enumerate(given):
         for index in list(np.ndindex(x.shape))[::3]:
             near = []

@@ -287,6 +287,7 @@ def test_assert_rotation_raises_what_it_reports():
     with pytest.raises(Mismatch, match="(?s)^rotation: WRONG: .*expected  Rope") as raised:
         assert_rotation(lambda x, positions: RIGHT(x, -positions), ROPE, effort="few")
     assert raised.value.report.verdict == "wrong"
+    assert "R(m)" in raised.value.report.to_html()  # the page draws what was measured
     with pytest.raises(NotJudged, match="ZeroDivisionError") as raised:
         assert_rotation(lambda x, positions: 1 / 0, ROPE, effort="few")
     assert isinstance(raised.value.__cause__, ZeroDivisionError)

@@ -15,7 +15,7 @@ import pytest
 from gguf_files import gguf
 from optional import needed
 
-from pyrope import Linear, Llama3, LongRoPE, Rope, YaRN, checkpoints, forward, frequencies, load, to_numpy
+from pyrope import Linear, Llama3, LongRoPE, Rope, YaRN, frequencies, load, to_numpy
 from pyrope.checkpoints import FAMILIES, read_architecture
 from pyrope.model import Config, Layer, weight_shapes
 
@@ -158,27 +158,15 @@ def test_which_layers_slide():
 
     late = {"num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 7}
     for name in ("qwen2", "qwen3"):
-        assert (
-            windows(name, **late) == [None, 7, 7, 7] and windows(name, **late | {"max_window_layers": 28}) == [None] * 4
-        )
-        for off in ({"use_sliding_window": False}, {"sliding_window": None}):
+        assert windows(name, **late) == [None, 7, 7, 7]
+        for off in ({"use_sliding_window": False}, {"sliding_window": None}, {"max_window_layers": 28}):
             assert windows(name, **late | off) == [None] * 4
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2}
         assert windows(name, **late | kinds) == [7, None, 7, None]
     assert windows("mistral", sliding_window=None) == windows("phi3", "sliding_window") == [None, None]
-    for changed in (
-        {"num_hidden_layers": 7, "sliding_window_pattern": 3},
-        {"num_hidden_layers": 7, "_sliding_window_pattern": 3},
-    ):
-        assert windows("gemma3_text", *{"sliding_window_pattern"} - changed.keys(), **changed) == [
-            5,
-            5,
-            None,
-            5,
-            5,
-            None,
-            5,
-        ]
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        without = () if key[0] == "s" else ("sliding_window_pattern",)
+        assert windows("gemma3_text", *without, **{"num_hidden_layers": 5, key: 3}) == [5, 5, None, 5, 5]
     config = read("gemma3_text", "sliding_window_pattern", num_hidden_layers=7)
     assert config.layers == (*[Layer(_LOCAL, 5)] * 5, Layer(_GLOBAL), Layer(_LOCAL, 5))
 
@@ -238,84 +226,65 @@ def _weights(config, seed=0):
     }
 
 
-# ── What each family stores: our weights -> its tensors, by names that are written out ───────────────────────────────
+# ── What each family stores: our parts -> its names, written out; "#" is the number of a layer ────────────────────────
+
+_LAYER = "model.layers.#."
+_LLAMA_NAMES = {
+    "embedding": "model.embed_tokens.weight", "norm": "model.norm", "head": "lm_head",
+    "attention_norm": _LAYER + "input_layernorm", "mlp_norm": _LAYER + "post_attention_layernorm",
+    "qkv": f"{_LAYER}self_attn.q_proj {_LAYER}self_attn.k_proj {_LAYER}self_attn.v_proj", "out": _LAYER + "self_attn.o_proj",
+    "q_norm": _LAYER + "self_attn.q_norm", "k_norm": _LAYER + "self_attn.k_norm",
+    "up": f"{_LAYER}mlp.gate_proj {_LAYER}mlp.up_proj", "down": _LAYER + "mlp.down_proj",
+}  # fmt: skip
+_NEOX, _GPTJ, _ROFORMER = "gpt_neox.layers.#.", "transformer.h.#.", "roformer.encoder.layer.#."
+NAMES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "cohere"), _LLAMA_NAMES) | {
+    "phi3": _LLAMA_NAMES | {"qkv": _LAYER + "self_attn.qkv_proj", "up": _LAYER + "mlp.gate_up_proj"},
+    "gemma3_text": _LLAMA_NAMES | {
+        "attention_post_norm": _LAYER + "post_attention_layernorm", "mlp_norm": _LAYER + "pre_feedforward_layernorm",
+        "mlp_post_norm": _LAYER + "post_feedforward_layernorm",
+    },
+    "glm4": _LLAMA_NAMES | {
+        "up": _LAYER + "mlp.gate_up_proj", "attention_post_norm": _LAYER + "post_self_attn_layernorm",
+        "mlp_post_norm": _LAYER + "post_mlp_layernorm",
+    },
+    "gpt_neox": {
+        "embedding": "gpt_neox.embed_in.weight", "norm": "gpt_neox.final_layer_norm", "head": "embed_out",
+        "attention_norm": _NEOX + "input_layernorm", "mlp_norm": _NEOX + "post_attention_layernorm",
+        "qkv": _NEOX + "attention.query_key_value", "out": _NEOX + "attention.dense",
+        "up": _NEOX + "mlp.dense_h_to_4h", "down": _NEOX + "mlp.dense_4h_to_h",
+    },
+    "gptj": {
+        "embedding": "transformer.wte.weight", "norm": "transformer.ln_f", "head": "lm_head", "attention_norm": _GPTJ + "ln_1",
+        "qkv": f"{_GPTJ}attn.q_proj {_GPTJ}attn.k_proj {_GPTJ}attn.v_proj", "out": _GPTJ + "attn.out_proj",
+        "up": _GPTJ + "mlp.fc_in", "down": _GPTJ + "mlp.fc_out",
+    },
+    "roformer": {
+        "embedding": "roformer.embeddings.word_embeddings.weight", "embedding_norm": "roformer.embeddings.LayerNorm",
+        "embedding_bias": "roformer.embeddings.token_type_embeddings.weight", "head_norm": "cls.predictions.transform.LayerNorm",
+        "head_dense": "cls.predictions.transform.dense", "head": "cls.predictions",
+        "qkv": " ".join(f"{_ROFORMER}attention.self.{one}" for one in ("query", "key", "value")),
+        "out": _ROFORMER + "attention.output.dense", "attention_norm": _ROFORMER + "attention.output.LayerNorm",
+        "up": _ROFORMER + "intermediate.dense", "down": _ROFORMER + "output.dense", "mlp_norm": _ROFORMER + "output.LayerNorm",
+    },
+}  # fmt: skip
 
 
-def _split(config, rows):
-    """Rows of all heads -> those of queries, keys, values."""
-    h, g, d = config.heads, config.key_heads, config.head_dim
-    return rows[: h * d], rows[h * d : (h + g) * d], rows[(h + g) * d :]
-
-
-def _llama(config, w, name):
-    out = {"model.embed_tokens.weight": w["embedding"], "model.norm.weight": w["norm.weight"]}
-    if not config.tied:
-        out["lm_head.weight"] = w["head.weight"]
-    norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    norms |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-    if name == "gemma3_text":
-        norms |= {"attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
-        norms |= {"mlp_post_norm": "post_feedforward_layernorm"}
-    if name == "glm4":
-        norms |= {"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
-    for i in range(len(config.layers)):
-        own, theirs = f"layers.{i}", f"model.layers.{i}"
-        for ours, called in norms.items():
-            if f"{own}.{ours}.weight" in w:
-                out[f"{theirs}.{called}.weight"] = w[f"{own}.{ours}.weight"]
-        for kind in ("weight", "bias"):
-            if f"{own}.qkv.{kind}" in w:
-                rows = w[f"{own}.qkv.{kind}"]
-                if name == "phi3":
-                    out[f"{theirs}.self_attn.qkv_proj.{kind}"] = rows
-                else:
-                    for x, part in zip("qkv", _split(config, rows), strict=True):
-                        out[f"{theirs}.self_attn.{x}_proj.{kind}"] = part
-            if f"{own}.up.{kind}" in w:
-                up = w[f"{own}.up.{kind}"]
-                if name in ("phi3", "glm4"):
-                    out[f"{theirs}.mlp.gate_up_proj.{kind}"] = up
-                else:
-                    out[f"{theirs}.mlp.gate_proj.{kind}"] = up[: config.mlp_width]
-                    out[f"{theirs}.mlp.up_proj.{kind}"] = up[config.mlp_width :]
-                out[f"{theirs}.mlp.down_proj.{kind}"] = w[f"{own}.down.{kind}"]
-            if f"{own}.out.{kind}" in w:
-                out[f"{theirs}.self_attn.o_proj.{kind}"] = w[f"{own}.out.{kind}"]
-    if name == "gemma3_text":
-        out = {key: x - 1 if "norm" in key else x for key, x in out.items()}
-    return out
-
-
-def _gpt_neox(config, w, name):
-    out = {"gpt_neox.embed_in.weight": w["embedding"], "embed_out.weight": w["head.weight"]}
-    for kind in ("weight", "bias"):
-        out[f"gpt_neox.final_layer_norm.{kind}"] = w[f"norm.{kind}"]
-        for i in range(len(config.layers)):
-            own, theirs, d = f"layers.{i}", f"gpt_neox.layers.{i}", config.head_dim
-            parts = _split(config, w[f"{own}.qkv.{kind}"])
-            by_head = [part[head * d : (head + 1) * d] for head in range(config.heads) for part in parts]
-            out[f"{theirs}.attention.query_key_value.{kind}"] = np.concatenate(by_head)
-            out[f"{theirs}.attention.dense.{kind}"] = w[f"{own}.out.{kind}"]
-            out[f"{theirs}.input_layernorm.{kind}"] = w[f"{own}.attention_norm.{kind}"]
-            out[f"{theirs}.post_attention_layernorm.{kind}"] = w[f"{own}.mlp_norm.{kind}"]
-            out[f"{theirs}.mlp.dense_h_to_4h.{kind}"] = w[f"{own}.up.{kind}"]
-            out[f"{theirs}.mlp.dense_4h_to_h.{kind}"] = w[f"{own}.down.{kind}"]
-    return out
-
-
-def _gptj(config, w, name):
-    out = {"transformer.wte.weight": w["embedding"]}
-    for kind in ("weight", "bias"):
-        out[f"transformer.ln_f.{kind}"], out[f"lm_head.{kind}"] = w[f"norm.{kind}"], w[f"head.{kind}"]
-        for i in range(len(config.layers)):
-            out[f"transformer.h.{i}.ln_1.{kind}"] = w[f"layers.{i}.attention_norm.{kind}"]
-            out[f"transformer.h.{i}.mlp.fc_in.{kind}"] = w[f"layers.{i}.up.{kind}"]
-            out[f"transformer.h.{i}.mlp.fc_out.{kind}"] = w[f"layers.{i}.down.{kind}"]
-    for i in range(len(config.layers)):
-        for x, part in zip("qkv", _split(config, w[f"layers.{i}.qkv.weight"]), strict=True):
-            out[f"transformer.h.{i}.attn.{x}_proj.weight"] = part
-        out[f"transformer.h.{i}.attn.out_proj.weight"] = w[f"layers.{i}.out.weight"]
-    return out
+def as_stored(name, config, w):
+    """Our weights as the tensors of a family."""
+    h, g, d, f, out = config.heads, config.key_heads, config.head_dim, config.mlp_width, {}
+    for ours, x in w.items():
+        layer = ours.split(".")[1] if ours.startswith("layers.") else ""
+        part, _, kind = ours.removeprefix(f"layers.{layer}.").rpartition(".")
+        if name == "gemma3_text" and part.endswith("norm"):
+            x = x - 1
+        if name == "gpt_neox" and part == "qkv":  # queries, keys and values of the first head, then of the next
+            x = np.concatenate([x[k * h * d + i * d :][:d] for i in range(h) for k in range(3)])
+        if ours == "embedding_bias":  # the second is for second sentences
+            x = np.stack((x, np.full_like(x, 9)))
+        theirs = NAMES[name][part or kind].replace("#", layer).split()
+        cuts = {1: [], 2: [f], 3: [h * d, (h + g) * d]}[len(theirs)]
+        out |= {one + (f".{kind}" if part else ""): rows for one, rows in zip(theirs, np.split(x, cuts), strict=True)}
+    return out | ({"roformer.encoder.embed_positions.weight": _sines(64, d)} if name == "roformer" else {})
 
 
 def _sines(length, d, base=10000.0):
@@ -324,39 +293,12 @@ def _sines(length, d, base=10000.0):
     return np.array([[*map(math.sin, row), *map(math.cos, row)] for row in angles], np.float32)
 
 
-def _roformer(config, w, name):
-    types = np.stack((w["embedding_bias"], np.full_like(w["embedding_bias"], 9)))  # the second is for second sentences
-    out = {
-        "roformer.embeddings.word_embeddings.weight": w["embedding"],
-        "roformer.embeddings.token_type_embeddings.weight": types,
-        "roformer.encoder.embed_positions.weight": _sines(64, config.head_dim),
-        "cls.predictions.bias": w["head.bias"],
-    }
-    for kind in ("weight", "bias"):
-        out[f"roformer.embeddings.LayerNorm.{kind}"] = w[f"embedding_norm.{kind}"]
-        out[f"cls.predictions.transform.dense.{kind}"] = w[f"head_dense.{kind}"]
-        out[f"cls.predictions.transform.LayerNorm.{kind}"] = w[f"head_norm.{kind}"]
-        for i in range(len(config.layers)):
-            own, theirs = f"layers.{i}", f"roformer.encoder.layer.{i}"
-            for x, part in zip(("query", "key", "value"), _split(config, w[f"{own}.qkv.{kind}"]), strict=True):
-                out[f"{theirs}.attention.self.{x}.{kind}"] = part
-            out[f"{theirs}.attention.output.dense.{kind}"] = w[f"{own}.out.{kind}"]
-            out[f"{theirs}.attention.output.LayerNorm.{kind}"] = w[f"{own}.attention_norm.{kind}"]
-            out[f"{theirs}.intermediate.dense.{kind}"] = w[f"{own}.up.{kind}"]
-            out[f"{theirs}.output.dense.{kind}"] = w[f"{own}.down.{kind}"]
-            out[f"{theirs}.output.LayerNorm.{kind}"] = w[f"{own}.mlp_norm.{kind}"]
-    return out
-
-
-WRITERS = {"gpt_neox": _gpt_neox, "gptj": _gptj, "roformer": _roformer}
-
-
 def checkpoint(name, **changed):
     """(config.json, our weights, its tensors)."""
     raw = CONFIGS[name] | changed
     config = read_architecture(raw)
     w = _weights(config)
-    return raw, w, WRITERS.get(name, _llama)(config, w, name)
+    return raw, w, as_stored(name, config, w)
 
 
 def save(folder, raw, tensors, dtype=np.float32, file="model.safetensors"):
@@ -407,9 +349,7 @@ def test_what_float32_cannot_hold_is_not_made_infinite(tmp_path):
     raw, _, tensors = checkpoint("llama")
     tensors["model.norm.weight"] = np.full(16, 1e300)
     folder = save(tmp_path, raw, tensors, np.float64)
-    with pytest.raises(
-        ValueError, match="model.norm.weight holds numbers too large for float32: load it with dtype float64"
-    ):
+    with pytest.raises(ValueError, match="model.norm.weight holds numbers too large for float32: load it with"):
         load(folder)
     assert load(folder, dtype="float64").weights["norm.weight"].max() == 1e300
 
@@ -437,19 +377,12 @@ def test_several_files(tmp_path):
 
     same(loaded(places), w)
     name, first = "model.norm.weight", min(places.values())
-    for wrong in (
-        places | {name: first},
-        places | {"new": first},
-        {key: x for key, x in places.items() if key != name},
-    ):
+    without = {key: place for key, place in places.items() if key != name}
+    for wrong in (places | {name: first}, places | {"new": first}, without):
         with pytest.raises(ValueError, match="not where weight_map says, or not in it: "):
             loaded(wrong)
-    save(
-        tmp_path,
-        raw,
-        {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"], name: tensors[name]},
-        file="again.safetensors",
-    )
+    again = {key: tensors[key] for key in ("model.embed_tokens.weight", name)}
+    save(tmp_path, raw, again, file="again.safetensors")
     with pytest.raises(ValueError, match="not where weight_map says, or not in it: 'model.embed_tokens.weight'"):
         loaded(places | {name: "again.safetensors"})
     for outside in ("../x.safetensors", "a\\x.safetensors", "", "/etc/x"):
@@ -589,7 +522,7 @@ SETTINGS = {
 OF_NEOX = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": None,
            "rope.freq_base": 10000.0, "rope.dimension_count": 2, "use_parallel_residual": True}  # fmt: skip
 FILES = {  # architecture: family, names, settings, what differs in the family's config
-    "llama": ("llama", PLAIN, {"general.name": "x"}, {}),
+    "llama": ("llama", PLAIN, {"general.name": "x", "attention.key_length": 8, "attention.value_length": 8}, {"head_dim": 8}),
     "qwen2": ("qwen2", PLAIN, {}, {}),
     "qwen3": ("qwen3", PLAIN | QK, {"attention.key_length": 6, "attention.value_length": 6}, {}),
     "phi3": ("phi3", PHI, {"attention.sliding_window": 9, "rope.scaling.original_context_length": 64, "rope.dimension_count": 2},
@@ -612,11 +545,8 @@ def in_gguf(architecture, changed=None):
         layer = next((part for part in name.split(".") if part.isdigit()), "")
         part, _, kind = name.replace(f".{layer}.", ".#.").rpartition(".")
         new = names[part].replace("#", layer)
-        if architecture == "llama" and new[-2:] in (
-            "_q",
-            "_k",
-        ):  # features 0 and 2, 1 and 3 of each head of 4 are neighbours
-            x = x[[head + i for head in range(0, len(x), 4) for i in (0, 2, 1, 3)]]
+        if architecture == "llama" and new[-2:] in ("_q", "_k"):  # i and i + 4 of each head of 8 become neighbours
+            x = x[[head + i for head in range(0, len(x), 8) for i in (0, 4, 1, 5, 2, 6, 3, 7)]]
         if architecture == "gemma3" and new.endswith("norm"):
             x = x + 1
         if new.endswith("qkv") and architecture == "gptneox":  # all queries, all keys, all values
@@ -658,7 +588,7 @@ def test_packed_numbers_are_those_of_the_package(kind, tmp_path):
 
 LLAMA3 = Llama3(8.0, 1.0, 4.0, 8192)
 SLOW = {"rope.freq_base": 1e10}  # so that a pair is slow enough to be divided by all of the factor
-DIVISORS = np.divide(*(frequencies(Rope(4, 1e10, "half", scaling=one)) for one in (None, LLAMA3))).astype(np.float32)
+DIVISORS = np.divide(*(frequencies(Rope(8, 1e10, "half", scaling=one)) for one in (None, LLAMA3))).astype(np.float32)
 FACTORS = {
     "rope_factors_short.weight": np.array([1.5], np.float32),
     "rope_factors_long.weight": np.array([4.0], np.float32),
@@ -696,8 +626,8 @@ def test_rescalings_in_gguf_files(architecture, settings, tensors, scaling, tmp_
     ("phi3", {"rope.scaling.attn_factor": 1.25}, {"rope_factors_long.weight": FACTORS["rope_factors_long.weight"]}, "is not understood"),
     ("phi3", {"rope.scaling.type": "longrope"}, {}, "rope.scaling.type 'longrope' with the tensors ..  is not|is not understood"),
     ("llama", {"expert_count": 2}, {}, "expert_count must be 0, was 2"), ("llama", {"attention.causal": False}, {}, "attention.causal must be True"),
-    ("llama", {"attention.value_length": 2}, {}, "attention.value_length must be 4"), ("llama", {"vocab_size": 7}, {}, "vocab_size must be 32, was 7"),
-    ("llama", {"rope.dimension_count": 2}, {}, "rope.dimension_count must be the size of a head, 4, was 2"),
+    ("llama", {"attention.value_length": 2}, {}, "attention.value_length must be 8"), ("llama", {"vocab_size": 7}, {}, "vocab_size must be 32, was 7"),
+    ("llama", {"rope.dimension_count": 2}, {}, "rope.dimension_count must be the size of a head, 8, was 2"),
     ("llama", {"logit_scale": 2.0}, {}, "not understood: 'logit_scale'"), ("llama", {"attention.head_count": None}, {}, "lacks attention.head_count"),
     ("llama", {"attention.head_count": 0}, {}, "must be at least 1, was 0"), ("llama", {"attention.head_count_kv": [2, 2]}, {}, "must be one value, was a list"),
     ("llama", {"tensor_data_layout": "x"}, {}, "tensor_data_layout must be"), ("llama", {"general.type": "adapter"}, {}, "general.type must be 'model'"),
@@ -718,6 +648,12 @@ def test_other_files_that_are_refused(tmp_path):
         load(gguf_files.write(tmp_path / "m.gguf", "bert"))
     with pytest.raises(ValueError, match="m.gguf: the file must hold token_embd.weight"):
         load(gguf_files.write(tmp_path / "m.gguf", tensors={"output.weight": np.ones((5, 32), np.float32)}))
+    big = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    big.write_header_to_file()
+    big.write_kv_data_to_file()
+    big.close()
+    with pytest.raises(ValueError, match="big.gguf: .*the other byte order"):
+        load(tmp_path / "big.gguf")
     _, _, stored = in_gguf("llama")
     with pytest.raises(TypeError, match="output_norm.weight holds integers"):
         load(write(tmp_path / "m.gguf", "llama", stored | {"output_norm.weight": np.ones(16, np.int32)}))
@@ -739,11 +675,11 @@ def test_the_largest_gemma3_scales_its_scores_in_its_own_way(tmp_path):
     assert [i for i, layer in enumerate(config.layers) if layer.window is None] == list(range(5, 62, 6))
 
 
-@pytest.mark.parametrize("width", [2, 4, 6, 10, 14, 22, 26, 34, 38, 46, 58])
-def test_a_partial_width_is_kept_by_its_fraction(width, tmp_path):
-    """head_dim·(width/head_dim), in floats, may be less than the width, and would be cut off."""
-    sizes = {"attention.key_length": 58, "attention.value_length": 58, "rope.dimension_count": width}
-    _, _, stored = in_gguf("phi3", {"head_dim": 58, "partial_rotary_factor": 1.0})
+@pytest.mark.parametrize(("head_dim", "width"), [(44, 30), (46, 26), (78, 62), (64, 16)])
+def test_a_partial_width_is_kept_by_its_fraction(head_dim, width, tmp_path):
+    """head_dim·(width/head_dim), in floats, is less than the first three widths, and would be cut off."""
+    sizes = {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": width}
+    _, _, stored = in_gguf("phi3", {"head_dim": head_dim, "partial_rotary_factor": 1.0})
     assert load(write(tmp_path / "m.gguf", "phi3", stored, **sizes)).config.layers[0].rope.width == width
 
 
@@ -784,12 +720,3 @@ def test_a_list_that_claims_more_than_the_file_has_ends_at_once(tmp_path):
     file.write_bytes(content[:at] + (2**60).to_bytes(8, "little") + content[at + 8 :])
     with pytest.raises(ValueError, match="m.gguf: the file ends too early"):
         load(file)
-
-
-def test_what_was_loaded_computes(tmp_path):
-    raw, _, tensors = checkpoint("llama")
-    model = load(save(tmp_path, raw, tensors))
-    assert isinstance(model.config, Config) and np.isfinite(forward(model, [1, 2, 3])).all()
-    assert checkpoints.MODEL_TYPES.keys() >= FAMILIES.keys() and list(weight_shapes(model.config)) == list(
-        model.weights
-    )

@@ -69,40 +69,6 @@ def test_a_machine_that_cannot_is_named_and_skipped(build, monkeypatch, tmp_path
     assert build.unable() == ""
 
 
-def sources(tmp_path, version, declarations):
-    """As much of an sdist as is read before anything is compiled."""
-    for name, text in {
-        "cupy/_version.py": f"__version__ = '{version}'\n",
-        "cupy_backends/cuda/api/_runtime_typedef.pxi": declarations,
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
-
-
-def test_another_version_that_does_not_build_is_named(tmp_path):
-    sources(tmp_path, "15.0.0", "    cdef struct nothing_that_is_known\n")
-    stand_in = "import sys, types; sys.modules['Cython'] = types.ModuleType('Cython')\n"
-    stand_in += "sys.modules['Cython.Build'] = sys.modules['Cython'].Build = types.ModuleType('Cython.Build')\n"
-    script = f"{stand_in}import runpy; runpy.run_path({str(HERE / 'cpucuda/compile_cupy.py')!r}, run_name='__main__')"
-    run = subprocess.run([sys.executable, "-c", script, tmp_path, tmp_path / "site"], capture_output=True, text=True)
-    assert run.returncode == 1 and "CuPy 15.0.0 could not be built (LookupError: _runtime_typedef.pxi" in run.stderr
-    assert "this build is written for CuPy 14.2.0" in run.stderr and "Traceback" not in run.stderr
-
-
-def test_the_fields_of_the_structs_are_read_from_cupy(tmp_path):
-    text = "IF CUPY_CUDA_VERSION >= 13000:\n    ctypedef struct _P 'cudaDeviceProp':\n        char name[256]\n"
-    sources(tmp_path, "14.2.0", text + "        cudaUUID uuid  # sixteen bytes\n    ELIF other\n")
-    header = part("compile_cupy").types_header(tmp_path)
-    assert "typedef struct {\n    char name[256];\n    cudaUUID_t uuid;\n} cudaDeviceProp;" in header
-
-
-def test_a_step_that_fails_ends_with_its_last_lines(build, tmp_path, monkeypatch):
-    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
-    with pytest.raises(SystemExit, match=r"no such version\n.*: fetching failed with exit status 3; .*failed\.log"):
-        command = (sys.executable, "-c", "print('no such version'); raise SystemExit(3)")
-        build.run("fetching", *command, log=tmp_path / "log")
-
-
 def test_what_was_built_is_kept_and_what_was_not_finished_is_not(build, tmp_path, monkeypatch):
     monkeypatch.setenv("PYROPE_CPUCUDA_CACHE", str(tmp_path / "kept"))
     with pytest.raises(ZeroDivisionError):
@@ -111,15 +77,6 @@ def test_what_was_built_is_kept_and_what_was_not_finished_is_not(build, tmp_path
     for text in ("first", "second"):
         target = build.kept("one", lambda directory, text=text: (directory / "file").write_text(text))
     assert [path.name for path in target.parent.iterdir()] == ["one"] and (target / "file").read_text() == "first"
-
-
-def test_the_key_is_that_of_everything_that_goes_in(build, tmp_path):
-    source = tmp_path / "source"
-    keys = [build.key("a", "b"), build.key("ab"), build.key("b", "a")]
-    for text in ("one", "two"):
-        source.write_text(text)
-        keys.append(build.key("a", source))
-    assert len(set(keys)) == len(keys) and build.key("a", source) == keys[-1]
 
 
 # --- what the library catches, where CuPy runs on it ---
@@ -235,8 +192,9 @@ def test_without_kernels_every_test_fails():
 @pytest.mark.parametrize(
     ("mutation", "tests"),
     [
-        (r"in0 \* in1=in0 + in1", ROTATION + ATTENTION),
-        (r"in0 \+ in1=in0 - in1", ROTATION),
+        (r"in0 \* in1=in0 + in1", ROTATION[:1] + ATTENTION),
+        (r"in0 \+ in1=in0 - in1", ROTATION[:1]),
+        (r"b \* sin=b + sin", ROTATION[1:]),
         (r"cos\(in0\)=sin(in0)", TABLES),
         (r"sin\(in0\)=cos(in0)", TABLES),
     ],

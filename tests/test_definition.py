@@ -8,8 +8,6 @@ counted; the loops in float64 add as much again, which the constants allow for.
 
 from __future__ import annotations
 
-import cmath
-import dataclasses
 import math
 
 import loops
@@ -206,15 +204,6 @@ def test_eq_11_scores_depend_on_the_distance_only(seed, base, p, layout, at):
     assert max(scores) - min(scores) <= 2e4 * UNIT["float64"] * np.linalg.norm(x) * np.linalg.norm(y)
 
 
-@given(base=bases, p=st.integers(1, 4), still=st.integers(0, 3), layout=layouts, m=st.integers(-999, 999))
-def test_the_matrix_is_orthogonal(xp, base, p, still, layout, m):
-    """RᵀR = 1: each entry is a sum of two products of numbers ≤ 1, each off by 3u."""
-    cos, sin = definition.tables(np.array(m), definition.frequencies(2 * p, base))
-    pairs = definition.pairs(layout, 2 * p, still)
-    matrix = call(xp, "float64", definition.rotation_matrix, cos, sin, *pairs, 2 * p + still)
-    assert abs(matrix.T @ matrix - np.eye(2 * p + still)).max() <= 8 * UNIT["float64"]
-
-
 # ── The rest, by hand ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -269,11 +258,6 @@ def test_scores_are_scaled_then_capped_then_biased_then_hidden(xp, dtype):
     assert call(xp, dtype, definition.attention_scores, *arguments, 0.5)[0].tolist() == [3, -math.inf]
 
 
-def test_heads_are_repeated_side_by_side(xp, dtype):
-    """Of four query heads the first two read key head 0, the other two key head 1."""
-    check_by_hand(xp, dtype, [[[1]], [[1]], [[2]], [[2]]], definition.repeat_heads, [[[1]], [[2]]], 4)
-
-
 def test_feature_maps(xp, dtype):
     """At −ln 2, 0 and 3; e^x at −ln 2 is ½. A large x must not overflow in the half of elu that is not taken."""
     x, e3 = [-math.log(2), 0, 3], math.exp(3)
@@ -282,33 +266,6 @@ def test_feature_maps(xp, dtype):
     for name, y in expected.items():
         check_by_hand(xp, dtype, y, definition.FEATURE_MAPS[name], x)
     check_by_hand(xp, dtype, [1001], definition.FEATURE_MAPS["elu+1"], [1000])
-
-
-def test_norms(xp, dtype):
-    """(1, 7) has the mean 4 and the mean square 25: by RMS (0.2, 1.4), centred (−3, 3)/3. ε = 24 makes 49 of 25."""
-    rms, layer = tiny(), tiny(norm="layer")
-    one, two = Norm([1, 1], None), Norm([2, 10], [1, -1])
-    check_by_hand(xp, dtype, [[0.2, 1.4]], definition.norm, rms, one, [[1, 7]])
-    check_by_hand(xp, dtype, [[-1, 1]], definition.norm, layer, one, [[1, 7]])
-    check_by_hand(xp, dtype, [[1.4, 13]], definition.norm, rms, two, [[1, 7]])
-    check_by_hand(xp, dtype, [[1 / 7, 1]], definition.norm, tiny(eps=24.0), one, [[1, 7]])
-    check_by_hand(xp, dtype, [[1, 7]], definition.norm, rms, Norm(None, None), [[1, 7]])
-
-
-def test_projections(xp, dtype):
-    """W = (1, 2; 3, 4) takes (1, 10) to (21, 43)."""
-    check_by_hand(xp, dtype, [[21, 43]], definition.project, Projection([[1, 2], [3, 4]], None), [[1, 10]])
-    check_by_hand(xp, dtype, [[26, 42]], definition.project, Projection([[1, 2], [3, 4]], [5, -1]), [[1, 10]])
-
-
-def test_activations_where_they_are_known(xp, dtype):
-    """silu(ln 3) = ln 3·¾, silu(−ln 3) = −ln 3·¼; Φ(0) = ½, Φ(1) = 0.841345. Far out they are x and 0."""
-    at = math.log(3)
-    check_by_hand(xp, dtype, [0.75 * at, -0.25 * at, 0], lambda x: definition.ACTIVATIONS["silu"](x), [at, -at, 0])
-    check_by_hand(xp, dtype, [2, 0, 0], lambda x: definition.ACTIVATIONS["relu"](x), [2, -2, 0])
-    for name, digits in (("gelu", 1e-6), ("gelu_tanh", 3e-4)):  # tanh is an approximation of Φ, to 3e-4
-        y = call(xp, dtype, lambda x, name=name: definition.ACTIVATIONS[name](x), [0, 1, -1, 20, -20])
-        assert abs(y - [0, 0.841345, -0.158655, 20, 0]).max() <= digits
 
 
 def tiny(**options):
@@ -329,58 +286,6 @@ def tiny_weights(xp, dtype, config, **given):
 
 def layer_of(weights):
     return {name.removeprefix("layers.0."): x for name, x in weights.items()}
-
-
-def test_mlps(xp, dtype):
-    """(3, 1): relu(3 − 1) = 2, doubled and negated. Gated: relu(3)·(3·1 + 1·4) = 21, and relu(−3)·… = 0."""
-    plain, down = tiny(), [[2], [-1]]
-    w = tiny_weights(xp, dtype, plain, up=[[1, -1]], down=down)
-    check_by_hand(xp, dtype, [[[4, -2]]], lambda x: definition.mlp(plain, layer_of(w), x), [[[3, 1]]])
-    gated = tiny(gated=True)
-    w = tiny_weights(xp, dtype, gated, up=[[1, 0], [1, 4]], down=down)
-    check_by_hand(
-        xp, dtype, [[[42, -21], [0, 0]]], lambda x: definition.mlp(gated, layer_of(w), x), [[[3, 1], [-3, 1]]]
-    )
-
-
-@pytest.mark.parametrize(
-    "options, value, mlp_norm, expected",
-    [
-        ({"block": "sequential"}, 5, [1, 1], [13, 13]),
-        ({"block": "parallel", "one_norm": True}, 5, None, [15, 15]),
-        ({"block": "parallel"}, 5, [2, 1], [22, 22]),
-        ({"block": "post-norm"}, 1, [3, 2], [3, 2]),
-    ],
-)
-def test_blocks(xp, dtype, options, value, mlp_norm, expected):
-    """One token x = (7, 1), read as (1.4, 0.2). Attention multiplies by `value` and swaps: (1, 7). The MLP returns five
-    times the first feature, twice: 5 of (1, 1), 7 of (1.4, 0.2).
-
-    Sequential: (7, 1) + (1, 7) = (8, 8), read as (1, 1); + (5, 5) = (13, 13). Parallel, by the same norm:
-    (8, 8) + (7, 7); by one that doubles: (8, 8) + (14, 14). Post-norm: x is read as it is, (8, 8) becomes (1, 1), and
-    (1, 1) + (5, 5) becomes (1, 1)·(3, 2).
-    """
-    config = tiny(**options)
-    qkv = [[1, 0], [0, 1]] * 2 + [[value, 0], [0, value]]
-    w = tiny_weights(xp, dtype, config, qkv=qkv, out=[[0, 1], [1, 0]], up=[[5, 0]], down=[[1], [1]], mlp_norm=mlp_norm)
-    apply = lambda x, mask: definition.block(config, layer_of(w), x, quarter_turns, mask)  # noqa: E731
-    check_by_hand(xp, dtype, [[expected]], apply, [[[7, 1]]], EVERY)
-
-
-def test_a_forward_pass(xp, dtype):
-    """Embeddings (1, 1) and (1, −1) are their own norms. A quarter turn takes the second q and k to (1, 1), so its two
-    scores are equal: values (1, 1), and ½(1, 1) + ½(1, −1) = (1, 0). Projected and added, x is (7, 7) and (7, 1), read
-    as (1, 1) and (1.4, 0.2). MLP: relu(−10 + 52) = 42 and relu(−14 + 10.4) = 0, added to the second feature: (7, 49)
-    and (7, 1). The norm: (7, 49)/35 and (7, 1)/5; the head makes (1, 7) and (7, 1) of them, and the scale doubles it.
-    """
-    config = tiny(logit_scale=2.0)
-    parts = {"out": [[6, 0], [2, 4]], "up": [[-10, 52]], "down": [[0], [1]], "head": [[5, 0], [0, 5]]}
-    w = tiny_weights(xp, dtype, config, embedding=[[1, 1], [1, -1]], **parts)
-    logits = to_numpy(definition.forward(config, w, np.array([[0, 1]]), [quarter_turns]))
-    assert logits.dtype == dtype and abs(logits - [[[2, 14], [14, 2]]]).max() <= 100 * UNIT[dtype] * 14
-    capped = dataclasses.replace(config, logit_softcap=10.0)
-    logits = to_numpy(definition.forward(capped, w, np.array([[0, 1]]), [quarter_turns]))
-    assert abs(logits[0, 0] - [10 * math.tanh(0.2), 10 * math.tanh(1.4)]).max() <= 100 * UNIT[dtype] * 10
 
 
 # ── The definition against the loops ─────────────────────────────────────────────────────────────────────────────────
@@ -410,24 +315,6 @@ def test_rotations_are_the_loop(xp, seed, dtype, base, p, extra, layout):
         assert abs(call(xp, dtype, function, x, cos, sin, *pairs) - exact).max() <= bound
     matrix = call(xp, dtype, definition.rotation_matrix, cos[0, 0], sin[0, 0], *pairs, d)
     assert abs(matrix @ x[0, 0] - exact[0, 0]).max() <= bound + d * UNIT[dtype] * abs(x).max()
-
-
-@given(base=bases, p=st.integers(1, 9), m=st.integers(-500, 500))
-def test_decay_is_the_loop(xp, base, p, m):
-    """Each of p phases is off by (|m| + 2)u, each S_j by p times that and j roundings of its size."""
-    theta = definition.frequencies(2 * p, base)
-    sums = [abs(sum(cmath.exp(1j * m * t) for t in theta[:j].tolist())) for j in range(1, p + 1)]
-    value = call(xp, "float64", definition.decay, *definition.tables(np.array([[m]]), theta))
-    assert value.shape == (1, 1)
-    assert abs(value.item() - math.fsum(sums) / p) <= 4 * p * (abs(m) + p + 2) * UNIT["float64"]
-
-
-@given(n=st.integers(1, 6), more=st.integers(0, 4), causal=st.booleans(), window=st.none() | st.integers(1, 8))
-def test_visible_is_the_loop(xp, n, more, causal, window):
-    """The queries are the last n keys."""
-    q_at, k_at = np.arange(more, more + n), np.arange(more + n)
-    mask = call(xp, bool, definition.visible, q_at, k_at, causal, window)
-    assert mask.dtype == bool and mask.tolist() == loops.visible(q_at.tolist(), k_at.tolist(), causal, window)
 
 
 @given(st.data(), seeds, floats, groups, st.booleans(), st.none() | st.integers(1, 4), st.none() | st.floats(0.5, 5))
@@ -466,16 +353,6 @@ def test_linear_attention_is_the_loop(xp, data, seed, dtype, groups, causal, nam
     y = call(xp, dtype, definition.linear_attention, q, k, v, turn, mask, definition.FEATURE_MAPS[name])
     assert y.shape == exact.shape
     assert abs(y - exact).max() <= 4 * (3 * d + 2 * n + 20) * UNIT[dtype] * size * (1 + size) * abs(v).max()
-
-
-@given(seed=seeds, dtype=floats, e=st.integers(1, 9), kind=st.sampled_from(["rms", "layer"]), bias=st.booleans())
-def test_norms_are_the_loop(xp, seed, dtype, e, kind, bias):
-    """x − mean is off by (e + 1)u·max|x|, and over √ε = ½ or more by twice that; the root by (e + 4)u, relatively."""
-    x, weight, shift = random(seed, dtype, 2, e), random(seed + 1, dtype, e), random(seed + 2, dtype, e)
-    config, w = tiny(norm=kind, eps=0.25), Norm(weight, shift if bias else None)
-    exact = np.array([loops.norm(config, [None if a is None else a.tolist() for a in w], row) for row in x.tolist()])
-    bound = 8 * (e + 4) * UNIT[dtype] * (abs(x).max() * abs(weight).max() + abs(shift).max())
-    assert abs(call(xp, dtype, definition.norm, config, w, x) - exact).max() <= bound
 
 
 def hold_forward_to_the_loop(xp, config, seed, n, rotations):
@@ -539,16 +416,6 @@ def test_frequencies_and_tables_by_mpmath(xp, base, p, m):
     for table, function in ((cos, MP.cos), (sin, MP.sin)):
         assert table.shape == (1, p)
         assert close(table, map(function, angles), [u * (abs(a) + 2) for a in angles])
-
-
-@given(seed=seeds, dtype=floats, angle=st.floats(-math.pi, math.pi))
-def test_rotate_by_mpmath(xp, seed, dtype, angle):
-    """A product each for cos and sin, and their sum: 2u of |x₁ cos| + |x₂ sin|; tables are exact numbers here."""
-    x = random(seed, dtype, 1, 2)
-    cos, sin = (np.array([[f(angle)]], dtype) for f in (math.cos, math.sin))
-    a, b, c, s = (MP.mpf(t.item()) for t in (*x[0], cos, sin))
-    bounds = [2 * UNIT[dtype] * (abs(a * c) + abs(b * s)), 2 * UNIT[dtype] * (abs(b * c) + abs(a * s))]
-    assert close(call(xp, dtype, definition.rotate, x, cos, sin, *PAIR), [a * c - b * s, b * c + a * s], bounds)
 
 
 @given(seed=seeds, dtype=floats, m=st.integers(1, 9), size=st.sampled_from([1.0, 50.0, 1e4]))

@@ -151,7 +151,7 @@ CALLS = {
     "rotation_tables": lambda d: (_rotated(d)[0][::-1], {}),
     "permute_weights": lambda d: ((d.array(16, 3), 2, *d.choice([("half", "interleaved"), ("interleaved", "half")])), d.options(rotary_dim=[4], placement=["suffix"])),
     # Attention
-    "attention": lambda d: (lambda a, k: (a, k | d.options(block=[1, 3, 100])))(*_attention(d)),
+    "attention": _attention,
     "linear_attention": _linear_attention,
     "linear_step": lambda d: (lambda a, k: (a, k | d.options(chunk=[1, 3])))(*_linear(d)),
     "linear_state": lambda d: _without(d, _linear, 0, "denominators"),
@@ -354,7 +354,7 @@ def _check_rotation(words, got, x, positions, rope, inverse=False):
     _close(words, got, true, allowed + 4 * _units(x)[2], x)
 
 
-def _check_attention(words, got, q, k, v, q_positions=None, k_positions=None, block=None, **options):
+def _check_attention(words, got, q, k, v, q_positions=None, k_positions=None, **options):
     if not _finite(q, k, v):
         return
     n, (m, d) = q.shape[-2], k.shape[-2:]

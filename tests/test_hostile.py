@@ -123,7 +123,7 @@ def test_sizes_of_a_config_are_python_integers():
 def test_what_is_no_config_or_no_arrays():
     with pytest.raises(TypeError, match="config must be a Config, was dict"):
         pyrope.weight_shapes({})
-    with pytest.raises(TypeError, match="weights must be a Mapping, was list"):
+    with pytest.raises(TypeError, match="weights must be a dict of arrays by name, was list"):
         Model(PLAIN, [])
 
 

@@ -33,6 +33,7 @@ def plain_ropes(draw):
     offset=st.sampled_from([0, 0, 1, -1, 7]),
 )
 @example(rope=Rope(42, 150000.0, "half"), dtype="float64", offset=7)
+@example(rope=Rope(4, 1e6, "half"), dtype="float32", offset=0)
 def test_a_rope_goes_in_and_comes_out(rope, dtype, offset):
     fn = rotation(rope)
     found = identify(lambda x, positions: fn(x, positions + offset), rope.head_dim, dtype=DTYPES[dtype])
@@ -66,6 +67,12 @@ def test_a_rescaling_is_found_where_it_can_be_told(scaling):
     rope = Rope(128, 500000.0, "half", scaling=scaling)
     found = identify(rotation(rope), 128)
     assert found.rope == rope, str(found)
+
+
+@pytest.mark.parametrize("base", [2.00001, 10000.01])
+def test_a_base_of_few_digits_is_judged_by_what_was_measured(base):
+    rope = Rope(64, base, "half")
+    assert identify(rotation(rope), 64).rope == rope
 
 
 def test_dynamic_ntk_is_told_as_the_larger_base_that_it_is():
@@ -131,7 +138,7 @@ def test_a_factor_and_a_part_that_stays_are_told():
 
 
 @pytest.mark.parametrize(("fn", "words"), [
-    (lambda x, positions: x.cumsum(axis=-1, dtype=x.dtype), "no rotation: output 31 is made from"),
+    (lambda x, positions: x.cumsum(axis=-1, dtype=x.dtype), "output 31 is made from"),
     (lambda x, positions: rotation(ROPE)(x, np.minimum(positions, 1000)), "proportional to the position up to"),
     (lambda x, positions: rotation(ROPE)(x, positions) * np.exp(positions[:, None] * np.float32(1e-5)), "grow or shrink"),
     (lambda x, positions: np.where(positions[:, None] > 5000, np.float32(np.nan), rotation(ROPE)(x, positions)), "NaN or infinity comes out"),

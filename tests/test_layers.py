@@ -9,7 +9,7 @@ import truth
 from hypothesis import given, strategies as st
 from strategies import UNIT, arrays, to_backend
 
-from pyrope import definition, from_numpy, layers, to_numpy
+from pyrope import definition, layers, to_numpy
 from pyrope.layers import ACTIVATIONS, NORMS, Norm, Projection
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float64)]
@@ -69,16 +69,6 @@ def test_activations_are_right_over_their_whole_range(xp, name, dtype):
         assert abs(MP.mpf(got) - expected) <= _bound(name, at, float(expected), dtype), at
 
 
-@given(data=st.data(), dtype=floats, name=st.sampled_from(list(ACTIVATIONS)))
-def test_activations_equal_the_definition(xp, data, dtype, name):
-    """Both are within `_bound` of the truth, the definition with the arithmetic of float64 and a slope below 1.13."""
-    x = data.draw(arrays((3, 5), dtype)) * np.array(data.draw(st.sampled_from([0.1, 1.0, 4.0])), dtype)
-    expected = definition.ACTIVATIONS[name](x.astype(np.float64))
-    for at, got, want in zip(x.flat, _activated(name, x, xp).flat, expected.flat, strict=True):
-        double = 16 * UNIT["float64"] * abs(float(at))
-        assert abs(float(got) - want) <= _bound(name, float(at), want, dtype) + double
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_of_extreme_numbers_neither_warn_nor_overflow(xp, name, dtype):
@@ -92,17 +82,6 @@ def test_activations_of_extreme_numbers_neither_warn_nor_overflow(xp, name, dtyp
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_do_not_hide_nan(xp, name):
     assert np.isnan(_activated(name, np.array([np.nan, 1.0]), xp)).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_work_on_part_of_an_array(xp, name):
-    """As in an MLP, where the gate is the first half of a wider array."""
-    inner = to_backend(np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6), xp)
-    before = to_numpy(inner).copy()
-    ACTIVATIONS[name](xp, inner[:, :3])
-    after = to_numpy(inner)
-    assert np.array_equal(after[:, 3:], before[:, 3:])
-    assert np.array_equal(after[:, :3], _activated(name, before[:, :3].copy(), xp))
 
 
 @given(data=st.data(), dtype=floats, shape=st.lists(st.integers(0, 4), max_size=2), e=st.integers(1, 40))
@@ -128,21 +107,7 @@ def test_norms_equal_the_definition(xp, data, dtype, shape, e):
     assert (abs(y - expected) <= (e + 8) * u * (main * (1 + s) + abs(wide.weight) * s + abs(expected))).all()
 
 
-def test_norms_by_closed_form(xp):
-    ones = Norm(from_numpy(np.array([2.0, 2.0, 2.0]), xp), from_numpy(np.array([0.0, 1.0, 0.0]), xp))
-    x = from_numpy(np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]), xp)
-    root = math.sqrt(14 / 3 + 0.25)
-    assert np.allclose(to_numpy(layers.rms_norm(x, ones, 0.25)), [[2 / root, 4 / root + 1, 6 / root], [0, 1, 0]], 1e-15)
-    root = math.sqrt(2 / 3 + 0.25)
-    assert np.allclose(to_numpy(layers.layer_norm(x, ones, 0.25)), [[-2 / root, 1, 2 / root], [0, 1, 0]], 1e-15)
-
-
-@given(
-    data=st.data(),
-    dtype=floats,
-    shape=st.lists(st.integers(0, 4), max_size=3),
-    sizes=st.tuples(*[st.integers(1, 9)] * 2),
-)
+@given(st.data(), floats, st.lists(st.integers(0, 4), max_size=3), st.tuples(*[st.integers(1, 9)] * 2))
 def test_project_equals_the_definition(xp, data, dtype, shape, sizes):
     into, out = sizes
     x, weight = data.draw(arrays((*shape, into), dtype)), data.draw(arrays((out, into), dtype))
@@ -177,7 +142,7 @@ def test_embed_takes_rows(xp, data, dtype, shape):
 
 @given(
     data=st.data(), dtype=floats, activation=st.sampled_from(list(ACTIVATIONS)), gated=st.booleans(), e=st.integers(1, 6),
-    f=st.integers(1, 6), shape=st.lists(st.integers(1, 3), min_size=1, max_size=2), rows=st.sampled_from([1, 2, 256]),
+    f=st.integers(1, 6), shape=st.lists(st.integers(0, 3), min_size=1, max_size=2), rows=st.sampled_from([1, 2, 256]),
 )  # fmt: skip
 def test_mlp_equals_the_definition(xp, data, dtype, activation, gated, e, f, shape, rows):
     """The slope of every activation is below 1.13: two products, each off by its length times u, and 40u between, of
@@ -208,23 +173,3 @@ def test_mlp_equals_the_definition(xp, data, dtype, activation, gated, e, f, sha
     size = definition.project(down, inner[..., :f] * inner[..., f:] if gated else inner)
     units = (2 * e + f + 44) * UNIT[dtype.name] * (2 if dtype == np.float64 else 1)
     assert (abs(y - expected) <= 1.3 * units * size).all()
-
-
-@pytest.mark.parametrize("n", [0, 1, 255, 256, 257, 600])
-def test_mlp_does_not_depend_on_the_number_of_rows(xp, n):
-    rng = np.random.default_rng(n)
-    x, up, down = (rng.standard_normal(shape) for shape in ((n, 4), (12, 4), (4, 6)))
-    moved = [Projection(from_numpy(weight, xp), None) for weight in (up, down)]
-    y = to_numpy(layers.mlp(from_numpy(x, xp), *moved, "silu", gated=True))
-    weights = {"up.weight": up, "down.weight": down}
-    expected = definition.mlp(SimpleNamespace(mlp_width=6, gated=True, activation="silu"), weights, x)
-    assert y.shape == (n, 4) and np.allclose(y, expected, 1e-12, 1e-12)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mlp_computes_in_the_dtype_of_its_input(xp, dtype, monkeypatch):
-    dtypes = []
-    monkeypatch.setitem(ACTIVATIONS, "relu", lambda xp, x: dtypes.append(x.dtype))
-    one = Projection(from_numpy(np.ones((2, 2), dtype), xp), None)
-    assert layers.mlp(from_numpy(np.ones((3, 2), dtype), xp), one, one, "relu", gated=False).dtype == dtype
-    assert dtypes == [dtype]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from models import KINDS, PLAIN, by_definition, configs, fewer
 
-from pyrope import Axes, DynamicNTK, LongRoPE, Rope, definition, from_numpy, model as models, to_numpy
+from pyrope import Axes, DynamicNTK, LongRoPE, Rope, YaRN, definition, from_numpy, to_numpy
 from pyrope.model import Cache, Config, Layer, Model, forward, generate, random_model, sample, weight_shapes
 
 ROPE = PLAIN.layers[0].rope
@@ -39,6 +39,31 @@ def test_forward_is_its_definition(xp, config, seed, data):
         expected = by_definition(config, model.weights, tokens[i], None if at is None else at[i], segments)
         assert close(row, expected)
     assert all(np.array_equal(to_numpy(model.weights[name]), x) for name, x in before.items())
+
+
+BIASES = dict.fromkeys(("norm_bias", "qkv_bias", "out_bias", "mlp_bias", "head_bias"), True)
+MORE = dict.fromkeys(("qk_norm", "post_norms", "embedding_norm", "embedding_bias", "head_dense"), True) | BIASES
+SCALES = {"embedding_scale": 2.0, "logit_scale": 0.5, "logit_softcap": 3.0, "softcap": 2.0, "scale": 0.7}
+EVERY = KINDS | {
+    "everything": but(**MORE, **SCALES, norm="layer", gated=False, activation="gelu", tied=True, eps=0.1),
+    "everything, parallel": but(**MORE, **SCALES, block="parallel", heads=4, key_heads=2),
+    "post-norm": but(**BIASES, block="post-norm", causal=False, norm="layer", layers=(Layer(ROPE, 2), Layer(None))),
+    "linear, not causal": but(attention="linear", causal=False, feature_map="exp", qk_norm=True),
+    "linear, with an attention factor": but(
+        attention="linear", layers=(Layer(Rope(4, 100.0, "half", scaling=YaRN(4.0, 8))),)
+    ),
+    **{encoding: PLAIN.with_encoding(encoding) for encoding in ("none", "sinusoidal")},
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_option_is_its_definition(xp, kind):
+    """What Hypothesis may draw is here for certain; positions differ from row to row."""
+    model, tokens = random_model(EVERY[kind], 5, xp, "float64"), np.arange(12).reshape(2, 6) % 11
+    at = np.array([[0, 1, 2, 3, 4, 5], [7, 2, 9, 30, 1, 0]])
+    logits = to_numpy(forward(model, tokens, at))
+    for row in (0, 1):
+        assert close(logits[row], by_definition(EVERY[kind], model.weights, tokens[row], at[row]))
 
 
 def test_float32_is_near_float64():
@@ -79,10 +104,10 @@ def test_a_cache_belongs_to_one_model_and_stays_as_it_was_after_an_error():
     assert cache.used == 2 and close(forward(model, [[5], [6]], cache=cache)[0], forward(model, [1, 2, 5])[-1:], 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "windows", "alibi"])
+@pytest.mark.parametrize("kind", ["plain", "windows", "alibi", "sinusoidal"])
 def test_segments_see_themselves_alone(xp, kind):
-    """Packed into a row, after padding, and going on from a cache."""
-    model = random_model(KINDS[kind], 4, xp, "float64")
+    """Packed into a row, after padding, and going on from a cache; sines see where a segment begins to count."""
+    model = random_model(KINDS.get(kind) or PLAIN.with_encoding(kind), 4, xp, "float64")
     first, second = [3, 1, 4, 1], [9, 2, 6]
     alone = [to_numpy(forward(model, tokens)) for tokens in (first, second)]
     packed = forward(model, [0, 0, *first, *second], segments=[-1, -1, 0, 0, 0, 0, 1, 1, 1])
@@ -317,13 +342,3 @@ def test_generation_that_is_refused_at_once(change, words):
     """Before the first token is asked for."""
     with pytest.raises(ValueError, match=words):
         generate(**{"model": random_model(PLAIN, 0), "tokens": [1], "max_new_tokens": 3} | change)
-
-
-def test_parallel_and_the_engine_share_the_pass():
-    """What `pyrope.parallel` calls with an attention of its own."""
-    model, ids = random_model(PLAIN, 0), np.array([[1, 2, 3]])
-    seen = []
-    logits = models.layers_and_head(
-        model, models.embedded(model, ids, ids), lambda i, heads: (seen.append((i, heads.shape)), heads[:, :2])[1]
-    )
-    assert seen == [(0, (1, 4, 3, 4)), (1, (1, 4, 3, 4))] and logits.shape == (1, 3, 11)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pyrope import parallel
-from pyrope.cli import main
 from pyrope.parallel import SCHEMES, shard_positions
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -86,14 +85,6 @@ def test_without_mpi4py_an_error_says_what_to_install(monkeypatch):
             call()
 
 
-@needs_mpi
-def test_without_an_mpi_library_an_error_says_what_to_install():
-    code = "import pyrope; pyrope.parallel.world()"
-    environment = os.environ | {"MPI4PY_LIBMPI": "/no/such/libmpi.so", "PYTHONPATH": str(ROOT)}
-    failed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert failed.returncode == 1 and 'pip install ".[mpi]"' in failed.stderr
-
-
 # --- Programs under mpiexec ---
 
 
@@ -141,25 +132,3 @@ def test_a_rank_that_fails_or_leaves_ends_all(kind, code, says):
     ended, output = run(3, ROOT / "tests/mpi/failing.py", kind)
     assert ended == code, output
     assert all(words in output for words in says), output
-
-
-@needs_mpi
-@pytest.mark.parametrize(
-    "line, ranks, code, says",
-    [
-        ("positions[:, None, own]", 3, 0, "attention: RIGHT"),
-        ("np.arange(len(own))", 4, 1, "positions local to the rank"),
-        ("positions[:, None, own] if comm.Get_rank() else exit(5)", 2, 3, "mpiexec ended with status 5"),
-    ],
-)
-def test_a_program_under_mpiexec_is_judged_as_any_other(tmp_path, monkeypatch, capfd, line, ranks, code, says):
-    program = (ROOT / "examples/other_languages/my_attention.py").read_text()
-    assert program.count("at = positions[:, None, own]") == 1
-    (tmp_path / "mine.py").write_text(program.replace("at = positions[:, None, own]", f"at = {line}"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
-    words = f"'{MPIEXEC}' -n {ranks} '{sys.executable}' '{tmp_path}/mine.py' {{q}} {{k}} {{v}} {{positions}} {{o}}"
-    rope = ["--head-dim", "64", "--base", "10000", "--layout", "half", "--heads", "2", "--key-heads", "1"]
-    assert main(["check", "--attention", "softmax", *rope, "--exec", words]) == code
-    output = capfd.readouterr().out
-    assert says in " ".join(output.split()) and "not taken by the candidate" not in output, output

@@ -1,7 +1,5 @@
 """`rotate` and `unrotate` equal the definition for every rope, dtype, memory layout and backend."""
 
-import re
-
 import numpy as np
 import pytest
 import references
@@ -10,7 +8,7 @@ from references import close
 from strategies import DTYPES, arrays, dtypes, position_arrays, ropes, to_backend
 
 import pyrope
-from pyrope import Axes, Linear, Rope, YaRN, rotation
+from pyrope import Rope, rotation
 from pyrope.theta import LAYOUTS
 
 HALF8 = Rope(8, 10000.0, "half")
@@ -64,25 +62,13 @@ def test_tables_out_and_tiles_change_nothing(xp, case, kind, tile):
     close(got, references.wide(expected), allowed, xp)
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounded_once(dtype):
     # Products of float16 or bfloat16 in their own arithmetic would be off by more than half a unit in the last place.
     x = np.random.default_rng(0).standard_normal((64, 64)).astype(DTYPES[dtype])
     exact, _ = references.rotate(x, range(64), Rope(64, 10000.0, "half"))
     got = pyrope.rotate(x, range(64), Rope(64, 10000.0, "half"))
-    if dtype in ("float16", "bfloat16"):
-        wrong = (got != exact.astype(np.float32).astype(got.dtype)).mean()
-        assert wrong < 0.002  # float32 on the way rounds a tie now and then
-
-
-def test_scores_depend_on_distances_alone_and_norms_are_kept():
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((2, 7, 16))
-    for layout in LAYOUTS:
-        rope, m = Rope(16, 10000.0, layout), np.arange(7)
-        near, far = (pyrope.rotate(q, m + s, rope) @ pyrope.rotate(k, m + s, rope).T for s in (0, 2**31 - 10))
-        np.testing.assert_allclose(near, far, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(np.linalg.norm(pyrope.rotate(q, m, rope), axis=-1), np.linalg.norm(q, axis=-1))
+    assert (got != exact.astype(np.float32).astype(got.dtype)).mean() < 0.002  # float32 on the way rounds a tie
 
 
 @pytest.mark.parametrize("layout, ends", [("interleaved", [2, 3]), ("half", [2, 6]), ("interleaved-to-half", [1, 5])])
@@ -92,21 +78,6 @@ def test_a_bad_number_stays_in_its_own_pair(xp, layout, ends):
     x[1, 2] = np.nan
     got = pyrope.to_numpy(pyrope.rotate(to_backend(x, xp), range(3), Rope(8, 10000.0, layout)))
     assert np.argwhere(~np.isfinite(got)).tolist() == [[1, i] for i in ends]
-
-
-def test_what_is_not_rotated_keeps_its_bits():
-    x = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
-    for placement, still in (("prefix", slice(8, None)), ("suffix", slice(0, 4))):
-        rope = Rope(12, 10000.0, "half", 8, placement, YaRN(4.0, 64))
-        assert (pyrope.rotate(x, range(5), rope)[:, still] == x[:, still]).all()
-        assert (pyrope.unrotate(x, range(5), rope)[:, still] == x[:, still]).all()
-
-
-def test_float16_overflow_is_honest():
-    x = np.full((1, 2), 6e4, np.float16)
-    with np.errstate(over="ignore"):
-        got = pyrope.rotate(x, [1], Rope(2, 10000.0, "half"))
-    assert np.isinf(got[0, 1]) and np.isfinite(got[0, 0])
 
 
 def test_tables_once_for_all_layers(xp):
@@ -198,15 +169,6 @@ def test_bad_outs_and_tables(more, error, match):
         pyrope.rotate(X, range(4), HALF8, **more)
     with pytest.raises(TypeError, match="integers"):
         pyrope.rotate(X, [0.0, 1.0, 2.0, 3.0], HALF8, tables=TABLES)
-
-
-def test_axes_need_their_positions():
-    rope = Rope(8, 10000.0, "half", axes=Axes("sections", (2, 2)), scaling=Linear(2.0))
-    with pytest.raises(ValueError, match=re.escape("positions must have a first axis of 2")):
-        pyrope.rotate(X, range(4), rope)
-    at = np.stack([np.arange(4), np.arange(4)])
-    one = Rope(8, 10000.0, "half", scaling=Linear(2.0))
-    assert (pyrope.rotate(X, at, rope) == pyrope.rotate(X, at[0], one)).all()
 
 
 @pytest.mark.parametrize(

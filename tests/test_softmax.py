@@ -60,17 +60,17 @@ def run(xp, q, k, v, mask=None, **options):
     return pyrope.to_numpy(attention(*(to_backend(x, xp) for x in (q, k, v)), mask=mask, **options))
 
 
-@given(cases(), st.none() | st.integers(1, 9), st.sampled_from([1, softmax._FEW]), st.sampled_from([1, 30, 2**17]))
-def test_attention_is_the_definition(xp, case, block, few, scores):
+@given(cases(), st.sampled_from([1, 3, 256]), st.sampled_from([1, softmax._FEW]), st.sampled_from([1, 30, 2**17]))
+def test_attention_is_the_definition(xp, case, rows, few, scores):
     q, k, v, options, same = case
     device = [to_backend(x, xp) for x in (q, k, v)]
     before = [x.copy() for x in (q, k, v)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(softmax, "_FEW", few)  # with few queries, too, keys may be measured
-        patch.setattr(softmax, "_FINE", 2)
-        patch.setattr(softmax, "_SCORES", scores)
+        for name, size in (("_FINE", 2), ("_SCORES", scores), ("_DEVICE", scores), ("_ROWS", rows)):
+            patch.setattr(softmax, name, size)
         mask = None if (mask := options.pop("mask", None)) is None else to_backend(mask, xp)
-        got = attention(*device, block=block, mask=mask, **options)
+        got = attention(*device, mask=mask, **options)
     assert got.dtype == q.dtype and got.shape == (*q.shape[:-1], v.shape[-1])
     close(got, *references.attention(q, k, v, **same), xp)
     for x, old in zip(device, before, strict=True):
@@ -84,8 +84,7 @@ def test_many_tiles_and_scores_of_any_size(options, size):
     q, k, v = (rng.standard_normal((2, h, n, 8)).astype(np.float32) for h, n in ((4, 700), (2, 801), (2, 801)))
     q *= size
     exact, allowed = references.attention(q, k, v, **options)
-    for block in (None, 7, 100):
-        close(attention(q, k, v, block=block, **options), exact, allowed)
+    close(attention(q, k, v, **options), exact, allowed)
     shuffled = rng.permutation(801)  # positions decide who sees whom, not places
     k, v = k[..., shuffled, :], v[..., shuffled, :]
     close(attention(q, k, v, q_positions=np.arange(101, 801), k_positions=shuffled, **options), exact, allowed)
@@ -117,18 +116,19 @@ def test_two_keys_by_hand(xp):
         ({"causal": True, "window": 2**31, "q_positions": [2**31]}, 1, 2, ["01"]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("block", [None, 1, 2])
-def test_who_sees_whom(xp, options, n, m, visible, block):
-    got = run(xp, np.zeros((1, n, 2)), np.zeros((1, m, 2)), np.eye(m)[None], block=block, **options)[0]
+@pytest.mark.parametrize("tile", [1, 2, 2**17])
+def test_who_sees_whom(xp, options, n, m, visible, tile, monkeypatch):
+    for name in ("_ROWS", "_SCORES", "_DEVICE"):
+        monkeypatch.setattr(softmax, name, tile)
+    got = run(xp, np.zeros((1, n, 2)), np.zeros((1, m, 2)), np.eye(m)[None], **options)[0]
     assert ["".join("1" if x else "0" for x in row) for row in got] == visible
 
 
-@pytest.mark.parametrize("block", [None, 3])
-def test_rows_that_see_nothing_are_zeros_among_many(xp, block):
+def test_rows_that_see_nothing_are_zeros_among_many(xp):
     q, k, v = (np.random.default_rng(0).standard_normal((2, 80, 4)) for _ in "qkv")
     seen = np.arange(80) % 3 > 0
     for mask in (seen[:, None], np.where(seen, 0.0, -np.inf)[:, None]):
-        got = run(xp, q, k, v, mask, block=block)
+        got = run(xp, q, k, v, mask)
         assert (got[:, ~seen] == 0).all() and (got[:, seen] != 0).all()
     for mask in (None, np.zeros((1, 1))):  # nothing at all is seen
         assert (run(xp, q, k, v, mask, causal=True, q_positions=[-1] * 80) == 0).all()
@@ -216,14 +216,15 @@ def test_empty_sequences_batches_and_values(xp, shape):
 def test_keys_that_nobody_sees_are_not_multiplied(monkeypatch, options, most):
     # Eight tiles of eight queries and of eight keys: counted in keys that go into a product with eight queries.
     counted, add = [], softmax.Running._add
-    monkeypatch.setattr(softmax, "_FINE", 8)
+    for name, size in (("_FINE", 8), ("_ROWS", 8), ("_SCORES", 64)):
+        monkeypatch.setattr(softmax, name, size)
     watched = lambda self, k, *more: (counted.append(k.shape[-2]), add(self, k, *more))  # noqa: E731
     monkeypatch.setattr(softmax.Running, "_add", watched)
     q, k, v = (np.ones((1, 64, 2)) for _ in "qkv")
     order = np.arange(64).reshape(8, 8)[[3, 1, 7, 0, 2, 6, 5, 4]].ravel()
     for at in (None, order):
         counted.clear()
-        attention(q, k, v, q_positions=at, k_positions=at, block=8, **options)
+        attention(q, k, v, q_positions=at, k_positions=at, **options)
         assert sum(counted) == 8 * most
 
 
@@ -286,8 +287,6 @@ A = np.ones((2, 4, 3, 8), np.float32)
         ({"mask": np.ones((3, 4), bool)}, ValueError, r"mask must be broadcastable to \(…, h, n, m\), \(2, 4, 3, 3\)"),
         ({"mask": np.ones((1, 2, 4, 3, 3), bool)}, ValueError, "mask must be broadcastable"),
         ({"mask": np.ones((3, 3), int)}, TypeError, "mask must be bool, where True is visible; one that is added must be"),
-        ({"block": 0}, ValueError, "block must be at least 1"),
-        ({"block": 1.5}, TypeError, "block must be an integer"),
     ],
 )  # fmt: skip
 def test_bad_input(change, error, match):

@@ -107,6 +107,11 @@ def test_pure_is_the_rotation_alone(rope):
     assert (rope.pure == rope) == (rope.attention_factor == 1.0)
 
 
+def test_proportional_keeps_the_whole_head_as_denominator():
+    theta = pyrope.frequencies(Rope(16, 10000.0, "half", scaling=Proportional(0.25)))
+    assert theta.tolist() == [1.0, float(10000 ** truth.MP.mpf(-0.125)), 0, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "axes, expected",
     [

@@ -9,7 +9,6 @@ import sys
 import threading
 import types
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -179,17 +178,6 @@ def test_without_new_threads_the_caller_does_it_all(monkeypatch):
         tiles.each(done.append, range(9))
     tiles._pool.cache_clear()
     assert done == list(range(9))
-
-
-def test_calls_from_many_threads_of_a_program():
-    def call(i):
-        out = np.zeros(50)
-        for _ in range(20):
-            tiles.each(lambda j: out.__setitem__(j, out[j] + i), range(50))
-        return (out == 20 * i).all()
-
-    with threads(3), ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(call, range(6), timeout=SECONDS))
 
 
 PROGRAM = """

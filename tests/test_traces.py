@@ -9,7 +9,7 @@ from optional import package
 from strategies import DTYPES
 
 import pyrope
-from pyrope import Linear, Rope, YaRN
+from pyrope import Rope, YaRN
 from pyrope.files import save_safetensors
 from pyrope.oracle.mistakes import TRACES
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
@@ -84,32 +84,25 @@ Q = GOOD["layers.0.q"]
 CASES = [
     ("embedding", "scaled: embedding", "6.9282 times the first, √48", replaced("embedding", lambda x: x * np.sqrt(E))),
     ("layers.1.scores", "scaled: scores", "0.25 times the first, 1/√16", replaced("layers.1.scores", lambda x: x / 4)),
-    ("layers.1.norm", "scaled: norm", "1.5 times", replaced("layers.1.norm", lambda x: 1.5 * x)),
     ("layers.1.v", "negated", "minus", replaced("layers.1.v", lambda x: -x)),
     ("layers.1.v", "bias added", "a vector of size 0.5 added", replaced("layers.1.v", lambda x: x + np.float32(0.5))),
     ("embedding", "shifted rows", "row m of the first is row m + 1 of", replaced("embedding", lambda x: np.roll(x, 1, 1))),
-    ("embedding", "shifted rows", "row m − 2 of", replaced("embedding", lambda x: np.roll(x, -2, 1))),
     ("embedding", "permuted rows", "rows from 0 on of the second are 3, 1, 0, 2", replaced("embedding", lambda x: x[:, [3, 1, 0, 2, *range(4, N)]])),
     ("layers.0.v", "permuted heads", "are 1, 2, 0 of the first", replaced("layers.0.v", lambda x: x[:, [1, 2, 0]])),
     ("embedding", "permuted batch", "are 1, 0 of the first", replaced("embedding", lambda x: x[::-1])),
     ("layers.2.q", "permuted features", "features from 1 on of the second are 8, 1, 9", replaced("layers.2.q", interleave)),
     ("layers.1.attention", "NaN in one trace", "0 and 48 numbers are NaN", spoilt("layers.1.attention", np.nan)),
     ("layers.0.scores", "masked otherwise", "396 numbers are 0 or infinite in the first only", replaced("layers.0.scores", unmasked)),
-    ("layers.1.attention", "masked otherwise", "48 in the second only", spoilt("layers.1.attention", np.inf)),
     ("logits", "other shape", "(2, 12, 97) and (2, 11, 97)", replaced("logits", lambda x: x[:, 1:])),
-    ("layers.0.q", "other axes", "axes (0, 2, 1, 3) of", alone("layers.0.q", Q.swapaxes(1, 2))),
     ("layers.0.q", "other axes", "(2, 3, 12, 16), as (2, 12, 48)", alone("layers.0.q", Q.swapaxes(1, 2).reshape(B, N, E))),
     ("layers.1.mlp", "other numbers: mlp", "of their size", replaced("layers.1.mlp", np.tanh)),
-    ("layers.1.output", "other numbers", "of their size", replaced("layers.1.output", np.tanh)),
     ("layers.0.q_rotated", "other pairs", "half, the second as interleaved", turning(layout="interleaved")),
     ("layers.0.q_rotated", "other pairs", "the second as half, 8 of 16 features, the prefix", turning(rotary_dim=8)),
     ("layers.0.q_rotated", "turned backwards", "the other way", turning(direction=-1)),
     ("layers.0.q_rotated", "other frequencies", "(base 500000", turning(base=500000.0)),
-    ("layers.0.q_rotated", "other frequencies", "linear scaling by 4)", turning(scaling=Linear(4.0))),
     ("layers.0.q_rotated", "other frequencies", "(yarn, base 10000, factor 16", turning(scaling=YaRN(16.0, 64, attention_factor=1.0))),
     ("layers.0.q_rotated", "other lengths", "vectors 1 as long, the second 1.25", turning(scaling=YaRN(1.0, 64, attention_factor=1.25))),
     ("layers.0.q_rotated", "other positions", "ahead: 100 from row 0 on", lambda: model(at=np.arange(N) + 100)),
-    ("layers.0.q_rotated", "other positions", "ahead: -5 from row 0 on", lambda: model(at=np.arange(N) - 5)),
     ("layers.0.q_rotated", "other positions", "0 from row 0 on, -7 from row 7 on", lambda: model(at=np.arange(N) - 7 * (np.arange(N) >= 7))),
 ]  # fmt: skip
 
@@ -160,7 +153,7 @@ def test_the_same_is_the_same():
     report = diff_traces(GOOD, GOOD)
     assert (report.verdict, report.precision, report.notes) == ("right", "the same bits", ())
     assert [row.where for row in report.errors] == ["embedding", "layers.0", "layers.1", "layers.2", "norm", "logits"]
-    assert json.loads(json.dumps(diff_traces(GOOD, CASES[3][3]()).to_dict()))["findings"][0]["fault"] == "negated"
+    assert json.loads(json.dumps(diff_traces(GOOD, CASES[2][3]()).to_dict()))["findings"][0]["fault"] == "negated"
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
@@ -221,7 +214,7 @@ def test_names_that_are_missing():
             diff_traces(GOOD, other)
 
 
-def test_odd_tensors_do_not_break_it():
+def test_odd_tensors_do_not_break_it(tmp_path):
     odd = {
         "scalar": np.float32(3),
         "empty": np.ones((0, 3)),
@@ -239,9 +232,17 @@ def test_odd_tensors_do_not_break_it():
     ):
         report = diff_traces(odd, {**odd, name: array})
         assert report.verdict == "wrong" and report.findings[0].where.startswith(f"first at {name}")
-    for array in ([1.0], np.ones(2, complex), np.array(["x"])):
-        with pytest.raises(TypeError, match="a trace must be NumPy arrays of real numbers by name, 'a' was"):
-            diff_traces({"a": array}, {"a": array})
+    for name, array, words in (
+        ("a", [1.0], "arrays of real numbers by name, 'a' was list"),
+        ("a", np.ones(2, complex), "arrays of real numbers by name, 'a' was complex128"),
+        ("a", np.ma.masked_equal([1.0, 2.0], 1.0), "'a' was masked: fill it"),
+        (3, np.ones(2), "the names of a trace must be strings, 3 was int"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            diff_traces({name: array}, {name: array})
+        with pytest.raises(TypeError, match=words):
+            write_trace(tmp_path / "t", {name: array})
+    assert not os.listdir(tmp_path)
     one, bare = ({name: part(array) for name, array in GOOD.items()} for part in (lambda x: x[:1], lambda x: x[0]))
     assert diff_traces(one, bare).ok and diff_traces(bare, one).ok, "a batch of one needs no axis"
 
@@ -271,7 +272,3 @@ def test_files_that_are_no_traces_are_refused(tmp_path):
         save_safetensors(tmp_path / "t", {"a": np.ones(1), "b": np.ones(1)}, {"order": order})
         with pytest.raises(ValueError, match="the order in its metadata must name every tensor once"):
             read_trace(tmp_path / "t")
-    os.remove(tmp_path / "t")
-    with pytest.raises(TypeError, match="must have a dtype"):
-        write_trace(tmp_path / "t", {"a": np.ones(2), "b": np.ones(2, complex)})
-    assert os.listdir(tmp_path) == []

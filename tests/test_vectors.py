@@ -193,7 +193,7 @@ def test_a_suite_is_moderate_in_size(suite):
     sizes = [
         sum(path.stat().st_size for path in suite(name)[0].rglob("*.*")) for name in ("rotation", "attention", "linear")
     ]
-    assert sum(sizes) < 36e6
+    assert sum(sizes) < 27e6
 
 
 # ── Wrong programs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,9 +212,6 @@ WRONG_ROTATIONS = {
     "direction": rope_with(direction=-1),
     "wrong base": rope_with(theta=[500000.0 ** (-i / 8) for i in range(8)]),
     "positions one too high": at_positions(lambda at: at + 1),
-    "positions modulo a length": at_positions(lambda at: at % 4096),
-    "attention factor": rope_with(attention_factor=1.2),
-    "not rotated": lambda x, at, rope, back: x,
     "not finite": lambda x, at, rope, back: np.where(at[:, None] > 1000, np.nan, turned(x, at, rope)),
 }
 
@@ -233,11 +230,6 @@ def test_features_in_another_order_are_equivalent(suite):
     outputs = program(folder, entries["rotation-half-float32"], turn=rope_with(layout="half-to-interleaved"))
     (report,) = verify_vectors(folder, outputs, only="rotation-half-float32")
     assert report.verdict == "equivalent" and "interleaved" in report.notes[0]
-
-
-class Unscaled(Attention):
-    def __init__(self, arrays, entry):
-        super().__init__(arrays, {**entry, "options": {**entry["options"], "scale": 1.0}})
 
 
 class TwoSided(Attention):
@@ -261,11 +253,6 @@ class OtherBase(Attention):
         return turned(x, self.at[:, None, -x.shape[2] :], {**self.rope, "theta": theta}, back)
 
 
-class OtherPairs(Attention):
-    def turn(self, x, back=False):
-        return turned(x, self.at[:, None, -x.shape[2] :], {**self.rope, "layout": "interleaved"}, back)
-
-
 class WiderWindow(Attention):
     def seen(self):
         i = np.arange(self.k.shape[2])
@@ -282,11 +269,6 @@ class Sink(Attention):
         return super().total() + 1
 
 
-class Uncapped(Attention):
-    def cap(self, scores):
-        return scores
-
-
 class Clipped(Attention):
     def forward(self):
         return self.weights @ np.clip(self.spread(self.v), -1, 1)
@@ -301,30 +283,17 @@ class Rowless(Attention):
         return dq, dk, self.weights.swapaxes(2, 3) @ self.g
 
 
-class Forwards(Attention):
-    """Gradients that are rotated as queries and keys are, not back."""
-
-    def turn(self, x, back=False):
-        return turned(x, self.at[:, None], self.rope)
-
-
 WRONG_ATTENTION = [
-    (Unscaled, "attention-causal-float32", "scale: missing"),
-    (TwoSided, "attention-causal-float16", "causality: missing"),
     (TwoSided, "linear-causal-float32", "causality: missing"),
     (Tiled, "attention-grouped-float32", "heads: tiled"),
     (Unrotated, "attention-causal-float32", "not rotated"),
-    (Unrotated, "linear-causal-float32", "not rotated"),
     (Unrotated, "attention-causal-float64", "unexplained"),  # it has no rows that tell
     (OtherBase, "attention-causal-float32", "wrong base"),
-    (OtherPairs, "attention-causal-float32", "wrong pairing"),
     (WiderWindow, "attention-window-float32", "window: one too wide"),
     (TopLeft, "attention-continued-float32", "causality: from the top left"),
     (Sink, "attention-causal-bfloat16", "normaliser: 1 added (softmax1, a sink)"),
-    (Uncapped, "attention-softcap-float32", "softcap: missing"),
     (Clipped, "attention-causal-float32", "values: clipped at ±1"),
     (Rowless, "attention-backward-causal-float32", "chain rule: row term missing"),
-    (Forwards, "attention-backward-causal-float32", "chain rule: gradients rotated forwards, not back"),
 ]
 
 

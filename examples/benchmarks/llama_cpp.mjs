@@ -1,5 +1,5 @@
 // How many tokens llama.cpp decodes in a second: node llama_cpp.mjs DIRECTORY MODEL.gguf THREADS STEPS
-// DIRECTORY is where "npm install --ignore-scripts node-llama-cpp" was run; forward.py calls this.
+// DIRECTORY is where "npm install --ignore-scripts node-llama-cpp" was run; all.py calls this.
 import path from "node:path";
 import {pathToFileURL} from "node:url";
 

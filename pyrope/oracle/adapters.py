@@ -248,9 +248,13 @@ def cached(tables: Any, limit: int | None = None) -> Function:
     def rows(positions: NumPyArray) -> Any:
         length = _length(positions, limit)
         made = hand_over(tables, length) if callable(tables) else tables
-        if isinstance(made, tuple | list):
-            return tuple(np.asarray(table)[..., positions, :] for table in made)
-        return np.asarray(made)[..., positions, :]
+        several = isinstance(made, tuple | list)
+        listed = [np.asarray(table) for table in (made if several else (made,))]
+        if any(table.ndim < 2 for table in listed):
+            shapes = ", ".join(str(table.shape) for table in listed[:3])
+            raise TypeError(f"tables must be arrays (…, length, p), or a tuple of these, had the shapes {shapes}")
+        each = tuple(table[..., positions, :] for table in listed)
+        return each if several else each[0]
 
     return rows
 

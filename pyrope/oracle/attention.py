@@ -15,7 +15,7 @@ one is measured and taken apart (`weights`, `gradients`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -28,8 +28,9 @@ from ..theta import Rope, check_rope
 from . import gradients, rules, weights
 from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
+from .measured import rows_where
 from .report import ErrorRow, Failure, Finding, Report
-from .steps import Allowed, Call, Rounding, Spec, allowed, allowed_gradients, grades
+from .steps import Allowed, Call, Rounding, Spec, allowed, grades
 from .tolerance import float_dtype
 
 Function: TypeAlias = Callable[..., Any]
@@ -114,8 +115,7 @@ class Asked:
         caches, stop = [self._begun(call.q) for _ in rows], 0
         for count in call.chunks:
             at, stop = slice(stop, stop + count), stop + count
-            for step, part in zip(caches, rows, strict=True):
-                self.step = step
+            for self.step, part in zip(caches, rows, strict=True):
                 given = {name: x[part][:, :, at] for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
                 given |= {} if call.positions is None else {"positions": call.positions[part][:, at]}
                 out[part, :, at] = self.steps(given, ["q"])[0]
@@ -192,9 +192,7 @@ class Check:
 
     def limits(self, call: Call, answers: Any = None, hopeless: bool = False) -> list[Allowed]:
         """What is allowed; no more exactly than it takes to judge the answers, if they are given."""
-        if call.g is None:
-            return [allowed(self.spec, call, self.rounding, answers and answers[0], hopeless)]
-        return allowed_gradients(self.spec, call, call.g.astype(np.float64), self.rounding, answers, hopeless)
+        return allowed(self.spec, call, self.rounding, answers, hopeless)
 
     def judged(self, call: Call, answers: list[Array]) -> Tried:
         """Once a call is wrong, others that are far off need no noisy run."""
@@ -232,17 +230,15 @@ def examine(check: Check, first: list[Array] | None = None) -> Report:
             words = f'the grade "{names[check.grade]}" was asked for, "{precision}" was reached'
             findings.append(Finding(f"grade: {precision}", words))
     findings += [Finding(name, words) for name, words in check.asked.behaviour().items()]
-    return _report(check, "wrong" if findings else "right", findings, precision)
+    report = _report(check, "wrong" if findings else "right", findings, precision)
+    unexplained = any(x.fault.startswith("unexplained") for x in findings)
+    return replace(report, measured=tuple(_compared(_telling(check)))) if unexplained else report
 
 
-def _report(
-    check: Check, verdict: str, findings: Iterable[Finding] = (), precision: str | None = None, failure: Any = None
-) -> Report:
-    subject = (
-        "attention" if check.spec.feature_map is None else "linear attention"
-    ) + ", backward" * check.scope.backward
+def _report(check: Check, verdict: str, findings: Any = (), precision: Any = None, failure: Any = None) -> Report:
+    kind = "attention" if check.spec.feature_map is None else "linear attention"
     expected = f"{'the gradients of ' * check.scope.backward}{_meant(check.spec)}"
-    parts = (subject, expected, verdict, tuple(findings), precision)
+    parts = kind + ", backward" * check.scope.backward, expected, verdict, tuple(findings), precision
     if failure is not None:
         return Report(*parts, notes=tuple(check.notes), failure=failure)
 
@@ -256,10 +252,7 @@ def _report(
 
 
 def _meant(spec: Spec) -> str:
-    words = [
-        f"{spec.heads} heads over {spec.key_heads}, d = {spec.head_dim}",
-        "causal" if spec.causal else "not causal",
-    ]
+    words = [f"{spec.heads} heads over {spec.key_heads}, d = {spec.head_dim}", "not " * (not spec.causal) + "causal"]
     words += [f"scale {spec.scale:.6g}"] if spec.feature_map is None else [f"feature map {spec.feature_map}"]
     words += [f"{name} {x}" for name, x in (("window", spec.window), ("softcap", spec.softcap)) if x is not None]
     words += [f"with {spec.rope!r} inside"] if spec.rope is not None else []
@@ -338,7 +331,7 @@ def _grade(check: Check) -> int:
     *better, _ = grades(check.spec).values()
     some = [t for t in check.tried if t.call.k.shape[2] <= 130][:12]
     for i, rounding in enumerate([] if check.scope.backward else better):
-        if all(allowed(check.spec, t.call, rounding, t.answers[0]).ratio(t.answers[0]) <= 1 for t in some):
+        if all(allowed(check.spec, t.call, rounding, t.answers)[0].ratio(t.answers[0]) <= 1 for t in some):
             return i
     return len(better)
 
@@ -470,10 +463,8 @@ def _where(check: Check, rule: rules.Rule | None, t: Tried) -> str:
         words += f" ({', '.join(t.call.name for t in wrong[:4])}{', …' * (len(wrong) > 4)})"
     i = t.worst
     limit, answer, places = t.limits[i], t.answers[i], t.call.places[min(i, 1)]
-    bad, what = (limit.error(answer) > limit.worst).any(axis=-1), "key" if i else "query"
-    row, head, at = (x.ravel() for x in np.indices(bad.shape))
-    rows = rules.simplest({f"the {what}": places[at], "the head": head, "the row": row}, bad.ravel())
-    words += f'; in "{t.call.name}" where {rows.words}' if rows is not None and rows.share > 0.95 else ""
+    what = "key" if i else "query"
+    words += f'; in "{t.call.name}" {rows}' if (rows := rows_where(limit, answer, what, places)) else ""
     at = np.unravel_index(int(np.argmax(np.nan_to_num(limit.error(answer) / limit.worst, nan=np.inf))), answer.shape)
     tensor = f"{TENSORS[i]}, " if len(t.answers) > 1 else ""
     number = f"row {at[0]}, head {at[1]}, {what} {places[at[2]]}, feature {at[3]}"
@@ -502,6 +493,16 @@ def _described(check: Check) -> str:
 
 def _size(call: Call) -> float:
     return float(np.abs(call.v[0, 0].astype(np.float64)).max(initial=0))
+
+
+def _compared(t: Tried) -> Iterator[tuple[str, str, str]]:
+    """The answers to a call that nothing explains, beside the right ones: name, expected, measured."""
+    for name, limit, answer in zip(TENSORS if len(t.answers) > 1 else ("output",), t.limits, t.answers, strict=True):
+        truth, got = limit.truth, np.nan_to_num(answer)
+        sizes, both = [float(np.sqrt(np.square(x).mean())) for x in (truth, got)], float((truth * got).mean())
+        yield f"{name}, root mean square", f"{sizes[0]:.6g}", f"{sizes[1]:.6g}"
+        yield f"{name}, correlation", "1", f"{both / max(sizes[0] * sizes[1], 1e-300):.6g}"
+        yield f"{name}, factor by least squares", "1", f"{both / max(sizes[0] ** 2, 1e-300):.6g}"
 
 
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:

@@ -142,15 +142,11 @@ def unit_values(call: Call) -> Iterator[Call]:
 
 
 def _few_shapes(base: Call, listed: Iterable[Call]) -> Iterator[Call]:
-    shapes = {_shape(base)}
+    shapes = {base.shape}
     for call in listed:
-        if (new := _shape(call)) in shapes or (len(shapes) < SHAPES and not call.chunks):
-            shapes.add(new)
+        if call.shape in shapes or (len(shapes) < SHAPES and not call.chunks):
+            shapes.add(call.shape)
             yield call
-
-
-def _shape(call: Call) -> tuple[Any, ...]:
-    return (call.q.shape, call.k.shape, call.chunks, *call.options)
 
 
 def _differentiable(call: Call) -> bool:
@@ -393,31 +389,21 @@ def _denominators(draw: Draw) -> Iterator[Call]:
 
 def traits(listed: list[Call]) -> dict[str, list[Any]]:
     """A column for each trait of these calls, in the order in which they were made."""
-    rows, earlier = [], list[Call]()
-    for call in listed:
-        rows.append(
-            _shape_traits(call) | _number_traits(call) | _position_traits(call) | _earlier_traits(call, earlier)
-        )
-        earlier.append(call)
+    rows = [_own_traits(x) | _position_traits(x) | _earlier_traits(x, listed[:i]) for i, x in enumerate(listed)]
     return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
 
 
-def _shape_traits(call: Call) -> dict[str, Any]:
+def _own_traits(call: Call) -> dict[str, Any]:
+    """Sizes of numbers are powers of two, so that no rule is about a number that one call happens to have."""
     (b, h, n, _), (g, t) = call.q.shape, call.k.shape[1:3]
+    q, k, v = (np.nan_to_num(np.abs(x.astype(np.float64))) for x in (call.q, call.k, call.v))
+    sizes = {f"largest |{name}|": _size(x) for name, x in (("q", q), ("k", k), ("v", v))}
     return {
         "with a cache": bool(call.chunks), "fewer queries than keys": n < t, "more queries than keys": n > t,
         "mask": "mask" in call.options, "segments": "segments" in call.options,
         "calls": len(call.chunks) or 1, "queries": n, "keys": t, "batch": b, "rows times heads": b * h, "key heads": g,
         "tokens in one call": max(call.chunks, default=n), "caches at once": call.caches,
-    }  # fmt: skip
-
-
-def _number_traits(call: Call) -> dict[str, Any]:
-    """Sizes are powers of two, so that no rule is about a number that one call happens to have."""
-    q, k, v = (np.nan_to_num(np.abs(x.astype(np.float64))) for x in (call.q, call.k, call.v))
-    return {
-        "NaN in another row": bool(np.isnan(call.q).any()), "held in memory": call.held or "plainly",
-        "largest |q|": _size(q), "largest |k|": _size(k), "largest |v|": _size(v),
+        "NaN in another row": bool(np.isnan(call.q).any()), "held in memory": call.held or "plainly", **sizes,
         "zeros among values": bool((v == 0).any()), "zeros among queries": bool((q == 0).any()),
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,8 @@ class Candidate:
         self._kept: list[tuple[Array, Array, str]] = []
 
     def __call__(
-        self, arrays: Mapping[str, Array], like: Sequence[str], options: Mapping[str, Array] = {}
-    ) -> list[Array]:  # noqa: B006
+        self, arrays: Mapping[str, Array], like: Sequence[str], options: Mapping[str, Array] = MappingProxyType({})
+    ) -> list[Array]:
         """The results, each a float64 copy with the shape of the array that ``like`` names; as many as it names.
 
         Raises `Unreadable` if the candidate fails or returns anything else. Inputs that it changes are restored.
@@ -88,9 +89,7 @@ class Candidate:
             raise
         except BaseException as error:
             lines = message_of(error).splitlines() or ["no message"]
-            words = (
-                lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"
-            )  # a program says most at its end
+            words = " … ".join(dict.fromkeys((lines[0], lines[-1].strip())))  # a program says most at its end
             reason = f"raises {type(error).__name__} ({shortened(words)})"
             raise Unreadable(reason, _last_call.get(), "raised") from error
         finally:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,21 @@ AGAIN = 6  # calls that are made once more at the end
 RUNS = 16  # of a candidate that counts its positions: so many runs of them in a call
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """What a candidate is asked to do."""
 
     rope: Rope
-    subject: str
-    expected: str
-    strict: bool  # whether features in another order are wrong
-    backward: bool
+    strict: bool = False  # whether features in another order are wrong
+    backward: bool = False
     worst: str = ""  # the worst grade that is accepted
+
+    @property
+    def subject(self) -> str:
+        return "rotation, backward" if self.backward else "rotation"
+
+    @property
+    def expected(self) -> str:
+        return f"the transpose of {self.rope.transposed!r}" if self.backward else repr(self.rope)
 
 
 class Check:
@@ -129,12 +134,12 @@ class Check:
         if not self.refused:
             return
         (_, first), count = self.refused[0], len(self.refused) + len(self.answers)
-        own = [one.call for one in self.answers if one.call.own]
-        if self.plan.batched and not own and any(call.own for call, _ in self.refused):
-            error = next(error for call, error in self.refused if call.own)
-            reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {error.reason}"
-            raise Unreadable(reason, error.received, error.kind) from error.__cause__
-        if 2 * len(self.refused) > count and not any(one.wrong.any() for one in self.answers):
+        own = next((error for call, error in self.refused if call.own), None)
+        many = 2 * len(self.refused) > count and not any(one.wrong.any() for one in self.answers)
+        if own is not None and not any(one.call.own for one in self.answers):
+            reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {own.reason}"
+            raise Unreadable(reason, own.received, own.kind) from own.__cause__
+        if many:
             reason = f"refuses {len(self.refused)} of {count} calls of many shapes: {first.reason}"
             raise Unreadable(reason, first.received, first.kind) from first.__cause__
         columns = of_calls([call for call, _ in self.refused] + [one.call for one in self.answers])
@@ -261,12 +266,10 @@ class Check:
         assert u is not None
         if (u == -np.eye(len(u))).all():
             return "at every position all outputs are those expected, with the other sign"
-        words = f"{int((u.diagonal() == 0).sum())} of {len(u)} outputs come out in another place"
-        feature, (due, other) = np.arange(rope.head_dim), pairs(rope.layout, rope.width, rope.start)[1]
-        for layout in LAYOUTS:
-            first, second = pairs(layout, rope.width, rope.start)[1]
-            if (u[feature[first], feature[due]] == 1).all() and (u[feature[second], feature[other]] == 1).all():
-                words = f"pairs are written {layout.rpartition('-to-')[2]}, expected was {rope.layout}"
-                break
-        negative = int((u < 0).sum())
-        return words + (f", {negative} with the other sign" if negative else "")
+        feature, places = np.arange(rope.head_dim), [pairs(name, rope.width, rope.start)[1] for name in LAYOUTS]
+        due = pairs(rope.layout, rope.width, rope.start)[1]
+        for layout, sides in zip(LAYOUTS, places, strict=True):
+            if all((u[feature[got], feature[part]] == 1).all() for got, part in zip(sides, due, strict=True)):
+                return f"pairs are written {layout.rpartition('-to-')[2]}, expected was {rope.layout}"
+        moved, negative = int((u.diagonal() == 0).sum()), int((u < 0).sum())
+        return f"{moved} of {len(u)} outputs come out in another place, {negative} with the other sign"

@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 def differences(found: Description, rope: Rope) -> list[Difference]:
     """How a description differs from that of a rope, causes first."""
     shapes = _shapes(found, rope)
-    if found.shape.layout == "none" or not found.known.any():
+    if not found.known.any():
         return shapes
     due = meant(rope, found.shape.width)
     truth, rest = Truth.of(found, due.rope), _rest(found)
@@ -88,11 +88,11 @@ def _shapes(found: Description, rope: Rope) -> list[Difference]:
     fact = f"the pairs are {got.layout}, {made}, …, where {due.layout}, {expected}, … are expected"
     turning = int(found.measured.turning.sum())
     apart = got.layout == due.layout == "half" and turning == np.count_nonzero(frequencies(rope)) < d // 2
-    other = got.layout == "none" or (got.layout != due.layout and min(got.width, due.width) > 2)
+    other = got.layout != due.layout and min(got.width, due.width) > 2
     if apart and d in (got.width, due.width):  # a part of a head whose pairs are those of all of it, or the reverse
         return [Difference("wrong pairing", fact)]
     said = [Difference("wrong pairing", fact)] if other else []
-    if (got.width, got.start) != (due.width, due.start) and got.layout != "none":
+    if (got.width, got.start) != (due.width, due.start):
         fact = f"{got.width} features turn, from {got.start} on, where {due.width} from {due.start} on are expected"
         names = {due.width: "wrong end rotated", d: "whole head rotated"}
         said.append(Difference(names.get(got.width, "wrong rotary width"), fact))

@@ -6,7 +6,7 @@ A frequency is known up to its uncertainty, to the roundings of a float32 pipeli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from ..theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, Scaling, YaRN, frequencies
+from ..theta import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, Scaling, YaRN, frequencies
 from .candidate import BITS
 from .positions import TURN, wrapped
 from .responses import narrowed
@@ -204,19 +204,19 @@ def _variants(due: Meant) -> Iterator[tuple[str, str, Array]]:
 
 def _series(rope: Rope) -> Iterator[tuple[str, str, Array]]:
     """Of axes: one series for all of them, or one for each."""
-    axes, name = rope.axes, "series of the axes"
-    assert axes is not None
-    owners = [axis for axis, _ in axes.assign(rope.pairs)]
-    within = np.array([owners[:i].count(axis) for i, axis in enumerate(owners)])
-    count = np.array([owners.count(axis) for axis in owners])
-    shared = rope.base ** -(np.arange(rope.pairs) / rope.pairs)
-    if not axes.sections:
-        other = replace(axes, style="axial" if axes.style == "pixtral" else "pixtral")
-        fact = f"the frequencies are dealt as with the axes {other.style!r}, not {axes.style!r}"
-        yield name, fact, frequencies(replace(rope, axes=other))
-    yield name, "each axis has a series of its own, base^(−j/k) for its k pairs", rope.base ** -(within / count)
-    yield name, "each axis begins again with θ₀, θ₁, … of the series over all pairs", shared[within]
-    yield name, "one series runs over all axes, where each has its own", shared
+    assert rope.axes is not None
+    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
+    ways = {
+        "one series runs over all axes": ("listed", owners, "shared"),
+        "each axis has a series of its own": ("listed", owners, "own"),
+        "the series is dealt as in Qwen2-VL's vision part": ("axial",),
+        "the series is dealt as in Pixtral": ("pixtral",),
+    }
+    for words, way in ways.items():
+        with suppress(ValueError):
+            other = Axes(*way)  # type: ignore[arg-type]
+            if tuple(axis for axis, _ in other.assign(rope.pairs)) == owners:
+                yield "series of the axes", words, frequencies(replace(rope, axes=other))
 
 
 # ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
@@ -235,25 +235,22 @@ def geometric(measured: Measured, e: Array) -> tuple[float, float] | None:
         from_one = float((logs * e[some] * weight**2).sum() / (e[some] ** 2 * weight**2).sum())  # if the first is 1
         for log_a, log_base in ((0.0, -from_one), (float(first), -float(slope))):
             known = float(np.abs(logs - log_a + log_base * e[some]).max())
-            bases = [rounded(math.exp(log_base), step) for step in (1e-3, min(1e-6, 4 * known), 0.0)]
-            for a, base in product(_multiples(measured, e, log_a), bases if abs(log_base) < 50 else ()):
-                if measured.fits(a * base**-e):
-                    return a, base
+            tells = some & (e > 0)
+            sure = float((measured.relative[tells] / e[tells]).min(initial=1)), float(measured.relative[some].min())
+            bases = _shortest(log_base, 16 * known + 4 * sure[0], (1e-3, min(1e-6, 4 * known), 0.0))
+            multiples = _shortest(-log_a, 16 * known + 4 * sure[1], (1e-4, 1e-6, 0.0)) if log_a else [1.0]
+            for multiple, base in product(multiples, bases):
+                if measured.fits(base**-e / multiple):
+                    return 1 / multiple, base
     return None
 
 
-def _multiples(measured: Measured, e: Array, log_a: float) -> Iterator[float]:
-    """1 over what frequencies are divided by: few digits, unless the first frequency says otherwise; else all that were
-    measured."""
-    if abs(log_a) > 50 or log_a == 0:
-        yield from (1.0,) * (log_a == 0)
-        return
-    first, s, known = int(np.argmin(e)), math.exp(-log_a), float(measured.relative.min())
-    if e[first] == 0 and abs(measured.theta[first] * s - 1) < 1e-3:  # else it is known up to whole turns only
-        s, known = float(1 / measured.theta[first]), float(measured.relative[first])
-    short = rounded(s, known + 4 * U32)
-    yield 1 / (short if short == float(f"{short:.5g}") else rounded(s, known, 12))
-    yield from (1 / rounded(s, max(step, known + POWERS * U32)) for step in (1e-4, 1e-6))
+def _shortest(log: float, near: float, steps: Iterable[float]) -> list[float]:
+    """Numbers of few digits first, as near as the frequencies tell: 2.00001 is not 2."""
+    if abs(log) > 50:
+        return []
+    numbers = [rounded(math.exp(log), step) for step in steps]
+    return [number for number in numbers if abs(math.log(number) - log) <= near + 1e-12]
 
 
 def _geometric(measured: Measured, due: Meant) -> Named | None:
@@ -405,7 +402,7 @@ def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ram
     inside = (np.abs(ratio - 1) > close) & (np.abs(ratio * s - 1) > close)
     steps = np.flatnonzero(np.diff(np.abs(ratio - 1) <= close))
     if not inside.any() and len(steps) == 1:
-        kept = steps[0] + (ratio[0] * s < 1.5)
+        kept = steps[0] + (abs(ratio[0] - 1) > close[0])
         return Ramp(s, "a step", float(kept), float(2 * steps[0] + 1 - kept))
     along = {"pair": i, "frequency": w, "wavelength": 1 / w}
     shares = {"": (ratio - 1 / s) / (1 - 1 / s), ", of wavelengths": (s - 1 / ratio) / (s - 1)}  # 1: kept, 0: divided
@@ -483,6 +480,7 @@ class Explanation(NamedTuple):
     rope: Rope | None = None
 
 
+@np.errstate(all="ignore")
 def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Explanation]:
     """The rules that explain the frequencies of a rope whose layout, width, direction and axes are those of ``shape``.
 

@@ -6,18 +6,51 @@ o = W·v is linear in v: so the value e_c of key j alone returns the column W_j 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..backend import Array
 from . import rules
-from .masks import tokens
-from .steps import Call, Parts, Spec, seen, weigh
+from .attention_calls import unit_values
+from .report import Finding
+from .steps import Allowed, Call, Parts, Spec, seen, weigh
 
 Ask: TypeAlias = Callable[[Call], Array]
+BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 100, 1000)  # usual numbers of tokens
+
+
+def blocks(m: int) -> tuple[int, ...]:
+    """Sizes of blocks that may show among m tokens, the usual ones first."""
+    return tuple(dict.fromkeys([*(x for x in BLOCKS if x < m), *(range(2, m) if m <= 130 else ())]))
+
+
+def tokens(call: Call, some: Array) -> dict[str, Array]:
+    """What may matter about some weights, bool (b, h, n, m), as columns for `rules`."""
+    (i, j), (b, h) = call.places, some.shape[:2]
+    places = np.arange(b)[:, None, None, None], np.arange(h)[:, None, None], i[:, None], j
+    row, head, i, j = (np.broadcast_to(x, some.shape)[some] for x in places)
+    columns = {"the key": j, "the query": i, "the distance": i - j, "the head": head, "the row": row}
+    if call.chunks:
+        of = np.repeat(np.arange(len(call.chunks)), call.chunks)
+        columns |= {"the key is of an earlier call": of[j] < of[i], "the query is of a later call": of[i] > 0}
+    return columns
+
+
+def where(call: Call, wrong: Array, some: Array) -> str:
+    """The places of wrong weights, in words, if a simple rule has them all."""
+    rule = rules.simplest(tokens(call, some), np.broadcast_to(wrong, some.shape)[some])
+    return f", where {rule.words}" if rule is not None and rule.share > 0.95 else ""
+
+
+def rows_where(limit: Allowed, answer: Array, what: str, at: Array) -> str:
+    """Which rows (b, h, n) of an answer are wrong, in words; ``at`` are the places of the n."""
+    row, head, i = (x.ravel() for x in np.indices(answer.shape[:3]))
+    bad = (limit.error(answer) > limit.worst).any(axis=-1).ravel()
+    rule = rules.simplest({f"the {what}": at[i], "the head": head, "the row": row}, bad)
+    return f"where {rule.words}" if rule is not None and rule.share > 0.95 else ""
 
 
 class Reading(NamedTuple):
@@ -27,13 +60,8 @@ class Reading(NamedTuple):
 
 def read(ask: Ask, call: Call) -> Reading:
     """W by one call for every d keys, and what is returned for no values."""
-    m, d = call.v.shape[2:]
-    offset, columns = ask(replace(call, v=np.zeros_like(call.v)))[:, :, call.judged], []
-    for start in range(0, m, d):
-        v, count = np.zeros_like(call.v), min(d, m - start)
-        v[:, :, range(start, start + count), range(count)] = 1
-        columns.append((ask(replace(call, v=v))[:, :, call.judged] - offset)[..., :count])
-    return Reading(np.concatenate(columns, axis=-1), offset)
+    *columns, offset = (ask(x)[:, :, call.judged] for x in unit_values(call))
+    return Reading(np.concatenate([x - offset for x in columns], axis=-1)[..., : call.k.shape[2]], offset)
 
 
 class Fit(NamedTuple):
@@ -55,10 +83,14 @@ def fit(weights: Array, numerators: Array, some: Array, close: float) -> Fit:
     return Fit(float(near[counted].mean()) if counted.any() else np.nan, factors, near)
 
 
-def centred(x: Array, some: Array) -> Array:
-    """Less the mean of each row, over some of it; 0 elsewhere."""
-    mean = np.where(some, x, 0).sum(axis=-1, keepdims=True) / np.maximum(some.sum(axis=-1, keepdims=True), 1)
-    return np.where(some, x - mean, 0)
+class Numerators(NamedTuple):
+    """Numerators as they were measured to be made, what is summed in their total, and how well they fit."""
+
+    found: list[Finding]
+    number: Any = None  # (b, h, n, m); None if they are not known
+    plain: Any = None
+    fit: Any = None
+    scale: float = 1.0  # times the expected one
 
 
 @dataclass(eq=False)
@@ -74,21 +106,11 @@ class Measured:
     def __post_init__(self) -> None:
         self.right: Parts = weigh(self.spec, self.call)
         self.linear = self.spec.feature_map is not None
-        self.bad = ~np.isfinite(self.read).all(axis=-1, keepdims=True)
-        self.weights = np.asarray(
-            np.where(self.bad, self.right.weights, self.read)
-        )  # what is not finite is told by itself
-        self.sees = self.seen_in(self.weights)
+        self.bad = ~np.isfinite(self.read).all(axis=-1, keepdims=True)  # which is told by itself
+        self.weights: Array = np.where(self.bad, self.right.weights, self.read)
+        top = np.abs(self.weights).max(axis=-1, keepdims=True)  # weights of both signs may be small by chance
+        self.sees: Array = np.abs(self.weights) > (1e-6 * np.where(top == 0, 1, top) if self.linear else 1e-30)
         self.visible = np.broadcast_to(seen(self.spec, self.call), self.sees.shape)
-
-    def seen_in(self, weights: Array) -> Array:
-        """Which keys have a weight; of both signs, one that is not small by chance."""
-        top = np.abs(weights).max(axis=-1, keepdims=True)
-        return np.asarray(np.abs(weights) > (1e-6 * np.where(top == 0, 1, top) if self.linear else 1e-30))
-
-    def sees_again(self, call: Call) -> Array:
-        """The same in another call."""
-        return self.seen_in(read(self.ask, call).weights)
 
     @cached_property
     def some(self) -> Array:
@@ -104,9 +126,3 @@ class Measured:
     def sums(self) -> str:
         sums = self.weights.sum(axis=-1)
         return f"the weights of a query add up to {sums.min():.4g} … {sums.max():.4g}"
-
-    def where(self, wrong: Array, some: Array | None = None) -> str:
-        """The places of wrong weights, in words, if a simple rule has them all."""
-        some = np.ones(self.sees.shape, bool) if some is None else some
-        rule = rules.simplest(tokens(self.call, some), np.broadcast_to(wrong, some.shape)[some])
-        return f", where {rule.words}" if rule is not None and rule.share > 0.95 else ""

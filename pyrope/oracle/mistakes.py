@@ -109,7 +109,6 @@ ROTATION: dict[str, Mistake] = {
         "angles in radians: m·θ, without 2π and without 180/π"),
     "angles multiplied": Mistake("positions or frequencies are multiplied by a number", "the angle is m·θ"),
     "rotated twice": Mistake("applied in the model and again in the kernel", "rotate once", "TensorRT-LLM#16378"),
-    "recursive frequencies": Mistake("a running product instead of a power", "compute each power by itself"),
     "inexact frequencies": Mistake("frequencies or phases of too few bits, or powers by an approximation",
         "compute them in float64, or in float32 by one power each"),
     "wrong frequencies": Mistake("a rule for the frequencies that is not known here, or numbers of another model",
@@ -159,13 +158,10 @@ ROTATION: dict[str, Mistake] = {
         "deal one series of frequencies to the axes (M-RoPE), or give each axis base^(−j/k) for its k pairs (Flux)"),
     # Precision
     **_ROUNDED,
-    "tables in few bits": Mistake("cos and sin kept as integers of few bits", "tables in the dtype of x, or wider"),
-    "inexact sine": Mistake("a sine read from a table without interpolation, or by a short polynomial",
-        "a full sine for the table"),
-    "2π rounded": Mistake("angles are reduced by a 2π of few digits, such as 6.2832 or float32's",
-        "2π in float64, or a sine that reduces"),
-    "angle too coarse": Mistake("a hardware sine (__sinf, fast math), sincospi of a float32 number, or a short phase: "
-        "turns are rounded before they are reduced",
+    "inexact sine": Mistake("a sine read from a table without interpolation, or by a short polynomial, or a table in "
+        "integers of few bits", "a full sine for the table"),
+    "angle too coarse": Mistake("a hardware sine (__sinf, fast math), sincospi of a float32 number, a short phase, or "
+        "a 2π of few digits (float32's): turns are rounded before they are reduced",
         "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits", "imp#1316"),
     # Positions that rows are turned by
     "positions ignored": Mistake("arange(n) instead of the positions given", "index with the positions",
@@ -196,11 +192,10 @@ ROTATION: dict[str, Mistake] = {
         "some of their bits", "compare these rows of the table with their neighbours"),
     "negative positions wrong": Mistake("a table indexed from its end, an unsigned type, or the size of m alone",
         "turn backwards for negative positions, or refuse them", "kernels"),
-    "depends on the length": Mistake("a base that grows with the length where none is meant",
-        "fix the length beforehand", "transformers#25104"),
-    "switch at another length": Mistake("the length compared by < for <=, or the largest position taken for the "
-        "length, which is one more",
-        "the original length L₀ itself is short: switch, or stretch, where the largest position + 1 > L₀"),
+    "depends on the length": Mistake("a base that grows with the length where none is meant; a switch at another "
+        "length: < for <=, or the largest position taken for the length, which is one more",
+        "fix the length beforehand; the original length L₀ itself is short: switch where the largest position + 1 > L₀",
+        "transformers#25104"),
     # Numbers on their way
     "not linear": Mistake("x is normalised, clipped or cleaned of NaN on the way, or something is added that does not "
         "depend on x", "rotation alone", "kernels with a fused norm"),
@@ -328,8 +323,6 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     "normaliser": Mistake("the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a "
         "sink, an eps, hidden keys, other heads, rotated features",
         "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated"),
-    "not finite": Mistake("exp of a score that overflows, 0/0, or ∞ − ∞",
-        "subtract the greatest score of each row; guard empty rows"),
     # The whole.
     "heads": Mistake("key heads 0 1 0 1 instead of 0 0 1 1, one head read for all, or a reshape without a transpose",
         "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile"),

@@ -8,38 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import definition
 from ..backend import Array
-from ..definition import FEATURE_MAPS
-from . import turning, ways
+from ..theta import LENGTH_DEPENDENT
+from . import turning
 from .candidate import UNIT
 from .masks import runs
-from .measured import Fit, Measured, centred, fit, read
+from .measured import Measured, Numerators, fit, read, where
 from .report import Finding
-from .steps import Call, capped
+from .responses import Function, narrowed, roundings
+from .steps import Call, Spec, capped, spread, weigh
+from .turning import Turn, Way, products, right_way, same
+from .values import head_maps, row_maps
 
+Ways: TypeAlias = Iterator[tuple[str, Any]]
 FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
 FEATURES = np.array([1.0, -3, -2, -1, -0.5, 0.5, 2, 3])
 SCORES = np.array([1.0, -12, -6, -3, -1, 3, 6, 12])
-
-
-class Numerators(NamedTuple):
-    """Numerators as they were measured to be made, what is summed in their total, and how well they fit."""
-
-    found: list[Finding]
-    number: Any = None  # (b, h, n, m); None if they are not known
-    plain: Any = None
-    fit: Any = None
-    scale: float = 1.0  # times the expected one
+CAPS = (30, 50, 20, 15, 10, 5, 100)
 
 
 def numerators(m: Measured) -> Numerators:
     """The step that makes other numerators, if there is one."""
-    best = _made(m, ways.right_way(m.spec, m.call), [])
+    best = _made(m, right_way(m.spec, m.call), [])
     if np.isnan(best.fit.share):
         return Numerators([])  # no row has weights enough to compare
     for found, way in () if best.fit.share > FITS else _others(m):
@@ -51,19 +48,19 @@ def numerators(m: Measured) -> Numerators:
     best = best._replace(found=[*best.found, *_scale(m, best)])
     if best.fit.share >= LOOSELY and (best.fit.share > FITS or m.linear or best.found):
         return best
-    listed = (_bias, _single, _features, _rounded, _foreign)
+    listed = (_bias, _single, _rounded, _foreign)
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
-    return best if best.fit.share >= LOOSELY else Numerators([_unlike(m, best.fit)])
+    return best if best.fit.share >= LOOSELY else Numerators([_unlike(m, best.fit.near)])
 
 
-def _made(m: Measured, way: ways.Way, found: list[Finding]) -> Numerators:
+def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
     """The numerators of a way; of scores times one number, if these fit better."""
-    x, plain = ways.products(m.spec, way)
+    x, plain = products(m.spec, way)
     if m.linear:
         return Numerators(found, x, plain, fit(m.weights, x, m.some, m.close))
     some = m.some & (m.weights > 0)
-    scores, logs = centred(x, some), centred(np.log(np.where(some, m.weights, 1)), some)
+    scores, logs = _centred(x, some), _centred(np.log(np.where(some, m.weights, 1)), some)
     scale = float((scores * logs).sum() / max(np.square(scores).sum(), 1e-300))
     both = [np.exp(np.clip(a * (x - m.top(x)), -700, 700)) for a in (1.0, scale)]
     one, other = (fit(m.weights, y, some, m.close) for y in both)
@@ -72,12 +69,18 @@ def _made(m: Measured, way: ways.Way, found: list[Finding]) -> Numerators:
     return Numerators(found, both[0], both[0], one)
 
 
-def _others(m: Measured) -> Iterator[tuple[list[Finding], ways.Way]]:
-    """How the rotation was measured to be done, then the other ways that are known."""
+def _centred(x: Array, some: Array) -> Array:
+    """Less the mean of each row, over some of it; 0 elsewhere."""
+    mean = np.where(some, x, 0).sum(axis=-1, keepdims=True) / np.maximum(some.sum(axis=-1, keepdims=True), 1)
+    return np.where(some, x - mean, 0)
+
+
+def _others(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
+    """How queries and keys are turned, as it is measured, then the other ways that are known."""
     if m.spec.rope is not None:
         yield from turning.found(m.spec, m.ask, m.call)
-    for step, how, way in ways.numerators(m.spec, m.call):
-        yield [Finding(f"{step}: {how}".removesuffix(": "), PREDICTED)], way
+    for fault, way in _ways(m.spec, m.call):
+        yield [Finding(fault, PREDICTED)], way
 
 
 def _scale(m: Measured, best: Numerators) -> Iterator[Finding]:
@@ -87,11 +90,109 @@ def _scale(m: Measured, best: Numerators) -> Iterator[Finding]:
     if abs(a) < 1e-3:
         yield Finding("scores: all alike", "every query gives the same weight to all keys that it sees")
         return
-    listed = ways.scales(m.spec, m.call.q.shape[2], m.call.k.shape[2])
-    named = (how for how, x in listed if abs(a / x - 1) < 20 * m.close and abs(x - 1) > 1e-9)
+    listed = _scales(m.spec, m.call.k.shape[2])
+    named = (how for how, x in listed.items() if abs(a / x - 1) < 20 * m.close and abs(x - 1) > 1e-9)
     number = f"{a * scale:.4g}, not {scale:.4g}"
     words = f"scores are {a:.5g} times the expected ones: a scale of {number}"
     yield Finding(f"scale: {next(named, number)}", words)
+
+
+# ── Known mistakes in what is compared ───────────────────────────────────────────────────────────────────────────────
+
+
+def _scales(spec: Spec, m: int) -> dict[str, float]:
+    """Scales in words, over the right one."""
+    s, d, factor = spec.scale, spec.head_dim, 1.0 if spec.rope is None else spec.rope.attention_factor
+    named = {"missing": 1 / s, "applied twice": s, "inverted": 1 / s**2, "1/√d, not the model's": d**-0.5 / s}
+    named |= {"exp2 without log₂ e": np.log(2), "log₂ e without exp2": 1 / np.log(2)}
+    named |= {"attention factor missing": factor**-2, "attention factor on one side alone": 1 / factor}
+    named |= {"attention factor twice": factor**2, "attention factor once too often": factor}
+    widths = {"the rotated part": spec.rope.width if spec.rope else d, "half a head": d // 2}
+    widths |= {"all heads": spec.heads * d, "all key heads": spec.key_heads * d}
+    named |= {f"1/√ of the width of {what}": width**-0.5 / s for what, width in widths.items()}
+    named |= {"1/√ of the number of keys, not of features": m**-0.5 / s}
+    return named | ({} if spec.softcap is None else {"softcap without its factor": 1 / spec.softcap})
+
+
+def _ways(spec: Spec, call: Call) -> Ways:
+    way, (h, g) = right_way(spec, call), (call.q.shape[1], call.k.shape[1])
+    for words, index in head_maps(h, g):
+        yield f"heads: keys {words}", replace(way, k=way.k[:, index])
+    for words, rows in row_maps(len(way.k)):
+        yield f"batch: keys {words}", replace(way, k=way.k[rows])
+        turn = replace(way.turn_k, at=way.turn_k.at[rows]) if isinstance(way.turn_k, Turn) else way.turn_k
+        yield f"batch: keys {words}", replace(way, k=way.k[rows], turn_k=turn)
+    if way.q.shape == way.k.shape:
+        yield "operands: queries and keys exchanged", replace(way, q=way.k, k=way.q)
+        yield "operands: keys compared with keys", replace(way, q=way.k)
+        yield "operands: queries compared with queries", replace(way, k=way.q)
+    yield "operands: values compared instead of keys", replace(way, k=spread(call)[2])
+    yield from _maps(spec, way) if spec.feature_map is not None else _caps(spec, way)
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (way.q, way.k))
+    yield "operands: q and k divided by their lengths", replace(way, q=q, k=k)
+    yield "operands: q divided by its length", replace(way, q=q)
+    yield "operands: k divided by its length", replace(way, k=k)
+    if isinstance(way.turn_k, Turn) and isinstance(way.turn_q, Turn):
+        yield from _turns(way, way.turn_q, way.turn_k, call)
+
+
+def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
+    """What is no matter of the positions of both: another pairing of one side, another length, few digits, keys in a
+    cache."""
+    other = replace(q.rope, layout="interleaved" if q.rope.layout.startswith("half") else "half")
+    yield "wrong pairing: of the keys alone", replace(way, turn_k=replace(k, rope=other))
+    yield "wrong pairing: of the queries alone", replace(way, turn_q=replace(q, rope=other))
+    if isinstance(q.rope.scaling, LENGTH_DEPENDENT):
+        for rope in map(q.rope.at, (int(np.max(k.at)) + 1, k.at.shape[-1])):
+            turns = Turn.of(rope, q.at), Turn.of(rope, k.at)
+            yield "length taken from each call", replace(way, turn_q=turns[0], turn_k=turns[1])
+    for bits, name in ((8, "bfloat16"), (11, "float16")):
+        few = partial(narrowed, bits=bits)
+        angles = replace(way, turn_q=replace(q, rounded=few), turn_k=replace(k, rounded=few))
+        tables = replace(way, turn_q=replace(q, table=few), turn_k=replace(k, table=few))
+        yield from ((f"precision: angles in {name}", angles), (f"precision: cos and sin in {name}", tables))
+    if call.chunks:
+        of = np.repeat(np.arange(len(call.chunks)), call.chunks)
+        since = [np.maximum(i - of, 0) for i in range(len(call.chunks))]  # calls since that of a key
+        again, raw = (tuple(replace(k, at=k.at * x) for x in times)
+                      for times in ([1 + x for x in since], [x == 0 for x in since]))  # fmt: skip
+        yield "cache: keys rotated again in each call", replace(way, later=again)
+        yield "cache: keys of earlier calls not rotated", replace(way, later=raw)
+
+
+MAPS: dict[str, Function] = {
+    **definition.FEATURE_MAPS,
+    "elu, without the 1": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "x²": np.square,
+    "softmax over the features": lambda x: np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True),
+    "exp of x − max x": lambda x: np.exp(x - x.max(axis=-1, keepdims=True)),
+}
+
+
+def _maps(spec: Spec, way: Way) -> Ways:
+    yield "feature map: after the rotation", replace(way, map_first=False)
+    yield from ((f"feature map: {name}", replace(way, phi=phi)) for name, phi in MAPS.items())
+    for words, by in (("1/√d", spec.head_dim**-0.5), ("d^−¼", spec.head_dim**-0.25)):
+        yield f"feature map: of q times {words}", replace(way, q=way.q * by)
+        yield f"feature map: of q and k times {words}", replace(way, q=way.q * by, k=way.k * by)
+    yield "feature map: on q alone", replace(way, q=way.phi(way.q), phi=same)
+    yield "feature map: on k alone", replace(way, k=way.phi(way.k), phi=same)
+
+
+def _caps(spec: Spec, way: Way) -> Ways:
+    s, c = spec.scale, spec.softcap
+    if c is not None:
+        yield "softcap: missing", replace(way, cap=same)
+        yield "softcap: by clipping", replace(way, cap=lambda x: np.clip(x, -c, c))
+        yield "softcap: without the division", replace(way, cap=lambda x: c * np.tanh(x))
+        yield "softcap: before the scale", replace(way, cap=lambda x: s * c * np.tanh(x / s / c))
+        yield "scale: missing inside the softcap", replace(way, cap=lambda x: c * np.tanh(x / s / c))
+    for other in CAPS:
+        words = f"{other:g}, not asked for" if c is None else f"{other:g}, not {c:g}"
+        yield f"softcap: {words}", replace(way, cap=partial(capped, softcap=other))
 
 
 # ── What is in no list ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,36 +200,29 @@ def _scale(m: Measured, best: Numerators) -> Iterator[Finding]:
 
 def _logs(m: Measured) -> tuple[Array, Array]:
     """log(W/N) of the expected numerators, less its mean in each row, and where that says something."""
-    number = _made(m, ways.right_way(m.spec, m.call), []).number
+    number = _made(m, right_way(m.spec, m.call), []).number
     some = m.sees & m.visible & (m.weights / number > 0)
     if m.linear:
         some = some & (np.abs(number) > 0.05 * np.abs(number).max(axis=-1, keepdims=True))
     some = some & (some.sum(axis=-1, keepdims=True) > 2)
-    return centred(np.log(np.where(some, m.weights / number, 1)), some), some
+    return _centred(np.log(np.where(some, m.weights / number, 1)), some), some
 
 
 def _bias(m: Measured) -> Finding | None:
-    """A term in the logarithm that depends on the distance, or on the key, alone."""
+    """A term in the logarithm that depends on the distance, or on the key, alone: by differences of neighbours, in
+    which what is common to a row is not."""
     (y, some), (i, j) = _logs(m), m.call.places
-    for what, index in (("distance", i[:, None] - j), ("key", np.broadcast_to(j, some.shape[2:]))):
-        term = _term(y, some, index - index.min())
-        acts, size = centred(np.take(term, index - index.min(), axis=-1), some), float(np.ptp(term))
-        if size > 30 * m.close and np.abs(acts - y).max() < min(30 * m.close, 0.05 * size):
-            seen = np.unique((index - index.min())[some.any(axis=(0, 1))])
-            return _bias_in_words(what, term[0][:, seen])
+    steps = np.where(some[..., 1:] & some[..., :-1], np.diff(y, axis=-1), np.nan)[0]  # (h, n, m − 1)
+    for what, index in (("distance", (i[:, None] - j)[:, 1:]), ("key", np.broadcast_to(j[1:], steps.shape[1:]))):
+        known = np.unique(index[np.isfinite(steps).any(axis=0)])
+        each = np.array([np.nanmean(np.where(index == x, steps, np.nan), axis=(1, 2)) for x in known]).T  # (h, indices)
+        if not known.size or np.isnan(each).any():
+            continue
+        off = np.nanmax(np.abs(steps - each[:, np.minimum(np.searchsorted(known, index), known.size - 1)]))
+        term = np.concatenate((np.zeros((len(each), 1)), each.cumsum(axis=1)), axis=1)  # up to its sign, of distances
+        if np.ptp(term) > 30 * m.close and off < min(30 * m.close, 0.05 * np.ptp(term)):
+            return _bias_in_words(what, -term if what == "distance" else term)
     return None
-
-
-def _term(y: Array, some: Array, index: Array) -> Array:
-    """The term of each index, by least squares, beside one number for each row: (b, h, n, m) -> (b, h, indices)."""
-    (b, h), count = y.shape[:2], int(index.max()) + 1
-    at = (np.arange(b * h)[:, None, None] * count + index)[some.reshape(b * h, *index.shape)]
-    counts, term = np.maximum(np.bincount(at, minlength=b * h * count), 1), np.zeros(b * h * count)
-    rest = y
-    for _ in range(40):
-        term = term + np.bincount(at, rest[some], b * h * count) / counts
-        rest = centred(y - np.take(term.reshape(b, h, count), index, axis=-1), some)
-    return term.reshape(b, h, count)
 
 
 def _bias_in_words(what: str, term: Array) -> Finding:
@@ -136,13 +230,12 @@ def _bias_in_words(what: str, term: Array) -> Finding:
     steps, times = np.diff(term, axis=-1), np.exp(term[0] - term[0].min())
     slopes, straight = steps.mean(axis=-1), np.ptp(steps, axis=-1).max() < 0.05 * np.abs(steps).max()
     if what == "key" and np.abs(times - np.rint(times)).max() < 0.01:
-        several = np.rint(times) > 1
-        return Finding("keys: counted more than once", f"keys {runs(several)} are counted {times.max():.0f} times")
+        words = f"keys {runs(np.rint(times) > 1)} are counted {times.max():.0f} times"
+        return Finding("keys: counted more than once", words)
     if what == "distance" and straight and np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
         factor = f"{np.exp(slopes[0]):.4g}"
-        return Finding(
-            f"bias: a decay of {factor} for each token", f"for each token further back, weights are times {factor}"
-        )
+        words = f"for each token further back, weights are times {factor}"
+        return Finding(f"bias: a decay of {factor} for each token", words)
     numbers = ", ".join(f"{x:+.4g}" for x in (-slopes[:8] if straight else term[0, :6] - term[0, 0]))
     if what == "distance" and straight:
         return Finding("bias: by distance", f"for each token nearer, {numbers} is added to the scores of heads 0, 1, …")
@@ -160,10 +253,10 @@ def _rounded(m: Measured) -> Finding | None:
         return float(np.square(m.weights - w)[m.visible].mean())
 
     words = f"the weights are off by {off:.2g} of their size"
-    left, how = min((error(w), how) for _, how, w in ways.rounded_weights(m.spec, m.call, m.right))
+    left, how = min((error(w), how) for how, w in _rounded_weights(m))
     if left < 0.02 * error(m.right.weights):
         return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
-    scores, shared = centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
+    scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
     near = [name for name, unit in UNIT.items() if 0.2 * unit < off < 6 * unit and unit > UNIT[m.spec.dtype.name]]
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
@@ -173,65 +266,49 @@ def _rounded(m: Measured) -> Finding | None:
     return Finding(f"precision: as if a step were rounded to {near[0]}", f"{words}, without a pattern")
 
 
+def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
+    """The right weights with few digits at one step."""
+    for words, few in roundings():
+        q, k = (few(x.astype(np.float64)) for x in (m.call.q, m.call.k))
+        for what, change in (("q and k", {"q": q, "k": k}), ("q", {"q": q}), ("k", {"k": k})):
+            yield f"{what} {words}", weigh(m.spec, replace(m.call, **change)).weights
+        if not m.linear:
+            yield f"scores {words}", definition.softmax(np.where(m.right.seen, few(m.right.scores), -np.inf))
+        yield f"weights {words}", few(m.right.weights)
+
+
 def _single(m: Measured) -> Finding | None:
     """What single features, or scores, act as: all features of a vector are alike, and tokens at one position."""
     spec, given = m.spec, FEATURES if m.linear else SCORES
     if spec.head_dim < len(given) or (spec.window or len(given)) < len(given) or m.call.chunks:
         return None
     size = 1.0 if m.linear else (spec.scale * spec.head_dim) ** -0.5
-    ones = np.ones(spec.head_dim)
-    read, again, back = (_ratios(m, q * ones, size * keys[:, None] * ones)
-                         for q, keys in ((size, given), (2 * size, given), (size, given[::-1])))  # fmt: skip
+    got, again, back = (
+        _ratios(m, q, size * keys) for q, keys in ((size, given), (2 * size, given), (size, given[::-1]))
+    )
     back = back[::-1] / back[-1]  # in the other order: positions are all 0, and must not matter
-    if not (np.isfinite(read).all() and (read > 0).all()) or np.abs(back / read - 1).max() > 20 * m.close:
+    if not (np.isfinite(got).all() and (got > 0).all()) or np.abs(back / got - 1).max() > 20 * m.close:
         return None
-    if spec.feature_map is None:
-        return _capped(m, np.log(read) + capped(SCORES, spec.softcap)[0])
-    due = FEATURE_MAPS[spec.feature_map](FEATURES) / FEATURE_MAPS[spec.feature_map](FEATURES[:1])
-    if (np.abs(read - due) < 5 * m.close * (1 + due)).all() or np.abs(again / read - 1).max() > 20 * m.close:
+    if spec.feature_map is not None:
+        due = definition.FEATURE_MAPS[spec.feature_map](FEATURES)
+        due, what, fault = due / due[0], "φ of {}, over φ(1), is {}, expected {}", "feature map: another function"
+        unlike = np.abs(again / got - 1).max() > 20 * m.close
+    else:
+        due = capped(SCORES, spec.softcap)
+        got, fault = np.log(got) + due[0], "scores: another function of q·k"
+        what = "beside one of 1, scores of {} act as {}, expected {}"
+        unlike = np.ptp(np.diff(np.sort(got)) / np.diff(np.sort(SCORES))) < 0.01
+    if (np.abs(got - due) < 5 * m.close * (1 + np.abs(due))).all() or unlike:
         return None
-    words = f"φ of {_listed(FEATURES)}, over φ(1), is {_listed(read)}, expected {_listed(due)}"
-    return Finding("feature map: another function", words)
+    numbers = (", ".join(f"{x:.4g}" for x in y[1:]) for y in (given, got, due))
+    return Finding(fault, what.format(*numbers))
 
 
-def _features(m: Measured) -> Finding | None:
-    """Features that do not meet themselves: q and k are zeros but for one, whose score is 1."""
-    d, size = m.spec.head_dim, m.spec.scale**-0.5
-    if m.linear or m.call.chunks or m.spec.window == 1:
-        return None
-    keys = np.zeros((d, 2, d))
-    keys[range(d), 1, range(d)] = size
-    acts = np.array([np.log(_ratios(m, k[1], k)[1]) for k in keys])
-    wrong = np.abs(acts / capped(np.ones(1), m.spec.softcap) - 1) > 20 * m.close
-    if not wrong.any() or wrong.all():
-        return None
-    words = f"features {runs(wrong)} bring {acts[wrong].min():.3g} … {acts[wrong].max():.3g} times what they should"
-    return Finding("operands: some features compared otherwise", words)
-
-
-def _capped(m: Measured, acts: Array) -> Finding | None:
-    """The cap that scores have, if there is one, or what they act as."""
-    due = capped(SCORES, m.spec.softcap)
-    if (np.abs(acts - due) < 5 * m.close * (1 + np.abs(due))).all():
-        return None
-    words = f"beside one of 1, scores of {_listed(SCORES)} act as {_listed(acts)}, expected {_listed(due)}"
-    for cap in np.geomspace(0.2, 200, 3000):
-        for how, other in (("softcap: " + ways.other_cap(cap, m.spec.softcap), capped(SCORES, cap)),
-                           (f"scores: clipped at ±{cap:.3g}", np.clip(SCORES, -cap, cap))):  # fmt: skip
-            if (np.abs(acts - acts[0] - other + other[0]) < 2e-3 * (1 + np.abs(other)) + 5 * m.close).all():
-                return Finding(how, words)
-    slopes = np.diff(np.sort(acts)) / np.diff(np.sort(SCORES))
-    return None if np.ptp(slopes) < 0.01 else Finding("scores: another function of q·k", words)
-
-
-def _listed(numbers: Array) -> str:
-    return ", ".join(f"{x:.4g}" for x in numbers[1:])
-
-
-def _ratios(m: Measured, query: Array, keys: Array) -> Array:
-    """The weights that the last query (d,) gives to keys (n, d), over that of the first key, at one position."""
-    (n, d), h, g, dtype = keys.shape, m.call.q.shape[1], m.call.k.shape[1], m.call.q.dtype
-    q, k = (np.broadcast_to(x, (1, heads, n, d)).astype(dtype) for x, heads in ((query, h), (keys, g)))
+def _ratios(m: Measured, query: float, keys: Array) -> Array:
+    """The weights that the last query gives to keys (n,), over that of the first key, at one position; each number is
+    that of all features."""
+    n, (h, d), g, dtype = len(keys), (m.call.q.shape[1], m.call.q.shape[3]), m.call.k.shape[1], m.call.q.dtype
+    q, k = np.full((1, h, n, d), query, dtype), np.broadcast_to(keys[:, None], (1, g, n, d)).astype(dtype)
     v, at = np.zeros((1, g, n, d), dtype), None if m.call.positions is None else np.zeros((1, n), np.int64)
     v[..., range(n), range(n)] = 1
     out = m.ask(Call("single features", q, k, v, positions=at))[0, 0, -1, :n]
@@ -242,23 +319,20 @@ def _foreign(m: Measured) -> Finding | None:
     """Whether keys of row 0, or of key head 0, alone change the weights of other rows, or of other heads."""
     step = m.call.q.shape[1] // m.call.k.shape[1]
     none = read(m.ask, replace(m.call, k=np.zeros_like(m.call.k))).weights
-    for name, what, own, others in (
-        ("batch", "row", np.s_[:1], np.s_[1:]),
-        ("heads", "head", np.s_[:, :1], np.s_[:, step:]),
-    ):
+    places = {"row": ("batch", np.s_[:1], np.s_[1:]), "head": ("heads", np.s_[:, :1], np.s_[:, step:])}
+    for what, (name, own, others) in places.items():
         k = np.zeros_like(m.call.k)
         k[own] = m.call.k[own]
         off = np.abs(read(m.ask, replace(m.call, k=k)).weights - none)[others].max(initial=0)
         if off > 10 * m.close:
-            return Finding(
-                f"{name}: keys mixed", f"keys of {what} 0 alone change weights of other {what}s by up to {off:.3g}"
-            )
+            words = f"keys of {what} 0 alone change weights of other {what}s by up to {off:.3g}"
+            return Finding(f"{name}: keys mixed", words)
     return None
 
 
-def _unlike(m: Measured, fitted: Fit) -> Finding:
+def _unlike(m: Measured, near: Array) -> Finding:
     some = m.sees & m.visible
     b, h, i, _ = np.unravel_index(int(np.abs(m.weights - m.right.weights).argmax()), some.shape)
     got, due = (" ".join(f"{x:.3g}" for x in np.asarray(w)[b, h, i, :6]) for w in (m.weights, m.right.weights))
     words = f"query {m.call.places[0][i]} of row {b}, head {h}, has the weights {got} …, expected {due} …"
-    return Finding("scores: not q̃·k̃", words + m.where(~fitted.near, some))
+    return Finding("scores: not q̃·k̃", words + where(m.call, ~near, some))

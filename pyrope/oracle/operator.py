@@ -71,8 +71,8 @@ def ladder(top: int) -> Array:
 def read(
     candidate: Candidate, head_dim: int, dtype: Any, top: int, axes: int | None = None, first: Shape | None = None
 ) -> tuple[Description | None, Array]:
-    """The description of a candidate, if its outputs are made from pairs of features; and which features each output is
-    made from, bool (d, d). Pairs as in ``first`` are preferred. Raises `Unreadable`."""
+    """The description of a candidate, if its outputs are made from the pairs of a layout; and which features each of
+    them is made from, bool (d, d). Pairs as in ``first`` are preferred. Raises `Unreadable`."""
     probe = Probe(candidate, head_dim, float_dtype(dtype), top, axes)
     with np.errstate(all="ignore"):
         reached = _sources(probe)
@@ -98,18 +98,14 @@ def _sources(probe: Probe) -> Array:
 
 
 class Shape(NamedTuple):
-    """Which features make a pair: as a Rope says it, or, if the layout is "none", one by one."""
+    """Which features make a pair, as a Rope says it."""
 
     layout: str
     width: int
     start: int
-    listed: tuple[tuple[int, int, int, int], ...] = ()  # two features that are read, two that are written
 
     def features(self, d: int) -> tuple[Array, Array]:
         """The features of each pair as they are read and as they are written, two (p, 2)."""
-        if self.layout == "none":
-            both = np.array(self.listed, np.int64).reshape(-1, 4)
-            return both[:, :2], both[:, 2:]
         sides = pairs(self.layout, self.width, self.start)
         reads, writes = (np.stack([np.arange(d)[part] for part in side], axis=-1) for side in sides)
         return reads, writes
@@ -136,22 +132,8 @@ def find_shape(reached: Array, first: Shape | None = None) -> Shape | None:
     width, rest = high - low + (high - low) % 2, d - low + (d - low) % 2
     spans = [(width, low), (high + high % 2, 0), (rest, d - rest), (d, 0)]
     shapes = [Shape(layout, *span) for span in spans for layout in LAYOUTS if span[1] >= 0 and sum(span) <= d]
-    for shape in shapes if first is None else [first, *shapes]:
-        if not (reached & ~shape.sources(d)).any():
-            return shape
-    return _by_pairs(reached)
-
-
-def _by_pairs(reached: Array) -> Shape | None:
-    """Pairs of no known layout: two outputs each that are made from the same two features."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for f, row in enumerate(reached):
-        groups.setdefault(tuple(np.flatnonzero(row).tolist()), []).append(f)
-    both = [(*reads, *writes) for reads, writes in groups.items() if len(reads) == len(writes) == 2]
-    single = [(reads, writes) for reads, writes in groups.items() if not len(reads) == len(writes) == 2]
-    if not both or any(reads not in ((), tuple(writes)) for reads, writes in single):
-        return None
-    return Shape("none", 2 * len(both), min(map(min, both)), tuple(both))  # type: ignore[arg-type]
+    known = shapes if first is None else [first, *shapes]
+    return next((shape for shape in known if not (reached & ~shape.sources(d)).any()), None)
 
 
 # ── Description ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,9 +233,9 @@ class Description:
     def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Explanation]:
         """The rules that have these frequencies, which may be rounded to a narrow dtype; none where no layout has these
         pairs."""
-        (layout, width, start, _), (theta, unsure) = self.shape, self.measured
+        (layout, width, start), (theta, unsure) = self.shape, self.measured
         even = self.unexplained_start < 0.1 and not (np.abs(np.diff(self.theta)) > 0.01).any()
-        if layout == "none" or start not in (0, self.head_dim - width) or not even:
+        if start not in (0, self.head_dim - width) or not even:
             return []
         if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
             unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * STEP[narrow]) / 4
@@ -267,10 +249,10 @@ class Description:
 
     def rows(self, rope: Rope | None = None) -> tuple[tuple[str, str, str], ...]:
         """What was measured beside what a rope has: name, expected, measured."""
-        theta, features = self.measured.theta[self.measured.turning], self.shape.features(self.head_dim)[0][:3].tolist()
+        theta = self.measured.theta[self.measured.turning]
         width = f"{2 * len(theta)} of {self.head_dim} features"
         rows = {
-            "pairs": self.shape.layout if self.shape.layout != "none" else f"{features}, …",
+            "pairs": self.shape.layout,
             "turning": width + (f", from {self.shape.start} on" if self.shape.start else ""),
             "direction": f"{self.direction:+d}",
             "frequencies": span(theta),
@@ -400,13 +382,13 @@ def offset_of(start: Array, measured: Measured, unit: float) -> float:
 
 def _dealings(owner: Array, count: int) -> Iterable[Axes]:
     """The ways to say that these of so many axes turn the pairs, the simplest first."""
-    p, sizes, listed_ = len(owner), np.bincount(owner, minlength=count).tolist(), owner.tolist()
+    p, sizes, owners = len(owner), np.bincount(owner, minlength=count).tolist(), owner.tolist()
     styles = [Axes(style, sizes) for style in ("sections", "interleaved")] if count > 1 else []
-    styles = [axes for axes in styles if [axis for axis, _ in axes.assign(p)] == listed_]
-    if p > 1 and count > 1 and {*listed_} == {*range(count)}:
-        styles.append(Axes("listed", listed_))
+    styles = [axes for axes in styles if [axis for axis, _ in axes.assign(p)] == owners]
+    if p > 1 and count > 1 and {*owners} == {*range(count)}:
+        styles.append(Axes("listed", owners))
     yield from styles[:1]
-    if count == 2 and listed_ == sorted(listed_) and sizes[0] == sizes[1]:
+    if count == 2 and owners == sorted(owners) and sizes[0] == sizes[1]:
         yield from (Axes("axial"), Axes("pixtral"))
     yield from (replace(axes, series="own") for axes in styles[:1])
 
@@ -525,7 +507,7 @@ def identify(
 def _unpaired(probe: Probe, reached: Array) -> Identification:
     """Of a candidate whose outputs are made from more than pairs."""
     f = int(np.argmax(reached.sum(axis=1)))
-    note = f"no rotation: output {f} is made from {listed(np.flatnonzero(reached[f]), 'feature')}"
+    note = f"no layout has these pairs: output {f} is made from {listed(np.flatnonzero(reached[f]), 'feature')}"
     return Identification(
         probe.d, probe.dtype.name, "none", 0, "prefix", (), 1, (), (), 0.0, math.nan, (), None, UNGRADED,
         probe.candidate.watched(), (note,),
@@ -535,7 +517,7 @@ def _unpaired(probe: Probe, reached: Array) -> Identification:
 def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) -> Identification:
     measured, unit, offsets = found.measured, UNIT[found.dtype], found.offsets
     turning = measured.turning & found.known[0].any(axis=(0, 2))
-    exact = bool(found.skew <= 32 * unit and turning.any() and found.shape.layout != "none")
+    exact = bool(found.skew <= 32 * unit and turning.any())
     rules = found.rules(suspects) if exact else []
     narrow = narrow_dtype(measured) if exact and not rules else ""
     rules = found.rules(suspects, narrow) if narrow else rules
@@ -593,7 +575,7 @@ def _notes(found: Description) -> tuple[str, ...]:
         notes.append(f"at position 0 pairs are turned by up to {more}")
     still = np.setdiff1d(np.arange(found.head_dim), found.shape.features(found.head_dim)[0][turning])
     # If it is the last pairs that stay, the rotation is proportional.
-    if 0 < len(still) < found.head_dim // 2 and (found.shape.layout == "none" or not turning[: turning.sum()].all()):
+    if 0 < len(still) < found.head_dim // 2 and not turning[: turning.sum()].all():
         notes.append(f"{listed(still, 'feature')} do not turn")
     return tuple(notes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,7 +28,6 @@ OTHERS = (
     ("from least", "first position taken as 0", "p minus the least position of the call"),
     ("shared", "positions of a batch misread", "the position of the same row in the first row of the batch"),
     ("earlier", STATE, "the position of the same row in an earlier call with as many rows"),
-    ("previous", STATE, "the position of the same row in the call before"),
     ("first", "another row's position", "the first position of the call"),
     ("last", "another row's position", "the last position of the call"),
     ("least", "another row's position", "the least position of the call"),
@@ -55,8 +53,8 @@ class Became(NamedTuple):
     silent: Any = False  # bool (N,): which rows of all would be right with this mistake
 
 
-Facts: TypeAlias = Mapping[str, Array]
-Relation: TypeAlias = tuple[str, str, Callable[[Facts], Array]]  # the mistake, in words, the position from the facts
+Facts: TypeAlias = Mapping[str, Any]
+Relation: TypeAlias = tuple[str, str, Callable[..., Any]]  # the mistake, in words, the position from the facts
 
 
 def wrapped(angle: Any) -> Any:
@@ -87,90 +85,63 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
 
     Turned (W, p) is what each pair of the rows (W,) is multiplied with; ``facts`` has for all rows, (N,), the position
     p, whether they are right, and what `OTHERS` are about; ``narrow``: x has few bits. A relation that leaves all right
-    rows right is preferred: it explains which rows are wrong. Any other is made in a part of the rows alone.
+    rows right is preferred: it explains which rows are wrong. Any other is made in a part of the rows alone. Positions
+    in proportion to p are a matter of the frequencies, and those near p of their rounding.
     """
     some = np.unique(np.linspace(0, len(rows) - 1, SOLVED).astype(np.int64))  # of many rows these will do
-    turned, rows = turned[some], rows[some]
-    own = {name: fact[rows] for name, fact in facts.items()}
-    p = own["p"].astype(np.float64)
-    acts, off = acts_at(turned, theta, 2.0 * np.abs(facts["p"]).max(initial=1) + 10)
+    own, best, right = {name: fact[rows[some]] for name, fact in facts.items()}, None, facts["right"]
+    acts, off = acts_at(turned[some], theta, 2.0 * np.abs(facts["p"]).max(initial=1) + 10)
     good = off <= (0.05 if narrow else 4e-3)
     if good.mean() < 0.9 or not (np.abs(acts[good]) > 0.2).any():
         return None  # or these features do not turn: others may
-    best, every = None, facts["p"]
-    for fault, words, other in _relations(acts[good], {name: fact[good] for name, fact in own.items()}):
+    acts, own = acts[good], {name: fact[good] for name, fact in own.items()}
+    p = own["p"].astype(np.float64)
+    for fault, words, other in _relations(acts, own):
         at = other(own)
-        fits = good & (np.abs(acts - at) < 0.2)
-        if fits.sum() > ENOUGH * good.sum() and (np.abs(at - p) > 0.2).mean() > 0.5:
-            silent = np.abs(other(facts) - every) < 0.2
+        if (np.abs(acts - at) < 0.2).mean() > ENOUGH and (np.abs(at - p) > 0.2).mean() > 0.5:
+            silent = np.abs(other(facts) - facts["p"]) < 0.2
             found = Became(fault, f"rows are turned as at {words}", silent=silent)
-            if not facts["right"].any() or silent[facts["right"]].mean() > ENOUGH:
+            if not right.any() or silent[right].mean() > ENOUGH:
                 return found
             best = best or found._replace(general=True)
-    return best or _elsewhere(acts, p, good)
-
-
-def _elsewhere(acts: Array, p: Array, good: Array) -> Became | None:
-    """Positions that are others by no relation. In proportion to p is a matter of the frequencies, and near p of their
-    rounding."""
-    far, turning = np.abs(acts - p) > 0.2, good & (p != 0)
-    pace = acts[turning] / p[turning]
-    if far[good].mean() < 0.9 or (pace.size and (np.abs(pace - np.median(pace)) < 1e-3).mean() > 0.9):
-        return None
-    some = ", ".join(f"{m:g} as {e:.6g}" for m, e in list(zip(p[good], acts[good], strict=True))[:4])
-    return Became(ELSEWHERE, f"rows are turned as at other positions: {some}", general=True)
+    pace = acts[p != 0] / p[p != 0]
+    steady = pace.size and (np.abs(pace - np.median(pace)) < 1e-3).mean() > 0.9
+    if best is not None or (np.abs(acts - p) > 0.2).mean() < 0.9 or steady:
+        return best
+    some_words = ", ".join(f"{m:g} as {e:.6g}" for m, e in list(zip(p, acts, strict=True))[:4])
+    return Became(ELSEWHERE, f"rows are turned as at other positions: {some_words}", general=True)
 
 
 def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
     """Simple ways to come by a wrong position, with numbers read from what was measured."""
     p = facts["p"]
-    yield from _of_itself(acts, p)
-    for name, fault, words in OTHERS:
-        yield fault, words, partial(_fact, name)
-    shift = int(np.rint(np.median(acts - facts["row"])))
-    yield "positions ignored", f"the row's number {_signed(shift)}", lambda f: f["row"] + shift
-    top, low = float(np.rint(acts.max())), float(np.rint(acts.min()))
-    yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
-    yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
-    for dtype, bits in (("bfloat16", 8), ("float16", 11)):
-        yield f"{dtype} positions", f"p rounded to {dtype}", partial(_rounded, bits)
-    yield "negative positions wrong", "|p|", lambda f: np.abs(f["p"])
-    yield "negative positions wrong", "p, but at least 0", lambda f: np.maximum(f["p"], 0)
-    yield "direction", "−p", lambda f: -f["p"]
-    for k in sorted(_steps(p, acts)):
-        yield from _blocks(k)
-    if (bits := int(np.bitwise_or.reduce(np.rint(p - acts).astype(np.int64)))) > 0:
-        yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
-
-
-def _fact(name: str, facts: Facts) -> Array:
-    return facts[name]
-
-
-def _rounded(bits: int, facts: Facts) -> Array:
-    return narrowed(facts["p"], bits)
-
-
-def _blocks(k: int) -> Iterator[Relation]:
-    """What integer division by k makes of p."""
-    yield "positions divided in integers", f"p // {k}", lambda f: f["p"] // k
-    yield "positions divided in integers", f"p // {k}·{k}, the first of its block", lambda f: f["p"] // k * k
-    yield ELSEWHERE, f"p + p // {k}", lambda f: f["p"] + f["p"] // k
-    yield ELSEWHERE, f"p − p // {k}", lambda f: f["p"] - f["p"] // k
-
-
-def _of_itself(acts: Array, p: Array) -> Iterator[Relation]:
-    """Shifts and remainders of p."""
-    shift = int(np.rint(np.median(acts - p)))
+    lost = np.rint(p - acts).astype(np.int64)
+    shift, of_row = (int(np.rint(np.median(acts - one))) for one in (p, facts["row"]))
+    period, bits = int(np.gcd.reduce(lost)), int(np.bitwise_or.reduce(lost))
+    half, top, low = period // 2, float(np.rint(acts.max())), float(np.rint(acts.min()))
     yield SHIFTS.get(shift, "positions shifted"), f"p {_signed(shift)}", lambda f: f["p"] + shift
     yield "positions one too low", "p − 1, but at least 0", lambda f: np.maximum(f["p"] - 1, 0)
-    lost = np.rint(p - acts).astype(np.int64)
-    period = int(np.gcd.reduce(lost))
     if period > 1:
-        half = period // 2
+        few = f"p modulo {period}, from {-half} on, as in an integer of few bits"
         yield "positions modulo a length", f"p modulo {period}", lambda f: f["p"] % period
-        words = f"p modulo {period}, from {-half} on, as in an integer of few bits"
-        yield "positions in few bits", words, lambda f: (f["p"] + half) % period - half
+        yield "positions in few bits", few, lambda f: (f["p"] + half) % period - half
+    for name, fault, words in OTHERS:
+        yield fault, words, lambda f, name=name: f[name]
+    yield "positions ignored", f"the row's number {_signed(of_row)}", lambda f: f["row"] + of_row
+    yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
+    yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
+    for dtype, count in (("bfloat16", 8), ("float16", 11)):
+        yield f"{dtype} positions", f"p rounded to {dtype}", lambda f, count=count: narrowed(f["p"], count)
+    yield "negative positions wrong", "|p|", lambda f: np.abs(f["p"])
+    yield "direction", "−p", lambda f: -f["p"]
+    for k in sorted(_steps(p, acts)):
+        blocks = "positions divided in integers"
+        yield blocks, f"p // {k}", lambda f, k=k: f["p"] // k
+        yield blocks, f"p // {k}·{k}, the first of its block", lambda f, k=k: f["p"] // k * k
+        yield ELSEWHERE, f"p + p // {k}", lambda f, k=k: f["p"] + f["p"] // k
+        yield ELSEWHERE, f"p − p // {k}", lambda f, k=k: f["p"] - f["p"] // k
+    if bits > 0:
+        yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
 
 
 def _signed(shift: int) -> str:

@@ -252,17 +252,15 @@ def _message(report: Report) -> str:
     return "\n".join([report.headline, *str(report).splitlines()[1:]])
 
 
-class Mismatch(AssertionError):
+class _Carrier(AssertionError):
+    def __init__(self, report: Report) -> None:
+        super().__init__(_message(report))
+        self.report = report
+
+
+class Mismatch(_Carrier):
     """What the ``assert_…`` functions raise about a wrong candidate; its message is the report."""
 
-    def __init__(self, report: Report) -> None:
-        super().__init__(_message(report))
-        self.report = report
 
-
-class NotJudged(AssertionError):
+class NotJudged(_Carrier):
     """What the ``assert_…`` functions raise about a candidate that raised, or returned nothing that can be judged."""
-
-    def __init__(self, report: Report) -> None:
-        super().__init__(_message(report))
-        self.report = report

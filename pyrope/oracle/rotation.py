@@ -6,6 +6,7 @@ with it; `diagnosis` says what became of those that are wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -53,13 +54,14 @@ def check_rotation(
     pass is the one that the library derives.
     """
     checks.flag("backward", backward)
-    task = _task(rope, backward, checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong")
-    plan = _plan(task.rope, dtype, max_position, min_position)
+    rope = check_rope(rope).transposed if backward else check_rope(rope)
+    strict = checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong" or backward
+    plan = _plan(rope, dtype, max_position, min_position)
     plan = replace(plan, batched=checks.flag("batched", batched))
     plan = replace(plan, effort=checks.choice("effort", effort, ("few", "usual", "thorough")))
     grades = APPLICABLE[plan.dtype.name]
-    task = replace(task, worst=grades[-1] if grade is None else checks.choice("grade", grade, grades))
-    return _judged(_candidate(fn, framework, backward), plan, task)
+    worst = grades[-1] if grade is None else checks.choice("grade", grade, grades)
+    return _judged(_candidate(fn, framework, backward), plan, Task(rope, strict, backward, worst))
 
 
 def assert_rotation(fn: Callable[..., Any], rope: Rope, **options: Any) -> None:
@@ -78,17 +80,11 @@ def recorded_calls(rope: Rope, dtype: Any = np.float32, max_position: int | None
         calls.append((x.copy(), positions.copy()))
         return Expected(Tables(rope, positions), x.astype(np.float64), positions, plan.dtype.name).y.astype(x.dtype)
 
-    check = Check(Candidate(candidate), plan, _task(rope, False, False))
+    check = Check(Candidate(candidate), plan, Task(rope))
     check.run()
     check.unpermuted()
     read_all(check)
     return calls
-
-
-def _task(rope: Rope, backward: bool, strict: bool) -> Task:
-    if backward:
-        return Task(check_rope(rope).transposed, "rotation, backward", f"the transpose of {rope!r}", True, True)
-    return Task(check_rope(rope), "rotation", repr(rope), strict, False)
 
 
 def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:
@@ -155,20 +151,22 @@ def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int |
 
 
 def _hint(rope: Rope) -> str:
-    """What a function may not have expected of this rope: positions of several axes, or heads that turn in part."""
-    if rope.axes is not None:
-        shape = f"this rope has {rope.axes.count} axes, so positions are ({rope.axes.count}, n)"
-        text = "check dataclasses.replace(rope, axes=None), or say --head-dim, --base and --layout for --config"
-        return f"; {shape}: for a function of text, {text}"
-    if rope.placement == "suffix":
-        part = f"Rope({rope.width}, {rope.base:g}, {rope.layout!r}{', scaling=…' if rope.scaling else ''})"
-        shape = f"x has whole heads of {rope.head_dim} features, of which the last {rope.width} turn"
-        return f"; {shape}: for a function of these alone, check {part}"
-    return ""
+    """What a function may not have expected of this rope: positions of several axes."""
+    if rope.axes is None:
+        return ""
+    shape = f"this rope has {rope.axes.count} axes, so positions are ({rope.axes.count}, n)"
+    text = "check dataclasses.replace(rope, axes=None), or say --head-dim, --base and --layout for --config"
+    return f"; {shape}: for a function of text, {text}"
 
 
 def _report(check: Check) -> Report:
     """Raises `Unreadable` if the candidate does not take the sample, or refuses most calls."""
+
+    def readings() -> Any:
+        from .readings import of_rotation
+
+        return of_rotation(check)
+
     with np.errstate(all="ignore"):  # whatever the candidate returns
         check.run()
         findings, measured = diagnosed(check)
@@ -182,12 +180,6 @@ def _report(check: Check) -> Report:
         notes = (*check.notes, *_undecided(check))
         if right and check.order is not None:
             notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
-
-        def readings() -> Any:
-            from .readings import of_rotation
-
-            return of_rotation(check)
-
         return Report(
             task.subject, task.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
             tuple(_errors(check, right)), notes, readings=readings,
@@ -227,21 +219,14 @@ def _undecided(check: Check) -> Iterator[str]:
 def _tried(check: Check) -> str:
     """What the verdict rests on."""
     calls = [one.call for one in check.answers]
-    rows, heads = (max((size(call) for call in calls), default=0) for size in (_rows, _heads))
+    rows = max((call.x.shape[-2] for call in calls), default=0)
+    heads = max((math.prod(call.x.shape[:-2]) for call in calls), default=0)
     size, others = sizes(check.dtype), any(call.values != USUAL for call in calls)
-    powers = f"numbers from {_power(size[0])} to {_power(size[-1])}, " if others else ""
-    tried = f"{len(calls)} calls, up to n = {rows:,}, position {check.plan.top:,}, {heads:,} heads, {powers}"
+    powers = f", numbers from {_power(size[0])} to {_power(size[-1])}" if others else ""
     left = [] if check.plan.least else ["negative positions"]
     left += [] if check.plan.batched else ["batches with positions of their own"]
-    return tried.rstrip(", ") + (f"; not tried: {', '.join(left)}" if left else "")
-
-
-def _rows(call: Any) -> int:
-    return int(call.x.shape[-2])
-
-
-def _heads(call: Any) -> int:
-    return int(np.prod(call.x.shape[:-2]))
+    not_tried = f"; not tried: {', '.join(left)}" if left else ""
+    return f"{len(calls)} calls, up to n = {rows:,}, position {check.plan.top:,}, {heads:,} heads{powers}{not_tried}"
 
 
 def _power(number: float) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
 LARGEST_BLOCK = 256  # rows of a block that a kernel may work on
 COUNTED = "counted from 0", "counted from another position"
 ORDER, SHAPES = "order of positions matters", "some shapes wrong"
+ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
 # Columns, the simplest first, and which mistake it is if something is said about them that holds for the wrong rows.
 ABOUT = {
     "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
@@ -54,19 +55,23 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
     """The table of these answers."""
     parts: list[dict[str, Array]] = []
     facts: list[list[dict[str, Array]]] = [[] for _ in range(axes or 1)]
-    earlier = Earlier()
+    seen, top = dict[Any, Array](), 0
     for k, one in enumerate(answers):
-        pick = _picked(one.wrong)
+        pick, call = _picked(one.wrong), one.call
         if not len(pick):
             continue
-        each = _each(one.call, axes)
+        each = call.positions.astype(np.int64).reshape(axes or 1, *[-1] * bool(call.own), call.x.shape[-2])
         index = np.unravel_index(pick, one.wrong.shape)
-        own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(one.call, index, each)}
-        own |= earlier.flags(one.call, each, index)
+        row, before = (index[0], index[-1]) if call.own else index[-1], _recalled(seen, call, each)
+        own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(call, index, each)}
+        for name, at in before.items():
+            own[f"an earlier call had {name}, but another position here"] = (at != each).any(axis=0)[row]
+        own["an earlier call had a greater position"] = top > each.max(initial=0)
         parts.append({name: np.broadcast_to(value, pick.shape) for name, value in own.items()})
-        for of_axis, at, *before in zip(facts, each, *earlier.positions(one.call, each), strict=True):
-            of_axis.append(_facts(at, index, before))
-        earlier.add(one.call, each)
+        earlier = before[ROWS] if before[ENDS] is each else before[ENDS]
+        for of_axis, at, other in zip(facts, each, earlier, strict=True):
+            of_axis.append(_facts(at, index, other))
+        top = max(top, each.max(initial=0))
     rows, joined = _joined(parts), [_joined(of_axis) for of_axis in facts]
     answer, place, wrong, speaks = (rows.pop(name) for name in ("answer", "place", "wrong", "speaks"))
     calls = {name: column[answer] for name, column in of_calls([one.call for one in answers]).items()}
@@ -88,12 +93,6 @@ def _picked(wrong: Array) -> Array:
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _each(call: Call, axes: int | None) -> Array:
-    """The positions of a call on each axis, (axes, n), or (axes, b, n) where the rows of a batch have their own."""
-    n, m = call.x.shape[-2], call.positions.astype(np.int64)
-    return m.reshape(axes or 1, -1, n) if call.own else m.reshape(axes or 1, n)
 
 
 def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, Any]:
@@ -159,60 +158,20 @@ def tails(columns: dict[str, Array], wrong: Array) -> Iterator[tuple[str, Array]
     yield "the last of an odd number of heads", (head == heads - 1) & (heads % 2 == 1)
 
 
-class Earlier:
-    """What earlier calls had in common with a call: a cache may have been keyed by that alone."""
-
-    ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
-    KEYS: ClassVar[dict[str, Callable[[Call], Any]]] = {
-        ROWS: lambda call: (),
-        "the same shape": lambda call: call.x.shape,
-        "as many rows and the same first position": lambda call: call.positions.ravel()[:1].tolist(),
-        "as many rows and the same last position": lambda call: call.positions.ravel()[-1:].tolist(),
-        ENDS: lambda call: (call.positions.ravel()[:1].tolist(), call.positions.ravel()[-1:].tolist()),
-        "as many rows and the same sum of positions": lambda call: int(call.positions.sum()),
-        "as many rows and the same greatest position": lambda call: int(call.positions.max(initial=0)),
-    }
-
-    def __init__(self) -> None:
-        self.seen: dict[Any, Array] = {}  # positions (axes, …, n) of the first call, by what it has in common
-        self.xs: dict[Any, Array] = {}  # x of the first call with these positions and this shape
-        self.top, self.last = 0, np.zeros(0)
-
-    def _keys(self, call: Call) -> Iterator[tuple[str, Any]]:
-        for name, key in self.KEYS.items():
-            yield name, (name, call.positions.shape, repr(key(call)))
-
-    def flags(self, call: Call, each: Array, index: tuple[Array, ...]) -> dict[str, Any]:
-        """Whether an earlier call had this in common with these rows, but another position, each (axes, …, n), or x."""
-        said: dict[str, Any] = {}
-        row = (index[0], index[-1]) if call.own else index[-1]
-        for name, key in self._keys(call):
-            other = (self.seen.get(key, each) != each).any(axis=0)
-            said[f"an earlier call had {name}, but another position here"] = other[row]
-        before: Array = self.xs.get(self._place(call), call.x)
-        other = before[index] != call.x[index]
-        said["an earlier call had the same positions, but another x here"] = other.any(axis=-1)
-        said["an earlier call had a greater position"] = self.top > int(each.max(initial=0))
-        return said
-
-    def positions(self, call: Call, each: Array) -> tuple[Array, Array]:
-        """The positions of the first earlier call with as many rows, and the same ends if there is one; and of the call
-        before: each (axes, …, n); its own where there is none."""
-        found = {name: self.seen[key] for name, key in self._keys(call) if key in self.seen}
-        return found.get(self.ENDS, found.get(self.ROWS, each)), self.last if self.last.shape == each.shape else each
-
-    def add(self, call: Call, each: Array) -> None:
-        for _, key in self._keys(call):
-            self.seen.setdefault(key, each)
-        self.top, self.last = max(self.top, int(each.max(initial=0))), each
-        self.xs.setdefault(self._place(call), call.x)
-
-    @staticmethod
-    def _place(call: Call) -> Any:
-        return call.x.shape, call.positions.shape, call.positions.astype(np.int64).tobytes()
+def _recalled(seen: dict[Any, Array], call: Call, each: Array) -> dict[str, Array]:
+    """The positions (axes, …, n) of the first call that had this in common, which may be the call itself: a cache may
+    have been keyed by that alone."""
+    m = call.positions.ravel()
+    first, last = m[:1].tolist(), m[-1:].tolist()
+    keys = {
+        ROWS: (), "the same shape": call.x.shape, "as many rows and the same first position": first,
+        "as many rows and the same last position": last, ENDS: first + last,
+        "as many rows and the same sum of positions": int(m.sum()),
+    }  # fmt: skip
+    return {name: seen.setdefault((name, m.shape, repr(key)), each) for name, key in keys.items()}
 
 
-def _facts(at: Array, index: tuple[Array, ...], earlier: list[Array]) -> dict[str, Array]:
+def _facts(at: Array, index: tuple[Array, ...], earlier: Array) -> dict[str, Array]:
     """What the positions of rows may have been taken for; at (n,) or (b, n), index of the rows in x."""
     rows = at.reshape(-1, at.shape[-1])
     j, n = index[-1], at.shape[-1]
@@ -223,7 +182,7 @@ def _facts(at: Array, index: tuple[Array, ...], earlier: list[Array]) -> dict[st
     return {
         "p": p, "row": j, "head": index[-2] if len(index) > 1 else p, "batch": index[0] if len(index) > 2 else p,
         "counted": first + j, "from first": p - first, "from least": p - least, "shared": rows[0 * of, j],
-        "earlier": earlier[0].reshape(rows.shape)[of, j], "previous": earlier[1].reshape(rows.shape)[of, j],
+        "earlier": earlier.reshape(rows.shape)[of, j],
         "first": first, "last": rows[of, -1:].ravel(), "least": least, "greatest": rows.max(axis=-1, initial=0)[of],
         "before": rows[of, j - 1], "after": rows[of, (j + 1) % max(n, 1)], "sorted": np.sort(rows, axis=-1)[of, j],
         "mirrored": rows[of, n - 1 - j], "chunk": rows[of, j % max(-(-n // 2), 1)], "rank": rank[of, j],

@@ -10,7 +10,7 @@ Shapes are those of `pyrope.definition`: q (b, h, n, d), k and v (b, g, t, d), w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -77,6 +77,11 @@ class Call:
     slack: float = 0.0  # relative error that is allowed besides
     alike: bool = False  # numbers are alike, so that errors add up
     top_left: bool = False  # the queries are the first of the tokens, not the last
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What a compiler would compile it for."""
+        return (self.q.shape, self.k.shape, self.chunks, *self.options)
 
     @property
     def places(self) -> tuple[Array, Array]:
@@ -269,6 +274,55 @@ def normalised(scores: Array, visible: Array, v: Array, r: Rounding = EXACT) -> 
     return Parts(visible, scores, total, weights, r.summed(weights @ v, weights, v))
 
 
+# ── Backwards ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "elu+1": lambda x: np.exp(np.minimum(x, 0)),
+    "relu": lambda x: np.where(x > 0, 1.0, 0.0),
+    "relu2": lambda x: 2 * np.maximum(x, 0),
+    "exp": np.exp,
+    "identity": np.ones_like,
+}
+
+
+def gradients(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, Array, Array]:
+    """dq, dk and dv for the gradient g of the output.
+
+    dv = wᵀg, dw = g·vᵀ, D = Σ w∘dw = Σ g∘o. Softmax: ds = w∘(dw − D), times 1 − (s/c)² if there is a softcap c, then
+    dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃). Eq. (19): dN = dw/Z and dZ = −D/Z for numerators and their sum Z, then
+    dφ(q) = Rᵀ(dN·k̃) + dZ·Σφ(k), and φ′.
+    """
+    (q, k, v), (q_at, k_at), rope, parts = spread(call), call.at(), spec.turns, weigh(spec, call, r)
+    linear, phi, g = spec.feature_map is not None, spec.feature_map or "identity", np.asarray(call.g, np.float64)
+    fq, fk = r.mapped(q, phi), r.mapped(k, phi)
+    tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
+    dw = g @ _t(v)
+    row, dw = (parts.weights * dw).sum(axis=-1, keepdims=True), r.summed(dw, g, _t(v))
+    if r.fine:  # D may be Σ g∘o, of an output that is rounded: dw's errors do not cancel in dw − D
+        row = r.added(row, np.square(g * parts.out).sum(axis=-1, keepdims=True), g.shape[-1])
+    if linear:
+        total = np.where(parts.total == 0, 1, parts.total)
+        ds, shares = (r.stored(np.where(parts.seen, x / total, 0), 2) for x in (dw, -row))
+    else:
+        ds = r.stored(parts.weights * (dw - row), 2) * cap_slope(parts.scores, spec.softcap) * spec.scale
+    back = rope and rope.transposed
+    dq, dk = r.turned(r.summed(ds @ tk, ds, tk), q_at, back), r.turned(r.summed(_t(ds) @ tq, _t(ds), tq), k_at, back)
+    if linear:
+        slope = SLOPES[phi]
+        dq = (dq + r.summed(shares @ fk, shares, fk)) * slope(q)
+        dk = (dk + r.summed(_t(shares) @ fq, _t(shares), fq)) * slope(k)
+    dv, groups = r.summed(_t(parts.weights) @ g, _t(parts.weights), g), call.k.shape[1]
+    dk, dv = (x.reshape(x.shape[0], groups, -1, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
+    return r.stored(dq, 2), r.stored(dk, 2), r.stored(dv)  # after a scale, or a slope
+
+
+def _t(x: Array) -> Array:
+    return x.swapaxes(-1, -2)
+
+
+# ── What is allowed ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 class Allowed(NamedTuple):
     """The truth, and how far off an answer may be: each number, and the root of the mean square of all."""
 
@@ -287,121 +341,51 @@ class Allowed(NamedTuple):
         return np.abs(np.where(np.isfinite(answer), answer, np.inf) - self.truth)
 
 
-class Room(NamedTuple):
-    """What is allowed beside the noise of the steps."""
-
-    u: float  # of the result
-    fine: float  # of sums
-    size: float  # of the values, or of what takes their place
-    keys: Array  # that a row adds up, which broadcasts to the result
-    tiny: float
-
-    @classmethod
-    def of(cls, spec: Spec, size: float, keys: Array) -> Room:
-        u = UNIT[spec.dtype.name]
-        tiny = ROUGH.get(spec.dtype.name, 0.0) * size + STEP.get(spec.dtype.name, 0.0)
-        return cls(u, min(u, U32), size, keys, tiny)
+def results(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, ...]:
+    """The output of a call, or its three gradients."""
+    return (weigh(spec, call, r).out,) if call.g is None else gradients(spec, call, r)
 
 
-def tolerance(truth: Array, noisy: list[Array], call: Call, room: Room) -> Allowed:
-    """Six standard errors for each number, three in the mean square. The standard error is that of a row of features,
-    and of all rows, since few samples may be small by chance. Where errors add up, one for each key is allowed."""
-    square = np.mean([np.square(x - truth) for x in noisy], axis=0).mean(axis=-1, keepdims=True) if noisy else 0.0
-    u, every = room.u + call.slack, float(np.mean(square))
-    worst = 6 * np.sqrt(square + every) + 1.01 * u * np.abs(truth)
-    worst = worst + 4 * (room.keys + 8) * room.fine * room.size + (room.keys + 64) * room.tiny + 1e-300
-    mean = 3 * math.sqrt(every) + u * float(np.sqrt(np.square(truth).mean())) if truth.size else 0.0
-    mean += 16 * room.fine * room.size + 64 * room.tiny + 1e-300
-    return Allowed(truth, worst, math.inf if call.alike else mean)
-
-
-def allowed(spec: Spec, call: Call, rounding: Rounding, answer: Array | None = None, hopeless: bool = False) -> Allowed:
-    """What an answer to this call must be. If one is given, no more noisy runs are made than it takes to accept it;
-    nor are any, if it may be ``hopeless``, for one that is far off."""
-    parts = weigh(spec, call)
-    size = float(np.abs(call.v.astype(np.float64)).max(initial=0))
-    room = Room.of(spec, size, parts.seen.sum(axis=-1, keepdims=True))
-    limits = [tolerance(parts.out, [], call, room)]
-    noisy = list[Array]()
-    for runs in _runs(
-        limits, [answer], size if hopeless else math.inf, SAMPLES if call.k.shape[2] < FEW or call.alike else 1
-    ):
-        noisy += [weigh(spec, call, rounding.run(i)).out for i in runs]
-        limits[:] = [tolerance(parts.out, noisy, call, room)]
-    return limits[0]
-
-
-def _runs(limits: list[Allowed], answers: Sequence[Array | None], size: float, most: int) -> Iterator[range]:
-    """Seeds of noisy runs, none, one, some or many, as long as the limits, which the caller renews, leave a doubt."""
-    given = [x for x in answers if x is not None]
-    error = max((float(limit.error(x).max(initial=0)) for limit, x in zip(limits, given, strict=False)), default=0.0)
-    if given and (max(map(Allowed.ratio, limits, given)) <= 1 or error > FAR * size):
-        return
-    yield range(1, 2 if given else most + 1)
-    if given and most > 1 and max(map(Allowed.ratio, limits, given)) > 0.5:
-        yield range(2, most + 1)
-    if given and 1 < max(map(Allowed.ratio, limits, given)) < DOUBTFUL:  # few samples may be small by chance
-        yield range(most + 1, MANY * most + 1)
-
-
-# ── Backwards ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-SLOPES: dict[str, Callable[[Array], Array]] = {
-    "elu+1": lambda x: np.exp(np.minimum(x, 0)),
-    "relu": lambda x: np.where(x > 0, 1.0, 0.0),
-    "relu2": lambda x: 2 * np.maximum(x, 0),
-    "exp": np.exp,
-    "identity": np.ones_like,
-}
-
-
-def gradients(spec: Spec, call: Call, g: Array, r: Rounding = EXACT) -> tuple[Array, Array, Array]:
-    """dq, dk and dv for the gradient g of the output, (b, h, n, d).
-
-    dv = wᵀg, dw = g·vᵀ, D = Σ w∘dw = Σ g∘o. Softmax: ds = w∘(dw − D), times 1 − (s/c)² if there is a softcap c, then
-    dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃). Eq. (19): dN = dw/Z and dZ = −D/Z for numerators and their sum Z, then
-    dφ(q) = Rᵀ(dN·k̃) + dZ·Σφ(k), and φ′.
-    """
-    (q, k, v), (q_at, k_at), rope, parts = spread(call), call.at(), spec.turns, weigh(spec, call, r)
-    linear, phi = spec.feature_map is not None, spec.feature_map or "identity"
-    fq, fk = r.mapped(q, phi), r.mapped(k, phi)
-    tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
-    dw = g @ _t(v)
-    row, dw = (parts.weights * dw).sum(axis=-1, keepdims=True), r.summed(dw, g, _t(v))
-    if r.fine:  # D may be Σ g∘o, of an output that is rounded: dw's errors do not cancel in dw − D
-        row = r.added(row, np.square(g * parts.out).sum(axis=-1, keepdims=True), g.shape[-1])
-    if linear:
-        total = np.where(parts.total == 0, 1, parts.total)
-        ds, shares = (
-            r.stored(np.where(parts.seen, dw, 0) / total, 2),
-            r.stored(np.where(parts.seen, -row / total, 0), 2),
-        )
-    else:
-        ds = r.stored(parts.weights * (dw - row), 2) * cap_slope(parts.scores, spec.softcap) * spec.scale
-    back = rope and rope.transposed
-    dq, dk = r.turned(r.summed(ds @ tk, ds, tk), q_at, back), r.turned(r.summed(_t(ds) @ tq, _t(ds), tq), k_at, back)
-    if linear:
-        slope = SLOPES[phi]
-        dq = (dq + r.summed(shares @ fk, shares, fk)) * slope(q)
-        dk = (dk + r.summed(_t(shares) @ fq, _t(shares), fq)) * slope(k)
-    dv, groups = r.summed(_t(parts.weights) @ g, _t(parts.weights), g), call.k.shape[1]
-    dk, dv = (x.reshape(x.shape[0], groups, -1, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
-    return r.stored(dq, 2), r.stored(dk, 2), r.stored(dv)  # after a scale, or a slope
-
-
-def _t(x: Array) -> Array:
-    return x.swapaxes(-1, -2)
-
-
-def allowed_gradients(
-    spec: Spec, call: Call, g: Array, rounding: Rounding, answers: Sequence[Array] | None = None, hopeless: bool = False
+def allowed(
+    spec: Spec, call: Call, rounding: Rounding, answers: Sequence[Array] | None = None, hopeless: bool = False
 ) -> list[Allowed]:
-    """What dq, dk and dv must be; ``answers`` and ``hopeless`` as in `allowed`."""
-    truth, keys = gradients(spec, call, g), np.full(1, call.k.shape[2])
-    rooms = [Room.of(spec, float(np.abs(x).max(initial=0)), keys) for x in truth]
-    limits = [tolerance(x, [], call, room) for x, room in zip(truth, rooms, strict=True)]
-    size, noisy = math.inf if not hopeless else max(room.size for room in rooms), list[tuple[Array, ...]]()
-    for runs in _runs(limits, answers or [None], size, SAMPLES):
-        noisy += [gradients(spec, call, g, rounding.run(i)) for i in runs]
-        limits[:] = [tolerance(truth[i], [x[i] for x in noisy], call, rooms[i]) for i in range(3)]
-    return limits
+    """What each answer to this call must be. If they are given, no more noisy runs are made than it takes to accept
+    them; nor are any, if they may be ``hopeless``, for some that are far off."""
+    truth, noisy, t = results(spec, call), list[tuple[Array, ...]](), call.k.shape[2]
+    keys = seen(spec, call).sum(axis=-1, keepdims=True) if call.g is None else np.full(1, t)
+    sizes = [float(np.abs(x.astype(np.float64)).max(initial=0)) for x in ([call.v] if call.g is None else truth)]
+    most = SAMPLES if call.g is not None or t < FEW or call.alike else 1
+
+    def limits(runs: int) -> list[Allowed]:
+        noisy.extend(results(spec, call, rounding.run(i)) for i in range(len(noisy) + 1, runs + 1))
+        each = zip(truth, zip(*noisy, strict=True) if noisy else [()] * len(truth), sizes, strict=True)
+        return [_tolerance(spec, call, x, samples, size, keys) for x, samples, size in each]
+
+    if answers is None:
+        return limits(most)
+    now = limits(0)
+    for runs, doubt in ((1, 1.0), (most, 0.5), (MANY * most, 1.0)):
+        ratio, error = max(map(Allowed.ratio, now, answers)), max(map(_furthest, now, answers))
+        if ratio <= doubt or (hopeless and error > FAR * max(sizes)) or (len(noisy) == most and ratio > DOUBTFUL):
+            break  # few samples may be small by chance, but not by so much
+        now = limits(runs)
+    return now
+
+
+def _furthest(limit: Allowed, answer: Array) -> float:
+    return float(limit.error(answer).max(initial=0))
+
+
+def _tolerance(spec: Spec, call: Call, truth: Array, noisy: Sequence[Array], size: float, keys: Array) -> Allowed:
+    """Six standard errors for each number, three in the mean square, of values, or what takes their place, of this
+    size. The standard error is that of a row of features, and of all rows, since few samples may be small by chance.
+    Where errors add up, one for each of the keys of a row, which broadcast to the result, is allowed."""
+    name, u = spec.dtype.name, UNIT[spec.dtype.name] + call.slack
+    fine, tiny = min(UNIT[name], U32) * size, ROUGH.get(name, 0.0) * size + STEP.get(name, 0.0)
+    square = np.mean([np.square(x - truth) for x in noisy], axis=0).mean(axis=-1, keepdims=True) if noisy else 0.0
+    every = float(np.mean(square))
+    worst = 6 * np.sqrt(square + every) + 1.01 * u * np.abs(truth)
+    worst = worst + 4 * (keys + 8) * fine + (keys + 64) * tiny + 1e-300
+    mean = 3 * math.sqrt(every) + u * float(np.sqrt(np.square(truth).mean())) if truth.size else 0.0
+    mean += 16 * fine + 64 * tiny + 1e-300
+    return Allowed(truth, worst, math.inf if call.alike else mean)

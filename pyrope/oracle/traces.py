@@ -39,7 +39,7 @@ MOST = 2**22  # elements: in larger tensors other orders are not tried
 
 def write_trace(path: PathLike, arrays: Mapping[str, Array]) -> None:
     """Writes a trace, in this order of names; arrays on the GPU are copied to the host."""
-    host = {name: to_numpy(array) for name, array in checks.instance("arrays", arrays, dict).items()}
+    host = _checked(checks.instance("arrays", arrays, dict))
     save_safetensors(path, host, {"order": json.dumps(list(host))})
 
 
@@ -228,15 +228,21 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
     return Report("trace", expected, verdict, findings, precision, f"{len(walk)} names", (), rows, notes)
 
 
-def _checked(trace: Trace) -> Trace:
-    """The trace, if it is made of real numbers, as those in files are."""
+def _checked(trace: Trace) -> dict[str, Array]:
+    """The trace on the host, if it is made of real numbers by name, as those in files are."""
+    host = {}
     for name, array in trace.items():
-        if not isinstance(array, np.ndarray | np.generic) or not (
-            array.dtype.name in UNIT or array.dtype.kind in "biu"
-        ):
-            kind = getattr(array, "dtype", type(array).__name__)
-            raise TypeError(f"a trace must be NumPy arrays of real numbers by name, {name!r} was {kind}")
-    return {name: np.asarray(array) for name, array in trace.items()}
+        if not isinstance(name, str):
+            raise TypeError(f"the names of a trace must be strings, {name!r} was {type(name).__name__}")
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"a trace must be NumPy arrays of real numbers by name, {name!r} was masked: fill it")
+        kind = getattr(array, "dtype", None)
+        if kind is None or not (kind.name in UNIT or kind.kind in "biu"):
+            raise TypeError(
+                f"a trace must be arrays of real numbers by name, {name!r} was {kind or type(array).__name__}"
+            )
+        host[name] = np.asarray(array) if isinstance(array, np.generic) else to_numpy(array)
+    return host
 
 
 def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[Step]:

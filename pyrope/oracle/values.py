@@ -1,7 +1,7 @@
 """What becomes of the values before and after they are weighed: o = Σ w·v of the values given, or of what else.
 
-Values of one key alone, values that are codes of their head and row, and values of many sizes show whether they are
-turned, of another head, or rounded, clipped, or otherwise not themselves.
+Values of one key alone, of one head and row alone, and of many sizes show whether they are turned, of another head, or
+rounded, clipped, or otherwise not themselves.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
 
 from .. import definition
 from ..backend import Array
-from ..theta import Rope
-from . import ways
 from .measured import Ask, read
 from .report import Finding
-from .responses import Function, Response, examples, response
+from .responses import Response, examples, response
 from .steps import EXACT, Allowed, Call, Spec, weigh
 
 Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
@@ -28,15 +27,29 @@ ONES = 4  # features of all values that are 1
 CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 
 
+def head_maps(h: int, g: int) -> Iterator[tuple[str, Array]]:
+    """Which of the h spread key heads a query head may read instead of its own."""
+    own, heads = np.arange(h), [np.arange(h) % g * (h // g), np.zeros(h, int), np.arange(h)[::-1], np.roll(range(h), 1)]
+    for words, index in zip(("tiled", "head 0 for all", "reversed", "shifted by one"), heads, strict=True):
+        if ((own * g // h) != (index * g // h)).any():
+            yield words, index
+
+
+def row_maps(b: int) -> Iterator[tuple[str, Array]]:
+    """Which row of a batch may be read instead of the own one."""
+    if b > 1:
+        yield "row 0 for all", np.zeros(b, int)
+        yield "rows reversed", np.arange(b)[::-1]
+        yield "rows shifted by one", np.roll(np.arange(b), 1)
+
+
 class Values:
     """The values of one call; ``weights`` are those that were read, better ones if values are turned."""
 
     def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
         self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, _finite(offset)
-        self.close = CLOSE[spec.dtype.name]
+        self.close, self.rng = CLOSE[spec.dtype.name], np.random.default_rng(12)
         self.v = self._spread(call.v.astype(np.float64))
-        self.summed = True  # whether the answer is W·v
-        self.rng = np.random.default_rng(12)
 
     def _spread(self, x: Array) -> Array:
         return definition.repeat_heads(x, self.call.q.shape[1])
@@ -46,23 +59,17 @@ class Values:
         return _finite(out[:, :, self.call.judged] - self.offset)
 
     def found(self, answer: Array, allowed: Allowed) -> list[Finding]:
-        """Whether something is added to the output, and whether values are turned or those of other heads."""
-        listed = list(self._added())
-        self.summed = self._explains(self.weights @ self.v, answer, allowed)
-        if self.summed or not np.isfinite(answer).any():
+        """What is added to the output, and whether values are turned, of other heads, or not themselves."""
+        listed, room = list(self._added()), 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)
+        summed = (np.abs(self.weights @ self.v + self.offset - answer) <= room).all()
+        if summed or not np.isfinite(answer).any():
             return listed
-        if turned := next(self._turned(), None):
-            words, undo = turned
-            own = self.ask
-            self.ask = lambda call: own(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
-            w = read(self.ask, self.call).weights  # of values that are not exactly unit vectors
-            self.weights = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)
-            self.summed = True
-            fact = f"what comes out of the value of one key alone is that value, {words}"
-            listed.append(Finding(f"values: {words}", fact))
-        listed += self._sources()
-        if self.summed or any(x.fault in UNREADABLE for x in listed):
-            return listed
+        if turned := next((words for words, turn, undo in self._turns() if self._undone(turn, undo, answer, room)), ""):
+            fact = f"outputs are those of values that are {turned}"
+            listed.append(Finding(f"values: {turned}", fact))
+        elsewhere = list(self._sources())
+        if turned or elsewhere:
+            return [*listed, *elsewhere]
         return [*listed, *(self._responses(answer) or self._not_summed())]
 
     def _not_summed(self) -> list[Finding]:
@@ -71,104 +78,62 @@ class Values:
             return []
         return [Finding("values: not only summed", "twice the values do not give twice the output")]
 
-    def _explains(self, out: Array, answer: Array, allowed: Allowed) -> bool:
-        off = np.abs(out + self.offset - answer)
-        return bool((off <= 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)).all())
-
     def _added(self) -> Iterator[Finding]:
         size = float(np.abs(self.offset).max(initial=0))
         if size > 10 * self.close:
-            q = self.call.q[:, :, self.call.judged]
-            same = (np.abs(self.offset - q) < 0.01 * np.abs(q) + self.close).mean() > 0.98
-            flat = np.ptp(self.offset) < 0.01 * size
-            number = f"{self.offset.flat[0]:.4g}" if flat else "something"
-            how = "the queries are added" if same else f"{number} is added"
-            yield Finding(f"output: {how}", f"for values of 0 it returns up to {size:.4g}")
+            number = f"{self.offset.flat[0]:.4g}" if np.ptp(self.offset) < 0.01 * size else "something"
+            yield Finding(f"output: {number} is added", f"for values of 0 it returns up to {size:.4g}")
 
     # ── Values that are turned, or features in another order ──
 
-    def _turned(self) -> Iterator[tuple[str, Change]]:
-        """What turns the value of one key as it is turned, in words, and what undoes it."""
-        m, x = self.call.k.shape[2], np.zeros(self.call.v.shape)
-        keys = sorted({0, 1 % m, m // 2, m - 1})
-        x[:, :, keys] = self.rng.standard_normal(x.shape[-1])
-        out = np.stack([self._alone(x, j) for j in keys], axis=1)
-        for words, turn, undo in self._turns():
-            if _parallel(turn(x, self.call)[:, 0, keys], out):
-                if words:
-                    yield words, undo
-                return
-
-    def _alone(self, x: Array, j: int) -> Array:
-        """What comes out of the value of key j alone, (b, d): in the query that weighs it most."""
-        v = np.zeros_like(x)
-        v[:, :, j] = x[:, :, j]
-        return np.stack([row[np.abs(row).max(axis=-1).argmax()] for row in self._asked(v)[:, 0]])
-
     def _turns(self) -> Iterator[tuple[str, Change, Change]]:
-        yield "", _unchanged, _unchanged
+        """What may be done to values, in words, and what undoes it."""
         if self.spec.rope is not None:
-            there, back = (
-                partial(_rotated, rope=rope) for rope in (self.spec.rope.pure, self.spec.rope.pure.transposed)
-            )
+            ropes = self.spec.rope.pure, self.spec.rope.pure.transposed
+            there, back = (partial(lambda x, call, rope: EXACT.turned(x, call.at()[1], rope), rope=r) for r in ropes)
             yield "rotated", there, back
             yield "rotated backwards", back, there
-        for words, (change, undo) in ways.VALUES.items():
-            yield words, partial(_changed, by=change), partial(_changed, by=undo)
+        yield "features in reversed order", lambda x, call: x[..., ::-1], lambda x, call: x[..., ::-1]
+
+    def _undone(self, turn: Change, undo: Change, answer: Array, room: Array) -> bool:
+        """Whether weights that are read with values that undo it explain the answer: then they are kept."""
+        own = self.ask
+
+        def ask(call: Call) -> Array:
+            return own(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
+
+        w, v = read(ask, self.call).weights, self._spread(turn(self.call.v.astype(np.float64), self.call))
+        w = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)  # undone values are rounded
+        if not (np.abs(w @ v + self.offset - answer) <= room + 10 * self.close * np.abs(v).max()).all():
+            return False
+        self.ask, self.weights = ask, w
+        return True
 
     # ── Values of other heads and rows ──
 
     def _sources(self) -> Iterator[Finding]:
-        """Whose values each head and row reads: values are codes, the same in all tokens and features."""
+        """Which rows and key heads each head reads: all values are zeros but for those of one."""
         (b, g), h = self.call.v.shape[:2], self.call.q.shape[1]
-        codes = np.arange(b * g).reshape(b, g, 1, 1)
-        index, mirrored = (self._decoded(x) for x in (codes, codes[::-1, ::-1]))
-        if index is None or mirrored is None or (index != b * g - 1 - mirrored).any():
-            yield from self._leaks()
+        if b * g > 64:
             return
-        rows, heads = index // g, index % g
-        self.summed = bool((rows != np.arange(b)[:, None]).any() or (heads != np.arange(h) * g // h).any())
-        if (rows != np.arange(b)[:, None]).any():
-            how = next((words for words, row in ways.row_maps(b) if (rows == row[:, None]).all()), "of other rows")
-            yield Finding(f"batch: values {how}", f"rows 0, 1, … read the values of rows {_listed(rows[:, 0])}")
-        if (heads != np.arange(h) * g // h).any():
-            maps = ((words, i * g // h) for words, i in ways.head_maps(h, g))
-            how = next((words for words, i in maps if (heads == i).all()), "of other heads")
-            yield Finding(
-                f"heads: values {how}", f"query heads 0, 1, … read the values of key heads {_listed(heads[0])}"
-            )
-
-    def _leaks(self) -> Iterator[Finding]:
-        """Whether values of row 0, or of key head 0, alone reach other rows, or other heads."""
-        h, g, size = self.call.q.shape[1], self.call.v.shape[1], np.abs(self.v).max()
-        one_row, one_head = np.zeros(self.call.v.shape), np.zeros(self.call.v.shape)
-        one_row[:1], one_head[:, :1] = self.call.v[:1], self.call.v[:, :1]
-        once, twice = self._asked(one_row), self._asked(2 * one_row)
-        if not _parallel(once.reshape(1, -1), twice.reshape(1, -1)):
-            return  # no sum
-        rows = np.abs(once).max(axis=(1, 2, 3))
-        heads = np.abs(self._asked(one_head)).max(axis=(0, 2, 3))
-        rows[0], heads[: h // g] = 0, 0
-        for step, leak in (("batch", rows), ("heads", heads)):
-            if leak.max(initial=0) > 100 * self.close * size:
-                what = "row" if step == "batch" else "head"
-                words = (
-                    f"values of {what} 0 alone make up to {leak.max():.3g} in {what}s {_listed(np.flatnonzero(leak))}"
-                )
-                yield Finding(f"{step}: mixed", words)
-
-    def _decoded(self, codes: Array) -> Array | None:
-        """The code that each head and row returns, (b, h), if it is one of those given, in all tokens and features."""
-        out, sums = (
-            self._asked(np.broadcast_to(codes + 1.0, self.call.v.shape)),
-            self.weights.sum(axis=-1, keepdims=True),
-        )
-        sure = np.abs(sums) > 0.3 * np.abs(self.weights).sum(axis=-1, keepdims=True)
-        whose = np.where(sure, out / sums - 1, np.nan)
-        typical = np.nan_to_num(np.rint(np.nanmedian(whose, axis=(2, 3))), nan=-1.0).astype(int)
-        near = np.abs(whose - typical[:, :, None, None]) < 0.2
-        known = near[np.isfinite(whose)].mean() > 0.98 and (typical >= 0).all() and (typical < codes.size).all()
-        return typical if known else None
+        size, reached = float(np.abs(self.v).max()), np.zeros((b, g, b, h), bool)
+        for i, j in product(range(b), range(g)):
+            v = np.zeros(self.call.v.shape)
+            v[i, j] = size
+            reached[i, j] = np.abs(self._asked(v)).max(axis=(2, 3)) > 100 * self.close * size
+        rows, heads = np.any(reached, axis=1), np.any(reached, axis=0)  # (b, b, h), (g, b, h)
+        own = np.arange(h) * g // h
+        for what, step, by, due in (("row", "batch", rows, np.arange(b)[:, None]), ("head", "heads", heads, own)):
+            first, count = by.argmax(axis=0), by.sum(axis=0)
+            numbers = ", ".join(map(str, (first[:, 0] if what == "row" else first[0])[:8]))
+            if (count > 1).any():
+                several = ", ".join(map(str, np.flatnonzero(by.reshape(len(by), -1)[:, count.argmax()])))
+                yield Finding(f"{step}: mixed", f"one {what} reads the values of {what}s {several}")
+            elif (count == 1).all() and (first != due).any():
+                maps = row_maps(b) if what == "row" else ((words, i * g // h) for words, i in head_maps(h, g))
+                same = (words for words, i in maps if (first == (i[:, None] if what == "row" else i)).all())
+                words = f"{what}s 0, 1, … read the values of {'key ' * (what == 'head')}{what}s {numbers}"
+                yield Finding(f"{step}: values {next(same, f'of other {what}s')}", words)
 
     # ── Values that are not themselves ──
 
@@ -218,23 +183,7 @@ def _finite(x: Array) -> Array:
     return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _unchanged(x: Array, call: Call) -> Array:
-    return x
-
-
-def _rotated(x: Array, call: Call, rope: Rope) -> Array:
-    return EXACT.turned(x, call.at()[1], rope)
-
-
-def _changed(x: Array, call: Call, by: Function) -> Array:
-    return by(x)
-
-
 def _parallel(x: Array, y: Array) -> bool:
     """Whether vectors (…, d) point the same way."""
     lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
     return bool(((x * y).sum(axis=-1) > 0.995 * lengths)[lengths > 0].all())
-
-
-def _listed(numbers: Array) -> str:
-    return ", ".join(map(str, numbers[:8]))

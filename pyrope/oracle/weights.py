@@ -1,8 +1,8 @@
 """The weights of attention, read with values that are unit vectors, taken apart and compared factor by factor.
 
-W = seen · numerator / total, of softmax attention and of Eq. (19) alike. Each factor is measured and compared by
-itself (`masks`, `numerators`, `totals`), so that two mistakes need no search over pairs; what it is instead is looked
-for in `ways`. What is in no list is told by its step, its place and its numbers.
+W = seen · numerator / total, of softmax attention and of Eq. (19) alike. Each factor is measured and compared by itself
+(`masks`, `numerators`, and the totals here), so that two mistakes need no search over pairs. What is in no list is told
+by its step, its place and its numbers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from .. import definition
 from ..backend import Array
-from . import ways
-from .masks import Masks
-from .measured import Ask, Measured, read
-from .numerators import Numerators, numerators
+from .candidate import UNIT
+from .masks import masked
+from .measured import Ask, Measured, Numerators, blocks, read, where
+from .numerators import numerators
 from .report import Finding
-from .steps import Allowed, Call, Spec, seen
-from .totals import counts, totals
+from .responses import narrowed
+from .steps import EXACT, Allowed, Call, Spec, weigh
 from .values import UNREADABLE, Values
 
-__all__ = ["apart", "diagnose", "read", "seen"]
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
 MOST = 64  # heads of all rows whose results are looked for in other places
@@ -33,20 +33,16 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
     """What is wrong with the answer to a call, causes before consequences; may raise `Unreadable`."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN alone have no median
-        return _diagnosed(spec, ask, call, answer, allowed)
-
-
-def _diagnosed(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) -> list[Finding]:
-    if whole := next(_whole(spec, call, answer, allowed), None):
-        return [whole]
-    values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
-    listed = values.found(answer, allowed)
-    if any(x.fault in UNREADABLE for x in listed):
-        return listed
-    for close in CLOSE[spec.dtype.name]:
-        taken = apart(Measured(spec, values.ask, call, values.weights, close))
-        if taken or listed:
-            break
+        if whole := next(_whole(spec, call, answer, allowed), None):
+            return [whole]
+        values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
+        listed = values.found(answer, allowed)
+        if any(x.fault in UNREADABLE for x in listed):
+            return listed
+        for close in CLOSE[spec.dtype.name]:
+            taken = apart(Measured(spec, values.ask, call, values.weights, close))
+            if taken or listed:
+                break
     if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
         taken = [x for x in taken if not x.fault.startswith("precision")]
     if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
@@ -58,24 +54,20 @@ def _merged(found: list[Finding]) -> list[Finding]:
     """Each fault once; what keys and values have alike is one."""
     names = {finding.fault: finding for finding in found}
     for fault in [fault for fault in names if ": values " in fault]:
-        if (keys := names.get(fault.replace(": values ", ": keys "))) is not None:
-            del names[keys.fault]
+        if (keys := names.pop(fault.replace(": values ", ": keys "), None)) is not None:
             both = f"{names[fault].fact}; {keys.fact}"
             names[fault] = replace(names[fault], fault=fault.replace(": values ", ": "), fact=both)
     return list(names.values())
 
 
-# ── The whole answer ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[Finding]:
-    """Mistakes that predict the answer, in all its numbers."""
+    """Mistakes that predict the answer, in all its numbers, and right results in other places."""
     room = 2 * allowed.worst.max(axis=-1, keepdims=True) + allowed.worst.max() / 4
     error = float(np.square(answer - allowed.truth).mean())
-    for step, how, out in ways.outputs(spec, call):
+    for fault, out in _outputs(spec, call):
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
         if near and np.square(out - answer).mean() < 0.01 * error:
-            yield Finding(f"{step}: {how}", f"all {answer.size} outputs are those of this mistake")
+            yield Finding(fault, f"all {answer.size} outputs are those of this mistake")
     (b, h), whose = answer.shape[:2], places(answer, allowed)
     rows, heads = whose // h, whose % h
     if (whose < 0).any() or not answer.any():
@@ -88,6 +80,22 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
         yield Finding("batch: results of other rows", f"rows 0, 1, … return the results of rows {numbers}")
 
 
+def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
+    """Results of other arguments, and right results in other places."""
+    out, (b, h, n, d) = weigh(spec, call).out, call.q.shape
+    yield "values: keys and values exchanged", weigh(spec, replace(call, k=call.v, v=call.k)).out
+    yield "values: keys used as values", weigh(spec, replace(call, v=call.k)).out
+    if spec.rope is not None:
+        turned = EXACT.turned(call.k.astype(np.float64), call.at()[1], spec.rope)
+        yield "values: rotated keys used as values", weigh(spec, replace(call, v=turned)).out
+    yield "output: zeros", np.zeros_like(out)
+    if out.shape == call.q.shape:
+        yield "output: heads and tokens exchanged", out.swapaxes(1, 2).reshape(out.shape)
+        yield "output: heads merged by a reshape", out.reshape(b, n, h, d).swapaxes(1, 2)
+        yield "output: tokens in reversed order", out[:, :, ::-1]
+        yield "output: shifted by one token", np.roll(out, 1, axis=2)
+
+
 def places(answer: Array, allowed: Allowed) -> Array:
     """The head, counted over all rows, whose right result each head returns, (b, h); −1 if there is none."""
     (b, h), truth = answer.shape[:2], allowed.truth.reshape(-1, *answer.shape[2:])
@@ -98,9 +106,6 @@ def places(answer: Array, allowed: Allowed) -> Array:
     return whose.reshape(b, h)
 
 
-# ── Factor by factor ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def apart(m: Measured) -> list[Finding]:
     """What differs in which factor of the weights."""
     lost = list(_not_finite(m))
@@ -108,14 +113,14 @@ def apart(m: Measured) -> list[Finding]:
         return lost
     if not m.sees.any():
         return [*lost, Finding("values: not used", "the output does not depend on the values")]
-    if whole := _dropped(m) or _weights(m):
+    if whole := _dropped(m) or _functions(m):
         return [*lost, whole]
     made = numerators(m)
     hidden = _level(m, made)
-    masked = [hidden] if hidden else Masks(m.spec, m.call, m.sees, m.visible, m.sees_again).found(_telling(m, made))
-    listed = [*lost, *masked, *made.found]
+    others = [hidden] if hidden else masked(m, _telling(m, made))
+    listed = [*lost, *others, *made.found]
     if made.fit is not None and not hidden and not any("precision" in x.fault for x in listed):
-        listed += [*counts(m, made), *totals(m, made, bool(masked))]
+        listed += [*counts(m, made), *totals(m, made, bool(others))]
     return listed
 
 
@@ -123,7 +128,8 @@ def _not_finite(m: Measured) -> Iterator[Finding]:
     empty, rows = ~m.visible.any(axis=-1, keepdims=True), int(m.bad.sum())
     if rows:
         fault = "empty rows: NaN" if (m.bad <= empty).all() else "not finite"
-        yield Finding(fault, f"{rows} of {m.bad.size} rows of weights are not finite{m.where(m.bad)}")
+        words = where(m.call, m.bad, np.ones(m.sees.shape, bool))
+        yield Finding(fault, f"{rows} of {m.bad.size} rows of weights are not finite{words}")
 
 
 def _dropped(m: Measured) -> Finding | None:
@@ -137,16 +143,49 @@ def _dropped(m: Measured) -> Finding | None:
     return Finding("dropout", f"{zeros:.1%} of the weights are zeros, and all others the right ones times {factor:.4g}")
 
 
-def _weights(m: Measured) -> Finding | None:
+def _functions(m: Measured) -> Finding | None:
     """Other functions of the right scores, which predict all weights."""
 
     def near(w: Array, other: Array, close: float) -> bool:
         return bool((np.abs(w - other) <= close * (np.abs(w) + 0.01)).all())
 
-    for step, how, w in () if near(m.weights, m.right.weights, m.close) else ways.weights(m.spec, m.call, m.right):
+    for fault, w in () if near(m.weights, m.right.weights, m.close) else _other_weights(m):
         if near(w, m.weights, m.close) and not near(w, m.right.weights, 10 * m.close):
-            return Finding(f"{step}: {how}", m.sums())
+            return Finding(fault, m.sums())
     return None
+
+
+def _other_weights(m: Measured) -> Iterator[tuple[str, Array]]:
+    """Other functions of the right scores than their softmax, and values of other keys."""
+    for by, words in ((1, "of the token before"), (-1, "of the token after")):
+        rolled = np.roll(m.right.weights, -by, axis=-1)
+        edge = np.arange(rolled.shape[-1]) == (rolled.shape[-1] - 1 if by > 0 else 0)
+        yield from ((f"values: {words}", w) for w in (rolled, np.where(edge, 0, rolled)))
+    if m.linear:
+        return
+    visible, scores = m.right.seen, m.right.scores
+    masked = np.where(visible, scores, -np.inf)
+    for words, axis in (("over the queries", -2), ("over the heads", 1)):
+        yield f"softmax: {words}", np.moveaxis(definition.softmax(np.moveaxis(masked, axis, -1)), -1, axis)
+    yield "softmax: sigmoid instead", 1 / (1 + np.exp(-masked))
+    yield "softmax: applied twice", definition.softmax(np.where(visible, m.right.weights, -np.inf))
+    for words, powers in (("relu", np.maximum(masked, 0)), ("s²", np.where(visible, scores**2, 0))):
+        total = summed(powers)
+        yield f"softmax: {words} instead of exp", powers / np.where(total == 0, 1, total)
+    for block in (1, *blocks(masked.shape[-1])):
+        for kept in ("output", "sum", "output and sum"):
+            words = f"{kept} not rescaled after blocks of {block} keys"
+            yield f"online softmax: {words}", _blockwise(masked, kept, block)
+
+
+def _blockwise(scores: Array, kept: str, block: int) -> Array:
+    """The weights of an online softmax that forgets to rescale what it summed when it meets a greater score."""
+    m = scores.shape[-1]
+    greatest = np.maximum.accumulate(scores, axis=-1)[..., np.minimum(np.arange(m) // block * block + block, m) - 1]
+    greatest = np.where(greatest == -np.inf, 0, greatest)
+    powers, right = np.exp(scores - greatest), np.exp(scores - greatest[..., -1:])
+    total = summed(powers if "sum" in kept else right)
+    return (powers if "output" in kept else right) / np.where(total == 0, 1, total)
 
 
 def _telling(m: Measured, made: Numerators) -> Array:
@@ -170,3 +209,113 @@ def _level(m: Measured, made: Numerators) -> Finding | None:
             fault = f"hidden keys: {'the softcap after the mask' if capped else how}"
             return Finding(fault, f"{int(extra.sum())} hidden weights are those of {how}")
     return None
+
+
+# ── Totals ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def summed(x: Array) -> Array:
+    """Over the keys."""
+    return x.sum(axis=-1, keepdims=True)
+
+
+def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
+    """What numerators are divided by, against the sum over the keys that are seen; ``masked``: these are others."""
+    number, plain, c, close = made.number, made.plain, made.fit.factors, m.close / 5
+    sees, rows = m.sees if masked else m.visible, (c != 0) & m.sees.any(axis=-1, keepdims=True) & ~m.bad
+    count = 1.0 if m.linear else np.rint(np.clip(np.nan_to_num(m.weights / (c * number), nan=1), 1, 9))
+    right, total = summed(np.where(sees, count * plain, 0)), np.where(rows, 1 / c, np.nan)
+    size = summed(np.where(sees, np.abs(plain), 0))  # what a sum of both signs is exact to
+    if not rows.any() or (np.abs(total - right) < close * (size if m.linear else right))[rows].all():
+        return
+    if m.linear and _off(total, m.right.total) < close:
+        return  # numerators of other features, over the right sum
+    unit = np.ones_like(c) if m.linear else np.exp(-m.top(m.right.scores))  # 1, as numerators have it
+    for how, other in _other_totals(m, sees, made, unit):
+        if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.3:
+            yield Finding(how if how.startswith("precision") else f"normaliser: {how}", m.sums())
+            return
+    yield _multiple(m, total / right) or _added(m, total, right, unit) or _another(m, total / right)
+
+
+def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:
+    """What else numerators may be divided by, (b, h, n, 1)."""
+    (i, j), own = (m.call.places[0][:, None], m.call.places[1]), np.where(sees, made.plain, 0)
+    total, rotated = summed(own), summed(np.where(sees, made.number, 0))
+    yield "missing", unit + 0 * total
+    yield "missing", 1 + 0 * total
+    yield "the number of keys", summed(sees) * unit + 0 * total
+    yield "of all keys, also hidden ones", summed(made.plain)
+    yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
+    yield "1 added (softmax1, a sink)", total + unit
+    yield "summed over the heads", np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
+    yield "rotated", rotated
+    yield "the absolute value of the rotated one", np.abs(rotated)
+    yield "of its own key alone", summed(np.where(i == j, own, 0))
+    yield "without the own key", summed(np.where((i == j) & (i > 0), 0, own))
+    yield "at least 1", np.maximum(total, unit)
+    for x in blocks(len(j)):
+        yield f"of earlier blocks of {x} lost", summed(np.where(i // x == j // x, own, 0))
+    for bits, name in ((8, "bfloat16"), (11, "float16")):
+        running = np.zeros_like(total)
+        for key in np.split(own, own.shape[-1], axis=-1):
+            running = narrowed(running + narrowed(key, bits), bits)
+        yield f"precision: sum in {name}", running
+    if m.call.chunks:
+        of = np.repeat(range(len(m.call.chunks)), m.call.chunks)
+        yield "of earlier calls lost", summed(np.where(of[i] == of, own, 0))
+
+
+def _off(total: Array, other: Array) -> float:
+    return float(np.nanmax(np.abs(total / other - 1)))
+
+
+def _even(x: Array, close: float) -> bool:
+    return bool(np.nanmin(x) > 0 and np.nanmax(x) / np.nanmin(x) < 1 + close)
+
+
+def _spread(ratio: Array) -> str:
+    return f"they are divided by {np.nanmin(ratio):.5g} to {np.nanmax(ratio):.5g} times the right sum"
+
+
+def _multiple(m: Measured, ratio: Array) -> Finding | None:
+    """All weights times one number."""
+    times, factor = 1 / float(np.nanmedian(ratio)), 1.0 if m.spec.rope is None else m.spec.rope.attention_factor
+    if not _even(ratio, 2 * m.close) or abs(times - 1) < 5 * m.close:
+        return None
+    applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
+    how = "attention factor applied" if applied else f"times {times:.4g}"
+    return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
+
+
+def _added(m: Measured, total: Array, right: Array, unit: Array) -> Finding | None:
+    """One number that is added to the sum, or the least that it may be."""
+    ratio, least = total / right, np.nanmin(total)
+    for more in (total - right, (total - right) / unit):
+        if _even(more, max(1e3 * m.close, 0.1)):
+            return Finding(f"normaliser: {float(np.nanmedian(more)):.3g} added", _spread(ratio))
+    low = ratio > 1 + m.close / 5
+    if low.sum() > 2 and np.abs(total[low] / least - 1).max() < m.close:
+        return Finding(f"normaliser: at least {least:.4g}", _spread(ratio))
+    return None
+
+
+def _another(m: Measured, ratio: Array) -> Finding:
+    """A sum with few digits, if it is too large as often as too small; or by its place."""
+    off = float(np.sqrt(np.nanmean(np.square(ratio - 1))))
+    near = [name for name, u in UNIT.items() if 0.1 * u < off < 8 * u and u > UNIT[m.spec.dtype.name]]
+    if near and abs(np.nanmean(ratio) - 1) < 0.7 * off:
+        return Finding(f"precision: normaliser as if rounded to {near[0]}", _spread(ratio))
+    wrong = np.abs(ratio - 1) > m.close / 5
+    return Finding("normaliser: another sum", _spread(ratio) + where(m.call, wrong, np.ones(m.sees.shape, bool)))
+
+
+def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
+    """How often each key is counted, where not once."""
+    some = m.some & (np.abs(made.number) > 0.02 * np.abs(made.number).max(axis=-1, keepdims=True))
+    wrong = some & ~made.fit.near
+    if wrong.sum() >= 0.02 * some.sum():
+        times = np.where(some, m.weights / (made.fit.factors * made.number), np.nan)
+        words = f"{int(wrong.sum())} of {int(some.sum())} weights are {np.nanmin(times):.3g} to {np.nanmax(times):.3g}"
+        fact = f"{words} times what their row says{where(m.call, wrong, some)}"
+        yield Finding("keys: counted unevenly", fact)

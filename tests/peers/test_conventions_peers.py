@@ -25,77 +25,15 @@ from pyrope.configs import MODEL_TYPES
 from pyrope.theta import LAYOUTS
 
 # The types whose whole models are run.
-EXAMINED = [
-    "apertus",
-    "arcee",
-    "bitnet",
-    "codegen",
-    "cohere",
-    "cohere2",
-    "csm",
-    "deepseek_v2",
-    "deepseek_v3",
-    "diffllama",
-    "doge",
-    "dots1",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "exaone4",
-    "falcon",
-    "flex_olmo",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma3n_text",
-    "gemma4_text",
-    "glm",
-    "glm4",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "gpt_neox",
-    "gpt_neox_japanese",
-    "gpt_oss",
-    "gptj",
-    "granite",
-    "granitemoe",
-    "helium",
-    "hunyuan_v1_dense",
-    "lfm2",
-    "llama",
-    "llama4_text",
-    "minimax_m2",
-    "ministral",
-    "mistral",
-    "mixtral",
-    "mllama_text_model",
-    "modernbert",
-    "nanochat",
-    "nemotron",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "olmoe",
-    "persimmon",
-    "phi",
-    "phi3",
-    "phimoe",
-    "qwen2",
-    "qwen2_5_vl_text",
-    "qwen2_moe",
-    "qwen2_vl_text",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_next",
-    "qwen3_vl_moe_text",
-    "qwen3_vl_text",
-    "roformer",
-    "seed_oss",
-    "smollm3",
-    "stablelm",
-    "starcoder2",
-    "vaultgemma",
-    "youtu",
-]
+_EXAMINED = """
+    apertus arcee bitnet codegen cohere cohere2 csm deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5
+    ernie4_5_moe exaone4 falcon flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe
+    glm4_moe_lite gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe helium hunyuan_v1_dense lfm2 llama
+    llama4_text minimax_m2 ministral mistral mixtral mllama_text_model modernbert nanochat nemotron olmo olmo2 olmo3
+    olmoe persimmon phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe qwen3_next
+    qwen3_vl_moe_text qwen3_vl_text roformer seed_oss smollm3 stablelm starcoder2 vaultgemma youtu
+"""
+EXAMINED = _EXAMINED.split()
 OWN_ATTENTION = ("codegen", "falcon", "gptj", "gpt_neox_japanese", "roformer")
 MROPE = [name for name in EXAMINED if MODEL_TYPES[name].axes]
 PER_LAYER = [name for name in EXAMINED if MODEL_TYPES[name].layers]
@@ -118,12 +56,8 @@ def their_head_dim(model_type: str, config: Any, layer_type: str) -> int:
 
 
 def flat(model_type: str, **keys: Any) -> dict[str, Any]:
-    return {
-        "model_type": model_type,
-        "hidden_size": 512,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 8192,
-    } | keys
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 8192}
+    return {"model_type": model_type, **sizes, **keys}
 
 
 _YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024}
@@ -185,23 +119,13 @@ def test_phi3_longrope(kind: str, inside: int | None, top: int | None) -> None:
         "short_factor": [1 + i / 9 for i in range(32)],
         "long_factor": [2.0 + i for i in range(32)],
     }
-    if inside:
-        scaling["original_max_position_embeddings"] = inside
+    scaling |= {"original_max_position_embeddings": inside} if inside else {}
     config = flat("phi3", rope_scaling=scaling) | ({"original_max_position_embeddings": top} if top else {})
     rope, embedding = Rope.from_config(config), class_of("phi3")(their_config("phi3", config))
     for length in (512, 513, 1024, 1025, 4096, 4097):
         embedding(torch.zeros(1), torch.tensor([[length - 1]]))
         assert_same_theta(embedding.inv_freq.numpy(), rope.at(length))
     assert rope.attention_factor == pytest.approx(embedding.attention_scaling, rel=1e-15)
-
-
-def test_original_length_of_a_layer_type() -> None:
-    """Where each layer type has its own dict, its own original length holds and the one at the top level does not."""
-    full = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 1024}
-    parameters = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    config = flat("gemma3_text", head_dim=64, original_max_position_embeddings=512, rope_parameters=parameters)
-    theta = their_theta("gemma3_text", config)
-    assert_same_theta(theta["full_attention"], Rope.from_config(config, layer_type="full_attention"))
 
 
 @pytest.mark.parametrize("saved", [False, True])

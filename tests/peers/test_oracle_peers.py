@@ -272,7 +272,7 @@ def test_deepseeks_order_is_equivalent() -> None:
 @pytest.mark.parametrize("traditional", [False, True])
 def test_mlx(traditional: bool, dtype: Any) -> None:
     """`mlx.nn.RoPE` in both modes; it takes the exponential of a logarithm in float32 where others take a power."""
-    layout, precision = "interleaved" if traditional else "half", ANGLE32 if dtype == np.float32 else BOTH
+    layout, precision = "interleaved" if traditional else "half", {np.float32: ANGLE32, np.float16: BOTH}.get(dtype)
     for width, base, factor in ((64, 5e5, 1), (32, 1e4, 4), (64, 1e7, 1)):
         module = mlx.nn.RoPE(width, traditional=traditional, base=base, scale=1 / factor)
         rope = Rope(64, base, layout, width, scaling=Linear(4.0) if factor == 4 else None)
