@@ -87,6 +87,13 @@ def test_the_readme_is_short():
     assert len(text) <= 110 and max(map(len, text)) <= 120
 
 
+def test_what_was_found_is_counted():
+    wild = (ROOT / "docs/wild.md").read_text()
+    rows = re.findall(r"^\| (\S+) .*\| (?:defect|divergence|limitation) \|", wild, re.M)
+    assert f"{len(rows)} rows of {len(set(rows))} projects" in wild
+    assert f"{len(rows)} rows, of {len(set(rows))} projects" in (ROOT / "README.md").read_text()
+
+
 def test_tables_are_made_from_the_data():
     tables = runpy.run_path(str(ROOT / "docs/tables.py"))
     conventions = (ROOT / "docs/conventions.md").read_text("utf-8")
