@@ -43,7 +43,7 @@ def llama(backend: str, dtype: str) -> Model:
 
 def error(model: Model, exact: Model, tokens: np.ndarray) -> float:
     """How far off the logits of a model are from the definition's, as a part of the largest."""
-    tables, pairs = pyrope.cos_sin(HALF, np.arange(len(tokens))), definition.pairs("half", 64)
+    tables, pairs = pyrope.cos_sin(np.arange(len(tokens)), HALF), definition.pairs("half", 64)
     turns = [lambda x: definition.rotate(x, *tables, *pairs)] * 2
     truth = definition.forward(exact.config, exact.weights, tokens[None], turns)[0]
     return float(np.abs(pyrope.to_numpy(pyrope.forward(model, tokens)) - truth).max() / np.abs(truth).max())

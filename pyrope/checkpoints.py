@@ -363,11 +363,11 @@ def _is_computed(config: Config, name: str, tensor: Tensor) -> bool:
     ropes = {layer.rope: None for layer in config.layers if layer.rope is not None}
     ropes |= {replace(rope, scaling=None): None for rope in ropes}  # Θ is stored before or after its rescaling
     if name.endswith("inv_freq"):
-        known = [frequencies(rope) for rope in ropes if rope.resolved]
+        known = [frequencies(rope) for rope in ropes if rope.theta_is_fixed]
         return any(x.shape == tensor.shape and np.allclose(tensor.read(), x, rtol=1e-2, atol=0) for x in known)
     if not name.endswith("embed_positions.weight"):
         return True
-    cos, sin = cos_sin(next(iter(ropes)), np.arange(*tensor.shape[:1] or (0,)))
+    cos, sin = cos_sin(np.arange(*tensor.shape[:1] or (0,)), next(iter(ropes)))
     expected = np.concatenate((sin, cos), axis=-1)
     return expected.shape == tensor.shape and np.allclose(tensor.read(), expected, rtol=0, atol=1e-2)
 

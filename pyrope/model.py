@@ -350,7 +350,7 @@ def fixed_ropes(config: Config, positions: Int64, segments: Int64) -> list[Rope 
 
 def _fixed(rope: Rope | None, lengths: set[int]) -> Rope | None:
     """The rope at these lengths, if they all mean the same."""
-    if rope is None or rope.resolved:
+    if rope is None or rope.theta_is_fixed:
         return rope
     fixed = [rope.at(length) for length in sorted(lengths)]
     if any(not np.array_equal(frequencies(one), frequencies(fixed[-1])) for one in fixed):
@@ -361,9 +361,9 @@ def _fixed(rope: Rope | None, lengths: set[int]) -> Rope | None:
 
 def rotations(config: Config, ropes: list[Rope | None], positions: Int64, like: Array) -> list[Tables | None]:
     """The tables of every layer, made once for all that share a rope; linear attention has no attention factor."""
-    pure = [rope.pure if rope is not None and config.attention == "linear" else rope for rope in ropes]
+    pure = [rope.rotation_only if rope is not None and config.attention == "linear" else rope for rope in ropes]
     m = positions[:1] if (positions == positions[:1]).all() else positions
-    tables = {rope: rotation_tables(rope, m, like) for rope in set(pure) if rope is not None}
+    tables = {rope: rotation_tables(m, rope, like) for rope in set(pure) if rope is not None}
     return [None if rope is None else tables[rope] for rope in pure]
 
 

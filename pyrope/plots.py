@@ -164,7 +164,7 @@ def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 1
     rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(distances)
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
-    curve = definition.decay(*cos_sin(rope.pure, at))  # without the attention factor, as the paper has it
+    curve = definition.decay(*cos_sin(at, rope.rotation_only))  # without the attention factor, as the paper has it
     left.plot(at, curve, color=_BLUE)
     left.set_ylim(bottom=0)
     _label(left, "Figure 2: (2/d)·Σ|Sⱼ₊₁|", "relative distance m − n (positions)", "relative upper bound")
@@ -190,7 +190,7 @@ def _bounded_scores(distances: Any, rope: Rope, count: int) -> Float64:
     h = np.full((count, rope.pairs), 2.0 + 0j)
     q, k = (rng.standard_normal((2, count - 1, rope.pairs)) for _ in "qk")
     h[1:] = (q[0] + 1j * q[1]) * (k[0] - 1j * k[1])
-    cos, sin = cos_sin(rope.pure, distances)
+    cos, sin = cos_sin(distances, rope.rotation_only)
     steps = np.abs(np.diff(np.pad(h, ((0, 0), (0, 1))))).max(axis=-1)
     return np.asarray(np.abs(h @ (cos + 1j * sin).T) / (steps * rope.pairs)[:, None])
 
@@ -235,7 +235,7 @@ def precision_errors(rope: Rope, octaves: int, samples: int = 48) -> dict[str, F
     """The largest error of cos and sin in each octave of positions, (octaves,), by procedure."""
     rng, starts = np.random.default_rng(0), 2 ** np.arange(octaves)[:, None]
     m = np.sort(starts + rng.integers(0, starts, (octaves, samples)), axis=1).ravel()
-    truth, theta = np.stack(cos_sin(rope, m)), frequencies(rope)
+    truth, theta = np.stack(cos_sin(m, rope)), frequencies(rope)
 
     def float32_tables(m: Any, theta: Any) -> Any:
         """As most libraries make them: θ, the angle and the tables in float32."""
@@ -243,7 +243,7 @@ def precision_errors(rope: Rope, octaves: int, samples: int = 48) -> dict[str, F
         return np.stack((np.cos(angle), np.sin(angle))) * np.float32(rope.attention_factor)
 
     tables = {
-        "rounded once (pyrope)": np.stack(cos_sin(rope, m, np.float32)),
+        "rounded once (pyrope)": np.stack(cos_sin(m, rope, np.float32)),
         "float32 angle": float32_tables(m, theta),
         "bfloat16 frequencies": float32_tables(m, _bfloat16(theta)),
         "bfloat16 positions": float32_tables(_bfloat16(m), theta),
@@ -272,11 +272,11 @@ def causal_weights(rope: Rope, length: int, noise: float) -> tuple[Float64, Floa
 
     def turn(x: Any, rope: Rope = rope) -> Any:
         pairs = definition.pairs(rope.layout, rope.width, rope.start)
-        return definition.rotate(x, *cos_sin(rope, np.arange(length)), *pairs)
+        return definition.rotate(x, *cos_sin(np.arange(length), rope), *pairs)
 
     plain = definition.attention_scores(q, k, mask, scale)
     rotated = definition.attention_scores(turn(q), turn(k), mask, scale)
-    weights, total = definition.similarities(phi(q), phi(k), lambda x: turn(x, rope.pure), mask)
+    weights, total = definition.similarities(phi(q), phi(k), lambda x: turn(x, rope.rotation_only), mask)
     return definition.softmax(plain)[0], definition.softmax(rotated)[0], (weights / total)[0]
 
 
@@ -359,7 +359,7 @@ def operator_figure(rope: Rope | None = None, position: int = 3) -> Figure:
     other = replace(rope, layout="half" if rope.layout == "interleaved" else "interleaved")
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
     pairs = (definition.pairs(one.layout, one.width, one.start) for one in (other, rope))
-    actual, expected = (definition.rotation_matrix(*cos_sin(rope, at), *both, rope.head_dim) for both in pairs)
+    actual, expected = (definition.rotation_matrix(*cos_sin(at, rope), *both, rope.head_dim) for both in pairs)
     where = str(position) if at.ndim == 0 else str(tuple(at.tolist()))
     names = f"expected: {rope.layout}, base {rope.base:g}", f"candidate: {other.layout}"
     return operator_map(where, actual, expected, *names)

@@ -305,7 +305,7 @@ def test_results_are_written_where_they_should_be(name):
         read = x.copy() if isinstance(x, np.ndarray) else x
         try:
             with np.errstate(all="ignore"):
-                options = {"tables": pyrope.rotation_tables(rope, positions, like=x)} if draw.random() < 0.3 else {}
+                options = {"tables": pyrope.rotation_tables(positions, rope, like=x)} if draw.random() < 0.3 else {}
                 result = _function(name)(x, positions, rope, out=out, **options)
         except (ValueError, TypeError) as error:
             assert str(error) and snapshot(x) == given and snapshot(out) == before, words
@@ -376,7 +376,7 @@ def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, fea
         return
 
     def turn(x):
-        return x if rope is None else references.rotate(x, positions, rope.pure)[0]
+        return x if rope is None else references.rotate(x, positions, rope.rotation_only)[0]
 
     mask = definition.visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]), causal)
     weights, total = definition.similarities(phi(q64), phi(k64), turn, mask)

@@ -116,11 +116,11 @@ def naive(x: Any, cos: Any, sin: Any) -> Any:
 
 def rotation(sizes: Sizes) -> Iterator[Row]:
     x, m = normal(sizes.heads, sizes.length, 64), np.arange(sizes.length)
-    out, tables = np.empty_like(x), pyrope.cos_sin(HALF, m, np.float32)
+    out, tables = np.empty_like(x), pyrope.cos_sin(m, HALF, np.float32)
     forms: dict[str, Callable[[], Any]] = {"numpy.copyto": lambda: np.copyto(out, x)}
     for layout in ("interleaved", "half", "interleaved-to-half"):
         rope = Rope(64, 10000.0, layout)
-        ready = pyrope.rotation_tables(rope, m, like=x)
+        ready = pyrope.rotation_tables(m, rope, like=x)
         forms[f"pyrope {layout}"] = lambda r=rope, t=ready: pyrope.rotate(x, m, r, tables=t, out=out)
     forms["NumPy, naive interleaved"] = lambda: naive(x, *tables)
     if HAS["torch"]:
@@ -129,7 +129,7 @@ def rotation(sizes: Sizes) -> Iterator[Row]:
     yield from compared(f"{sizes.heads} x {sizes.length} x 64, float32", forms, sizes.rounds, "x a copy")
     m, theta = np.arange(sizes.positions), pyrope.frequencies(HALF)
     forms = {"numpy.cos and sin of m * theta": lambda: (np.cos(m[:, None] * theta), np.sin(m[:, None] * theta)),
-             "pyrope.cos_sin": lambda: pyrope.cos_sin(HALF, m)}  # fmt: skip
+             "pyrope.cos_sin": lambda: pyrope.cos_sin(m, HALF)}  # fmt: skip
     yield from compared(f"tables of {sizes.positions} x 32", forms, 5, "x NumPy")
 
 

@@ -122,7 +122,7 @@ class Truth(NamedTuple):
 
     @classmethod
     def of(cls, found: Description, rope: Rope) -> Truth:
-        tables = Tables(rope.pure, found.at)
+        tables = Tables(rope.rotation_only, found.at)
         mine = np.array(tables.owner or [0] * rope.pairs) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
         still = ((tables.cos, 1.0), (tables.sin, 0.0), (tables.off32, 0.0))  # of pairs that another axis turns
         cos, sin, allowed = (np.where(mine, table, other) for table, other in still)

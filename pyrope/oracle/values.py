@@ -89,7 +89,7 @@ class Values:
     def _turns(self) -> Iterator[tuple[str, Change, Change]]:
         """What may be done to values, in words, and what undoes it."""
         if self.spec.rope is not None:
-            ropes = self.spec.rope.pure, self.spec.rope.pure.transposed
+            ropes = self.spec.rope.rotation_only, self.spec.rope.rotation_only.transposed
             there, back = (partial(lambda x, call, rope: EXACT.turned(x, call.at()[1], rope), rope=r) for r in ropes)
             yield "rotated", there, back
             yield "rotated backwards", back, there

@@ -68,7 +68,7 @@ def hugging(module: Any, embedding: Any) -> Any:
 
 
 def tables(rope: Rope, at: Any) -> Any:
-    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(rope, at.numpy())]
+    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(at.numpy(), rope)]
 
 
 def judged(fn: Any, rope: Rope, position: int, **options: Any) -> tuple[str, str]:
@@ -237,7 +237,7 @@ def onnxruntime() -> Any:
     names = ["q", "k", "v", "", "", "past", "total", "cos", "sin", "position_ids"]
     heads = {"num_heads": 2, "kv_num_heads": 2, "do_rotary": 1}
     node = make_node("GroupQueryAttention", names, ["y", "keys", "values"], domain="com.microsoft", **heads)
-    rng, (cos, sin) = np.random.default_rng(0), cos_sin(Rope(16, 10000.0, "half"), range(256), np.float32)
+    rng, (cos, sin) = np.random.default_rng(0), cos_sin(range(256), Rope(16, 10000.0, "half"), np.float32)
     feeds = {name: rng.standard_normal((1, 4, 32)).astype(np.float32) for name in "qkv"}
     feeds |= {"past": np.array([3], np.int32), "total": np.array(4, np.int32), "cos": cos, "sin": sin}
     feeds["position_ids"] = np.array([[0, 1, 2, 3]])

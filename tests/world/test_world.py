@@ -26,7 +26,7 @@ HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
 def doubled(positions: Any) -> Any:
     """Tables (n, d) of float32, each half the same, as functions of the form of GPT-NeoX take them."""
     return [
-        torch.tensor(np.concatenate((t, t), axis=-1), dtype=torch.float32) for t in cos_sin(HALF, positions.numpy())
+        torch.tensor(np.concatenate((t, t), axis=-1), dtype=torch.float32) for t in cos_sin(positions.numpy(), HALF)
     ]
 
 
@@ -123,7 +123,7 @@ def test_onnxruntime_rotary_embedding() -> None:
     table = (kind.FLOAT, [8192, 32])
     inputs = {"x": (kind.FLOAT, ["b", "h", "n", 64]), "at": (kind.INT64, ["b", "n"]), "cos": table, "sin": table}
     run = session(node, inputs, ["y"])
-    cos, sin = cos_sin(HALF, range(8192), np.float32)
+    cos, sin = cos_sin(range(8192), HALF, np.float32)
 
     def fn(x: Any, at: Any) -> Any:
         return run.run(None, {"x": x, "at": np.repeat(at[None], len(x), 0), "cos": cos, "sin": sin})[0]
