@@ -40,7 +40,7 @@ def llama(backend: str, dtype: str) -> Model:
 
 def error(model: Model, exact: Model, tokens: np.ndarray) -> float:
     """How far off the logits of a model are from the definition's, as a part of the largest."""
-    tables, pairs = pyrope.cos_sin(HALF, np.arange(len(tokens))), definition.pairs("half", 64)
+    tables, pairs = pyrope.cos_sin(np.arange(len(tokens)), HALF), definition.pairs("half", 64)
     turns = [lambda x: definition.rotate(x, *tables, *pairs)] * 2
     truth = definition.forward(exact.config, exact.weights, tokens[None], turns)[0]
     return float(np.abs(pyrope.to_numpy(pyrope.forward(model, tokens)) - truth).max() / np.abs(truth).max())
@@ -48,7 +48,7 @@ def error(model: Model, exact: Model, tokens: np.ndarray) -> float:
 
 def work(xp: Any, model: Model, n: int = 1024) -> Iterator[tuple[str, Callable[[], Any]]]:
     m, (q, k, v) = np.arange(n), pyrope.from_numpy(np.random.default_rng(0).random((3, 8, n, 64), np.float32), xp)
-    tables = pyrope.rotation_tables(HALF, m, like=q)
+    tables = pyrope.rotation_tables(m, HALF, like=q)
     yield f"copy of 8 x {n} x 64", q.copy
     yield "rotate", lambda: pyrope.rotate(q, m, HALF, tables=tables)
     yield "attention", lambda: pyrope.attention(q, k, v, causal=True)

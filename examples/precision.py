@@ -25,14 +25,14 @@ def main(backend: str = "numpy") -> None:
     xp = pyrope.get(backend)
     theta = pyrope.frequencies(ROPE)
     m = POSITIONS[:, None]
-    truth = np.stack(pyrope.cos_sin(ROPE, POSITIONS))  # within 1 ulp of float64
+    truth = np.stack(pyrope.cos_sin(POSITIONS, ROPE))  # within 1 ulp of float64
 
     def of(angle: np.ndarray) -> np.ndarray:
         there = pyrope.from_numpy(angle, xp)
         return np.stack([pyrope.to_numpy(table) for table in (xp.cos(there), xp.sin(there))])
 
     ways = {
-        "pyrope, rounded to float32": np.stack(pyrope.cos_sin(ROPE, POSITIONS, np.float32)),
+        "pyrope, rounded to float32": np.stack(pyrope.cos_sin(POSITIONS, ROPE, np.float32)),
         "angle in float64": of(m * theta),
         "angle in float32": of(m.astype(np.float32) * theta.astype(np.float32)),
         "bfloat16 frequencies": of(m * bfloat16(theta)),

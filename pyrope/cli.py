@@ -250,7 +250,7 @@ def _rope(given: Given, quiet: bool = False) -> Rope:
             raise ValueError(f"give --config, or {', '.join(missing)}")
         scaling = None if own["scaling"] is None else _scaling(own["scaling"])
         rope = Rope(own["head_dim"], own["base"], own["layout"], own["rotary_dim"], scaling=scaling)
-    if length is None and not rope.resolved:
+    if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT) and not quiet:
         _say("--length has no effect: these frequencies do not depend on the length")
@@ -469,7 +469,7 @@ def table(given: Given) -> int:
     if position is not None:
         if rope.axes is not None:
             raise ValueError("--position is one number, but this rope has several axes: leave out --position")
-        columns["cos"], columns["sin"] = cos_sin(rope, position)
+        columns["cos"], columns["sin"] = cos_sin(position, rope)
     if as_json:
         numbers = {name: [x if x != float("inf") else None for x in map(float, c)] for name, c in columns.items()}
         print(json.dumps({"rope": repr(rope), "attention_factor": rope.attention_factor, **numbers}, indent=1))

@@ -99,7 +99,7 @@ def linear_attention(
     ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a row without keys, or whose keys all map to 0 in the
     dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values
     must be finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
-    positions, are ``rotation_tables(rope.pure, positions, like=q)``. ``chunk`` decides speed: 1 is token by token.
+    positions, are ``rotation_tables(positions, rope.rotation_only, like=q)``. ``chunk`` decides speed: 1 is one by one.
     """
     rule = checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
     chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
@@ -168,7 +168,7 @@ def checked_rule(
     if (positions is None) != (rope is None) or (rope is None and tables is not None):
         raise ValueError("positions and rope must be given both, for Eq. (19), or neither, nor tables, for Eq. (18)")
     if rope is not None:
-        tables = checked_tables(positions, check_rope(rope).pure, tables, k)
+        tables = checked_tables(positions, check_rope(rope).rotation_only, tables, k)
         if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
             shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")

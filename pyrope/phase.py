@@ -149,11 +149,11 @@ def check_positions(value: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integ
     return m
 
 
-def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def cos_sin(positions: Any, rope: Rope, dtype: Any = np.float64) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """cos(mθ) and sin(mθ), times the attention factor: positions (…, n) -> two arrays (…, n, p).
 
     >>> rope = Rope(4, 10000.0, "interleaved")
-    >>> cos, sin = cos_sin(rope, [0, 1, 2**31])
+    >>> cos, sin = cos_sin([0, 1, 2**31], rope)
     >>> sin.round(6)
     array([[ 0.      ,  0.      ],
            [ 0.841471,  0.01    ],
@@ -169,11 +169,11 @@ def cos_sin(rope: Rope, positions: Any, dtype: Any = np.float64) -> tuple[np.nda
         raise TypeError(f"dtype must be float64, float32, float16 or ml_dtypes.bfloat16: {error}") from error
     if dtype.name not in ("float64", "float32", "float16", "bfloat16") or not dtype.isnative:
         raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, was {dtype}")
-    return exact_cos_sin(rope, m, dtype)
+    return exact_cos_sin(m, rope, dtype)
 
 
 def exact_cos_sin(
-    rope: Rope, m: np.ndarray[Any, Any], dtype: np.dtype[Any]
+    m: np.ndarray[Any, Any], rope: Rope, dtype: np.dtype[Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """`cos_sin` without its checks."""
     p, axes, factor = rope.pairs, rope.axes, rope.attention_factor

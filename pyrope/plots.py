@@ -224,7 +224,7 @@ def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 1
     rope, at = _rope(rope, Rope(128, 10000.0, "interleaved")), np.arange(_length(distances))
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
-    curve = definition.decay(*cos_sin(rope.pure, at))  # without the attention factor, as the paper has it
+    curve = definition.decay(*cos_sin(at, rope.rotation_only))  # without the attention factor, as the paper has it
     left.plot(at, curve, color=_BLUE)
     left.set_ylim(bottom=0)
     _label(left, "Figure 2: (2/d)·Σ|Sⱼ₊₁|", "relative distance m − n (positions)", "relative upper bound")
@@ -251,7 +251,7 @@ def _bounded_scores(distances: Any, rope: Rope, count: int) -> Float64:
     h = np.full((count, rope.pairs), 2.0 + 0j)
     q, k = (rng.standard_normal((2, count - 1, rope.pairs)) for _ in "qk")
     h[1:] = (q[0] + 1j * q[1]) * (k[0] - 1j * k[1])
-    cos, sin = cos_sin(rope.pure, distances)
+    cos, sin = cos_sin(distances, rope.rotation_only)
     steps = np.abs(np.diff(np.pad(h, ((0, 0), (0, 1))))).max(axis=-1)
     return np.asarray(np.abs(h @ (cos + 1j * sin).T) / (steps * rope.pairs)[:, None])
 
@@ -275,7 +275,7 @@ def scores_figure(rope: Rope | None = None, distances: int = 1024) -> Figure:
 
 
 def _score(distances: Any, rope: Rope) -> Float64:
-    cos, _ = cos_sin(rope, distances)
+    cos, _ = cos_sin(distances, rope)
     return np.asarray(cos.mean(axis=-1) * rope.attention_factor)  # cos has a already: Eq. (16) of two rotated vectors
 
 
@@ -303,9 +303,9 @@ def precision_errors(rope: Rope, octaves: int, samples: int) -> dict[str, tuple[
     starts: Any = 2 ** np.arange(octaves)
     within = checks.integer("samples", samples, 1)
     m = np.sort(starts[:, None] + rng.integers(0, starts[:, None], (octaves, within)), axis=1).ravel()
-    truth, theta = np.stack(cos_sin(rope, m)), frequencies(rope)
+    truth, theta = np.stack(cos_sin(m, rope)), frequencies(rope)
     tables = {
-        "rounded once (pyrope)": cos_sin(rope, m, np.float32),
+        "rounded once (pyrope)": cos_sin(m, rope, np.float32),
         "float32 angle": _float32_tables(m, theta, rope),
         "bfloat16 frequencies": _float32_tables(m, _bfloat16(theta), rope),
         "bfloat16 positions": _float32_tables(_bfloat16(m), theta, rope),
@@ -360,14 +360,14 @@ def softmax_weights(q: Float64, k: Float64) -> Float64:
 def _matrix(rope: Rope, at: Any) -> Float64:
     """R(Θ, m), Eq. (15): (d, d)."""
     pairs = definition.pairs(rope.layout, rope.width, rope.start)
-    return np.asarray(definition.rotation_matrix(*cos_sin(rope, at), *pairs, rope.head_dim))
+    return np.asarray(definition.rotation_matrix(*cos_sin(at, rope), *pairs, rope.head_dim))
 
 
 def linear_weights(q: Float64, k: Float64, rope: Rope) -> Float64:
     """The causal weights (n, n) of one head of linear attention, Eq. (19), with φ = elu + 1."""
     at, phi = np.arange(q.shape[-2]), definition.elu_plus_one
     weights, total = definition.similarities(
-        phi(q), phi(k), lambda x: rotate(x, at, rope.pure), np.tri(len(at), dtype=bool)
+        phi(q), phi(k), lambda x: rotate(x, at, rope.rotation_only), np.tri(len(at), dtype=bool)
     )
     return np.asarray((weights / total)[0])
 

@@ -39,18 +39,18 @@ class Tables:
         return Tables(self.rope, self.positions[..., rows], self.straight[..., rows, :], crossed)
 
 
-def rotation_tables(rope: Rope, positions: Any, like: Array) -> Tables:
+def rotation_tables(positions: Any, rope: Rope, like: Array) -> Tables:
     """The tables of `rotate` for these positions, for arrays of the dtype and backend of ``like``.
 
     >>> rope, x = Rope(4, 10000.0, "half"), np.ones((2, 3, 4), np.float32)
-    >>> tables = rotation_tables(rope, [0, 1, 2], like=x)
+    >>> tables = rotation_tables([0, 1, 2], rope, like=x)
     >>> bool((rotate(x, [0, 1, 2], rope, tables=tables) == rotate(x, [0, 1, 2], rope)).all())
     True
     """
     xp, dtype = namespace(like=like), compute_dtype("like", like)
     m = np.array(check_positions(positions, rope), np.int64)  # a copy, which nobody can change
     m.flags.writeable = False
-    cos, sin = exact_cos_sin(rope, m, dtype)
+    cos, sin = exact_cos_sin(m, rope, dtype)
     if rope.layout == "half":
         first, second = np.concatenate((cos, cos), axis=-1), np.concatenate((-sin, sin), axis=-1)
         return Tables(rope, m, from_numpy(first, xp), from_numpy(second, xp))
@@ -101,7 +101,7 @@ def checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) 
     """Tables of this rope, these positions, and x's backend and arithmetic: those that were given, or new ones."""
     dtype = compute_dtype("x", x)
     if tables is None:
-        return rotation_tables(rope, positions, like=x)
+        return rotation_tables(positions, rope, like=x)
     if not isinstance(tables, Tables):
         raise TypeError(f"tables must come from rotation_tables, were {type(tables).__name__}")
     if tables.rope != rope:

@@ -368,7 +368,7 @@ class Rope:
         return _attention_factor(self.scaling) if isinstance(self.scaling, YaRN | LongRoPE) else 1.0
 
     @cached_property
-    def pure(self) -> Rope:
+    def rotation_only(self) -> Rope:
         """The rotation alone: this rope with an attention factor of 1, which is what linear attention turns with."""
         if self.attention_factor == 1.0 or not isinstance(self.scaling, YaRN | LongRoPE):
             return self
@@ -386,7 +386,7 @@ class Rope:
         return replace(self, layout=f"{writes}-to-{reads}" if writes else reads, direction=-self.direction)
 
     @cached_property
-    def resolved(self) -> bool:
+    def theta_is_fixed(self) -> bool:
         """Whether Θ is fixed: false for DynamicNTK and LongRoPE until `at` has set a length."""
         return not isinstance(self.scaling, LENGTH_DEPENDENT) or self.scaling.length is not None
 
@@ -432,7 +432,7 @@ def check_rope(rope: Any) -> Rope:
     """The argument, if it is a Rope whose Θ is fixed."""
     if not isinstance(rope, Rope):
         raise TypeError(f"rope must be a Rope, was {type(rope).__name__}")
-    if not rope.resolved:
+    if not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {rope.scaling} depend on the length: fix it first with rope.at(length)")
     return rope
 

@@ -79,8 +79,8 @@ def turn(config: Config, layer: Layer, positions) -> definition.Turn:
     """R(Θ, m) of one layer, by the exact tables; linear attention turns without an attention factor."""
     if layer.rope is None:
         return lambda x: x
-    rope = layer.rope.pure if config.attention == "linear" else layer.rope
-    tables, pairs = cos_sin(rope, positions), definition.pairs(rope.layout, rope.width, rope.start)
+    rope = layer.rope.rotation_only if config.attention == "linear" else layer.rope
+    tables, pairs = cos_sin(positions, rope), definition.pairs(rope.layout, rope.width, rope.start)
     return lambda x: definition.rotate(x, *tables, *pairs)
 
 

@@ -17,7 +17,7 @@ def wide(x):
 
 def tables(rope: Rope, m, x):
     """cos and sin (…, n, p) with an axis of length 1 for each axis of x (…, h, n, d) that positions do not have."""
-    cos, sin = pyrope.cos_sin(rope, m)
+    cos, sin = pyrope.cos_sin(m, rope)
     ones = (1,) * (x.ndim - cos.ndim)
     if cos.ndim == 1:
         return cos, sin
@@ -36,7 +36,7 @@ def rotate(x, m, rope: Rope):
 def matrix(rope: Rope, m):
     """R(Θ, m), Eq. (15)."""
     pairs = definition.pairs(rope.layout, rope.width, rope.start)
-    return definition.rotation_matrix(*pyrope.cos_sin(rope, m), *pairs, rope.head_dim)
+    return definition.rotation_matrix(*pyrope.cos_sin(m, rope), *pairs, rope.head_dim)
 
 
 def attention(q, k, v, *, causal=False, q_at=None, k_at=None, mask=None, window=None, softcap=None, scale=None):
@@ -69,7 +69,9 @@ def linear_attention(q, k, v, m, rope, causal, phi=definition.elu_plus_one):
     def turn(x):
         if rope is None:
             return x
-        return definition.rotate(x, *tables(rope.pure, m, x), *definition.pairs(rope.layout, rope.width, rope.start))
+        return definition.rotate(
+            x, *tables(rope.rotation_only, m, x), *definition.pairs(rope.layout, rope.width, rope.start)
+        )
 
     with np.errstate(all="ignore"):
         out = definition.linear_attention(q, k, v, turn, seen, phi)

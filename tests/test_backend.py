@@ -199,7 +199,7 @@ def counted(call):
 def test_a_rotation_is_one_launch(monkeypatch, layout, dtype):
     monkeypatch.setitem(sys.modules, "cupy", double := DeviceDouble())
     x, rope = double.asarray(np.ones((2, 3, 8), DTYPES[dtype])), Rope(8, 10000.0, layout)
-    tables = pyrope.rotation_tables(rope, range(3), like=x)
+    tables = pyrope.rotation_tables(range(3), rope, like=x)
     assert counted(lambda: pyrope.rotate(x, tables.positions, rope, tables=tables)) == (1, 0)
 
 

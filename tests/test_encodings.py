@@ -39,7 +39,7 @@ def test_sinusoidal_shift_moves_every_position(m, delta, d, base):
     np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation,
     # and that of RoPE, backwards: (sin, cos) turns the other way round than (cos, sin).
     rope = Rope(d, base, "interleaved", direction=-1)
-    matrix = definition.rotation_matrix(*pyrope.cos_sin(rope, delta), *definition.pairs("interleaved", d), d)
+    matrix = definition.rotation_matrix(*pyrope.cos_sin(delta, rope), *definition.pairs("interleaved", d), d)
     np.testing.assert_allclose(shift, matrix, atol=1e-12)
 
 

@@ -144,11 +144,11 @@ CALLS = {
     "Rope..at": lambda d: ((d.choice([1, 10**6]),), {}),
     "frequencies": lambda d: ((d.choice(ROPES),), {}),
     "wavelengths": lambda d: ((d.choice(ROPES),), {}),
-    "cos_sin": lambda d: ((r := d.choice(ROPES), _positions(d, 3, r)), d.options(dtype=FLOATS)),
+    "cos_sin": lambda d: ((_positions(d, 3, r := d.choice(ROPES)), r), d.options(dtype=FLOATS)),
     # Rotations
     "rotate": _rotated,
     "unrotate": _rotated,
-    "rotation_tables": lambda d: (_rotated(d)[0][::-1], {}),
+    "rotation_tables": lambda d: ((*(made := _rotated(d)[0])[1:], made[0]), {}),
     "permute_weights": lambda d: ((d.array(16, 3), 2, *d.choice([("half", "interleaved"), ("interleaved", "half")])), d.options(rotary_dim=[4], placement=["suffix"])),
     # Attention
     "attention": _attention,
@@ -307,7 +307,7 @@ def test_results_are_written_where_they_should_be(name):
         read = x.copy() if isinstance(x, np.ndarray) else x
         try:
             with np.errstate(all="ignore"):
-                options = {"tables": pyrope.rotation_tables(rope, positions, like=x)} if draw.random() < 0.3 else {}
+                options = {"tables": pyrope.rotation_tables(positions, rope, like=x)} if draw.random() < 0.3 else {}
                 result = _function(name)(x, positions, rope, out=out, **options)
         except (ValueError, TypeError) as error:
             assert str(error) and snapshot(x) == given and snapshot(out) == before, words
@@ -378,7 +378,7 @@ def _check_linear(words, got, q, k, v, positions=None, rope=None, *, causal, fea
         return
 
     def turn(x):
-        return x if rope is None else references.rotate(x, positions, rope.pure)[0]
+        return x if rope is None else references.rotate(x, positions, rope.rotation_only)[0]
 
     mask = definition.visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]), causal)
     weights, total = definition.similarities(phi(q64), phi(k64), turn, mask)

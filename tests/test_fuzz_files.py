@@ -71,7 +71,7 @@ def _model(path):
 def _rope(path):
     rope = pyrope.Rope.from_config(path)
     return pyrope.cos_sin(
-        rope if rope.resolved else rope.at(100), [0] if rope.axes is None else [[0]] * rope.axes.count
+        rope if rope.theta_is_fixed else rope.at(100), [0] if rope.axes is None else [[0]] * rope.axes.count
     )
 
 

@@ -34,7 +34,7 @@ NONE = {
     "k": lambda y: pyrope.attention(y, None, y),
     "v": lambda y: pyrope.linear_attention(y, y, None, causal=True),
     "w": lambda y: pyrope.permute_weights(None, 1, "half", "half"),
-    "like": lambda y: pyrope.rotation_tables(Rope(4, 1e4, "half"), [0], None),
+    "like": lambda y: pyrope.rotation_tables([0], Rope(4, 1e4, "half"), None),
     "table": lambda y: encodings.learned([0], None),
     "array": lambda y: pyrope.to_numpy(None),
 }
@@ -64,7 +64,7 @@ LARGE = {
     "d must be at most 65536, was 2147483650": lambda: encodings.sinusoidal_shift(0, 2**31 + 2),
     "buckets must be at most 65536, was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
     r"max_distance must be at most 2\^31, was 1000": lambda: encodings.t5_buckets([0], causal=True, max_distance=10**30),
-    r"positions must lie within ±2\^31, were from 0 to 999": lambda: pyrope.cos_sin(Rope(8, 1e4, "half"), range(10**12)),
+    r"positions must lie within ±2\^31, were from 0 to 999": lambda: pyrope.cos_sin(range(10**12), Rope(8, 1e4, "half")),
     r"n must be at most 2\^31, was 4294967296": lambda: pyrope.parallel.shard_positions(2**32, 0, 1),
     "head_dim must be at most 65536, was 65537": lambda: pyrope.check_attention(len, heads=1, head_dim=65537, causal=True),
     "heads·head_dim must be at most 65536, was 131072": lambda: pyrope.check_attention(len, heads=1024, head_dim=128, causal=True),

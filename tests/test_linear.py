@@ -82,7 +82,7 @@ def test_float32_sums_stay_accurate_and_memory_small():
     # Token by token every sum of n keys would be rounded n times; n × n weights would take 4 GB.
     rng, n = np.random.default_rng(0), 2**15
     q, k, v = (rng.standard_normal((1, n, 8)).astype(np.float32) for _ in "qkv")
-    out, tables = np.empty_like(q), pyrope.rotation_tables(HALF8, range(n), like=q)
+    out, tables = np.empty_like(q), pyrope.rotation_tables(range(n), HALF8, like=q)
     with little_memory(3e6):
         linear_attention(q, k, v, tables.positions, HALF8, causal=True, tables=tables, out=out)
     double = linear_attention(*(x.astype(float) for x in (q, k, v)), range(n), HALF8, causal=True)
@@ -93,10 +93,10 @@ def test_float32_sums_stay_accurate_and_memory_small():
 def test_the_attention_factor_is_left_out(causal):
     rope = Rope(8, 10000.0, "half", scaling=YaRN(2.0, 64, attention_factor=3.0))
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 8))
-    tables = pyrope.rotation_tables(rope.pure, range(5), like=q)
+    tables = pyrope.rotation_tables(range(5), rope.rotation_only, like=q)
     a = linear_attention(q, k, v, range(5), rope, causal=causal)
     b = linear_attention(q, k, v, range(5), rope, causal=causal, tables=tables)
-    assert (a == b).all() and (a == linear_attention(q, k, v, range(5), rope.pure, causal=causal)).all()
+    assert (a == b).all() and (a == linear_attention(q, k, v, range(5), rope.rotation_only, causal=causal)).all()
 
 
 @pytest.mark.parametrize("name", sorted(definition.FEATURE_MAPS))
@@ -235,7 +235,7 @@ def test_positions_by_axis_by_batch_and_by_head(xp):
 
 
 A = np.ones((2, 4, 8), np.float32)
-TABLES = pyrope.rotation_tables(HALF8, range(4), A)
+TABLES = pyrope.rotation_tables(range(4), HALF8, A)
 
 
 @pytest.mark.parametrize(

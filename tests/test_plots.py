@@ -112,7 +112,7 @@ def test_one_rope_is_shown_against_itself_without_rescaling():
 def test_decay_is_figure_2_and_bounds_the_scores():
     rope = Rope(16, 10000.0, "interleaved")
     left, right = _panels(plots.decay_figure(rope, 50, 6))
-    curve = pyrope.definition.decay(*pyrope.cos_sin(rope.pure, np.arange(50)))
+    curve = pyrope.definition.decay(*pyrope.cos_sin(np.arange(50), rope.rotation_only))
     np.testing.assert_array_equal(left.lines[0].get_ydata(), curve)
     bound, *scores = (line.get_ydata() for line in right.lines)
     np.testing.assert_array_equal(bound, curve)

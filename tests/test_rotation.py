@@ -51,7 +51,7 @@ def test_tables_out_and_tiles_change_nothing(xp, case, kind, tile):
     device[...] = to_backend(np.ascontiguousarray(x), xp)
     out = {"new": xp.zeros(x.shape, x.dtype), "x": device, "reversed": device[..., ::-1, :]}
     out |= {"shifted": memory[..., 1:, :], "tables": None}
-    tables = pyrope.rotation_tables(rope, m, like=device) if kind in ("tables", "x") else None
+    tables = pyrope.rotation_tables(m, rope, like=device) if kind in ("tables", "x") else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rotation, "_TILE", tile)
         got = pyrope.rotate(device, m, rope, tables=tables, out=out[kind])
@@ -82,7 +82,7 @@ def test_a_bad_number_stays_in_its_own_pair(xp, layout, ends):
 
 def test_tables_once_for_all_layers(xp):
     x, m = to_backend(np.random.default_rng(0).standard_normal((2, 3, 4, 8)), xp), np.arange(4)
-    tables = pyrope.rotation_tables(HALF8, pyrope.from_numpy(m, xp), like=x)
+    tables = pyrope.rotation_tables(pyrope.from_numpy(m, xp), HALF8, like=x)
     m[:] = 9  # the caller's, of which the tables have a copy
     assert tables.positions.tolist() == [0, 1, 2, 3] and not tables.positions.flags.writeable
     part = tables.part(slice(1, 3))
@@ -127,7 +127,7 @@ def test_permutation_of_the_published_rule():
 
 
 X = np.ones((2, 3, 4, 8), np.float32)
-TABLES = pyrope.rotation_tables(HALF8, range(4), like=X)
+TABLES = pyrope.rotation_tables(range(4), HALF8, like=X)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_bad_arrays(x, m, error, match):
         ({"out": np.broadcast_to(np.float32(0), X.shape)}, ValueError, "out must be writable, was read-only"),
         ({"out": X.tolist()}, TypeError, "out must be a NumPy or CuPy array, was list"),
         ({"tables": "no"}, TypeError, "tables must come from rotation_tables, were str"),
-        ({"tables": pyrope.rotation_tables(HALF8, [0, 1, 2, 4], X)}, ValueError, "made for other positions"),
-        ({"tables": pyrope.rotation_tables(HALF8, range(4), X.astype(float))}, ValueError, "tables were made for float64"),
-        ({"tables": pyrope.rotation_tables(Rope(8, 1e6, "half"), range(4), X)}, ValueError, "tables were made for Rope"),
+        ({"tables": pyrope.rotation_tables([0, 1, 2, 4], HALF8, X)}, ValueError, "made for other positions"),
+        ({"tables": pyrope.rotation_tables(range(4), HALF8, X.astype(float))}, ValueError, "tables were made for float64"),
+        ({"tables": pyrope.rotation_tables(range(4), Rope(8, 1e6, "half"), X)}, ValueError, "tables were made for Rope"),
     ],
 )  # fmt: skip
 def test_bad_outs_and_tables(more, error, match):

@@ -60,11 +60,11 @@ def test_the_decimal_settings_of_an_application_do_not_matter():
     code = (
         "import decimal as d; d.DefaultContext.traps[d.FloatOperation] = True; d.DefaultContext.rounding = d.ROUND_UP; d.DefaultContext.prec = 3;"
         "d.setcontext(d.DefaultContext.copy()); import pyrope; r = pyrope.Rope(128, 500000.0, 'half', scaling=pyrope.YaRN(4.0, 4096));"
-        "print(pyrope.frequencies(r).tolist(), r.attention_factor, pyrope.cos_sin(r, 2**31)[0].tolist())"
+        "print(pyrope.frequencies(r).tolist(), r.attention_factor, pyrope.cos_sin(2**31, r)[0].tolist())"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rope = Rope(128, 500000.0, "half", scaling=YaRN(4.0, 4096))
-    numbers = (pyrope.frequencies(rope).tolist(), rope.attention_factor, pyrope.cos_sin(rope, 2**31)[0].tolist())
+    numbers = (pyrope.frequencies(rope).tolist(), rope.attention_factor, pyrope.cos_sin(2**31, rope)[0].tolist())
     assert run.stdout.strip() == " ".join(map(str, numbers))
 
 
@@ -81,7 +81,7 @@ def test_numbers_of_any_kind_mean_the_same_rope():
 
 def test_at_fixes_the_length_and_leaves_other_ropes_alone():
     rope = Rope(**HALF, scaling=DynamicNTK(2.0, 100))
-    assert not rope.resolved and rope.at(5).resolved and rope.at(5).at(7) == rope.at(7)
+    assert not rope.theta_is_fixed and rope.at(5).theta_is_fixed and rope.at(5).at(7) == rope.at(7)
     assert Rope(**HALF).at(5) is not None and Rope(**HALF).at(5) == Rope(**HALF)
 
 
@@ -102,9 +102,9 @@ def test_up_to_the_original_length_nothing_changes(scaling):
 
 @given(ropes())
 def test_pure_is_the_rotation_alone(rope):
-    assert rope.pure.attention_factor == 1.0 and rope.pure.pure == rope.pure
-    assert pyrope.frequencies(rope.pure).tolist() == pyrope.frequencies(rope).tolist()
-    assert (rope.pure == rope) == (rope.attention_factor == 1.0)
+    assert rope.rotation_only.attention_factor == 1.0 and rope.rotation_only.rotation_only == rope.rotation_only
+    assert pyrope.frequencies(rope.rotation_only).tolist() == pyrope.frequencies(rope).tolist()
+    assert (rope.rotation_only == rope) == (rope.attention_factor == 1.0)
 
 
 def test_proportional_keeps_the_whole_head_as_denominator():
@@ -225,8 +225,8 @@ def test_bad_scalings_axes_and_lengths(make, error, match):
 def test_an_unresolved_length_is_refused_everywhere(scaling):
     rope, x = Rope(**HALF, scaling=scaling), np.ones((1, 8))
     for call in (
-        lambda: pyrope.frequencies(rope), lambda: pyrope.wavelengths(rope), lambda: pyrope.cos_sin(rope, [0]),
-        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.unrotate(x, [0], rope), lambda: pyrope.rotation_tables(rope, [0], x),
+        lambda: pyrope.frequencies(rope), lambda: pyrope.wavelengths(rope), lambda: pyrope.cos_sin([0], rope),
+        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.unrotate(x, [0], rope), lambda: pyrope.rotation_tables([0], rope, x),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"depend on the length: fix it first with rope.at\(length\)"):
             call()

@@ -72,8 +72,8 @@ def test_an_axis_of_length_one_stands_for_any():
 def test_a_number_of_threads_that_is_none(monkeypatch, value):
     monkeypatch.setenv("PYROPE_THREADS", value)
     with pytest.raises(ValueError, match="PYROPE_THREADS must be an integer from 1 to 9999, was"):
-        pyrope.cos_sin(Rope(128, 10000.0, "half"), range(5000))
-    pyrope.cos_sin(Rope(128, 10000.0, "half"), [0])  # one piece needs no thread
+        pyrope.cos_sin(range(5000), Rope(128, 10000.0, "half"))
+    pyrope.cos_sin([0], Rope(128, 10000.0, "half"))  # one piece needs no thread
 
 
 def test_as_many_threads_as_cores_and_never_more(monkeypatch):
@@ -185,13 +185,13 @@ import atexit, os, numpy as np, pyrope
 from pyrope import tiles
 tiles.threads = lambda: 2
 rope, m = pyrope.Rope(128, 10000.0, "half"), np.arange(5000)
-expected = pyrope.cos_sin(rope, m)[0]
-atexit.register(lambda: print("end", (pyrope.cos_sin(rope, m)[0] == expected).all()))
+expected = pyrope.cos_sin(m, rope)[0]
+atexit.register(lambda: print("end", (pyrope.cos_sin(m, rope)[0] == expected).all()))
 if hasattr(os, "fork"):
     tiles._lock(os.getpid()).acquire()  # as if another thread were at work
     child = os.fork()
     if not child:
-        os._exit(not (pyrope.cos_sin(rope, m)[0] == expected).all() or len(tiles._pool(os.getpid(), 1)._threads) != 1)
+        os._exit(not (pyrope.cos_sin(m, rope)[0] == expected).all() or len(tiles._pool(os.getpid(), 1)._threads) != 1)
     print(os.waitpid(child, 0)[1])
 """
 
@@ -217,7 +217,7 @@ def _rotations(rng):
 
 def _tables(rng):
     for dtype in DTYPES.values():
-        yield from pyrope.cos_sin(Rope(12, 10000.0, "half"), rng.integers(-(2**31), 2**31, (3, 37)), dtype)
+        yield from pyrope.cos_sin(rng.integers(-(2**31), 2**31, (3, 37)), Rope(12, 10000.0, "half"), dtype)
 
 
 def _qkv(rng):
@@ -293,7 +293,7 @@ def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, mon
     if xp is not np:
         monkeypatch.setattr(tiles, "_spread", no)
     with threads(2):
-        tables = pyrope.rotation_tables(Rope(8, 10000.0, "half"), range(70), like=x)
+        tables = pyrope.rotation_tables(range(70), Rope(8, 10000.0, "half"), like=x)
         pyrope.rotate(x, tables.positions, tables.rope, tables=tables)
         pyrope.attention(x, x, x, causal=True)
         layers.rms_norm(x, layers.Norm(x[0, 0], None), 1e-5)

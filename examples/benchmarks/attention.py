@@ -115,7 +115,7 @@ def linear_speed(count: int) -> Iterator[Row]:
     rope, flat, most = Rope(HEAD_DIM, 10000.0, "half"), 0.0, "2.50" if count == 1 else "1.30"
     for n in LENGTHS:
         arrays, m = inputs(n), np.arange(n)
-        out, tables = np.empty_like(arrays[0]), pyrope.rotation_tables(rope, m, like=arrays[0])
+        out, tables = np.empty_like(arrays[0]), pyrope.rotation_tables(m, rope, like=arrays[0])
         options = {"causal": True, "tables": tables, "out": out}  # as a model has them ready for all its layers
         forms = {
             "linear": lambda a=arrays, m=m, o=options: pyrope.linear_attention(*a, m, rope, **o),

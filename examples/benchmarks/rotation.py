@@ -58,7 +58,7 @@ def rotation(count: int, seconds: dict[str, float]) -> Iterator[Row]:
     }
     for name in limits:
         rope = Rope(HEAD_DIM, 10000.0, name.removeprefix("pyrope "))
-        tables = pyrope.rotation_tables(rope, m, like=x)
+        tables = pyrope.rotation_tables(m, rope, like=x)
         forms[name] = lambda r=rope, t=tables: pyrope.rotate(x, m, r, tables=t, out=out)
     seconds |= {name: times[0] for name, times in in_turns(forms, ROUNDS).items()}
     for name in forms:
@@ -73,7 +73,7 @@ def naive(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 def plain_numpy(copy: float) -> Iterator[Row]:
     x = np.random.default_rng(0).standard_normal((HEADS, LENGTH, HEAD_DIM)).astype(np.float32)
-    tables = pyrope.cos_sin(Rope(HEAD_DIM, 10000.0, "interleaved"), np.arange(LENGTH), np.float32)
+    tables = pyrope.cos_sin(np.arange(LENGTH), Rope(HEAD_DIM, 10000.0, "interleaved"), np.float32)
     yield row("NumPy, naive interleaved", best(lambda: naive(x, *tables), 5), copy, "a copy")
 
 
@@ -120,13 +120,13 @@ def tables() -> Iterator[Row]:
 
     for count in COUNTS:
         with threads(count):
-            seconds = in_turns({"numpy": plain, "pyrope": lambda: pyrope.cos_sin(rope, m)}, 7)
+            seconds = in_turns({"numpy": plain, "pyrope": lambda: pyrope.cos_sin(m, rope)}, 7)
         unit, own, each = seconds["numpy"][0], seconds["pyrope"][0], counted(count)
         if count == 1:
             yield row(f"numpy cos, sin of {n} x 64", unit, unit, "numpy")
         yield row(f"pyrope.cos_sin, {each}", own, unit, "numpy", "1.50" if count == 1 else "0.60")
     tracemalloc.start()
-    result = pyrope.cos_sin(rope, m)
+    result = pyrope.cos_sin(m, rope)
     beyond = tracemalloc.get_traced_memory()[1] - sum(table.nbytes for table in result)
     tracemalloc.stop()
     yield Row("memory of it beyond its result", f"{beyond / 2**20:.1f} MB", limit="64 MB")

@@ -116,7 +116,7 @@ def _differs(name: str, copy: Tensor, original: str, tensor: Tensor | None) -> l
 def _other_frequencies(config: Config, name: str, tensor: Tensor) -> list[str]:
     """Old checkpoints store Θ, some in bfloat16: it must be that of the rope, before or after its rescaling."""
     ropes = [layer.rope for layer in config.layers if layer.rope is not None]
-    known = [frequencies(one) for rope in ropes for one in (rope, replace(rope, scaling=None)) if one.resolved]
+    known = [frequencies(one) for rope in ropes for one in (rope, replace(rope, scaling=None)) if one.theta_is_fixed]
     values = tensor.read().astype(np.float64)
     if any(values.shape == theta.shape and np.allclose(values, theta, rtol=1e-2, atol=0) for theta in known):
         return []
@@ -128,7 +128,7 @@ def _other_positions(config: Config, table: Tensor) -> list[str]:
     rope = config.layers[0].rope
     if rope is None or len(table.shape) != 2 or table.shape[1] != rope.head_dim or not table.shape[0]:
         return [f"{_ROFORMER_TABLE} has shape {table.shape}, not (length, {config.head_dim})"]
-    cos, sin = cos_sin(rope, np.arange(table.shape[0]))
+    cos, sin = cos_sin(np.arange(table.shape[0]), rope)
     off = abs(table.read().astype(np.float64) - np.concatenate((sin, cos), axis=-1)).max()
     return [] if off < 1e-2 else [f"{_ROFORMER_TABLE} differs by {off:.2g} from the sines and cosines of its rope"]
 

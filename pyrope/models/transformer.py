@@ -42,7 +42,7 @@ class Cache:
         self.length, self.batch = checks.integer("length", length, 1), batch
         self.used = 0
         ropes = [layer.rope for layer in config.layers]
-        self.ropes = [rope if rope is None or rope.resolved else rope.at(length) for rope in ropes]
+        self.ropes = [rope if rope is None or rope.theta_is_fixed else rope.at(length) for rope in ropes]
         softmax = config.attention == "softmax"
         try:  # pages of zeros that nobody has written to take no memory
             self.positions = np.zeros((batch, length), np.int64)
@@ -72,7 +72,7 @@ class Cache:
         first = start if kept is None else int(kept.positions[0])
         if kept is None or start < first or start + n > first + len(kept.positions):
             last = min(start + max(n, _AHEAD), checks.MAX_POSITION + 1)
-            first, kept = start, rotation_tables(rope, range(start, last), like)
+            first, kept = start, rotation_tables(range(start, last), rope, like)
             self.tables[rope] = kept
         return kept.part(slice(start - first, start - first + n))
 
@@ -142,7 +142,7 @@ def check_tokens(tokens: Any, vocabulary: int) -> Int64:
 
 def _resolved(rope: Rope | None, places: _Places) -> Rope | None:
     """The rope at the length of the sequences, for a call without a cache, which would fix the length."""
-    if rope is None or rope.resolved:
+    if rope is None or rope.theta_is_fixed:
         return rope
     runs = zip(places.positions, places.starts, strict=True)
     ends = [np.maximum.reduceat(row, np.flatnonzero(first)).tolist() for row, first in runs]
@@ -240,7 +240,7 @@ def _tables(
     config: Config, ropes: list[Rope | None], places: _Places, like: Array, cache: Cache | None = None
 ) -> list[Tables | None]:
     """The tables of `rotate`, computed once for all layers that share a rope."""
-    ropes = [None if rope is None else rope.pure if config.attention == "linear" else rope for rope in ropes]
+    ropes = [None if rope is None else rope.rotation_only if config.attention == "linear" else rope for rope in ropes]
     m = places.positions
     start = int(m[0, 0]) if m.size else 0  # a rank may hold no tokens
     m = m[:1] if len(m) > 1 and bool((m == m[:1]).all()) else m
@@ -249,7 +249,7 @@ def _tables(
         if rope is None:
             continue
         if cache is None or rope.axes is not None or not np.array_equal(m[0], range(start, start + m.size)):
-            tables[rope] = rotation_tables(rope, m, like)
+            tables[rope] = rotation_tables(m, rope, like)
         else:
             tables[rope] = cache.tables_at(rope, start, m.size, like)
     return [None if rope is None else tables[rope] for rope in ropes]

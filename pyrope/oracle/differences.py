@@ -139,7 +139,7 @@ class Truth(NamedTuple):
             count = range(rope.axes.count)
             positions = [np.stack([at * (j == axis) for j in count]) for axis in count]
         m = np.stack([at[:, None] * (owner == axis) for axis in range(len(positions))])
-        tables = [cos_sin(rope.pure, one) for one in positions]
+        tables = [cos_sin(one, rope.rotation_only) for one in positions]
         cos, sin = (np.stack([table[k] for table in tables]) for k in (0, 1))
         return cls(rope, m, cos, sin, angle_errors(rope, m))
 

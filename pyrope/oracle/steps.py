@@ -49,7 +49,7 @@ class Spec:
     @property
     def turns(self) -> Rope | None:
         """The rope that rotates inside; linear attention has no attention factor."""
-        return self.rope if self.rope is None or self.feature_map is None else self.rope.pure
+        return self.rope if self.rope is None or self.feature_map is None else self.rope.rotation_only
 
     @property
     def unit(self) -> float:
@@ -156,12 +156,12 @@ def exact_tables(rope: Rope, at: Array) -> tuple[Array, Array]:
     if at.size and at.min() >= 0 and at.max() < TABLE:
         cos, sin = _first_tables(rope)
         return cos[at], sin[at]
-    return cos_sin(rope, at, np.float64)
+    return cos_sin(at, rope, np.float64)
 
 
 @lru_cache(16)
 def _first_tables(rope: Rope) -> tuple[Array, Array]:
-    return cos_sin(rope, np.arange(TABLE), np.float64)
+    return cos_sin(np.arange(TABLE), rope, np.float64)
 
 
 @lru_cache(64)

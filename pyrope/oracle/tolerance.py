@@ -171,7 +171,7 @@ class Tables:
     def __init__(self, rope: Rope, positions: Array) -> None:
         self.rope, self.known = rope, np.unique(positions)
         axes = 0 if rope.axes is None else rope.axes.count
-        self.cos, self.sin = cos_sin(rope, np.stack([self.known] * axes) if axes else self.known)
+        self.cos, self.sin = cos_sin(np.stack([self.known] * axes) if axes else self.known, rope)
         self.off32 = angle_errors(rope, self.known[:, None])
         relative = frequencies(rope) * (theta_errors(rope) + 2)
         self.off64 = np.abs(self.known)[:, None] * relative * U64

@@ -109,7 +109,8 @@ class Values:
         yield "", _unchanged, _unchanged
         if self.spec.rope is not None:
             there, back = (
-                partial(_rotated, rope=rope) for rope in (self.spec.rope.pure, self.spec.rope.pure.transposed)
+                partial(_rotated, rope=rope)
+                for rope in (self.spec.rope.rotation_only, self.spec.rope.rotation_only.transposed)
             )
             yield "rotated", there, back
             yield "rotated backwards", back, there

@@ -338,7 +338,7 @@ def _written(draft: Path, case: Case) -> dict[str, Any]:
     if case.kind == "rotation" and case.rope is not None:
         arrays["positions"] = np.moveaxis(rows["positions"], 0, -1)
         if case.dtype == "float32":  # once for each rope
-            arrays["cos"], arrays["sin"] = cos_sin(case.rope, arrays["positions"])
+            arrays["cos"], arrays["sin"] = cos_sin(arrays["positions"], case.rope)
     for name, y, most in zip(case.outputs, case.truth(rows), case.allowed(rows), strict=True):
         arrays |= {name: y, f"{name}.allowed": np.nextafter(most.astype(np.float32), np.float32(np.inf))}
     described = {}

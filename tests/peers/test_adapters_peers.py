@@ -177,7 +177,7 @@ def assert_rotates(fn, dtype=np.float32, allowed=2e-4):
 
 def test_tables_of_ones_own_as_transformers_takes_them():
     def tables(positions):
-        cos, sin = pyrope.cos_sin(HALF, positions, np.float32)
+        cos, sin = pyrope.cos_sin(positions, HALF, np.float32)
         return tuple(np.concatenate((table, table), axis=-1)[None] for table in (cos, sin))
 
     for part in "qk":
@@ -194,7 +194,7 @@ def test_gpt_neox_with_a_cache():
 
 def test_positions_first_and_heads_joined_as_in_vllm():
     def rope(positions, query, key):  # (n, h·d), in place, as the kernel does it
-        cos, sin = (torch.from_numpy(table)[:, None] for table in pyrope.cos_sin(HALF, positions.numpy(), np.float32))
+        cos, sin = (torch.from_numpy(table)[:, None] for table in pyrope.cos_sin(positions.numpy(), HALF, np.float32))
         for x in (query, key):
             split = x.view(len(positions), -1, D)
             a, b = split[..., : D // 2].clone(), split[..., D // 2 :].clone()

@@ -43,7 +43,7 @@ def turns(config, n):
         if rope.scaling is None:
             cos, sin = definition.tables(rope.direction * np.arange(n), definition.frequencies(rope.width, rope.base))
         else:
-            cos, sin = pyrope.cos_sin(rope.at(n), np.arange(n))
+            cos, sin = pyrope.cos_sin(np.arange(n), rope.at(n))
         return lambda x: definition.rotate(x, cos, sin, *definition.pairs(rope.layout, rope.width, rope.start))
 
     return [(lambda x: x) if layer.rope is None else turn(layer.rope) for layer in config.layers]

@@ -155,7 +155,7 @@ def test_class(name: str) -> None:
     assert kinds and hasattr(config, "qk_nope_head_dim") == MODEL_TYPES[config.model_type].latent
     for kind in kinds:
         rope = Rope.from_config(saved, layer_type=kind)
-        rope = rope if rope.resolved else rope.at(1)
+        rope = rope if rope.theta_is_fixed else rope.at(1)
         assert_agrees(module, embedding, config, kind, rope)
         sizes = head_sizes(module, config, kind)
         assert not sizes or rope.head_dim in sizes, (rope, sizes)
@@ -190,7 +190,7 @@ def test_bare_config(name: str) -> None:
         except ValueError as error:
             assert re.search(OPEN, str(error)), error
             continue
-        assert_agrees(module, embedding, config, layer_type, rope if rope.resolved else rope.at(1))
+        assert_agrees(module, embedding, config, layer_type, rope if rope.theta_is_fixed else rope.at(1))
 
 
 def head_sizes(module: Any, config: Any, kind: str | None) -> set[int]:

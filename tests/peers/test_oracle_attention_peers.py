@@ -45,7 +45,7 @@ def lower(n, m, window=None):
 
 def turned(x, at, rope):
     """R·x in torch, in the dtype of x, from exact tables: x (…, n, d), at (…, n)."""
-    cos, sin = (torch.from_numpy(np.asarray(t)).to(x.dtype) for t in pyrope.cos_sin(rope, at.numpy()))
+    cos, sin = (torch.from_numpy(np.asarray(t)).to(x.dtype) for t in pyrope.cos_sin(at.numpy(), rope))
     a, b = (x[..., ::2], x[..., 1::2]) if rope.layout.startswith("interleaved") else x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -225,7 +225,7 @@ def eager(q, k, v, at=None, *, scale=0.25, causal=True, window=None, softcap=Non
 def linear(q, k, v, at, *, rope):
     k, v = grouped(q, k, v)
     fq, fk = (torch.nn.functional.elu(x) + 1 for x in (q, k))
-    tq, tk = (turned(x, at[:, None], rope.pure) for x in (fq, fk))
+    tq, tk = (turned(x, at[:, None], rope.rotation_only) for x in (fq, fk))
     seen = lower(q.shape[-2], k.shape[-2]).to(q.dtype)
     return (tq @ tk.transpose(-1, -2) * seen) @ v / (fq @ fk.transpose(-1, -2) * seen).sum(-1, keepdim=True)
 
@@ -234,7 +234,7 @@ def chunked(q, k, v, at, *, rope):
     """In float16 g/D is below the normal numbers: what is lost there is rounding."""
     k, v = grouped(q, k, v)
     fq, fk = (torch.nn.functional.elu(x) + 1 for x in (q, k))
-    tq, tk = (turned(x, at[:, None], rope.pure) for x in (fq, fk))
+    tq, tk = (turned(x, at[:, None], rope.rotation_only) for x in (fq, fk))
     parts, states, sums = [], 0, 0
     for a, b, c, d, e in zip(*(x.split(16, dim=-2) for x in (tq, tk, fq, fk, v)), strict=True):
         seen = torch.ones(a.shape[-2], a.shape[-2], dtype=q.dtype).tril()

@@ -85,7 +85,7 @@ def family(model_type: str, **more: Any) -> tuple[Any, Rope]:
     rope = Rope.from_config(config.to_dict(), layer_type=layer_type)
     kind = layer_type if model_type == "gemma3n_text" else None
     embedding, text = class_of(model_type)(config), config.get_text_config()
-    shape = rope if rope.resolved else rope.at(1)
+    shape = rope if rope.theta_is_fixed else rope.at(1)
     return with_axes(from_torch(their_rope(module_of(model_type), embedding, text, kind, shape)), "bhnd"), rope
 
 

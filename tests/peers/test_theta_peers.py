@@ -140,7 +140,7 @@ def test_theta(kind: str, data: Any) -> None:
     """Rope types whose Θ is the same at every length."""
     config = data.draw(configs(kind))
     rope = Rope.from_config({"model_type": "llama"} | config)
-    assert rope.resolved
+    assert rope.theta_is_fixed
     assert_same(*theirs(kind, config), rope)
 
 
@@ -149,7 +149,7 @@ def test_theta(kind: str, data: Any) -> None:
 def test_dynamic(config: dict[str, Any], longer: float) -> None:
     """Dynamic NTK around the length L where it sets in and beyond, with the length as an integer and as a tensor."""
     rope, longest = Rope.from_config({"model_type": "llama"} | config), config["max_position_embeddings"]
-    assert not rope.resolved
+    assert not rope.theta_is_fixed
     for length in {1, longest - 1, longest, longest + 1, int(longest * longer)}:
         fixed = rope.at(length)
         assert_same(*theirs("dynamic", config, length), fixed)
@@ -165,7 +165,7 @@ def test_longrope(config: dict[str, Any]) -> None:
     parameters = config.get("rope_parameters") or config["rope_scaling"]
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     original = original or config["max_position_embeddings"]
-    assert not rope.resolved
+    assert not rope.theta_is_fixed
     for length in {1, original, original + 1, config["max_position_embeddings"]}:
         assert_same(*theirs("longrope", config, length), rope.at(length))
 
@@ -240,7 +240,7 @@ def test_hunyuan_alpha(alpha: float, head_dim: int, base: float, old: bool, unus
         {"rope_scaling": scaling, "rope_theta": base} if old else {"rope_parameters": scaling | {"rope_theta": base}}
     )
     rope = Rope.from_config({"model_type": "hunyuan_v1_dense"} | config)
-    assert rope.resolved
+    assert rope.theta_is_fixed
     embedding = HunYuanDenseV1RotaryEmbedding(HunYuanDenseV1Config(**copy.deepcopy(config)))
     for length in (1, 64, 65, 1000):
         embedding(torch.zeros(1), torch.tensor([[length - 1]]))

@@ -131,7 +131,7 @@ def test_float64_throughout(saved, monkeypatch):
 
 def _in_float64(theirs, ours):
     ropes = [layer.rope.at(40) for layer in ours.config.layers]
-    tables = [tuple(map(torch.from_numpy, pyrope.cos_sin(rope, np.arange(192)))) for rope in ropes]
+    tables = [tuple(map(torch.from_numpy, pyrope.cos_sin(np.arange(192), rope))) for rope in ropes]
     for module in theirs.modules():
         kind = type(module).__name__
         if kind.endswith("RMSNorm"):
@@ -241,7 +241,7 @@ def test_left_padding(saved):
 
 def test_greedy_generation_is_theirs(saved):
     theirs, ours = _twin(saved, "float64")
-    if not ours.config.causal or not all(layer.rope.resolved for layer in ours.config.layers):
+    if not ours.config.causal or not all(layer.rope.theta_is_fixed for layer in ours.config.layers):
         pytest.skip("no steps, or Θ changes on the way there")
     prompt = _tokens(1, 9, 5)
     with torch.no_grad():

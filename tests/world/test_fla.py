@@ -32,7 +32,7 @@ def fla(name: str) -> Any:
 def test_fla_rotary(layout: str, backward: bool) -> None:
     """The Triton kernel, interpreted, and the one of its backward pass, which is the same with another sign."""
     module, rope = fla("fla.modules.rotary"), Rope(64, 10000.0, layout, 48)
-    tables = [torch.tensor(table, dtype=torch.float32) for table in cos_sin(rope, range(128))]
+    tables = [torch.tensor(table, dtype=torch.float32) for table in cos_sin(range(128), rope)]
 
     def apply(x: Any, at: Any) -> Any:
         return module.rotary_embedding(x, *(t[at] for t in tables), interleaved=layout == "interleaved")
@@ -45,7 +45,7 @@ def test_fla_rotary(layout: str, backward: bool) -> None:
 def test_fla_offsets() -> None:
     """Positions by an offset for each row of a batch, as in decoding."""
     module, rope = fla("fla.modules.rotary"), Rope(64, 10000.0, "half", 48)
-    tables = [torch.tensor(table, dtype=torch.float32) for table in cos_sin(rope, range(128))]
+    tables = [torch.tensor(table, dtype=torch.float32) for table in cos_sin(range(128), rope)]
     x, offsets = np.random.default_rng(0).standard_normal((3, 2, 5, 64)).astype(np.float32), np.array([0, 7, 100])
     turn = with_axes(from_torch(lambda x, at: module.rotary_embedding(x, *tables, seqlen_offsets=at)), "bnhd")
     expected = rotate(x, (offsets[:, None] + np.arange(5))[:, None], rope)
@@ -60,7 +60,7 @@ def test_fla_linear_attention(backward: bool) -> None:
 
     def attention(q: Any, k: Any, v: Any, at: Any) -> Any:
         q, k = (torch.nn.functional.elu(x.transpose(1, 2)) + 1 for x in (q, k))
-        cos, sin = (torch.tensor(t[:, :, None], dtype=torch.float32) for t in cos_sin(rope, at.numpy()))
+        cos, sin = (torch.tensor(t[:, :, None], dtype=torch.float32) for t in cos_sin(at.numpy(), rope))
 
         def turned(x: Any) -> Any:
             a, b = x.chunk(2, -1)

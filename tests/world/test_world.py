@@ -27,7 +27,7 @@ HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
 def doubled(positions: Any) -> Any:
     """Tables (n, d) of float32, each half the same, as functions of the form of GPT-NeoX take them."""
     return [
-        torch.tensor(np.concatenate((t, t), axis=-1), dtype=torch.float32) for t in cos_sin(HALF, positions.numpy())
+        torch.tensor(np.concatenate((t, t), axis=-1), dtype=torch.float32) for t in cos_sin(positions.numpy(), HALF)
     ]
 
 
@@ -128,7 +128,7 @@ def test_megatron_takes_the_cosine_of_a_cosine() -> None:
     utils = pytest.importorskip("megatron.core.models.common.embeddings.rope_utils")
 
     def apply(x: Any, at: Any) -> Any:
-        tables = (torch.tensor(table, dtype=torch.float32) for table in cos_sin(HALF, at.numpy()))
+        tables = (torch.tensor(table, dtype=torch.float32) for table in cos_sin(at.numpy(), HALF))
         return utils.apply_rotary_pos_emb_with_cos_sin(x, *tables)
 
     fn = with_axes(from_torch(apply), "nbhd")
@@ -155,7 +155,7 @@ def test_onnxruntime_rotary_embedding() -> None:
     table = (kind.FLOAT, [8192, 32])
     inputs = {"x": (kind.FLOAT, ["b", "h", "n", 64]), "at": (kind.INT64, ["b", "n"]), "cos": table, "sin": table}
     run = session(node, inputs, ["y"])
-    cos, sin = cos_sin(HALF, range(8192), np.float32)
+    cos, sin = cos_sin(range(8192), HALF, np.float32)
 
     def fn(x: Any, at: Any) -> Any:
         return run.run(None, {"x": x, "at": np.repeat(at[None], len(x), 0), "cos": cos, "sin": sin})[0]
@@ -174,7 +174,7 @@ def test_onnxruntime_ignores_the_positions_of_a_prompt() -> None:
     inputs |= {"past": (kind.INT32, [1]), "total": (kind.INT32, []), "at": (kind.INT64, [1, n])}
     inputs |= dict.fromkeys(("cos", "sin"), (kind.FLOAT, [256, d // 2]))
     rng, rope = np.random.default_rng(0), Rope(d, 10000.0, "half")
-    cos, sin = cos_sin(rope, range(256), np.float32)
+    cos, sin = cos_sin(range(256), rope, np.float32)
     feeds = {name: rng.standard_normal((1, n, h * d)).astype(np.float32) for name in "qkv"}
     feeds |= {"past": np.array([n - 1], np.int32), "total": np.array(n, np.int32), "cos": cos, "sin": sin}
     run = session(node, inputs, ["y", "k2", "v2"])
