@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 from .tiles import cuts, each, tile_of, tiles
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -124,7 +124,7 @@ def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
 
 def _positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> Int64:
     """Positions on the host, as (…, 1, 1, length)."""
-    at = checks.positions(name, positions)
+    at = checks.positions(name, on_host(positions))
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
         rule = f"({length},), or (…, {length}) with the first of the batch axes {batch}"
