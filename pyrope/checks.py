@@ -120,8 +120,7 @@ def imported(module: str, purpose: str, extra: str | None = None) -> Any:
 
 
 def positions(name: str, value: Any) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
-    """Integers of at most 2³¹ in size, of any shape, as an array on the host; those of a GPU are copied."""
-    value = value.get() if type(value).__module__.startswith("cupy") else value
+    """Integers of at most 2³¹ in size, of any shape, as an array on the host."""
     if isinstance(value, range) and value and max(abs(value[0]), abs(value[-1])) > MAX_POSITION:  # before it is made
         raise ValueError(f"{name} must lie within ±2^31, were from {value[0]} to {value[-1]}")
     # Not np.asarray(value): it makes floats of [], objects of 10**20, and takes True for 1.

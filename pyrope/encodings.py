@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace
+from .backend import Array, compute_dtype, from_numpy, namespace, on_host
 from .theta import DECIMAL
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -23,7 +23,7 @@ Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _integers(name: str, values: Any) -> Int64:
-    return checks.positions(name, values).astype(np.int64)
+    return checks.positions(name, on_host(values)).astype(np.int64)
 
 
 def _distances(q_positions: Any, k_positions: Any) -> Int64:

@@ -179,10 +179,13 @@ def checked_rule(
 
 def _checked_out(q: Array, k: Array, v: Array, out: Array | None) -> Array:
     """Where the outputs (…, h, n, e) go."""
-    xp = namespace(q) if out is None else namespace(q=q, out=out)
-    if out is not None and any(xp.may_share_memory(out, x) for x in (q, k, v)):
+    shape = (*q.shape[:-1], v.shape[-1])
+    if out is None:
+        return namespace(q).empty(shape, q.dtype)
+    xp = namespace(q=q, out=out)
+    if any(xp.may_share_memory(out, x) for x in (q, k, v)):
         raise ValueError("out must not share memory with q, k or v, which are read until the end")
-    return result_array(xp, (*q.shape[:-1], v.shape[-1]), q.dtype, out)
+    return result_array(xp, shape, q.dtype, out)
 
 
 # ── The core: arguments are not checked from here on; S is (…, g, d, e), z (…, g, d) ─────────────────────────────────
@@ -304,7 +307,8 @@ def _features(x: Array, rule: Rule, tokens: slice) -> tuple[Array, Array]:
     phi = _phi(x, rule)
     if rule.tables is None:
         return phi, phi
-    tables = rule.tables.part(tokens)
+    whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]
+    tables = rule.tables if whole else rule.tables.part(tokens)
     if not isinstance(rule.feature_map, str):
         check_fit(phi, tables)
     return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))

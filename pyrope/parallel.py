@@ -196,7 +196,7 @@ def ring_attention(
 
     def check() -> tuple[softmax.Rule, str, tuple[int, ...]]:
         namespace(q=q, k=k, v=v)
-        at = checks.positions("positions", positions)
+        at = checks.positions("positions", on_host(positions))
         if at.ndim != 1:
             raise ValueError(f"positions must be (n,), one for each token of this rank, had shape {at.shape}")
         rule = softmax.checked_rule(q, k, v, (causal, window), (at, at), (scale, softcap))
@@ -351,7 +351,7 @@ def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | Non
     """The shards x (…, n of a rank, f) of all ranks in the order of their positions on the root, None elsewhere."""
 
     def check() -> tuple[Int64, str, tuple[int, ...]]:
-        at = checks.positions("positions", positions).astype(np.int64)
+        at = checks.positions("positions", on_host(positions)).astype(np.int64)
         namespace(x=x)
         if x.ndim < 2 or at.shape != x.shape[-2:-1]:
             raise ValueError(f"x must be (…, n, f) and positions (n,), had shapes {x.shape} and {at.shape}")

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
+from .backend import on_host
 from .theta import DECIMAL, TWO_PI, Rope, check_rope, exact_frequencies
 from .tiles import cuts, each
 
@@ -142,7 +143,7 @@ def _slowly(m: int, theta: Decimal) -> tuple[float, float]:
 
 def check_positions(value: Any, rope: Rope) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
     """Positions as an array, if they are integers of at most 2³¹ in size and fit the axes of a rope with fixed Θ."""
-    axes, m = check_rope(rope).axes, checks.positions("positions", value)
+    axes, m = check_rope(rope).axes, checks.positions("positions", on_host(value))
     if axes is not None and (m.ndim == 0 or m.shape[0] != axes.count):
         rule = f"positions must have a first axis of {axes.count}, one row for each axis of the rope"
         raise ValueError(f"{rule}, had shape {m.shape}")

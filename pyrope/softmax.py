@@ -98,10 +98,12 @@ def checked_rule(
     last = q_at is None is k_at and n == 1 and (window is None or window >= m)
     if q_at is None and k_at is not None and n > m:
         raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
-    every = _positions("k_positions", np.arange(m) if k_at is None else k_at, batch, m)
-    if q_at is None:
-        q_at = np.arange(m - n, m) if k_at is None else np.asarray(on_host(k_at))[..., m - n :]
-    q_at = _positions("q_positions", q_at, batch, n)
+    flat = (1,) * (len(batch) + 2)
+    every = np.arange(m).reshape(*flat, m) if k_at is None else _positions("k_positions", k_at, batch, m)
+    if q_at is not None:
+        q_at = _positions("q_positions", q_at, batch, n)
+    else:
+        q_at = np.arange(m - n, m).reshape(*flat, n) if k_at is None else every[..., m - n :]
     return Rule(q_at, every, None if last else reach(causal, window), scale, softcap)
 
 
@@ -122,7 +124,7 @@ def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
 
 def _positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -> Int64:
     """Positions on the host, as (…, 1, 1, length)."""
-    at = checks.positions(name, positions)
+    at = checks.positions(name, on_host(positions))
     *first, last = at.shape or (None,)
     if last != length or len(first) > len(batch) or any(a not in (1, b) for a, b in zip(first, batch, strict=False)):
         rule = f"({length},), or (…, {length}) with the first of the batch axes {batch}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import references
 from models import PLAIN
 from threads_mpi import Aborted, installed, on_ranks
 
@@ -22,20 +23,9 @@ def mpi(monkeypatch):
     return installed(monkeypatch)
 
 
-def whole(q, k, v, causal=False, window=None, scale=None, softcap=None):
-    """Eq. (2), head by head and row by row."""
-    out = np.zeros((*q.shape[:-1], v.shape[-1]))
-    group = q.shape[1] // k.shape[1]
-    for b, h, i in np.ndindex(q.shape[:3]):
-        s = k[b, h // group] @ q[b, h, i] * (q.shape[-1] ** -0.5 if scale is None else scale)
-        s = s if softcap is None else softcap * np.tanh(s / softcap)
-        away = i - np.arange(len(s))
-        seen = (away >= 0) | (not causal)
-        if window is not None:
-            seen &= (away < window) & (away > -window)
-        w = np.where(seen, np.exp(s - s.max()), 0)
-        out[b, h, i] = w @ v[b, h // group] / w.sum()
-    return out
+def whole(q, k, v, **options):
+    """Eq. (2), by the definition."""
+    return references.attention(q, k, v, **options)[0]
 
 
 def of(comm, scheme, *arrays):
