@@ -104,6 +104,7 @@ def contents(x: Array, dtype: str) -> Iterator[tuple[str, Array]]:
     yield "ones and minus ones", np.copysign(np.ones_like(x), x)
     yield "all equal", np.full_like(x, 0.7)
     yield "zero", np.zeros_like(x)
+    yield "a zero in each row", np.where(np.arange(x.shape[-1]) == np.arange(x.shape[-2])[:, None], 0, x)
     for label, value in (("0", 0.0), ("NaN", np.nan), ("infinity", np.inf)):
         one = x.copy()
         one[(0,) * (x.ndim - 2) + (1,)] = value
