@@ -199,7 +199,7 @@ def scores_figure(rope: Rope | None = None, distances: int = 400) -> Figure:
     """The score of equal vectors by their distance, for each rescaling: (a²/p)·Σ cos (m−n)θ."""
     ropes, at = _compared(rope), np.arange(distances)
     # Tables have one factor a already: Eq. (16) of two rotated vectors has two.
-    scores = {name: cos_sin(one, at)[0].mean(axis=-1) * one.attention_factor for name, one in ropes.items()}
+    scores = {name: cos_sin(at, one)[0].mean(axis=-1) * one.attention_factor for name, one in ropes.items()}
     others = [name for name in ropes if name != "none"] or ["none"]
     rows, columns, size = (2, 3, (10.5, 5.6)) if len(others) > 1 else (1, 1, (6.4, 4.4))
     title = "How scores fall with the distance (query and key all ones)"
