@@ -97,9 +97,10 @@ def linear_attention(
     token by itself, since it is called with some of them at a time. ``causal`` is by the order of the tokens.
     Denominators that are not positive and finite raise, and so do those below tiny/ε, whose last digits are lost;
     ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a row without keys, or whose keys all map to 0 in the
-    dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values
-    must be finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
-    positions, are ``rotation_tables(positions, rope.rotation_only, like=q)``. ``chunk`` decides speed: 1 is token by token.
+    dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values must be
+    finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
+    positions, are ``rotation_tables(positions, rope.rotation_only, like=q)``. ``chunk`` decides speed: 1 is token by
+    token.
     """
     rule = checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
     chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)

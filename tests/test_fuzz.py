@@ -144,11 +144,11 @@ CALLS = {
     "Rope..at": lambda d: ((d.choice([1, 10**6]),), {}),
     "frequencies": lambda d: ((d.choice(ROPES),), {}),
     "wavelengths": lambda d: ((d.choice(ROPES),), {}),
-    "cos_sin": lambda d: ((r := d.choice(ROPES), _positions(d, 3, r)), d.options(dtype=FLOATS)),
+    "cos_sin": lambda d: ((_positions(d, 3, r := d.choice(ROPES)), r), d.options(dtype=FLOATS)),
     # Rotations
     "rotate": _rotated,
     "unrotate": _rotated,
-    "rotation_tables": lambda d: (_rotated(d)[0][::-1], {}),
+    "rotation_tables": lambda d: ((*(made := _rotated(d)[0])[1:], made[0]), {}),
     "permute_weights": lambda d: ((d.array(16, 3), 2, *d.choice([("half", "interleaved"), ("interleaved", "half")])), d.options(rotary_dim=[4], placement=["suffix"])),
     # Attention
     "attention": _attention,

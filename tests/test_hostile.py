@@ -244,7 +244,7 @@ def test_traces_of_any_size(size):
 
 @pytest.mark.parametrize("bad", [{"a": None}, {"a": np.array(["x"])}, {"a": np.zeros(3, complex)}, {"a": [1.0]}])
 def test_traces_are_real_numbers_by_name(bad):
-    with pytest.raises(TypeError, match="a trace must be NumPy arrays of real numbers by name, .* was"):
+    with pytest.raises(TypeError, match="a trace must be arrays of real numbers by name, .* was"):
         diff_traces(bad, bad)
 
 

@@ -235,13 +235,13 @@ def _checked(trace: Trace) -> dict[str, Array]:
         if not isinstance(name, str):
             raise TypeError(f"the names of a trace must be strings, {name!r} was {type(name).__name__}")
         if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"a trace must be NumPy arrays of real numbers by name, {name!r} was masked: fill it")
+            raise TypeError(f"a trace must be arrays of real numbers by name, {name!r} was masked: fill it")
         kind = getattr(array, "dtype", None)
         if kind is None or not (kind.name in UNIT or kind.kind in "biu"):
             raise TypeError(
                 f"a trace must be arrays of real numbers by name, {name!r} was {kind or type(array).__name__}"
             )
-        host[name] = np.asarray(array) if isinstance(array, np.generic) else to_numpy(array)
+        host[name] = np.asarray(array) if isinstance(array, np.generic | np.ndarray) else to_numpy(array)
     return host
 
 
