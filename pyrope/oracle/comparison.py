@@ -221,18 +221,14 @@ class Check:
     def _begin(self, call: Call, y: Array) -> Array:
         """The sample's answer in the expected order of features; leaves the grades that hold for it."""
         expected = self.expected(call)
-        if holding := self._holding(expected, y):
-            self.grades = holding
-            return y
-        self.order = self.unpermuted()
-        if self.order is not None and (holding := self._holding(expected, self._ordered(y))):
-            self.grades = holding
-            return self._ordered(y)
+        for order in (lambda: None, self.unpermuted):
+            self.order = order()
+            holding = [grade for grade in self.grades if not expected.wrong(grade, self._ordered(y)).any()]
+            if holding:
+                self.grades = holding
+                return self._ordered(y)
         self.order, self.grades = None, self.grades[-1:]
         return y
-
-    def _holding(self, expected: Expected, y: Array) -> list[str]:
-        return [grade for grade in self.grades if not expected.wrong(grade, y).any()]
 
     def _follow_lengths(self, opening: Call, y: Array) -> None:
         """Whether Θ follows the length of each call, where the length of the rope may be meant so."""

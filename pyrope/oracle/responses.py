@@ -77,7 +77,8 @@ def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
         yield f"rounded to {words}", partial(narrowed, bits=bits)
         yield f"cut off after {bits} significant bits", partial(narrowed, bits=bits, rint=np.trunc)
     steps = np.diff(np.unique(np.round(y, 9)))
-    if steps.size and (step := float(f"{np.median(steps[steps > 1e-7]):.3g}")) and np.isfinite(step):
+    steps = steps[steps > 1e-7]
+    if steps.size and np.isfinite(step := float(f"{np.median(steps):.3g}")):
         yield f"rounded to multiples of {step:g}", lambda x: np.rint(x / step) * step
         yield f"cut off to multiples of {step:g}", lambda x: np.trunc(x / step) * step
     yield from list(roundings())[len(NARROW) :]
