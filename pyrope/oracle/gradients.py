@@ -175,9 +175,9 @@ class Gradients:
         explained = {i: self._itself(i) or self._terms(chain, i) or self._moved(i) for i in wrong}
         if 2 in wrong and not explained[2] and (found := self._by_weights()):
             return found
-        values = self._values() if not all(explained.values()) else None
-        left = {i: explained[i] or ([] if values else self._noise(i)) for i in wrong}
-        return [*_merged((fault, fact, i) for i in wrong for fault, fact in left[i]), *([values] if values else [])]
+        damage = (self._incoming() or self._values()) if not all(explained.values()) else None
+        left = {i: explained[i] or ([] if damage else self._noise(i)) for i in wrong}
+        return [*_merged((fault, fact, i) for i in wrong for fault, fact in left[i]), *([damage] if damage else [])]
 
     def _exchanged(self) -> Finding | None:
         """Right gradients in the place of others."""
@@ -284,9 +284,23 @@ class Gradients:
         much = np.where(squares > 1e-6 * squares.max(), (got * due).sum(axis=-1) / squares, np.nan)
         y = np.full((*v.shape[:2], 1, v.shape[-1]), np.nan)
         y[..., 0, :count] = much[..., :count] * x[:, :, 0, :count]
+        return self._damaged("values:", "values", x, y)
+
+    def _incoming(self) -> Finding | None:
+        """What becomes of the g of the last query, all others 0: dv = w·f(g), of the key that weighs most."""
+        step, g = self.call.q.shape[1] // self.call.k.shape[1], np.zeros_like(self.call.q)
+        g[:, ::step, -1] = np.random.default_rng(3).standard_normal(g[:, ::step, -1].shape) * 3
+        dv, w = self.ask(replace(self.call, g=g))[2], weigh(self.spec, self.call).weights[:, ::step, -1]
+        best = np.abs(w).argmax(axis=-1)[..., None]
+        y = np.take_along_axis(dv, best[..., None], axis=2) / np.take_along_axis(w, best, axis=-1)[..., None]
+        return self._damaged("gradients: g", "g", g[:, ::step, ::-1].astype(np.float64), y)
+
+    def _damaged(self, fault: str, what: str, x: Array, y: Array) -> Finding | None:
+        """Which known function of x, (…, 1 or more, d), y (…, 1, d) is."""
         found = response(x, y, self.near)
-        words = f"values: {found.words}"
-        return Finding(words, f"of values, {examples(x[..., :1, :], y)}") if found.function is not None else None
+        if found.function is None:
+            return None
+        return Finding(f"{fault} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")
 
     def _noise(self, i: int) -> list[Fault]:
         """What is left: how far off it is, and whether its errors are as a coarser dtype's."""
