@@ -8,9 +8,10 @@ import re
 import sys
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))  # what this very tree says
 
-from pyrope import configs  # noqa: E402, from this very tree
+from pyrope import configs  # noqa: E402
 from pyrope.oracle import mistakes  # noqa: E402
 from pyrope.oracle.page import REPOSITORIES  # noqa: E402
 

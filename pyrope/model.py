@@ -25,9 +25,7 @@ from .theta import Rope, frequencies
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Trace: TypeAlias = Callable[[str, Array], object]
-Attend: TypeAlias = Callable[
-    [int, Array], Array
-]  # layer i, its queries, keys and values (b, h + 2g, n, d): (b, h, n, d)
+Attend: TypeAlias = Callable[[int, Array], Array]  # of layer i: q, k and v together, (b, h + 2g, n, d) -> (b, h, n, d)
 
 # ── What a model is, and what it has learnt ──────────────────────────────────────────────────────────────────────────
 

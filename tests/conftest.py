@@ -11,6 +11,7 @@ import cupy_contract
 import numpy as np
 import optional
 import pytest
+from cupy_contract import DEVICE, NO_DEVICE, ON_CPU
 from device_double import DeviceDouble
 from hypothesis import HealthCheck, Phase, settings
 
@@ -34,17 +35,6 @@ settings.register_profile("search", max_examples=1000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 
 
-def _device() -> tuple[str, str]:
-    """The device that CuPy computes on, and why there is none."""
-    try:
-        cupy = pyrope.get("cupy")
-    except (ImportError, RuntimeError) as error:
-        return "", str(error)
-    return f"CuPy {cupy.__version__} on {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}", ""
-
-
-DEVICE, NO_DEVICE = _device()
-ON_CPU = DEVICE.endswith("CPU (cpucuda)")  # tests/cpucuda: CuPy itself, on a CPU
 if ON_CPU:
     cupy_contract.real.cuda.set_allocator(None)  # no pool, so that every new array is new memory, which is poisoned
 BACKENDS = [

@@ -7,6 +7,8 @@ import inspect
 import re
 from types import ModuleType
 
+import pyrope
+
 try:
     import cupy as real  # imports without a device; any use of one raises
 except ImportError:  # not installed, or no wheel for this platform: the tests that need one are skipped
@@ -71,3 +73,16 @@ def violations(source: str) -> list[str]:
 def uses(source: str) -> set[str]:
     """The names of xp that source code uses."""
     return {path for node in ast.walk(ast.parse(source)) if (path := _dotted(node))}
+
+
+def _device() -> tuple[str, str]:
+    """The device that CuPy computes on, and why there is none."""
+    try:
+        cupy = pyrope.get("cupy")
+    except (ImportError, RuntimeError) as error:
+        return "", str(error)
+    return f"CuPy {cupy.__version__} on {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}", ""
+
+
+DEVICE, NO_DEVICE = _device()
+ON_CPU = DEVICE.endswith("CPU (cpucuda)")  # tests/cpucuda: CuPy itself, on a CPU

