@@ -193,7 +193,10 @@ def test_of_unusual_limits_only_the_ramp_is_seen() -> None:
 @pytest.mark.parametrize("length", [4096, 4097, 131072])
 def test_longrope(length: int) -> None:
     """Lists fit anything, so that they are named only when they are given; the switch is after the original length."""
-    lists = {"short_factor": [1 + i / 64 for i in range(32)], "long_factor": [2.0 + i for i in range(32)]}
+    lists = {
+        "short_factor": [1 + i * i % 13 / 64 for i in range(32)],
+        "long_factor": [2.0 + i * i % 37 for i in range(32)],
+    }
     rule = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
     fn, rope = family("phi3", rope_parameters=rule | lists, original_max_position_embeddings=4096)
     short, long = (rope.at(n) for n in (4096, 131072))
