@@ -409,7 +409,7 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Func
     """A program that reads x and positions and writes y, all as .npy files: ``"./my_rope {x} {positions} {y}"``.
 
     The words in braces become paths in a private directory that lasts for one call; there is no shell. bfloat16 is
-    exchanged as uint16, the bits of each number; y must have the shape and dtype of x (docs/other-languages.md). After
+    exchanged as uint16, the bits of each number; y must have the shape and dtype of x (docs/check.md). After
     ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
     run = _Program(command, ("x", "positions"), {"y": "x"}, timeout)

@@ -31,6 +31,7 @@ class Task(NamedTuple):
     strict: bool = False  # whether features in another order are wrong
     backward: bool = False
     worst: str = ""  # the worst grade that is accepted
+    derived: str | None = None  # the framework whose derivative of the candidate is judged
 
     @property
     def subject(self) -> str:
@@ -38,7 +39,8 @@ class Task(NamedTuple):
 
     @property
     def expected(self) -> str:
-        return f"the transpose of {self.rope.transposed!r}" if self.backward else repr(self.rope)
+        by = f", by the derivative that {self.derived} takes of the candidate" if self.derived else ""
+        return f"the transpose of {self.rope.transposed!r}{by}" if self.backward else repr(self.rope)
 
 
 class Check:

@@ -236,7 +236,7 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
         "return an array of the shape of x"),
     "not finite": Mistake("an overflow, of exp(score), of a square or in a narrow dtype; 0/0 or ∞ − ∞; or a table that "
         "ends",
-        "subtract the greatest score of each row, and guard empty rows; check the extreme positions and numbers",
+        "check the extreme positions and numbers; in attention, subtract the greatest score, and guard empty rows",
         "kernels"),
     "rows leak into each other": Mistake("a reduction over rows, or memory that is read before it is written",
         "rows are independent", "kernels"),
@@ -470,7 +470,7 @@ FIXES = {
         ("NVIDIA", _DEVICE),
         ("Unable to allocate", "give it what it takes: with these shapes, it asks for more memory than there is"),
         ("took longer", "let the program end, or give it more time: --timeout, or timeout= of from_command"),
-        ("it printed", "run the program by itself on .npy files: docs/other-languages.md says what it must do"),
+        ("it printed", "run the program by itself on .npy files: docs/check.md says what it must do"),
         ("broadcast", _AXES),
         ("values to unpack", _AXES),
         ("shape", _AXES),

@@ -61,7 +61,8 @@ def check_rotation(
     plan = replace(plan, effort=checks.choice("effort", effort, ("few", "usual", "thorough")))
     grades = APPLICABLE[plan.dtype.name]
     worst = grades[-1] if grade is None else checks.choice("grade", grade, grades)
-    return _judged(_candidate(fn, framework, backward), plan, Task(rope, strict, backward, worst))
+    derived = framework if backward else None
+    return _judged(_candidate(fn, framework, backward), plan, Task(rope, strict, backward, worst, derived))
 
 
 def assert_rotation(fn: Callable[..., Any], rope: Rope, **options: Any) -> None:
@@ -242,17 +243,22 @@ def _power(number: float) -> str:
 
 
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
-    """Errors of the sample by decade of the position; ulps are those of the length of the pair, if it is right."""
-    call, y = check.sample
+    """Errors of one call by decade of the position: of the sample or, where that is right, of the first wrong one; ulps
+    are those of the length of the pair, if all is right."""
+    (call, y), grade = check.sample, APPLICABLE[check.dtype][-1]
+    if not right and not check.expected(call).wrong(grade, y).any():
+        usual = sorted(check.answers, key=lambda answer: answer.call.values != USUAL)
+        call, y = next(((one.call, one.y) for one in usual if one.y is not None and one.wrong.any()), (call, y))
     expected = check.expected(call)
-    off, allowed = np.abs(y - expected.y), expected.allowed(APPLICABLE[check.dtype][-1])
+    off = np.where(np.isnan(y), np.inf, np.abs(y - expected.y))
+    allowed = np.broadcast_to(expected.allowed(grade), off.shape)
     lengths = np.abs(call.x.astype(np.float64)).max(axis=-1, keepdims=True) * check.rope.attention_factor
     ulps = off / (2 * UNIT[check.dtype] * 2.0 ** np.floor(np.log2(np.maximum(lengths, 1e-30))))
-    at = np.abs(call.positions if check.plan.axes is None else call.positions.max(axis=0))
+    at = np.abs(np.broadcast_to(call.at if check.plan.axes is None else call.at.max(axis=0), off.shape[:-1]))
     for k in range(-1, 10):
         low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(at.max())))
         inside = (at >= low) & (at <= high)
         if inside.any():
             where = "position 0" if k < 0 else f"positions {low:,} to {high:,}"
-            worst, most = (float(part[:, inside].max()) for part in (off, allowed))
-            yield ErrorRow(where, worst, most, float(ulps[:, inside].max()) if right else None)
+            worst, most = (float(part[inside].max()) for part in (off, allowed))
+            yield ErrorRow(where, worst, most, float(ulps[inside].max()) if right else None)

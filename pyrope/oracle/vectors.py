@@ -3,7 +3,7 @@
 A case is a check with ``effort="few"`` whose calls were recorded: its rows, vectors of a rotation or sequences of
 attention, stand in files, all as one call. What another program answers to them is looked up by that very check, which
 asks again; so verdicts and names are those of `check_rotation`, `check_attention` and `check_linear_attention`.
-docs/other-languages.md describes the files.
+docs/check.md describes the files.
 """
 
 from __future__ import annotations
