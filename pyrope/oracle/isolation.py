@@ -44,7 +44,9 @@ def run_apart(entry: str, words: Sequence[str], timeout: float) -> Finished | Fa
     ended when this returns or raises.
     """
     timeout = min(timeout, threading.TIMEOUT_MAX)
-    start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({entry!r}, {timeout!r})"
+    root = os.path.dirname(__file__).removesuffix(os.path.join("", *__name__.split(".")[:-1]))
+    search = f"path = {sys.path!r}; sys.path[:] = [{root!r}, *path]"  # so that the child runs this very pyrope
+    start = f"import sys; {search}; from {__name__} import serve; sys.path[:] = path; serve({entry!r}, {timeout!r})"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-c", start, *words],
