@@ -404,3 +404,22 @@ def test_bad_options_are_refused_with_their_rule(error, words, options):
 def test_bad_options_of_linear_attention_are_refused_with_their_rule(error, words, options):
     with pytest.raises(error, match=words):
         check_linear_attention(linear_attention(ROPE), **({"rope": ROPE} | options))
+
+
+def test_two_answers_that_are_excused_are_both_set_aside():
+    """As eager code in float16: products overflow before they are scaled, and a query that sees nothing sees all."""
+
+    def eager(q, k, v):
+        n, t = q.shape[2], k.shape[2]
+        lowest = np.triu(np.full((n, t), np.finfo(np.float16).min, np.float16), t - n + 1)
+        with np.errstate(all="ignore"):
+            s = (
+                (q.astype(np.float32) @ k.astype(np.float32).swapaxes(2, 3)).astype(np.float16) / np.float16(8)
+            ) + lowest
+            w = np.exp(s.astype(np.float32) - s.max(axis=-1, keepdims=True).astype(np.float32))
+            return ((w / w.sum(axis=-1, keepdims=True)) @ v.astype(np.float32)).astype(np.float16)
+
+    report = check_attention(eager, dtype=np.float16)
+    assert (
+        report.verdict == "right" and len([note for note in report.notes if "overflow" in note or "zeros" in note]) == 2
+    )

@@ -370,3 +370,9 @@ def test_axes_take_positions_with_a_first_axis():
     text = check_rotation(lambda x, positions: RIGHT(x, positions.reshape(x.shape[-2])), rope, effort="few")
     assert text.verdict == "not judged"
     assert "this rope has 3 axes, so positions are (3, n)" in text.failure.fix
+
+
+def test_the_table_of_errors_shows_what_is_wrong():
+    fn = rotation(ROPE)
+    report = check_rotation(lambda x, positions: fn(np.clip(x, -10, 10), positions), ROPE)
+    assert report.verdict == "wrong" and any(row.worst > row.allowed for row in report.errors)
