@@ -264,7 +264,7 @@ class Running:
         if xp is not np:  # on the host it is seen from the totals
             unseen: Any = False if hidden is None else hidden
             unseen = unseen if bias is None else (bias == -math.inf) | unseen
-            self.blind &= unseen if unseen is False else unseen.all(axis=-1, keepdims=True)
+            self.blind = self.blind & (unseen if unseen is False else unseen.all(axis=-1, keepdims=True))
         shrink = None if self.small else self._take_off(scores)
         total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
         numerator = scores @ v  # Eq. (2), but for the division

@@ -301,3 +301,12 @@ def test_mixed_libraries_and_positions_on_the_device(xp):
     at = pyrope.from_numpy(np.arange(3), xp)
     got = attention(*(to_backend(A, xp) for _ in "qkv"), causal=True, q_positions=at, k_positions=at)
     assert (pyrope.to_numpy(got) == 1).all()
+
+
+def test_tiles_of_keys_with_masks_of_unlike_shapes(xp, monkeypatch):
+    """One entry for all keys in the first tile, and in the second another one for each query."""
+    q, k, v = (np.random.default_rng(0).standard_normal((1, n, 4)).astype(np.float32) for n in (2, 3, 3))
+    for name, size in (("_FINE", 2), ("_SCORES", 1), ("_DEVICE", 1), ("_ROWS", 1), ("_FEW", 1)):
+        monkeypatch.setattr(softmax, name, size)
+    options = {"mask": np.ones((1, 1, 1), bool), "causal": True}
+    close(run(xp, q, k, v, **options), *references.attention(q, k, v, **options))
