@@ -40,7 +40,8 @@ def main(backend: str = "numpy") -> None:
     print(f"every second position: off by {np.abs(apart - logits).max():.2f}")
 
     print("greedy:  ", list(pyrope.generate(model, tokens, max_new_tokens=8)))
-    print("sampled: ", list(pyrope.generate(model, tokens, max_new_tokens=8, temperature=1.0, seed=1)))
+    sampling = pyrope.Sampling(temperature=1.0, seed=1)
+    print("sampled: ", list(pyrope.generate(model, tokens, max_new_tokens=8, sampling=sampling)))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         linear_step as linear_step,
     )
     from .model import (
-        Cache as Cache, Config as Config, Layer as Layer, Model as Model, forward as forward, generate as generate,
-        random_model as random_model, weight_shapes as weight_shapes,
+        Cache as Cache, Config as Config, Layer as Layer, Model as Model, Sampling as Sampling, forward as forward,
+        generate as generate, random_model as random_model, weight_shapes as weight_shapes,
     )
     from .oracle.attention import (
         assert_attention as assert_attention, assert_linear_attention as assert_linear_attention,
@@ -48,7 +48,7 @@ _PLACES = {
     "backend": "from_numpy get namespace to_numpy",
     "checkpoints": "find_smollm2 load",
     "linear": "LinearState linear_attention linear_state linear_step",
-    "model": "Cache Config Layer Model forward generate random_model weight_shapes",
+    "model": "Cache Config Layer Model Sampling forward generate random_model weight_shapes",
     "oracle.attention": "assert_attention assert_linear_attention check_attention check_linear_attention",
     "oracle.operator": "identify",
     "oracle.rotation": "assert_rotation check_rotation",

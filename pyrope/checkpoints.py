@@ -46,7 +46,7 @@ class Family:
     """One architecture; parts of a model are called as in `weight_shapes`, without layers.i, .weight and .bias."""
 
     names: Mapping[str, str]  # a part -> its name in a checkpoint; several names are put one below the other
-    options: Json  # of the Config: what they are in all models, or the Key that says it
+    options: dict[str, Any]  # of the Config: what they are in all models, or the Key that says it
     layers: str = "model.layers.{i}."  # where the parts of a layer are
     may_be: Json = field(default_factory=dict)  # other keys: the values that are understood, _ANY, or as another key's
     needed: str | None = None  # a key that a config must have, null or not: left out, it would mean a number
@@ -258,8 +258,8 @@ def _refuse_unread(said: Json, read: Json, may_be: Json, fix: str) -> None:
     """Raises one error for all keys that are not read and may change the result."""
     names, wrong = {key.name for key in read.values() if isinstance(key, Key)}, []
     for key in sorted(said.keys() - names, key=str):
-        value, allowed = said[key], may_be.get(key)
-        if allowed is None and value is not None:
+        value, allowed = said[key], may_be.get(key, ())
+        if key not in may_be and value is not None:
             wrong.append(f"{key} is not known")
         elif allowed is not _ANY and value is not None and value not in allowed:
             wrong.append(f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}")
@@ -504,6 +504,8 @@ def open_gguf_file(path: Path) -> Any:
     package = checks.imported("gguf", "reading a GGUF file", "checkpoints")
 
     class Reader(package.GGUFReader):  # type: ignore[misc, name-defined]
+        data: Any
+
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **more: Any) -> Any:
             self.data = self.data.view(np.ndarray)  # of a plain array, slices take a third of the time of a memmap's
             # The package takes what there is: a list of 2⁶⁰ numbers would be 2⁶⁰ empty ones, one after the other.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from . import __version__, checks, forward, generate, load, plots
+from . import Sampling, __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
 from .configs import head_counts, position_count, still_layers
 from .files import dtype_named
@@ -548,7 +548,7 @@ def generate_text(given: Given) -> int:
     ids = _ids(tokenizer, prompt, given.get("chat", known), SMOLLM2_SYSTEM if known else None)
     model = load(path, given.get("backend", "numpy"), given.get("dtype", "float32"), ignore=given.get("ignore", []))
     sampling = {word: given[word] for word in ("temperature", "top_k", "top_p", "seed") if word in given}
-    tokens = generate(model, ids, given.get("max_new_tokens", 256), stop=tokenizer.stop, **sampling)
+    tokens = generate(model, ids, given.get("max_new_tokens", 256), Sampling(**sampling), tokenizer.stop)
     _progress("")
     _stream(tokenizer, tokens, len(ids))
     return 0

@@ -321,7 +321,7 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
         if config.attention == "linear" and config.causal and scheme != "contiguous":
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
         at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
-        ropes = models.fixed_ropes(config, at, np.zeros_like(at))  # at the length of all tokens
+        ropes = models.fixed_ropes(config, {max(int(row.max()), 0) + 1 for row in at})  # at the length of all tokens
         digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         lengths = [len(shard_positions(ids.shape[1], rank, comm.Get_size(), scheme)) for rank in range(comm.Get_size())]
