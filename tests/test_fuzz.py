@@ -203,7 +203,7 @@ CALLS = {
 EXEMPT = {
     "definition": "checks nothing, by design",
     "encodings": "its functions are listed one by one",
-    "parallel": "needs a communicator, which tests/mpi has; shard_positions is listed",
+    "parallel": "needs a communicator, which test_parallel.py has; shard_positions is listed",
     "find_smollm2": "takes no argument",
     "Tokenizer": "made by load_tokenizer, from files",
     "LinearState": "made by linear_state",
