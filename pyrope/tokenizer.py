@@ -44,8 +44,10 @@ def chat_prompt(question: str, system: str | None = None) -> str:
 class Tokenizer:
     """Text to token ids and back; made by `load_tokenizer`."""
 
-    def __init__(self, inner: Any, stop: Iterable[int], first: Iterable[int] = (), missing: Iterable[int] = ()) -> None:
-        self._inner = inner  # tokenizers.Tokenizer
+    def __init__(
+        self, path: Path, inner: Any, stop: Iterable[int], first: Iterable[int] = (), missing: Iterable[int] = ()
+    ) -> None:
+        self._path, self._inner = path, inner  # tokenizers.Tokenizer
         self._missing = frozenset(missing)  # bytes that no token has, and that inner would drop silently
         self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._first = self._checked(first)  # ids that every text begins with, if inner does not add them itself
@@ -66,12 +68,16 @@ class Tokenizer:
         if lost := self._missing.intersection(stored):
             listed = ", ".join(f"{byte:#04x}" for byte in sorted(lost))
             raise ValueError(f"the vocabulary has no token for the bytes {listed} of the text: leave them out")
-        ids = self._inner.encode(text, add_special_tokens=checks.flag("begin", begin)).ids
+        checks.flag("begin", begin)
+        with errors_prefixed_with(self._path):
+            ids = self._inner.encode(text, add_special_tokens=begin).ids
         return [*self._first, *ids] if begin else list(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, without special tokens, and with � where bytes make no character."""
-        return str(self._inner.decode(self._checked(ids)))
+        checked = self._checked(ids)
+        with errors_prefixed_with(self._path):
+            return str(self._inner.decode(checked))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """The text of `decode` in parts, as the ids come; each part ends with a complete character."""
@@ -100,12 +106,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if not path.is_dir():
         reader = open_gguf_file(path)
         with errors_prefixed_with(path):
-            return _from_gguf(package, reader)
+            return _from_gguf(package, path, reader)
     with errors_prefixed_with(file := check_file(path / "tokenizer.json")):
         inner = package.Tokenizer.from_file(str(file))
         inner.no_truncation()  # what the file may have been saved with, and no text should be cut by
         inner.no_padding()
-        return Tokenizer(inner, _stops(path, inner))
+        return Tokenizer(path, inner, _stops(path, inner))
 
 
 def _stops(folder: Path, inner: Any) -> list[int]:
@@ -129,7 +135,7 @@ def _byte_names() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _from_gguf(package: Any, reader: Any) -> Tokenizer:
+def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
     def get(name: str, kind: type, *default: Any) -> Any:
         key = f"tokenizer.ggml.{name}"
         if key not in reader.fields and default:
@@ -162,4 +168,4 @@ def _from_gguf(package: Any, reader: Any) -> Tokenizer:
     ends = [get(f"{name}_token_id", int, None) for name in ("eos", "eot", "eom")]
     first = [get("bos_token_id", int)] if get("add_bos_token", bool, cuts == "llama-bpe") else []
     missing = [byte for byte, name in enumerate(_byte_names()) if name not in vocabulary]
-    return Tokenizer(inner, [one for one in ends if one is not None], first, missing)
+    return Tokenizer(path, inner, [one for one in ends if one is not None], first, missing)

@@ -7,7 +7,7 @@ import inspect
 import re
 from types import ModuleType
 
-import pyrope
+import pyrope.backend
 
 try:
     import cupy as real  # imports without a device; any use of one raises
@@ -78,7 +78,7 @@ def uses(source: str) -> set[str]:
 def _device() -> tuple[str, str]:
     """The device that CuPy computes on, and why there is none."""
     try:
-        cupy = pyrope.get("cupy")
+        cupy = pyrope.backend.get("cupy")
     except (ImportError, RuntimeError) as error:
         return "", str(error)
     return f"CuPy {cupy.__version__} on {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}", ""

@@ -25,7 +25,7 @@ def test_round_trip_keeps_values_and_dtype(xp):
     host = np.arange(6, dtype=np.float32).reshape(2, 3)
     back = pyrope.to_numpy(pyrope.from_numpy(host, xp))
     assert isinstance(back, np.ndarray) and back.dtype == np.float32 and (back == host).all()
-    assert pyrope.namespace(x := pyrope.from_numpy(host, xp), None, out=x) is xp
+    assert pyrope.backend.namespace(x := pyrope.from_numpy(host, xp), None, out=x) is xp
 
 
 @needs_wheel
@@ -33,9 +33,9 @@ def test_mixed_libraries_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", double := DeviceDouble())
     device = double.asarray(np.ones(3))
     with pytest.raises(TypeError, match="q is a numpy array, k is a cupy array"):
-        pyrope.namespace(q=np.ones(3), k=device)
+        pyrope.backend.namespace(q=np.ones(3), k=device)
     with pytest.raises(TypeError, match="argument 1 is a cupy array, argument 2 is a numpy array"):
-        pyrope.namespace(device, np.ones(3))
+        pyrope.backend.namespace(device, np.ones(3))
     with pytest.raises(TypeError, match="x is a cupy array, out is a numpy array"):
         pyrope.rotate(double.asarray(np.ones((1, 4))), [0], Rope(4, 10000.0, "half"), out=np.ones((1, 4)))
 
@@ -45,20 +45,20 @@ def test_mixed_libraries_are_named(monkeypatch):
 )
 def test_what_is_no_array_is_refused_by_type(thing):
     with pytest.raises(TypeError, match="must be a NumPy or CuPy array, was"):
-        pyrope.namespace(x=thing)
+        pyrope.backend.namespace(x=thing)
     with pytest.raises(TypeError, match="must be a NumPy array"):
         pyrope.from_numpy(thing, "numpy")
 
 
 def test_namespace_without_arrays():
     with pytest.raises(TypeError, match="at least one array"):
-        pyrope.namespace(None)
+        pyrope.backend.namespace(None)
 
 
 @pytest.mark.parametrize("name", ["torch", "", "NumPy", None])
 def test_unknown_backend(name):
     with pytest.raises(ValueError, match='must be "numpy" or "cupy", was'):
-        pyrope.get(name)
+        pyrope.backend.get(name)
 
 
 def test_a_backend_is_a_name_or_a_module():
@@ -76,7 +76,7 @@ def test_cupy_missing_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.setattr(pyrope.backend.importlib, "import_module", no_cupy)
     with pytest.raises(ImportError, match=r"needs CuPy.*No module named 'cupy'.*pip install \"\.\[cuda13\]\""):
-        pyrope.get("cupy")
+        pyrope.backend.get("cupy")
 
 
 def _stub(count, total=6):
@@ -94,13 +94,13 @@ def _stub(count, total=6):
 def test_cupy_without_a_device_says_what_to_check(monkeypatch, count):
     monkeypatch.setitem(sys.modules, "cupy", _stub(count))
     with pytest.raises(RuntimeError, match="is installed, but no CUDA device answers .*nvidia-smi"):
-        pyrope.get("cupy")
+        pyrope.backend.get("cupy")
 
 
 def test_a_device_that_computes_wrongly_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", _stub(1, total=0))
     with pytest.raises(RuntimeError, match=r"0\+1\+2\+3 = 0"):
-        pyrope.get("cupy")
+        pyrope.backend.get("cupy")
 
 
 @needs_wheel

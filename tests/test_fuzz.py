@@ -154,23 +154,18 @@ CALLS = {
     "attention": _attention,
     "linear_attention": _linear_attention,
     "linear_step": lambda d: (lambda a, k: (a, k | d.options(chunk=[1, 3])))(*_linear(d)),
-    "linear_state": lambda d: _without(d, _linear, 0, "denominators"),
     # Models
     "Config": _config,
     "Layer": lambda d: ((d.choice(ROPES),), d.options(window=[3])),
     "Model": lambda d: ((MODELS["plain"].config, MODELS["plain"].weights), {}),
     "random_model": lambda d: ((KINDS["plain"], 1), d.options(dtype=["float64"], backend=["numpy"])),
-    "weight_shapes": lambda d: ((KINDS["plain"],), {}),
     "forward": _forward,
     "Cache": lambda d: ((MODELS["plain"], d.choice([1, 9])), d.options(batch=[1, 2])),
     "generate": lambda d: ((MODELS["plain"], [1, 2], 3), d.options(sampling=[pyrope.Sampling(1e-300, 2, 0.5, 1)], stop=[(), [3]])),
     "Sampling": lambda d: ((), {"temperature": d.some(1.0, 1e-300), **d.options(top_k=[2], top_p=[0.5], seed=[1])}),
     "load": lambda d: (("/nowhere/at/all",), d.options(backend=["numpy"], dtype=["float64"], ignore=[["x"]])),
     "load_tokenizer": lambda d: (("/nowhere/at/all",), {}),
-    "chat_prompt": lambda d: (("Why?",), d.options(system=["Be brief."])),
     # The backend
-    "namespace": lambda d: ((d.array(3), None), {}),
-    "get": lambda d: (("numpy",), {}),
     "from_numpy": lambda d: ((d.array(3), "numpy"), {}),
     "to_numpy": lambda d: ((d.array(3),), {}),
     # Encodings
@@ -204,10 +199,6 @@ EXEMPT = {
     "definition": "checks nothing, by design",
     "encodings": "its functions are listed one by one",
     "parallel": "needs a communicator, which test_parallel.py has; shard_positions is listed",
-    "find_smollm2": "takes no argument",
-    "Tokenizer": "made by load_tokenizer, from files",
-    "LinearState": "made by linear_state",
-    "Tables": "made by rotation_tables",
     "Report": "made by the checks",
     "Mismatch": "an error",
     "NotJudged": "an error",
@@ -218,9 +209,9 @@ DOCUMENTED = {
     "load": OSError,
     "load_tokenizer": OSError,
     "Rope.from_config": OSError,
-    "get": (ImportError, RuntimeError),
+    "from_numpy": (ImportError, RuntimeError),
 }
-DOCUMENTED["from_numpy"] = DOCUMENTED["random_model"] = DOCUMENTED["get"]
+DOCUMENTED["random_model"] = DOCUMENTED["from_numpy"]
 SLOW = {"forward", "generate", "Cache", "Model"}
 QUIET = {"traces.diff_traces"}  # no warning may leave these, whatever the numbers are
 

@@ -47,7 +47,7 @@ def test_none_is_no_array(name):
 
 
 def test_none_without_a_name_is_ignored():
-    assert pyrope.namespace(np.ones(3), None) is np
+    assert pyrope.backend.namespace(np.ones(3), None) is np
 
 
 # --- Sizes ---
@@ -86,6 +86,7 @@ def test_integers_that_no_float_holds(key):
         "hidden_size": 64,
         "num_attention_heads": 8,
         "max_position_embeddings": 64,
+        "original_max_position_embeddings": 64,
         "rope_scaling": {"type": "yarn"},
     }
     with pytest.raises(ValueError, match=r"must be at most (2\^31|65536), was 1[02]"):
@@ -116,13 +117,13 @@ def test_sizes_of_a_config_are_python_integers():
         | small
         | {"heads": np.int8(64), "key_heads": np.int8(32), "eps": np.float32(0.5), "scale": np.float16(2)}
     )
-    assert pyrope.weight_shapes(config)["layers.0.qkv.weight"] == (128 * 4, 8)
+    assert pyrope.model.weight_shapes(config)["layers.0.qkv.weight"] == (128 * 4, 8)
     assert all(type(getattr(config, name)) is int for name in small) and type(config.eps) is type(config.scale) is float
 
 
 def test_what_is_no_config_or_no_arrays():
     with pytest.raises(TypeError, match="config must be a Config, was dict"):
-        pyrope.weight_shapes({})
+        pyrope.model.weight_shapes({})
     with pytest.raises(TypeError, match="weights must be a dict of arrays by name, was list"):
         Model(PLAIN, [])
 

@@ -11,7 +11,8 @@ from references import close
 from strategies import arrays, dtypes, position_arrays, ropes, to_backend
 
 import pyrope
-from pyrope import Axes, LinearState, Rope, YaRN, definition, linear, linear_attention
+from pyrope import Axes, Rope, YaRN, definition, linear, linear_attention
+from pyrope.linear import LinearState
 
 HALF8 = Rope(8, 10000.0, "half")
 both = pytest.mark.parametrize("causal", [False, True])
@@ -58,7 +59,7 @@ def test_any_sequence_of_parts_is_the_definition(xp, case, steps):
     for a, b in zip(edges, edges[1:], strict=False):
         at, tokens, before = None if m is None else m[..., a:b], [x[..., a:b, :] for x in device], state
         held = None if before is None else pyrope.to_numpy(before.numerator).copy()
-        add = pyrope.linear_state(*tokens[1:], at, rope, feature_map=name)
+        add = pyrope.linear.linear_state(*tokens[1:], at, rope, feature_map=name)
         out, state = pyrope.linear_step(*tokens, at, rope, state=state, feature_map=name)
         parts.append(pyrope.to_numpy(out))
         total = add if before is None else before + add  # the states of two parts add up
@@ -273,7 +274,7 @@ def test_bad_input(q, k, v, more, error, match):
             pyrope.linear_step(q, k, v, **more)
 
 
-STATE = pyrope.linear_state(A, A, range(4), HALF8)
+STATE = pyrope.linear.linear_state(A, A, range(4), HALF8)
 BROKEN = LinearState(STATE.numerator, STATE.denominator[:1], 4, HALF8, "elu+1")
 
 
@@ -285,6 +286,6 @@ def test_states_of_another_kind(x, rope, more, state):
     with pytest.raises(ValueError, match="the state belongs to another rope, feature map, shape or dtype"):
         pyrope.linear_step(x, x, x, range(4), rope, state=state, **more)
     with pytest.raises(ValueError, match="the state belongs to another"):
-        state + pyrope.linear_state(x, x, range(4), rope, **more)
+        state + pyrope.linear.linear_state(x, x, range(4), rope, **more)
     with pytest.raises(TypeError, match="state must be a LinearState"):
         pyrope.linear_step(A, A, A, range(4), HALF8, state=(1, 2))

@@ -18,7 +18,8 @@ from onnx.defs import get_schema  # noqa: E402
 from onnx.helper import get_attribute_value  # noqa: E402
 
 import pyrope  # noqa: E402
-from pyrope import Rope, Tables  # noqa: E402
+from pyrope import Rope  # noqa: E402
+from pyrope.rotation import Tables  # noqa: E402
 
 _COLLECTED = [*shared._NodeTestCases]
 from onnx.backend.test.case.node import rotaryembedding  # noqa: E402, I001
