@@ -41,6 +41,14 @@ class Row(NamedTuple):
     as_expected: bool
 
     @property
+    def worst(self) -> float:
+        return max((error.worst for error in self.report.errors), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        head = {"name": self.name, "as_expected": self.as_expected, "identified": repr(self.identified)}
+        return head | self.report.to_dict()
+
+    @property
     def remark(self) -> str:
         """The faults, or layout, base and rescaling as they were identified."""
         rope, words = self.identified, ", ".join(self.report.faults)

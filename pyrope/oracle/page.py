@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import plots
 from ..files import PathLike, atomic_path
 from .readings import Readings, Side, rotation_readings
-from .report import ErrorRow, Finding, Report, abbreviated, printable
+from .report import ErrorRow, Finding, Report, abbreviated, by_faults, cases_of, printable, summary
 
 if TYPE_CHECKING:
     from .gallery import Row
@@ -330,30 +330,19 @@ def identification_section(result: Identification) -> Markup:
     return element("section", head, _definitions(result.rows()), *rope, *_readings(read, "right", "h2"))
 
 
-def verification_section(reports: Sequence[Report], groups: Mapping[tuple[str, ...], list[Report]]) -> Markup:
+def verification_section(reports: Sequence[Report]) -> Markup:
     """Test vectors: wrong cases by what is wrong with them, then those that are not judged, then all the others."""
     verdict = next((name for name in ("wrong", "not judged") if any(r.verdict == name for r in reports)), "right")
     parts = [_verdict(verdict, f"test vectors: {summary(reports)}")]
-    for faults, (first, *others) in groups.items():
-        parts.append(element("h2", f"{', '.join(faults)}: {_cases(1 + len(others))}"))
+    for faults, (first, *others) in by_faults(reports).items():
+        parts.append(element("h2", f"{', '.join(faults)}: {cases_of(1 + len(others))}"))
         parts.append(report_section(first, "h3"))
         if others:
-            parts.append(_fold(f"the same in {_cases(len(others))} more", map(_folded, others)))
+            parts.append(_fold(f"the same in {cases_of(len(others))} more", map(_folded, others)))
     for name in ("not judged", "equivalent", "right"):
         if members := [report for report in reports if report.verdict == name]:
-            parts.append(_fold(f"{SYMBOLS[name]} {name}: {_cases(len(members))}", map(_folded, members)))
+            parts.append(_fold(f"{SYMBOLS[name]} {name}: {cases_of(len(members))}", map(_folded, members)))
     return element("section", *parts)
-
-
-def summary(reports: Sequence[Report]) -> str:
-    """How many cases there are, and how many have each verdict."""
-    verdicts = [report.verdict for report in reports]
-    numbers = [f"{verdicts.count(name)} {name}" for name in SYMBOLS if name in verdicts or name == "right"]
-    return f"{_cases(len(reports))}, {', '.join(numbers)}"
-
-
-def _cases(count: int) -> str:
-    return f"{count} case{'' if count == 1 else 's'}"
 
 
 def _folded(report: Report) -> Markup:
@@ -379,8 +368,7 @@ def gallery_section(rows: Sequence[Row]) -> Markup:
     names = ("implementation", "verdict", "error", "identified, or what is wrong")
     lines = [element("div", *(element("span", name) for name in names), class_="head")]
     for row in rows:
-        worst = _number(max((error.worst for error in row.report.errors), default=None))
-        cells = (row.name, _judged(row.report.verdict), worst, row.remark)
+        cells = (row.name, _judged(row.report.verdict), _number(row.worst), row.remark)
         lines.append(
             _fold(joined(element("span", cell) for cell in cells), [report_section(row.report, "h3", pictures=False)])
         )

@@ -10,7 +10,7 @@ import os
 import re
 import textwrap
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -184,6 +184,17 @@ def by_faults(reports: Iterable[Report]) -> dict[tuple[str, ...], list[Report]]:
         if report.findings:
             groups.setdefault(report.faults, []).append(report)
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """How many cases there are, and how many have each verdict."""
+    verdicts = [report.verdict for report in reports]
+    numbers = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts or name == "right"]
+    return f"{cases_of(len(reports))}, {', '.join(numbers)}"
+
+
+def cases_of(count: int) -> str:
+    return f"{count} case{'' if count == 1 else 's'}"
 
 
 def finite(value: Any) -> Any:

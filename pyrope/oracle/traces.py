@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
@@ -45,6 +46,8 @@ def write_trace(path: PathLike, arrays: Mapping[str, Array]) -> None:
 
 def read_trace(path: PathLike) -> dict[str, Array]:
     """The arrays of a trace, in the order of its metadata or, without one, in that of a forward pass."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path} does not exist")
     arrays, metadata = load_safetensors(path)
     try:
         order = json.loads(metadata["order"]) if "order" in metadata else sorted(arrays, key=_usual_place)
