@@ -22,7 +22,7 @@ from . import __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
 from .configs import head_counts, position_count, still_layers
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
-from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, finite, printable, summary
+from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, fields, finite, printable, summary
 from .phase import cos_sin
 from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
 from .tokenizer import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
@@ -330,13 +330,6 @@ def _draw_operator(path: str, report: Report) -> None:
     _say(f"R({where}) drawn in {path}")
 
 
-LEGEND = """\
-error       the worst up to position 131071, absolute; a float32 angle, which
-            most libraries have, is off by about 0.01 there, and right
-equivalent  other vectors than expected, the same scores
-half 10000  layout and base, read from the outputs; see pyrope check --help"""
-
-
 def _gallery(given: Given, output: Output) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
     _refuse(given, "needs a target: without one, the gallery is run")  # an empty $TARGET must not pass for a check
@@ -351,7 +344,8 @@ def _gallery(given: Given, output: Output) -> int:
             print(f"{row.name:<28}{_painted(row.report.verdict)}{rest}", flush=True)
         _progress(f"{len(rows)} checked …")
     good = sum(row.as_expected for row in rows)
-    text = f"{len(rows)} implementations, {good} judged as they should be\n\n{LEGEND}"
+    text = f"{len(rows)} implementations, {good} judged as they should be\n\n"
+    text += "\n".join([*fields(gallery.LEGEND), "see pyrope check --help"])
     output.show(text, [row.to_dict() for row in rows], "gallery", lambda: [page.gallery_section(rows)])
     return 0 if good == len(rows) else 1
 

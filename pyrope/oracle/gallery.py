@@ -17,6 +17,12 @@ from .operator import identify
 from .report import Report
 from .rotation import check_rotation
 
+LEGEND = (
+    ("error", "the worst up to position 131071, absolute; a float32 angle, which most libraries have, is off by about "
+     "0.01 there, and right"),
+    ("equivalent", "other vectors than expected, the same scores"),
+    ("half 10000", "layout and base, read from the outputs"),
+)  # fmt: skip
 Rotation: TypeAlias = Callable[[Any, Any], Any]
 _D = 64
 
