@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import importlib
 import inspect
 import re
 from types import ModuleType
@@ -82,6 +84,13 @@ def _device() -> tuple[str, str]:
     except (ImportError, RuntimeError) as error:
         return "", str(error)
     return f"CuPy {cupy.__version__} on {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}", ""
+
+
+def counts() -> tuple[int, int]:
+    """How many kernels and products tests/cpucuda has launched so far, and how often the host fetched a result."""
+    numbers = (ctypes.c_long * 2)()
+    importlib.import_module("cpucuda_start").library.cpucuda_counts(numbers)
+    return tuple(numbers)
 
 
 DEVICE, NO_DEVICE = _device()
