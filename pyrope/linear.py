@@ -22,14 +22,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, fused, namespace, result_array, to_numpy
-from .rotation import Tables, check_fit, checked_tables, turn
+from .backend import Array, fused, namespace, to_numpy
+from .rotation import Tables, check_fit, rotation_tables, turn
 from .softmax import check_heads
 from .theta import Rope, check_rope
 from .tiles import cuts, each
 
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
-CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
+_Pair: TypeAlias = tuple[Array, Array]
+_CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
 _STRETCH = 1024  # tokens, in many chunks, that are worked on at a time, so that they stay in the caches
 _SMALL = 2**16  # elements of the queries: with fewer, threads cost more than they spare
 
@@ -86,8 +87,7 @@ class Rule:
 @np.errstate(all="ignore")  # what is not finite is refused in the end
 def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
-    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
-    tables: Tables | None = None, out: Array | None = None,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> Array:  # fmt: skip
     """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, e) -> (…, h, n, e).
 
@@ -100,26 +100,20 @@ def linear_attention(
     Denominators that are not positive and finite raise, and so do those below tiny/ε, whose last digits are lost;
     ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a row without keys, or whose keys all map to 0 in the
     dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values must be
-    finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
-    positions, are ``rotation_tables(positions, rope.rotation_only, like=q)``. ``chunk`` decides speed: 1 is token by
-    token.
+    finite, since those to come within a chunk are multiplied too, by 0.
     """
-    rule = checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
-    chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
-    q, k, v, target = with_heads(q, k, v, result)
-    if causal:
-        step(q, k, v, zeros(k, v, rule), rule, target, chunk)
-    else:
-        read(q, sums(k, v, rule), rule, target)  # Eq. (18): the same sums for every query
-    check_outputs(result, rule, on_host=False)  # where the core has not waited
-    return result
+    if checks.flag("causal", causal):
+        return linear_step(q, k, v, positions, rope, feature_map=feature_map, denominators=denominators)[0]
+    rule = checked_rule((q, k, v), False, (positions, rope), (feature_map, denominators))
+    queries, keys, values = with_heads(q, k, v)
+    out = read(queries, sums(keys, values, rule), rule)  # Eq. (18): the same sums for every query
+    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
 def linear_step(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
-    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
-    tables: Tables | None = None, out: Array | None = None,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> tuple[Array, LinearState]:  # fmt: skip
     """Causal `linear_attention` to these tokens and those of the state, and the state to go on from; any n, also 1.
 
@@ -129,22 +123,20 @@ def linear_step(
     >>> last.shape, state.count
     ((2, 2, 4), 5)
     """
-    rule = checked_rule((q, k, v), True, (positions, rope, tables), (feature_map, denominators))
-    chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
-    q, k, v, target = with_heads(q, k, v, result)
-    after = LinearState(*zeros(k, v, rule), q.shape[-2], rope, feature_map)
+    rule = checked_rule((q, k, v), True, (positions, rope), (feature_map, denominators))
+    queries, keys, values = with_heads(q, k, v)
+    after = LinearState(*zeros(keys, values, rule), queries.shape[-2], rope, feature_map)
     if state is not None:
         after += state
-    step(q, k, v, (after.numerator, after.denominator), rule, target, chunk)
-    check_outputs(result, rule, on_host=False)  # where the core has not waited
-    return result, after
+    out = step(queries, keys, values, (after.numerator, after.denominator), rule)
+    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False), after
 
 
 def linear_state(
     k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
 ) -> LinearState:
     """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
-    rule = checked_rule((k, k, v), False, (positions, rope, None), (feature_map, "positive"))
+    rule = checked_rule((k, k, v), False, (positions, rope), (feature_map, "positive"))
     k, v = with_heads(k, v)
     return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
 
@@ -155,11 +147,11 @@ def with_heads(*arrays: Array) -> list[Array]:
 
 
 def checked_rule(
-    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any, Any], how: tuple[Any, Any]
+    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any], how: tuple[Any, Any]
 ) -> Rule:
-    """The rule, if q, k and v, causal, positions, rope and tables, feature map and denominators are what
-    `linear_attention` says."""
-    (positions, rope, tables), (feature_map, denominators) = where, how
+    """The rule, if q, k and v, causal, positions and rope, feature map and denominators are what `linear_attention`
+    says."""
+    (positions, rope), (feature_map, denominators), tables = where, how, None
     namespace(**dict(zip("qkv", arrays, strict=True)))
     q, k, v = with_heads(*arrays)
     dtype, n = check_heads(q, k, v), k.shape[-2]
@@ -168,10 +160,10 @@ def checked_rule(
     if not callable(feature_map):
         checks.choice("feature_map", feature_map, tuple(FEATURE_MAPS))
     checks.choice("denominators", denominators, ("positive", "nonzero"))
-    if (positions is None) != (rope is None) or (rope is None and tables is not None):
-        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, nor tables, for Eq. (18)")
+    if (positions is None) != (rope is None):
+        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
     if rope is not None:
-        tables = checked_tables(positions, check_rope(rope).rotation_only, tables, k)
+        tables = rotation_tables(positions, check_rope(rope).rotation_only, like=k)
         if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
             shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
@@ -180,28 +172,17 @@ def checked_rule(
     return Rule(dtype, tables, feature_map, denominators)
 
 
-def _checked_out(q: Array, k: Array, v: Array, out: Array | None) -> Array:
-    """Where the outputs (…, h, n, e) go."""
-    shape = (*q.shape[:-1], v.shape[-1])
-    if out is None:
-        return namespace(q).empty(shape, q.dtype)
-    xp = namespace(q=q, out=out)
-    if any(xp.may_share_memory(out, x) for x in (q, k, v)):
-        raise ValueError("out must not share memory with q, k or v, which are read until the end")
-    return result_array(xp, shape, q.dtype, out)
-
-
 # ── The core: arguments are not checked from here on; S is (…, g, d, e), z (…, g, d) ─────────────────────────────────
 
 
-def zeros(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
+def zeros(k: Array, v: Array, rule: Rule) -> _Pair:
     """S and z before the first token of k (…, g, n, d) and v (…, g, n, e)."""
     width = k.shape[-1] if isinstance(rule.feature_map, str) else _phi(k[..., :1, :], rule).shape[-1]
     xp, shape = namespace(k), (*k.shape[:-2], width)
     return xp.zeros((*shape, v.shape[-1]), rule.dtype), xp.zeros(shape, rule.dtype)
 
 
-def sums(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
+def sums(k: Array, v: Array, rule: Rule) -> _Pair:
     """S and z of all keys (…, g, n, d) and values (…, g, n, e)."""
     s, z = zeros(k, v, rule)
 
@@ -216,8 +197,9 @@ def sums(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
     return s, z
 
 
-def read(q: Array, state: tuple[Array, Array], rule: Rule, out: Array) -> None:
-    """Every query (…, h, n, d) against the same S and z, into out (…, h, n, e)."""
+def read(q: Array, state: _Pair, rule: Rule) -> Array:
+    """Every query (…, h, n, d) against the same S and z: (…, h, n, e)."""
+    out = namespace(q).empty((*q.shape[:-1], state[0].shape[-1]), q.dtype)
 
     def some(piece: tuple[slice, slice]) -> None:
         heads, key_heads = piece
@@ -230,13 +212,13 @@ def read(q: Array, state: tuple[Array, Array], rule: Rule, out: Array) -> None:
             _divide(numerator, phi.reshape(grouped), z, rule, out[..., heads, tokens, :])
 
     _by_heads(some, q, state[0].shape[-3], rule)
-    check_outputs(out, rule, on_host=True)
+    return checked_outputs(out, rule, on_host=True)
 
 
-def step(q: Array, k: Array, v: Array, state: tuple[Array, Array], rule: Rule, out: Array, chunk: int) -> None:
-    """Every query against the keys up to it and S and z, into out; the keys are added to S and z."""
-    n, (s, z) = q.shape[-2], state
-    even, length = n - n % chunk, chunk * max(1, _STRETCH // chunk)
+def step(q: Array, k: Array, v: Array, state: _Pair, rule: Rule) -> Array:
+    """Every query against the keys up to it and S and z: (…, h, n, e); the keys are added to S and z."""
+    out, n, (s, z) = namespace(q).empty((*q.shape[:-1], v.shape[-1]), q.dtype), q.shape[-2], state
+    even, length = n - n % _CHUNK, _CHUNK * max(1, _STRETCH // _CHUNK)
     parts = cuts(even, length) + ([slice(even, n)] if even < n else [])
 
     def some(piece: tuple[slice, slice]) -> None:
@@ -246,15 +228,12 @@ def step(q: Array, k: Array, v: Array, state: tuple[Array, Array], rule: Rule, o
             queries, keys = q[..., heads, tokens, :], k[..., key_heads, tokens, :]
             terms = _features(queries, rule, tokens), _features(keys, rule, tokens)
             values = v[..., key_heads, tokens, :].astype(rule.dtype, copy=False)
-            numerator, phi, total, before = _chunks(*terms, values, before, min(chunk, tokens.stop - tokens.start))
+            numerator, phi, total, before = _chunks(*terms, values, before, min(_CHUNK, tokens.stop - tokens.start))
             _divide(numerator, phi, total, rule, out[..., heads, tokens, :])
         s[..., key_heads, :, :], z[..., key_heads, :] = before
 
     _by_heads(some, q, k.shape[-3], rule)
-    check_outputs(out, rule, on_host=True)
-
-
-_Pair: TypeAlias = tuple[Array, Array]
+    return checked_outputs(out, rule, on_host=True)
 
 
 def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array, Array, Array, _Pair]:
@@ -311,7 +290,7 @@ def _phi(x: Array, rule: Rule) -> Array:
     return phi.copy()
 
 
-def _features(x: Array, rule: Rule, tokens: slice) -> tuple[Array, Array]:
+def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
     """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
     phi = _phi(x, rule)
     if rule.tables is None:
@@ -361,11 +340,12 @@ def _quotients(xp: ModuleType, numerator: Array, denominator: Array) -> None:
     xp.copyto(numerator, np.nan, where=~xp.isfinite(numerator))
 
 
-def check_outputs(out: Array, rule: Rule, on_host: bool) -> None:
-    """Raises if an output (…, h, n, e) is NaN, the mark of a wrong one: only on the host, or only on a device."""
+def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:
+    """out (…, h, n, e), if nothing in it is NaN, the mark of a wrong output: looked at on the host, or on a device."""
     xp = namespace(out)
     if (xp is np) == on_host and bool((wrong := xp.isnan(out)).any()):
         where, limits = np.argwhere(to_numpy(wrong.any(axis=-1)))[0].tolist(), np.finfo(rule.dtype)
         least = f"at least {float(limits.tiny / limits.eps):.2g} in {rule.dtype}, below which digits are lost"
         rules = f"denominators must be finite and {rule.denominators}, {least}; values must be finite, and so must"
         raise ValueError(f"{rules} their sums, weighted by features: the output at {tuple(where)} is wrong")
+    return out
