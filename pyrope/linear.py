@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks, definition
+from . import checks
 from .backend import Array, fused, namespace, to_numpy
+from .definition import FEATURE_MAPS as FEATURE_MAPS  # models name them, too
 from .rotation import Tables, check_fit, rotation_tables, turn
 from .softmax import check_heads
 from .theta import Rope, check_rope
@@ -33,18 +34,6 @@ _Pair: TypeAlias = tuple[Array, Array]
 _CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
 _STRETCH = 1024  # tokens, in many chunks, that are worked on at a time, so that they stay in the caches
 _SMALL = 2**16  # elements of the queries: with fewer, threads cost more than they spare
-
-
-@fused
-def _elu_plus_one(xp: ModuleType, x: Array) -> Array:
-    """x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236), in half the time of the definition's form."""
-    low = xp.minimum(x, 0)  # eˣ above 0 is not needed, and could overflow
-    xp.exp(low, out=low)
-    low += xp.maximum(x, 0)
-    return low
-
-
-FEATURE_MAPS = definition.FEATURE_MAPS | {"elu+1": lambda x: _elu_plus_one(namespace(x), x)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +166,8 @@ def checked_rule(
 
 def zeros(k: Array, v: Array, rule: Rule) -> _Pair:
     """S and z before the first token of k (…, g, n, d) and v (…, g, n, e)."""
-    width = k.shape[-1] if isinstance(rule.feature_map, str) else _phi(k[..., :1, :], rule).shape[-1]
+    named = isinstance(rule.feature_map, str)
+    width = k.shape[-1] if named else _given(rule.feature_map, k[..., :1, :].astype(rule.dtype)).shape[-1]
     xp, shape = namespace(k), (*k.shape[:-2], width)
     return xp.zeros((*shape, v.shape[-1]), rule.dtype), xp.zeros(shape, rule.dtype)
 
@@ -276,30 +266,30 @@ def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rul
     each(work, pieces, spread=on_host and named, products=True)
 
 
-def _phi(x: Array, rule: Rule) -> Array:
-    """φ(x): (…, n, d) -> the same, or of the width that a function of the caller's gives it."""
-    x = x.astype(rule.dtype, copy=False)
-    if isinstance(rule.feature_map, str):
-        return FEATURE_MAPS[rule.feature_map](x)
-    phi = rule.feature_map(x.copy())  # on a copy, and copied, since it may work in place or return the same memory
+def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
+    """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
+    named = isinstance(rule.feature_map, str)
+    phi = (FEATURE_MAPS[str(rule.feature_map)] if named else partial(_given, rule.feature_map))(
+        x.astype(rule.dtype, copy=False)
+    )
+    if rule.tables is None:
+        return phi, phi
+    whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]
+    tables = rule.tables if whole else rule.tables.part(tokens)
+    if not named:
+        check_fit(phi, tables)
+    return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))
+
+
+def _given(feature_map: Any, x: Array) -> Array:
+    """φ(x) by a function of the caller's, which may change the width: (…, n, d) -> (…, n, any)."""
+    phi = feature_map(x.copy())  # on a copy, and copied, since it may work in place or return the same memory
     if phi is None:
         raise TypeError("feature_map must return an array, but it returned None")
     namespace(x=x, **{"what feature_map returns": phi})
     if (phi.shape[:-1], phi.dtype) != (x.shape[:-1], x.dtype):
         raise ValueError(f"feature_map must keep {x.dtype} and {x.shape[:-1]}, returned {phi.dtype} {phi.shape}")
     return phi.copy()
-
-
-def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
-    """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
-    phi = _phi(x, rule)
-    if rule.tables is None:
-        return phi, phi
-    whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]
-    tables = rule.tables if whole else rule.tables.part(tokens)
-    if not isinstance(rule.feature_map, str):
-        check_fit(phi, tables)
-    return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))
 
 
 def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) -> None:
