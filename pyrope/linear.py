@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -268,10 +268,8 @@ def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rul
 
 def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
     """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
-    named = isinstance(rule.feature_map, str)
-    phi = (FEATURE_MAPS[str(rule.feature_map)] if named else partial(_given, rule.feature_map))(
-        x.astype(rule.dtype, copy=False)
-    )
+    x, named = x.astype(rule.dtype, copy=False), isinstance(rule.feature_map, str)
+    phi = FEATURE_MAPS[str(rule.feature_map)](x) if named else _given(rule.feature_map, x)
     if rule.tables is None:
         return phi, phi
     whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]

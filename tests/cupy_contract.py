@@ -29,8 +29,8 @@ def keywords(function: object) -> set[str] | None:
     except (TypeError, ValueError):  # compiled: the signature is the first line of the docstring
         first = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
         match = re.search(r"\((.*)\)", first)
-        if not match:
-            return set()
+        if not match or "**" in match.group(1):
+            return None if match else set()
         return {part.partition("=")[0].strip(" \\*/") for part in match.group(1).split(",")} - {""}
 
 
