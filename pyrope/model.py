@@ -492,16 +492,16 @@ class _Attention:
         """Eq. (19); the state that it leaves goes to the states of the call."""
         config, xp, h, g = self.config, namespace(heads), self.config.heads, self.config.key_heads
         q, k, v = heads[:, :h], heads[:, h : h + g], heads[:, h + g :]
-        tables, out, state = self.tables[i], xp.empty(q.shape, q.dtype), None
+        tables, state = self.tables[i], None
         rule = linear.Rule(q.dtype, tables, config.feature_map)
         if config.causal:
             rope = None if tables is None else tables.rope
             before = None if self.cache is None else self.cache.states[i]
             state = LinearState(*linear.zeros(k, v, rule), q.shape[2], rope, config.feature_map)
             state = state if before is None else state + before
-            linear.step(q, k, v, (state.numerator, state.denominator), rule, out, linear.CHUNK)
+            out = linear.step(q, k, v, (state.numerator, state.denominator), rule)
         else:
-            linear.read(q, linear.sums(k, v, rule), rule, out)
+            out = linear.read(q, linear.sums(k, v, rule), rule)
         self.states.append(state)
         if self.note is not _silent:
             for name, x in (("q_rotated", q), ("k_rotated", k)):

@@ -91,7 +91,7 @@ def _linear(draw):
 def _linear_attention(draw):
     arguments, more = _linear(draw)
     causal = draw.random() < 0.5
-    return arguments, {"causal": causal, **more, **draw.options(chunk=[1, 3, 192])}
+    return arguments, {"causal": causal, **more}
 
 
 def _without(draw, call, i, *names):
@@ -153,7 +153,7 @@ CALLS = {
     # Attention
     "attention": _attention,
     "linear_attention": _linear_attention,
-    "linear_step": lambda d: (lambda a, k: (a, k | d.options(chunk=[1, 3])))(*_linear(d)),
+    "linear_step": _linear,
     # Models
     "Config": _config,
     "Layer": lambda d: ((d.choice(ROPES),), d.options(window=[3])),
