@@ -68,28 +68,26 @@ def sdpa(q, k, v, positions=None, mask=None, segments=None, *, backend="math", w
         return scaled_dot_product_attention(q, *grouped(q, k, v), attn_mask=seen, scale=scale)
 
 
+TORCH = {
+    "grouped": {"key_heads": 2}, "two-sided": {"causal": False}, "window": {"window": 5, "heads": 3}, "scale": {"scale": 0.5},
+    "rope": {"rope": Rope(64, 1e4, "half")}, "backward": {"backward": True},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"causal": False}, {"window": 5}, {"scale": 0.5}, {"rope": Rope(64, 1e4, "half")}],
-    ids=str,
-)
-def test_torch_is_right(options, backend, dtype):
-    shape = {"heads": 4, "key_heads": 2} if "window" not in options else {"heads": 3, "key_heads": 3}
-    fn = functools.partial(sdpa, backend=backend, **options)
-    report = check_attention(fn, dtype=DTYPES[dtype], **shape, **options)
+@pytest.mark.parametrize("name", TORCH)
+def test_torch_is_right(name, backend, dtype):
+    options = {key: value for key, value in TORCH[name].items() if key not in ("heads", "key_heads", "backward")}
+    report = check_attention(functools.partial(sdpa, backend=backend, **options), dtype=DTYPES[dtype], **TORCH[name])
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ignored", ["mask", "segments"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_mask_that_is_ignored(ignored, dtype, backward):
-    fn = functools.partial(sdpa, ignored=ignored)
-    assert (
-        check_attention(fn, dtype=DTYPES[dtype], heads=2, head_dim=D, backward=backward).faults[0].startswith(ignored)
-    )
+def test_a_mask_that_is_ignored(ignored, backward):
+    report = check_attention(functools.partial(sdpa, ignored=ignored), heads=2, head_dim=D, backward=backward)
+    assert report.faults[0].startswith(ignored), report
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,15 +99,6 @@ def test_the_causal_flag_of_torch_begins_at_the_top_left(dtype):
     assert report.ok and any("top left" in note for note in report.notes), report
     assert check_attention(fn, dtype=DTYPES[dtype], cache=False).ok
     assert check_attention(fn, dtype=DTYPES[dtype], cache=True).faults == ("causality: from the top left",)
-
-
-def test_a_repeat_of_torch_is_a_tile():
-    def fn(q, k, v):
-        k, v = k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)  # repeat_interleave is meant
-        return scaled_dot_product_attention(q, k, v, attn_mask=lower(q.shape[2], k.shape[2]))
-
-    report = check_attention(fn, key_heads=2)
-    assert report.faults[0].startswith("heads"), report
 
 
 def test_flex_attention_is_right():
@@ -261,17 +250,6 @@ def test_autograd_is_right_in_every_dtype(name, dtype):
         fn = functools.partial(fn, **SPECS[name])
         report = check_linear_attention(fn, **options, **SPECS[name], framework="torch")
         assert report.verdict == "right", report
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_backward_passes_of_torchs_kernels_are_right(backend, dtype):
-    def fn(q, k, v):
-        with sdpa_kernel(BACKENDS[backend]):
-            return scaled_dot_product_attention(q, *grouped(q, k, v), is_causal=True)
-
-    report = check_attention(fn, dtype=DTYPES[dtype], backward=True)
-    assert report.verdict == "right", report
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

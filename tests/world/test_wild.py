@@ -3,29 +3,23 @@ far off it is, and the test compares both with the page. `tox -e world` installs
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib.util
-import math
-import os
 import pathlib
 import re
 import types
 import typing
-import warnings
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: its kernels then run on the CPU
-os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import ggml
 import numpy as np
 import pytest
+from sources import need_ggml, taken
 
 from pyrope import Axes, Linear, LongRoPE, Rope, YaRN, check_rotation, cos_sin, rotate
 from pyrope.oracle.adapters import from_jax, from_mlx, from_offset, from_sequential, from_torch, with_axes
 
 torch = pytest.importorskip("torch", reason="needs the package torch: tox -e world")
+pytestmark = pytest.mark.filterwarnings("ignore")
 PAGE = (pathlib.Path(__file__).parents[2] / "docs/wild.md").read_text("utf-8")
 # Software, version, what it does, kind, how far off it is, and what pyrope says.
 ROWS = re.findall(r"^\| ([^|]+?) ([\d.]+) \| (.+?) \| (\w+) \| (.+?) \| (.+?) \|$", PAGE, re.M)
@@ -34,20 +28,6 @@ YARN = Rope(64, 10000.0, "half", scaling=YaRN(8.0, 4096))
 GPT_OSS = Rope(64, 150000.0, "half", scaling=YaRN(32.0, 4096, truncate=False))
 SHORT, LONG = [1.0] * 32, [4.0] * 32
 LISTS = Rope(64, 10000.0, "half", scaling=LongRoPE(SHORT, LONG, factor=32.0, original_length=4096))
-
-
-def taken(module: str, *names: str, **given: Any) -> Any:
-    """Functions and classes of a file, without the imports of its package, which often need a GPU."""
-    package, *rest = module.split(".")
-    found = importlib.util.find_spec(package)
-    if found is None:
-        raise ModuleNotFoundError(package)
-    tree = ast.parse(pathlib.Path(found.submodule_search_locations[0], *rest).with_suffix(".py").read_text("utf-8"))
-    wanted = [node for node in ast.walk(tree) if getattr(node, "name", None) in names]
-    tree.body = ast.parse("from __future__ import annotations").body + wanted
-    space = {"torch": torch, "nn": torch.nn, "math": math, **given}
-    exec(compile(tree, module, "exec"), space)
-    return [space[name] for name in names]
 
 
 def turning(theta: Any, factor: float = 1.0) -> Any:
@@ -62,9 +42,14 @@ def turning(theta: Any, factor: float = 1.0) -> Any:
     return fn
 
 
+def tensors(axes: str, fn: Any) -> Any:
+    """A function of torch's tensors with such axes."""
+    return with_axes(from_torch(fn), axes)
+
+
 def hugging(module: Any, embedding: Any) -> Any:
     """The rotation by the parts of a Hugging Face model."""
-    return with_axes(from_torch(lambda x, at: module.apply_rotary_pos_emb(x, x, *embedding(x, at[None]))[0]), "bhnd")
+    return tensors("bhnd", lambda x, at: module.apply_rotary_pos_emb(x, x, *embedding(x, at[None]))[0])
 
 
 def tables(rope: Rope, at: Any) -> Any:
@@ -85,7 +70,7 @@ def diffusers_kandinsky_5() -> Any:
         cos, sin = tables(INTERLEAVED, at)
         return apply(x, torch.stack((cos, -sin, sin, cos), -1).reshape(1, len(at), 1, 32, 2, 2)).type_as(x)
 
-    return judged(with_axes(from_torch(rotated), "bnhd"), INTERLEAVED, 1)
+    return judged(tensors("bnhd", rotated), INTERLEAVED, 1)
 
 
 def diffusers_ernie_image() -> Any:
@@ -95,7 +80,7 @@ def diffusers_ernie_image() -> Any:
     def rotated(x: Any, at: Any) -> Any:
         return apply(x, (at[:, None] * theta).repeat_interleave(2, 1)[None, :, None].float())
 
-    return judged(with_axes(from_torch(rotated), "bnhd"), HALF, 1)
+    return judged(tensors("bnhd", rotated), HALF, 1)
 
 
 def equinox() -> Any:
@@ -112,8 +97,7 @@ def esm() -> Any:
 
     names = "apply_rotary_emb_torch", "rotate_half"
     apply, _ = taken("esm.layers.rotary", *names, rearrange=rearrange, repeat=repeat)
-    fn = from_torch(lambda x, at: apply(x, *tables(INTERLEAVED, at), interleaved=True))
-    return judged(with_axes(fn, "bnhd"), INTERLEAVED, 1)
+    return judged(tensors("bnhd", lambda x, at: apply(x, *tables(INTERLEAVED, at), interleaved=True)), INTERLEAVED, 1)
 
 
 EXLLAMA = {"head_dim": 64, "partial_rotary_factor": 1.0, "scale_alpha_value": 1.0}
@@ -134,17 +118,20 @@ def exllamav2_longrope() -> Any:
 def fish_speech() -> Any:
     make, apply = taken("fish_speech.models.text2semantic.llama", "precompute_freqs_cis", "apply_rotary_emb")
     table = make(8192, 64)
-    fn = with_axes(from_torch(lambda x, at: apply(x, table[at])), "bnhd")
+    fn = tensors("bnhd", lambda x, at: apply(x, table[at]))
     return judged(fn, INTERLEAVED, 4095, max_position=8191)
 
 
 def ggml_yarn() -> Any:
+    need_ggml()
     yarn = {"length": 4096, "scale": 1 / 32, "extrapolated": 1.0}
     fn = with_axes(lambda x, at: ggml.rope_ext(x, at, 64, ggml.NEOX, 150000.0, **yarn), "bnhd")
     return judged(fn, GPT_OSS, 4095)
 
 
 def ggml_interleaved_m_rope() -> Any:
+    need_ggml()
+
     def rotated(x: Any, at: Any) -> Any:  # the fourth stream is zero, as in llama.cpp
         return ggml.rope_multi(x, np.concatenate((at, 0 * at[:1])), 128, (24, 20, 20, 0), ggml.IMROPE, 5e6)
 
@@ -165,13 +152,13 @@ def keras_layers() -> Any:
 
 def keras_hub_llama() -> Any:
     module = keras_layers()[1](position_scaling_factor=4.0)
-    fn = with_axes(from_torch(lambda x, at: module(x, positions=at)), "bnhd")
+    fn = tensors("bnhd", lambda x, at: module(x, positions=at))
     return judged(fn, Rope(64, 10000.0, "half", scaling=Linear(4.0)), 1)
 
 
 def keras_hub_dynamic() -> Any:
     module = keras_layers()[0](rope_type="dynamic", scaling_factor=4.0)
-    fn = with_axes(from_torch(lambda x, at: module(x, positions=at)), "bnhd")
+    fn = tensors("bnhd", lambda x, at: module(x, positions=at))
     return judged(fn, Rope(64, 10000.0 * 4.0 ** (64 / 62), "half"), 1)
 
 
@@ -189,14 +176,14 @@ def litgpt() -> Any:
     build, apply, _ = taken("litgpt.model", "build_rope_cache", "apply_rope", "yarn_get_mscale")
     yarn = {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "original_max_seq_len": 4096, "mscale": 1.0}
     cos, sin = build(8192, 64, extra_config=yarn)
-    fn = with_axes(from_torch(lambda x, at: apply(x, cos[at][None], sin[at][None])), "bhnd")
+    fn = tensors("bhnd", lambda x, at: apply(x, cos[at][None], sin[at][None]))
     return judged(fn, YARN, 1, max_position=8191)
 
 
 def megatron_core() -> Any:
     names = ("apply_rotary_pos_emb_with_cos_sin", "_apply_rotary_pos_emb_bshd", "_rotate_half")
     apply, *_ = taken("megatron.core.models.common.embeddings.rope_utils", *names, apply_rotary_emb_flash=None)
-    fn = with_axes(from_torch(lambda x, at: apply(x, *tables(HALF, at))), "nbhd")
+    fn = tensors("nbhd", lambda x, at: apply(x, *tables(HALF, at)))
     says, off = judged(fn, HALF, 0, max_position=63)
     return "wrong" if "turned at position 0" in says else says, off
 
@@ -269,7 +256,7 @@ def sglang_phi_3() -> Any:
     variants = "sglang.srt.layers.rotary_embedding.rope_variant"
     (phi3,) = taken(variants, "Phi3LongRoPEScaledRotaryEmbedding", rotate_neox=half)
     module = phi3(64, 64, 131072, 4096, 10000, True, torch.float32, SHORT, LONG)
-    fn = with_axes(from_torch(lambda x, at: module(at, x, x)[0]), "n(hd)")
+    fn = tensors("n(hd)", lambda x, at: module(at, x, x)[0])
     return judged(fn, LISTS.at(4097), 4096, max_position=8191)
 
 
@@ -306,7 +293,9 @@ def transformers_dbrx() -> Any:
 
     given = {"d_model": 256, "n_heads": 4, "attn_config": {"kv_n_heads": 4, "rope_theta": 500000}}
     fn = hugging(module, module.DbrxRotaryEmbedding(transformers.DbrxConfig(**given)))
-    return judged(fn, Rope(64, 500000.0, "half"), 100)
+    rope = Rope.from_config({"model_type": "dbrx"} | given)
+    assert rope.base == 500000.0
+    return judged(fn, rope, 100)
 
 
 def transformers_minimax_m3() -> Any:
@@ -334,9 +323,11 @@ def transformers_olmo_3() -> Any:
     import transformers
     from transformers.models.olmo3 import modeling_olmo3 as module
 
-    config = transformers.Olmo3Config(hidden_size=256, num_attention_heads=4, rope_theta=2000000.0)
-    theta = module.Olmo3RotaryEmbedding(config).sliding_attention_inv_freq
-    return judged(turning(theta), Rope(64, 2000000.0, "half"), 100)
+    given = {"hidden_size": 256, "num_attention_heads": 4, "rope_theta": 2000000.0}
+    theta = module.Olmo3RotaryEmbedding(transformers.Olmo3Config(**given)).sliding_attention_inv_freq
+    rope = Rope.from_config({"model_type": "olmo3"} | given, layer_type="sliding_attention")
+    assert rope.base == 2000000.0
+    return judged(turning(theta), rope, 100)
 
 
 def transformers_gemma_3() -> Any:
@@ -348,9 +339,11 @@ def transformers_gemma_3() -> Any:
         "full_attention": yarn | {"truncate": False},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
-    embedding = module.Gemma3RotaryEmbedding(transformers.Gemma3TextConfig(head_dim=64, rope_parameters=ropes))
-    fn = turning(embedding.full_attention_inv_freq, embedding.full_attention_attention_scaling)
-    return judged(fn, Rope(64, 1e6, "half", scaling=YaRN(8.0, 1024, truncate=False)), 100)
+    config = transformers.Gemma3TextConfig(head_dim=64, rope_parameters=ropes)
+    embedding = module.Gemma3RotaryEmbedding(config)
+    rope = Rope.from_config(config.to_dict(), layer_type="full_attention")
+    assert rope.scaling == YaRN(8.0, 1024, truncate=False)
+    return judged(turning(embedding.full_attention_inv_freq, embedding.full_attention_attention_scaling), rope, 100)
 
 
 def transformers_hunyuan_vl() -> Any:
@@ -359,6 +352,8 @@ def transformers_hunyuan_vl() -> Any:
 
     parameters = {"rope_type": "default", "mrope_section": [2, 2, 2, 2]}
     config = CONFIG_MAPPING["hunyuan_vl_text"](head_dim=16, rope_parameters=parameters)
+    with pytest.raises(ValueError, match="which is no rotation"):
+        Rope.from_config(config.to_dict())
     x, at = torch.eye(16)[None, None], torch.tensor([5, 1, 7, 3])[:, None, None].expand(-1, 1, 16)
     matrix = module.apply_rotary_pos_emb(x, x, *module.HunYuanVLRotaryEmbedding(config)(x[0], at))[0][0, 0]
     return "R·Rᵀ ≠ 1", f"{(matrix @ matrix.T - torch.eye(16)).abs().max():.2g} in R·Rᵀ"
@@ -367,12 +362,4 @@ def transformers_hunyuan_vl() -> Any:
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_it_still_shows(row: Any) -> None:
     software, _, _, _, off, says = row
-    if software.startswith("ggml") and not ggml.library("cpu").exists():
-        pytest.skip("ggml is not built here: python tests/world/ggml.py builds it, or says why not")
-    reproduction = globals()[re.sub(r"\W+", "_", software.lower())]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert reproduction() == (says, off)
-    except ModuleNotFoundError as error:
-        pytest.skip(f"{error}: tox -e world")
+    assert globals()[re.sub(r"\W+", "_", software.lower())]() == (says, off)

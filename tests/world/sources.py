@@ -1,0 +1,52 @@
+"""Parts of packages that cannot be imported whole: their own imports need a GPU, or what is not installed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import math
+import pathlib
+import sys
+import types
+from typing import Any
+from unittest import mock
+
+import ggml
+import pytest
+
+
+def taken(module: str, *names: str, **given: Any) -> Any:
+    """Functions and classes of a file, without the imports of its package."""
+    import torch
+
+    package, *rest = module.split(".")
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ModuleNotFoundError(package)
+    tree = ast.parse(pathlib.Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text("utf-8"))
+    wanted = [node for node in ast.walk(tree) if getattr(node, "name", None) in names]
+    tree.body = ast.parse("from __future__ import annotations").body + wanted
+    space = {"torch": torch, "nn": torch.nn, "math": math, **given}
+    exec(compile(tree, module, "exec"), space)
+    return [space[name] for name in names]
+
+
+def alone(name: str) -> Any:
+    """A module without its packages' own imports: those of timm and torchtune need torchvision and torchao, whose
+    compiled parts do not load beside a torch for the CPU."""
+    bare, packages = {}, name.split(".")[:-1]
+    with mock.patch.dict(sys.modules):
+        for depth in range(1, len(packages) + 1):
+            package = ".".join(packages[:depth])
+            spec = importlib.util.find_spec(package)
+            if spec is None:
+                raise ModuleNotFoundError(package)
+            sys.modules[package] = bare[package] = types.ModuleType(package)
+            bare[package].__path__ = list(spec.submodule_search_locations or ())
+        return importlib.import_module(name)
+
+
+def need_ggml() -> None:
+    if not ggml.library("cpu").exists():
+        pytest.skip("ggml is not built here: python tests/world/ggml.py builds it, or says why not")

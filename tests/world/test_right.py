@@ -1,0 +1,271 @@
+"""Other people's software that is right, as docs/wild.md says: each function makes a candidate and says what it must be.
+`tox -e world` installs it all; what is missing is skipped."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ggml
+import numpy as np
+import pytest
+from sources import alone, need_ggml
+
+from pyrope import Axes, Rope, check_attention, check_linear_attention, check_rotation, cos_sin, identify, rotate
+from pyrope.files import dtype_named
+from pyrope.oracle.adapters import from_offset, from_paddle, from_torch, with_axes
+
+torch = pytest.importorskip("torch", reason="needs the package torch: tox -e world")
+pytestmark = pytest.mark.filterwarnings("ignore")
+HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
+PART = Rope(64, 10000.0, "half", 48)
+
+
+def tables(rope: Rope, at: Any) -> Any:
+    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(np.asarray(at), rope)]
+
+
+def doubled(at: Any) -> Any:
+    """Tables (n, d), each half the same, as functions of the form of GPT-NeoX take them."""
+    return [torch.cat((table, table), dim=-1) for table in tables(HALF, at)]
+
+
+# ── Rotations ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rotary_embedding_torch() -> Any:
+    import rotary_embedding_torch as package
+
+    module = package.RotaryEmbedding(32, cache_if_possible=False)
+    fn = from_torch(lambda x, at: package.apply_rotary_emb(module(at.float()), x))
+    return with_axes(fn, "bhnd"), Rope(64, 10000.0, "interleaved", 32), {}
+
+
+def x_transformers() -> Any:
+    from x_transformers import x_transformers as package
+
+    module = package.RotaryEmbedding(64)
+    return with_axes(from_torch(lambda x, at: package.apply_rotary_pos_emb(x, *module(at))), "bhnd"), INTERLEAVED, {}
+
+
+def diffusers_flux() -> Any:
+    """A block of features for each axis, each with a series of its own."""
+    from diffusers.models.embeddings import apply_rotary_emb
+    from diffusers.models.transformers.transformer_flux import FluxPosEmbed
+
+    module = FluxPosEmbed(10000, [16, 24, 24])
+    rope = Rope(64, 10000.0, "interleaved", axes=Axes("sections", (8, 12, 12), series="own"))
+    return with_axes(from_torch(lambda x, at: apply_rotary_emb(x, module(at.T.float()))), "bhnd"), rope, {}
+
+
+def timm(half: bool) -> Any:
+    """EVA and its like: rows turn the first half of the pairs, columns the second, each with a series of its own."""
+    module, side = alone("timm.layers.pos_embed_sincos"), 64
+    sin, cos = module.build_rotary_pos_embed([side, side], dim=64, in_pixels=False, rotate_half=half)
+
+    def apply(x: Any, at: Any) -> Any:
+        rows = at[0] * side + at[1]
+        return module.apply_rot_embed(x, sin[rows], cos[rows], half=half)
+
+    rope = Rope(64, 10000.0, "half" if half else "interleaved", axes=Axes("axial"))
+    return with_axes(from_torch(apply), "bhnd"), rope, {"max_position": side - 1}
+
+
+def torchtune() -> Any:
+    rotary = alone("torchtune.modules.position_embeddings").RotaryPositionalEmbeddings(64, max_seq_len=4096)
+    fn = with_axes(from_torch(lambda x, at: rotary(x, input_pos=at[None])), "bnhd")
+    return fn, INTERLEAVED, {"max_position": 4095}
+
+
+def onnxruntime() -> Any:
+    import onnx
+    import onnxruntime
+    from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+
+    node, kind = (
+        make_node("RotaryEmbedding", ["x", "at", "cos", "sin"], ["y"], domain="com.microsoft"),
+        onnx.TensorProto,
+    )
+    shapes = {"x": ["b", "h", "n", 64], "at": ["b", "n"], "cos": [8192, 32], "sin": [8192, 32]}
+    kinds = {name: kind.INT64 if name == "at" else kind.FLOAT for name in shapes}
+    inputs = [make_tensor_value_info(name, kinds[name], shape) for name, shape in shapes.items()]
+    opsets = [make_opsetid("", 20), make_opsetid("com.microsoft", 1)]
+    graph = make_graph([node], "graph", inputs, [make_tensor_value_info("y", kind.FLOAT, None)])
+    model = make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    cos, sin = cos_sin(range(8192), HALF, np.float32)
+
+    def fn(x: Any, at: Any) -> Any:
+        return session.run(None, {"x": x, "at": np.repeat(at[None], len(x), 0), "cos": cos, "sin": sin})[0]
+
+    return with_axes(fn, "bhnd"), HALF, {"max_position": 8191}
+
+
+def ggml_ext(layout: str, width: int) -> Any:
+    """Each angle is the one before times a ratio, in float32: a little worse than a float32 angle, and taken for one."""
+    need_ggml()
+    mode = ggml.NEOX if layout == "half" else ggml.NORMAL
+    fn = with_axes(lambda x, at: ggml.rope_ext(x, at, width, mode, 10000.0), "bnhd")
+    return fn, Rope(64, 10000.0, layout, width), {}
+
+
+def ggml_sections() -> Any:
+    """M-RoPE of Qwen2-VL; the fourth stream of positions, which no section follows, is zero as in llama.cpp."""
+    need_ggml()
+    rope = Rope(128, 1e6, "half", axes=Axes("sections", (16, 24, 24)))
+
+    def fn(x: Any, at: Any) -> Any:
+        return ggml.rope_multi(x, np.concatenate((at, 0 * at[:1])), 128, (16, 24, 24, 0), ggml.MROPE, 1e6)
+
+    return with_axes(fn, "bnhd"), rope, {}
+
+
+def ggml_four_axes() -> Any:
+    """Interleaved M-RoPE as ggml has it: the pairs that are left when a section has ended follow a fourth axis."""
+    need_ggml()
+    sections = (24, 20, 20)
+    axes = tuple(i % 3 if i < 3 * sections[i % 3] else 3 for i in range(64))
+    fn = with_axes(lambda x, at: ggml.rope_multi(x, at, 128, (*sections, 0), ggml.IMROPE, 5e6), "bnhd")
+    assert identify(fn, 128, axes=4).axes == axes
+    return fn, Rope(128, 5e6, "half", axes=Axes("listed", axes)), {}
+
+
+def fla_rotary() -> Any:
+    """A module of flash-linear-attention: its kernels take their first configuration, since nothing can be measured."""
+    from triton.runtime.autotuner import Autotuner
+
+    Autotuner.do_bench = property(lambda self: lambda call, quantiles: [1.0] * len(quantiles))
+    import fla.modules.rotary
+
+    return fla.modules.rotary.rotary_embedding
+
+
+def fla(layout: str, backward: bool) -> Any:
+    """The Triton kernel, and the one of its backward pass, which is the same with another sign."""
+    rope, kernel = Rope(64, 10000.0, layout, 48), fla_rotary()
+    table = tables(rope, range(128))
+
+    def apply(x: Any, at: Any) -> Any:
+        return kernel(x, *(t[at] for t in table), interleaved=layout == "interleaved")
+
+    fn = with_axes(from_torch(apply, **({"backward": "x"} if backward else {})), "bnhd")
+    return fn, rope, {"max_position": 127, "backward": backward}
+
+
+def paddle_rotation(layout: str, dtype: str, backward: bool) -> Any:
+    """A plain function of Paddle's tensors; on a CPU it has no fused rotation, and does not multiply below float32."""
+    import paddle
+
+    theta = paddle.to_tensor(10000.0 ** -(np.arange(32) / 32))
+
+    def fn(x: Any, at: Any) -> Any:
+        angle = at.astype("float64").unsqueeze(-1) * theta
+        cos, sin = (table.astype(x.dtype) for table in (angle.cos(), angle.sin()))
+        a, b = x.chunk(2, axis=-1) if layout == "half" else (x[..., ::2], x[..., 1::2])
+        y = a * cos - b * sin, b * cos + a * sin
+        return paddle.concat(y, -1) if layout == "half" else paddle.stack(y, -1).reshape(x.shape)
+
+    options = {"dtype": dtype_named(dtype), "max_position": 4095, "backward": backward}
+    return from_paddle(fn, **({"backward": "x"} if backward else {})), Rope(64, 10000.0, layout), options
+
+
+ROTATIONS = [
+    rotary_embedding_torch, x_transformers, diffusers_flux, torchtune, onnxruntime, ggml_sections, ggml_four_axes,
+    *(functools.partial(timm, half) for half in (False, True)),
+    *(functools.partial(ggml_ext, *case) for case in (("half", 64), ("interleaved", 64), ("half", 32))),
+    *(functools.partial(fla, layout, backward) for layout in ("half", "interleaved") for backward in (False, True)),
+    *(functools.partial(paddle_rotation, layout, dtype, backward) for layout in ("half", "interleaved")
+      for dtype in ("float64", "float32") for backward in (False, True)),
+]  # fmt: skip
+
+
+def named(make: Any) -> str:
+    return make.__name__ if not isinstance(make, functools.partial) else f"{make.func.__name__} {make.args}"
+
+
+@pytest.mark.parametrize("make", ROTATIONS, ids=named)
+def test_rotation(make: Any) -> None:
+    fn, rope, options = make()
+    report = check_rotation(fn, rope, **options)
+    assert report.verdict == "right", report
+
+
+def test_kernels_that_are_slow_in_few_rows() -> None:
+    """Liger's rotation, and flash-linear-attention's with an offset for each row of a batch, as in decoding."""
+    kernel, x = fla_rotary(), np.random.default_rng(0).standard_normal((3, 2, 5, 64)).astype(np.float32)
+    table, offsets = tables(PART, range(128)), np.array([0, 7, 100])
+    turn = with_axes(from_torch(lambda x, at: kernel(x, *table, seqlen_offsets=at)), "bnhd")
+    expected = rotate(x, (offsets[:, None] + np.arange(5))[:, None], PART)
+    np.testing.assert_allclose(turn(x, offsets), expected, atol=1e-6)
+    np.testing.assert_allclose(from_offset(turn)(x, np.arange(9, 14)), rotate(x, np.arange(9, 14), PART), atol=1e-6)
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    def apply(x: Any, at: Any) -> Any:
+        cos, sin = (t[None] for t in doubled(at))
+        return LigerRopeFunction.apply(x.clone(), x.clone(), cos, sin)[0]
+
+    at = np.array([0, 1, 5, 7, 100])
+    np.testing.assert_allclose(with_axes(from_torch(apply), "bhnd")(x[0], at), rotate(x[0], at, HALF), atol=1e-6)
+
+
+# ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_linear_attention_of_fla(backward: bool) -> None:
+    """Eq. (19): the recurrent kernel has the sums over rotated features, torch those over plain ones."""
+    fla_rotary()
+    from fla.ops.linear_attn import fused_recurrent_linear_attn
+
+    rope = Rope(16, 10000.0, "half")
+
+    def attention(q: Any, k: Any, v: Any, at: Any) -> Any:
+        q, k = (torch.nn.functional.elu(x.transpose(1, 2)) + 1 for x in (q, k))
+        cos, sin = (t[:, :, None] for t in tables(rope, at))
+
+        def turned(x: Any) -> Any:
+            a, b = x.chunk(2, -1)
+            return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+        sums = fused_recurrent_linear_attn(turned(q), turned(k), v.transpose(1, 2), scale=1.0, normalize=False)[0]
+        return (sums / (q * k.cumsum(1)).sum(-1, keepdim=True)).transpose(1, 2)
+
+    fn = from_torch(attention, **({"backward": "qkv"} if backward else {}))
+    report = check_linear_attention(fn, rope=rope, heads=2, key_heads=2, backward=backward)
+    assert report.verdict == "right", report
+
+
+def test_attention_of_paddle() -> None:
+    import paddle
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        n, m = q.shape[-2], k.shape[-2]
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+        scores = paddle.matmul(q, k, transpose_y=True) * 0.25
+        seen = paddle.tril(paddle.ones((n, m)), m - n) > 0
+        return paddle.nn.functional.softmax(paddle.where(seen, scores, paddle.full_like(scores, -1e30)), -1) @ v
+
+    assert check_attention(from_paddle(attention), head_dim=16).verdict == "right"
+    derived = from_paddle(attention, backward="qkv")
+    assert check_attention(derived, head_dim=16, backward=True).verdict == "right"
+    zero = from_paddle(lambda q, k, v: attention(q, k.detach(), v), backward="qkv")
+    assert check_attention(zero, head_dim=16, backward=True).verdict == "wrong"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_every_bit_crosses_to_paddle_and_back(dtype: str) -> None:
+    import paddle
+
+    at, x = np.array([0, 5, 2**31]), np.random.default_rng(0).standard_normal((2, 3, 4)).astype(dtype_named(dtype))
+    x[0, 0, :2] = np.inf, -0.0
+
+    def fn(x: Any, positions: Any) -> Any:
+        assert isinstance(x, paddle.Tensor) and str(x.dtype).rpartition(".")[2] == dtype
+        return x, positions
+
+    for view in (x, x[:, ::-1], x.transpose(2, 0, 1), x[:0]):
+        y, again = from_paddle(fn)(view, at)
+        assert y.dtype == x.dtype and y.tobytes() == view.tobytes() and not np.shares_memory(x, y)
+        assert (again == at).all()
+    from_paddle(lambda x: x.scale_(2.0))(ones := np.ones((1, 3, 4), np.float32))
+    assert (ones == 2).all(), "a function that works in place is seen to do so"
