@@ -15,6 +15,7 @@ import numpy as np
 from ..backend import Array
 from . import rules
 from .attention_calls import unit_values
+from .candidate import UNIT
 from .report import Finding
 from .steps import Allowed, Call, Parts, Spec, seen, weigh
 
@@ -51,6 +52,12 @@ def rows_where(limit: Allowed, answer: Array, what: str, at: Array) -> str:
     bad = (limit.error(answer) > limit.worst).any(axis=-1).ravel()
     rule = rules.simplest({f"the {what}": at[i], "the head": head, "the row": row}, bad)
     return f"where {rule.words}" if rule is not None and rule.share > 0.95 else ""
+
+
+def coarser(off: float, spec: Spec) -> str:
+    """The dtype whose rounding makes relative errors of this size, if it is coarser than that of the spec."""
+    due = UNIT[spec.dtype.name]
+    return next((name for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > due), "")
 
 
 class Reading(NamedTuple):

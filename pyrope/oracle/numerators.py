@@ -17,9 +17,8 @@ from .. import definition
 from ..backend import Array
 from ..theta import LENGTH_DEPENDENT
 from . import turning
-from .candidate import UNIT
 from .masks import runs
-from .measured import Measured, Numerators, fit, read, where
+from .measured import Measured, Numerators, coarser, fit, read, where
 from .report import Finding
 from .responses import Function, narrowed, roundings
 from .steps import Call, Spec, capped, spread, weigh
@@ -258,12 +257,12 @@ def _rounded(m: Measured) -> Finding | None:
         return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
-    near = [name for name, unit in UNIT.items() if 0.2 * unit < off < 6 * unit and unit > UNIT[m.spec.dtype.name]]
+    name = coarser(off, m.spec)
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
     pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
-    if pattern or not near:
+    if pattern or not name:
         return None
-    return Finding(f"precision: as if a step were rounded to {near[0]}", f"{words}, without a pattern")
+    return Finding(f"precision: as if a step were rounded to {name}", f"{words}, without a pattern")
 
 
 def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:

@@ -15,9 +15,8 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .candidate import UNIT
 from .masks import masked
-from .measured import Ask, Measured, Numerators, blocks, read, where
+from .measured import Ask, Measured, Numerators, blocks, coarser, read, where
 from .numerators import numerators
 from .report import Finding
 from .responses import narrowed
@@ -303,9 +302,8 @@ def _added(m: Measured, total: Array, right: Array, unit: Array) -> Finding | No
 def _another(m: Measured, ratio: Array) -> Finding:
     """A sum with few digits, if it is too large as often as too small; or by its place."""
     off = float(np.sqrt(np.nanmean(np.square(ratio - 1))))
-    near = [name for name, u in UNIT.items() if 0.1 * u < off < 8 * u and u > UNIT[m.spec.dtype.name]]
-    if near and abs(np.nanmean(ratio) - 1) < 0.7 * off:
-        return Finding(f"precision: normaliser as if rounded to {near[0]}", _spread(ratio))
+    if (name := coarser(off, m.spec)) and abs(np.nanmean(ratio) - 1) < 0.7 * off:
+        return Finding(f"precision: normaliser as if rounded to {name}", _spread(ratio))
     wrong = np.abs(ratio - 1) > m.close / 5
     return Finding("normaliser: another sum", _spread(ratio) + where(m.call, wrong, np.ones(m.sees.shape, bool)))
 
