@@ -211,7 +211,7 @@ class Gradients:
     def _by_weights(self) -> list[Finding]:
         """The weights that dv shows, taken apart as those of a forward pass."""
         weights = read(self._forward, self.call).weights
-        found = apart(Measured(self.spec, self._forward, self.call, weights, CLOSE[self.spec.dtype.name][0]))
+        found = apart(Measured(self.spec, self._forward, self.call, weights, CLOSE[self.spec.dtype.name][0], self.call))
         return [replace(x, fact=f"in the weights that dv shows: {x.fact}") for x in found]
 
     def _forward(self, call: Call) -> Array:

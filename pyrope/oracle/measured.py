@@ -35,7 +35,7 @@ def tokens(call: Call, some: Array) -> dict[str, Array]:
     row, head, i, j = (np.broadcast_to(x, some.shape)[some] for x in places)
     columns = {"the key": j, "the query": i, "the distance": i - j, "the head": head, "the row": row}
     if call.chunks:
-        of = np.repeat(np.arange(len(call.chunks)), call.chunks)
+        of = call.of
         columns |= {"the key is of an earlier call": of[j] < of[i], "the query is of a later call": of[i] > 0}
     return columns
 
@@ -109,9 +109,10 @@ class Measured:
     call: Call
     read: Array
     close: float  # the relative error of a weight
+    due: Call  # the same, with the queries and keys that each head reads
 
     def __post_init__(self) -> None:
-        self.right: Parts = weigh(self.spec, self.call)
+        self.right: Parts = weigh(self.spec, self.due)
         self.linear = self.spec.feature_map is not None
         self.bad = ~np.isfinite(self.read).all(axis=-1, keepdims=True)  # which is told by itself
         self.weights: Array = np.where(self.bad, self.right.weights, self.read)

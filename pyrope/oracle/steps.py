@@ -89,6 +89,11 @@ class Call:
         n, t = self.q.shape[-2], self.k.shape[-2]
         return (np.arange(n) if self.top_left else np.arange(t - n, t))[self.judged], np.arange(t)
 
+    @property
+    def of(self) -> Array:
+        """The call with a cache that each token comes in, (t,)."""
+        return np.repeat(np.arange(len(self.chunks)), self.chunks)
+
     def at(self) -> tuple[Any, Any]:
         """The positions of the judged queries and of the keys, (b, 1, n) and (b, 1, t)."""
         if self.positions is None:
