@@ -158,7 +158,7 @@ def _turn(x: Array, y: Array, limit: float) -> Turn | None:
             turned = (after * before.conj()).reshape(-1, *before.shape[-2:]).sum(axis=0)  # long vectors weigh more
             theta = np.median(np.angle(turned[1:] * turned[:-1].conj()), axis=0)  # whatever a few rows do
             known = guess_rope(Measured(np.abs(theta), np.full(r // 2, limit / 4)), rope)
-            rule = "".join(f" ({explanation.words.partition(' (')[0]})" for explanation in known[:1])
+            rule = "".join(f" ({explanation.fact.partition(' (')[0]})" for explanation in known[:1])
             series = f"{abs(theta[0]):.3g} to {abs(theta[-1]):.3g}{rule}"
             part = f", {r} of {d} features, the {place}" if r < d else ""
             return Turn(layout + part, factor, turned, theta, series)
