@@ -197,6 +197,7 @@ def test_keys_that_say_something_else_or_are_left_out():
     ("gemma3_text", {"sliding_window_pattern": 0}, ValueError, "sliding_window_pattern must be at least 1"),
     ("gpt_neox", {"use_parallel_residual": "no"}, TypeError, "use_parallel_residual must be True or False"),
     ("mistral", {"sliding_window": 0}, ValueError, r"layers\[0\].window must be at least 1, was 0"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "but no layer of this qwen2 has a window"),
     ("qwen2", {"layer_types": ["full_attention"] * 3}, ValueError, "layer_types must be a list of 2 words, was "),
     ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ValueError, "layer_types must be one of"),
     ("qwen2", {"use_sliding_window": "no"}, TypeError, "use_sliding_window must be True or False, was 'no'"),
