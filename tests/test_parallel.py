@@ -291,12 +291,12 @@ def test_a_rank_whose_arguments_are_wrong(mpi):
 
 def test_long_texts_are_cut_and_compared_as_a_whole(mpi):
     def agreed(comm, text):
-        return parallel._agreed(comm, "f", lambda: (comm.rank, text, (7, comm.rank, -1)))
+        return parallel._agreed(comm, "f", lambda: (comm.rank, text, np.array([7, comm.rank])))
 
     for error in on_ranks(2, lambda comm: agreed(comm, "ä" * 3000 + str(comm.rank)))[0]:
         assert 1900 < len(str(error)) < 2200 and "rank 1 f(ä" in str(error)
     same = on_ranks(2, lambda comm: agreed(comm, ""))[0]
-    assert same == [(0, [[7, 0, -1], [7, 1, -1]]), (1, [[7, 0, -1], [7, 1, -1]])]
+    assert same == [(0, [[2, 0, 7], [2, 1, 7]]), (1, [[2, 0, 7], [2, 1, 7]])]
 
 
 def test_ranks_that_end_together(mpi, capsys):
