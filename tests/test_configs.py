@@ -151,7 +151,7 @@ def test_layer_types_that_share_one_rope():
     with pytest.raises(ValueError, match="has no layers of type 'full_attention': leave layer_type out"):
         Rope.from_config(LLAMA | {"layer_types": 5}, layer_type="full_attention")
     nested = {"full_attention": None, "other": {"rope_theta": 5.0}}
-    with pytest.raises(ValueError, match="layers of type 'full_attention' have no rope"):
+    with pytest.raises(ValueError, match="layers of type 'full_attention' are not rotated"):
         Rope.from_config(LLAMA | {"rope_parameters": nested}, layer_type="full_attention")
     with pytest.raises(TypeError, match="layer_type must be a word"):
         Rope.from_config(LLAMA, layer_type=["full_attention"])
