@@ -62,9 +62,10 @@ class Family:
 
 # Keys of any config.json that change nothing in a forward pass: of training, of files, of other heads than the model's.
 _HARMLESS = re.compile(
-    "dropout|_pdrop$|^(summary|pooler|transformers|tokenizer|output|_name|torch|attn_impl|auto|chunk|return)_|_token_id$|"
-    "^(architectures|dtype|gradient_checkpointing|id2label|initializer_range|is_llama_config|label2id|model_max_length|"
-    "n_ctx|problem_type|task_specific_params|transformers.js_config|use_cache|"
+    "dropout|_pdrop$|^(summary|pooler|transformers|tokenizer)_|^(bos|eos|pad|unk)_token_id$|^("
+    "_name_or_path|architectures|attn_implementation|auto_map|chunk_size_feed_forward|dtype|gradient_checkpointing|"
+    "id2label|initializer_range|is_llama_config|label2id|model_max_length|n_ctx|output_attentions|output_hidden_states|"
+    "problem_type|return_dict|task_specific_params|torch_dtype|transformers.js_config|use_cache|"
     "model_type|head_dim|layer_types|rope_parameters|rope_scaling|rotary_dim)$"  # and what is read below
 )
 # Keys that would change the result, and the values with which they do not, unless a family reads them.
