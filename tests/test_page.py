@@ -141,7 +141,6 @@ def readings(fn, rope=ROPE):
 
 
 @pytest.mark.parametrize("fn, names", [
-    (lambda x, m: rotated(x, m, THETA), set()),
     (lambda x, m: rotated(x, m.astype(np.float32), THETA.astype(np.float32)), set()),
     (lambda x, m: rotated(x, m, DOUBLED), {"frequencies", "rule"}),
     (lambda x, m: rotated(x, m, -THETA), {"direction"}),
