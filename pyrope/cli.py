@@ -390,9 +390,9 @@ def write_vectors(given: Given, output: Output) -> int:
         return _verify(directory, given, output)
     if given.keys() & {"outputs", "only"} or output != Output():
         raise ValueError("a second path, --html, --json and --only need --verify")
-    own, chosen = _own_vectors(given), "max_position" in given
+    chosen, own = "max_position" in given, _own_vectors(given)
     _progress("writing …")
-    manifest = vectors.write_vectors(directory, own=own, **_take(given, "suite dtype"))
+    manifest = vectors.write_vectors(directory, own=own, **given)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {directory}")
     if own is not None:
@@ -402,21 +402,20 @@ def write_vectors(given: Given, output: Output) -> int:
 
 def _own_vectors(given: Given) -> vectors.Own | None:
     """What says how the vectors for one's own rope are; None: the standard ones."""
-    config, more = given.get("config"), {name: given[name] for name in ("heads", "key_heads") if name in given}
-    last = given.get("max_position")
+    more, config = _take(given, "heads key-heads max-position"), given.get("config")
     if not _takes_rope(given) and "head_dim" not in given:
-        _refuse(_take(given, "heads key-heads max-position"), "needs a rope of your own: give --config, or its numbers")
+        _refuse(more, "needs a rope of your own: give --config, or its numbers")
         return None
     rope = _rope(given)
     if config is not None or given.get("suite") == "rotation":
         why = "--config says it already" if config is not None else "rotations have no heads"
-        _refuse(more, f"must be left out: {why}")
+        _refuse({name: x for name, x in more.items() if name != "max_position"}, f"must be left out: {why}")
     if config is not None:
-        more = head_counts(config)
-        if last is None and not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
+        more |= head_counts(config)
+        if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
             last = min((position_count(config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
-            last = max(last, vectors.LEAST_POSITION)
-    return vectors.Own(rope, **more, max_position=last)
+            more.setdefault("max_position", max(last, vectors.LEAST_POSITION))
+    return vectors.Own(rope, **more)
 
 
 def _verify(directory: str, given: Given, output: Output) -> int:
@@ -538,7 +537,7 @@ def plot(given: Given, output: Output) -> int:
     if "rope" not in inspect.signature(plots.PLOTS[name]).parameters:
         _refuse(given, f"must be left out: the picture {name} shows no rope")
     _progress("drawing …")
-    plots.draw(name, file, **({"rope": _rope(given)} if given else {}))
+    plots.draw(name, file, _rope(given) if given else None)
     _progress("")
     print(f"{name} drawn in {file}")
     return 0

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .gallery import Row
     from .operator import Identification
 
-SUFFIXES = (".html", ".htm")
 SYMBOLS = {"right": "✓", "equivalent": "≈", "wrong": "✗", "not judged": "?"}
 # Where the issues are that `mistakes` names by the last part alone, such as vllm#590.
 REPOSITORIES = {place.rpartition("/")[2]: place for place in (
@@ -37,16 +36,14 @@ REPOSITORIES = {place.rpartition("/")[2]: place for place in (
 )}  # fmt: skip
 _ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a page loads nothing and runs nothing
-_PAPER = """--paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --quiet: #57606a; --rule: #d5dae0; --link: #0a5bb5;
-  --right: #1a6e33; --equivalent: #14606b; --wrong: #a8201a; --not-judged: #7a4f00;
-  color-scheme: light;"""
 _STYLE = """
-.pyrope { PAPER background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
+.pyrope { color-scheme: light dark; --paper: light-dark(#ffffff, #15181c); --card: light-dark(#f6f7f9, #1e2329);
+  --ink: light-dark(#1b1f24, #e6e9ec); --quiet: light-dark(#57606a, #a3adb8); --rule: light-dark(#d5dae0, #3a424b);
+  --link: light-dark(#0a5bb5, #7db8ff); --right: light-dark(#1a6e33, #7fd897); --wrong: light-dark(#a8201a, #ff9d95);
+  --equivalent: light-dark(#14606b, #7fd3de); --not-judged: light-dark(#7a4f00, #f3c46b);
+  background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
-@media (prefers-color-scheme: dark) { .pyrope { --paper: #15181c; --card: #1e2329; --ink: #e6e9ec; --quiet: #a3adb8;
-  --rule: #3a424b; --link: #7db8ff; --right: #7fd897; --equivalent: #7fd3de; --wrong: #ff9d95; --not-judged: #f3c46b;
-  color-scheme: dark; } }
-@media print { .pyrope { PAPER --card: #ffffff; --ink: #000000; --quiet: #444444; font-size: 11pt; padding: 0; }
+@media print { .pyrope { color-scheme: light; font-size: 11pt; padding: 0; }
   .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; }
   .pyrope h2, .pyrope h3, .pyrope h4, .pyrope thead { break-after: avoid; } }
 .pyrope * { box-sizing: border-box; }
@@ -80,11 +77,11 @@ _STYLE = """
   border-radius: 6px; }
 .pyrope details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem .75rem; }
 .pyrope summary { cursor: pointer; font-weight: 600; }
-""".replace("PAPER", _PAPER)
+"""
 _BODY = """
-html { background: #ffffff; -webkit-text-size-adjust: 100%; } body { margin: 0; }
-.pyrope { max-width: 64rem; margin: 0 auto; border-radius: 0; }
-@media screen and (prefers-color-scheme: dark) { html { background: #15181c; } }
+html { color-scheme: light dark; background: light-dark(#ffffff, #15181c); -webkit-text-size-adjust: 100%; }
+body { margin: 0; } .pyrope { max-width: 64rem; margin: 0 auto; border-radius: 0; }
+@media print { html { color-scheme: light; } }
 """
 
 
@@ -115,13 +112,8 @@ def joined(parts: Iterable[str]) -> Markup:
 
 
 def check_file(path: PathLike) -> Path:
-    """Returns the path if a page can be written there; to be called before anything is computed."""
-    file = Path(path)
-    if file.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"a page must be a {' or '.join(SUFFIXES)} file, was {str(path)!r}")
-    if not file.parent.is_dir():
-        raise FileNotFoundError(f"there is no directory {file.parent} to put {file.name} into")
-    return file
+    """Returns the path if a page can be written there."""
+    return plots.check_path(path, "a page", (".html", ".htm"))
 
 
 def write_page(path: PathLike, title: str, *sections: Markup) -> None:
