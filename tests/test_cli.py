@@ -349,6 +349,7 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     (["check", "json", "--in-process", *ROPE], "module:function"),
     (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),  # as the other process says
     (["check", "json:dumps", *ROPE, "--timeout", "0"], "--timeout must be"),
+    ([*F, "--timeout", "5"], "--timeout must be left out: --in-process has no time limit"),
     ([*F, "--exec", "x"], "or --exec, not both"),
     ([*F, "--not-causal", "--heads", "8"], "--not-causal, --heads must be left out: not for a rotation"),
     ([*F, "--grade", "perfect"], "grade must be one of"),
