@@ -312,6 +312,7 @@ def test_vectors_from_elsewhere_get_an_error_that_names_the_file(small):
         ({"cases": [{**entry, "rope": None}]}, "rope must be a Rope"),
         ({"cases": [{**entry, "options": {"fn": 1}}]}, "fn"),
         ({"cases": [{**entry, "name": "../x"}]}, "letters, digits"),
+        ({"cases": [{**entry, "kind": "linear", "options": {"heads": None}}]}, ""),
     ):
         path.write_text(json.dumps({**manifest, **change}))
         with pytest.raises(ValueError, match=f"manifest.json: .*{words}"):

@@ -414,7 +414,8 @@ def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, Array],
         given = load_safetensors(given)[0]
     if not chosen:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
-    return [_judged(case, directory, given) for case in chosen]
+    with errors_prefixed_with(directory / "manifest.json"):  # whose options may be no numbers
+        return [_judged(case, directory, given) for case in chosen]
 
 
 def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> Report:
