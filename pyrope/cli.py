@@ -281,7 +281,7 @@ def _apart(given: Given) -> int:
     command, *words = Parser.typed
     ended = isolation.run_apart("pyrope.cli:judge_apart", [command, "--in-process", *words], timeout)
     if isinstance(ended, Failure):
-        raise NotJudged(Report(given["target"], f"what {' '.join(words)} says", "not judged", failure=ended))
+        raise NotJudged(Report(given["target"], f"pyrope {' '.join(Parser.typed)}", "not judged", failure=ended))
     print(_coloured(ended.output), end="")
     return ended.code
 

@@ -154,6 +154,22 @@ def test_trace_and_diff(run, folder):
     assert json.loads(run("diff", first, second, "--json")[1])["verdict"] == "wrong"
 
 
+def test_vectors(run, tmp_path):
+    folder, outputs, words = tmp_path / "v", tmp_path / "out", ("--suite", "rotation", *ROPE, "--max-position", "100")
+    assert run("vectors", str(folder), *words)[:2] == (0, f"4 cases written to {folder}\npositions end at 100\n")
+    outputs.mkdir()
+    for dtype, factor in (("float64", 1), ("float32", 2), ("float16", 2)):
+        y = np.load(folder / f"npy/rotation-own-{dtype}.y.npy") * factor
+        np.save(outputs / f"rotation-own-{dtype}.npy", y.astype(dtype))
+    judge = "vectors", "--verify", str(folder), str(outputs)
+    code, text, errors = run(*judge, "--html", str(tmp_path / "r.html"))
+    assert code == 1 and text.endswith("4 cases, 1 right, 2 wrong, 1 not judged\n") and (tmp_path / "r.html").exists()
+    assert "wrong likewise, 1: rotation-own-float16" in text and "missing outputs, 1: rotation-own-bfloat16" in text
+    code, text, _ = run(*judge, "--only", "*-float64", "--json")
+    assert code == 0 and [report["verdict"] for report in json.loads(text)] == ["right"]
+    assert run(*judge, "--only", "*-bfloat16")[0] == 3
+
+
 # ── check, identify ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 CANDIDATES = """

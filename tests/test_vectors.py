@@ -268,7 +268,7 @@ def test_outputs_are_read_from_files_of_two_kinds_and_from_a_dict(small, tmp_pat
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda y: None, "there is no"),
+    (lambda y: None, "there is no output"),
     (lambda y: y[:-1], "must be .* of shape"),
     (lambda y: y.astype(np.float32), "was float32"),
     (lambda y: y.astype(">u2"), "big-endian"),

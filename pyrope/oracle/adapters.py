@@ -519,7 +519,7 @@ def load_target(target: str) -> Function:
     try:
         value = operator.attrgetter(name)(_imported(place))
     except AttributeError as error:
-        raise ValueError(f"{place} has no {name!r}: {error}") from error
+        raise ValueError(f"{place} has no {name!r}") from error
     if not callable(value):
         raise ValueError(f"{target} must be a function, was {type(value).__name__}")
     return value  # type: ignore[no-any-return]
