@@ -199,10 +199,15 @@ def report_section(report: Report, level: str = "h1", pictures: bool = True) -> 
     readings: Readings | None = report.readings() if callable(report.readings) else report.readings
     about, _, why = report.headline.partition(f": {report.verdict.upper()}")
     heading = "h2" if level == "h1" else "h4"
-    sides = [(name, due, got if same else f"≠ {got}") for name, due, got, same in (readings.sides if readings else ())]
-    shown = [_part(part, heading) for part in report.parts(sides)]
-    drawn = _pictures(readings, heading, report.verdict) if pictures else ()
+    shown = [_part(part, heading) for part in report.parts(_sides(readings, report.measured))]
+    drawn = _pictures(readings, heading, report.verdict) if pictures and readings is not None else ()
     return element("section", _verdict(report.verdict, f"{about}{why}", level), *shown, *drawn)
+
+
+def _sides(readings: Readings | None, measured: Iterable[tuple[str, str, str]] = ()) -> list[tuple[str, str, str]]:
+    """What was read beside what was expected, or what a report says it measured; what differs is marked."""
+    rows = (readings.sides if readings is not None else ()) or [(*row, row[1] == row[2]) for row in measured]
+    return [(name, due, got if same else f"≠ {got}") for name, due, got, same in rows]
 
 
 def _part(part: Part, heading: str) -> Markup:
@@ -213,18 +218,18 @@ def _part(part: Part, heading: str) -> Markup:
     return element("div", *title, *rows, *table, *lines, class_="finding" if "fact" in dict(part.rows) else None)
 
 
-def _pictures(readings: Readings | None, heading: str, verdict: str = "right") -> list[Markup]:
+def _pictures(readings: Readings, heading: str, verdict: str = "right") -> list[Markup]:
     """What was read, drawn; nothing without matplotlib."""
     drawn: list[tuple[str, Any, str]] = []  # a title, a figure, and words below it
     with contextlib.suppress(ImportError):
-        if readings is not None and (shown := readings.operators) is not None:
+        if (shown := readings.operators) is not None:
             figure = plots.operator_map(shown.position, shown.measured, shown.expected, readings.reference)
             alike = "No pair differs here: the findings say in which calls one does."
             words = alike if verdict == "wrong" and not shown.differs else ""
             drawn.append((f"R(m) at position {shown.position}", figure, words))
-        if readings is not None and readings.errors is not None:
+        if readings.errors is not None:
             drawn.append((f"Errors by {readings.errors.place}", plots.errors_chart(*readings.errors), ""))
-        if readings is not None and readings.frequencies is not None and len(readings.frequencies.measured):
+        if readings.frequencies is not None and len(readings.frequencies.measured):
             drawn.append(("Frequencies by pair", plots.frequencies_chart(*readings.frequencies), ""))
     return [part for title, figure, words in drawn for part in (element(heading, title), _figure(title, figure, words))]
 
@@ -245,8 +250,12 @@ def identification_section(result: Identification) -> Markup:
     rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
     head = _verdict("right" if named else "not judged", f"{title}: {rule}", name="")
     rope = [element("p", element("code", repr(result.rope)))] if named else []
-    read = None if result.readings is None else rotation_readings(result.readings, result.rope, "identified")
-    return element("section", head, _definitions(result.rows()), *rope, *_pictures(read, "h2"))
+    parts = [head, _definitions(result.rows()), *rope]
+    if result.readings is not None:
+        read = rotation_readings(result.readings, result.rope, "identified")
+        table = [_part(Part("Identified and measured", table=[("", "identified", "measured"), *_sides(read)]), "h2")]
+        parts += [*(table if read.sides else []), *_pictures(read, "h2")]
+    return element("section", *parts)
 
 
 def verification_section(reports: Sequence[Report]) -> Markup:
