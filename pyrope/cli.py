@@ -209,10 +209,10 @@ def _takes_rope(given: Given) -> bool:
 def _rope(given: Given) -> Rope:
     """Takes the options of a rope out of those that were given."""
     own = _take(given, ROPE)
-    length, config, scaling = (own.pop(name, None) for name in ("length", "config", "scaling"))
+    length, config = own.pop("length", None), own.pop("config", None)
     if config is not None:
         read = _take(own, "layout layer-type")
-        _refuse({**own, **({} if scaling is None else {"scaling": 1})}, "must be left out: --config says it already")
+        _refuse(own, "must be left out: --config says it already")
         rope = Rope.from_config(config, **read)
         if still := still_layers(config):
             layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
@@ -221,7 +221,8 @@ def _rope(given: Given) -> Rope:
         _refuse(_take(own, "layer-type"), "needs --config")
         if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
             raise ValueError(f"give --config, or {', '.join(missing)}")
-        rope = Rope(**own, scaling=None if scaling is None else _scaling(scaling))
+        scaling = {"scaling": _scaling(own.pop("scaling"))} if "scaling" in own else {}
+        rope = Rope(**own, **scaling)
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
@@ -581,9 +582,14 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
     """Prints text as it comes, then the speed."""
     times = [time.perf_counter()]
-    timed = (token for token in tokens if times.append(time.perf_counter()) is None)  # type: ignore[func-returns-value]
+
+    def timed() -> Iterator[int]:
+        for token in tokens:
+            times.append(time.perf_counter())
+            yield token
+
     try:
-        for text in tokenizer.stream(timed):
+        for text in tokenizer.stream(timed()):
             print(text, end="", flush=True)
     finally:
         print(flush=True)
