@@ -70,18 +70,21 @@ def each(
     """
     todo = list(pieces)
     count = threads() if spread and len(todo) > 1 and not (products and _blas() is None) else 0
-    if not count or not _lock(os.getpid()).acquire(blocking=False):  # a child process has another lock, and no threads
+    lock, pool = _shared(os.getpid())  # a child process has another lock, and no threads
+    if not count or not lock.acquire(blocking=False):
         for piece in todo:
             work(piece)
         return
     try:
         with _blas().limit(limits=1) if products else nullcontext():
-            _spread(work, deque(enumerate(todo)), count - 1)
+            _spread(work, deque(enumerate(todo)), pool, count - 1)
     finally:
-        _lock(os.getpid()).release()
+        lock.release()
 
 
-def _spread(work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], helpers: int) -> None:
+def _spread(
+    work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], pool: ThreadPoolExecutor, helpers: int
+) -> None:
     """Pieces are taken in order, by this thread and by so many others."""
     failures: dict[int, BaseException] = {}
 
@@ -101,7 +104,7 @@ def _spread(work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], 
     try:
         with suppress(RuntimeError):  # no thread can be started, as at the end of a program: this one does the rest
             for _ in range(min(helpers, len(queue) - 1)):
-                started.append(_pool(os.getpid(), helpers).submit(copy_context().run, run))  # has np.errstate
+                started.append(pool.submit(copy_context().run, run))  # has np.errstate
         run()
     finally:
         queue.clear()  # after Ctrl-C
@@ -124,15 +127,9 @@ def threads() -> int:
 
 
 @cache
-def _pool(process: int, count: int) -> ThreadPoolExecutor:
-    """So many threads, which start when they are first needed."""
-    return ThreadPoolExecutor(count)
-
-
-@cache
-def _lock(process: int) -> Lock:
-    """Held while the pieces of a call are spread."""
-    return Lock()
+def _shared(process: int) -> tuple[Lock, ThreadPoolExecutor]:
+    """A lock, held while the pieces of a call are spread, and threads, which start when they are first needed."""
+    return Lock(), ThreadPoolExecutor(9999)
 
 
 @cache

@@ -139,7 +139,7 @@ def test_the_error_of_the_first_piece_that_fails(count, failing, most):
             with pytest.raises(ValueError, match=f"piece {first}$"):
                 tiles.each(work, range(count))
             assert len(done) <= first + 2 * most  # what comes after is left out
-        assert not tiles._lock(os.getpid()).locked()
+        assert not tiles._shared(os.getpid())[0].locked()
 
 
 def test_an_interrupt_is_never_hidden_by_an_error_and_arrays_are_freed():
@@ -170,11 +170,11 @@ def test_without_new_threads_the_caller_does_it_all(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    tiles._pool.cache_clear()
+    tiles._shared.cache_clear()
     done = []
     with threads(4):
         tiles.each(done.append, range(9))
-    tiles._pool.cache_clear()
+    tiles._shared.cache_clear()
     assert done == list(range(9))
 
 
@@ -186,10 +186,10 @@ rope, m = pyrope.Rope(128, 10000.0, "half"), np.arange(5000)
 expected = pyrope.cos_sin(m, rope)[0]
 atexit.register(lambda: print("end", (pyrope.cos_sin(m, rope)[0] == expected).all()))
 if hasattr(os, "fork"):
-    tiles._lock(os.getpid()).acquire()  # as if another thread were at work
+    tiles._shared(os.getpid())[0].acquire()  # as if another thread were at work
     child = os.fork()
     if not child:
-        os._exit(not (pyrope.cos_sin(m, rope)[0] == expected).all() or len(tiles._pool(os.getpid(), 1)._threads) != 1)
+        os._exit(not (pyrope.cos_sin(m, rope)[0] == expected).all() or len(tiles._shared(os.getpid())[1]._threads) != 1)
     print(os.waitpid(child, 0)[1])
 """
 
@@ -240,7 +240,7 @@ def _linear(rng):
 
 def _layers(rng):
     x, weight = rng.standard_normal((3, 17, 10)).astype(np.float32), rng.standard_normal((5, 10)).astype(np.float32)
-    yield layers.layer_norm(x.swapaxes(0, 1), layers.Norm(weight[0], weight[1]), 1e-6)
+    yield layers.NORMS["layer"](x.swapaxes(0, 1), layers.Norm(weight[0], weight[1]), 1e-6)
     up, down = (layers.Projection(rng.standard_normal(shape).astype(np.float32), None) for shape in ((14, 10), (10, 7)))
     yield layers.mlp(x, up, down, "gelu", gated=True)
 
@@ -272,7 +272,7 @@ def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
         with threads(count, blas):
             assert _bits(name) == one
 
-    def backwards(work, queue, helpers):  # no piece reads what another one writes: whichever comes first
+    def backwards(work, queue, pool, helpers):  # no piece reads what another one writes: whichever comes first
         for _, piece in reversed(queue):
             work(piece)
 
@@ -294,6 +294,6 @@ def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, mon
         tables = pyrope.rotation_tables(range(70), Rope(8, 10000.0, "half"), like=x)
         pyrope.rotate(x, tables.positions, tables.rope, tables=tables)
         pyrope.attention(x, x, x, causal=True)
-        layers.rms_norm(x, layers.Norm(x[0, 0], None), 1e-5)
+        layers.NORMS["rms"](x, layers.Norm(x[0, 0], None), 1e-5)
         monkeypatch.setattr(tiles, "_spread", no)
         pyrope.linear_attention(x, x, x, causal=True, feature_map=lambda x: x**2 + 1)
