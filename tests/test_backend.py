@@ -14,7 +14,7 @@ from models import PLAIN
 from strategies import DTYPES
 
 import pyrope
-from pyrope import Rope, backend, rotation
+from pyrope import Rope, rotation
 from pyrope.theta import LAYOUTS
 
 needs_wheel = pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
@@ -224,17 +224,3 @@ def test_a_decoding_step_of_a_layer_is_few_launches_and_no_wait(xp, attention, m
     shallow, deep = step(1), step(3)
     assert shallow[1] == deep[1] == 1  # the one wait is for the logits
     assert (deep - shallow)[0] <= 2 * most
-
-
-def test_results_that_are_given():
-    made = backend.result_array(np, (2, 3), np.dtype(np.float32), None)
-    assert made.shape == (2, 3) and made.dtype == np.float32
-    assert backend.result_array(np, (2, 3), np.dtype(np.float32), made) is made
-    for shape, dtype in (((3, 2), np.float32), ((2, 3), np.float64)):
-        with pytest.raises(
-            ValueError, match=r"out must have the shape and dtype of the result, .*, had \(2, 3\) float32"
-        ):
-            backend.result_array(np, shape, np.dtype(dtype), made)
-    made.flags.writeable = False
-    with pytest.raises(ValueError, match="out must be writable, was read-only"):
-        backend.result_array(np, (2, 3), np.dtype(np.float32), made)

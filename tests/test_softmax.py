@@ -1,7 +1,5 @@
 """`attention` equals the definition for every option, dtype, memory layout, tiling and backend."""
 
-import math
-
 import numpy as np
 import pytest
 import references
@@ -88,14 +86,6 @@ def test_many_tiles_and_scores_of_any_size(options, size):
     shuffled = rng.permutation(801)  # positions decide who sees whom, not places
     k, v = k[..., shuffled, :], v[..., shuffled, :]
     close(attention(q, k, v, q_positions=np.arange(101, 801), k_positions=shuffled, **options), exact, allowed)
-
-
-def test_two_keys_by_hand(xp):
-    # Scores 0 and ln 3: weights 1/4 and 3/4. Capped at 1: tanh(ln 3) = 4/5, so weights are as exp(0) to exp(4/5).
-    q, k, v = np.ones((1, 1, 1)), np.array([[[0.0], [math.log(3)]]]), np.array([[[4.0, 0.0], [0.0, 8.0]]])
-    weight = 1 / (1 + math.exp(0.8))
-    np.testing.assert_allclose(run(xp, q, k, v), [[[1, 6]]], rtol=1e-15)
-    np.testing.assert_allclose(run(xp, q, k, v, softcap=1.0), [[[4 * weight, 8 - 8 * weight]]], rtol=1e-15)
 
 
 @pytest.mark.parametrize(
