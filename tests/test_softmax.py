@@ -179,6 +179,14 @@ def test_a_large_softcap_does_not_make_scores_small():
     np.testing.assert_allclose(attention(q, k, v, softcap=1e30), attention(q, k, v), atol=2e-3)
 
 
+def test_scores_that_are_known_to_be_small_need_no_maximum(monkeypatch):
+    monkeypatch.delattr(softmax, "_top")
+    x = np.ones((1, 80, 4), np.float32)
+    assert (attention(x, x, x) == 1).all()
+    with pytest.raises(NameError):
+        attention(x * 100, x, x)
+
+
 def test_nan_stays_in_its_row_and_its_column(xp):
     q, k, v = (np.ones((1, 70, 4)) for _ in "qkv")
     q[0, 3, 1] = np.nan
