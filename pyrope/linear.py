@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import checks
-from .backend import Array, fused, namespace, to_numpy
+from .backend import Array, namespace, to_numpy
 from .definition import FEATURE_MAPS as FEATURE_MAPS  # models name them, too
 from .rotation import Tables, check_fit, rotation_tables, turn
 from .softmax import check_heads
@@ -237,7 +235,7 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
         return x.reshape(*x.shape[:-3], g, x.shape[-3] // g, x.shape[-2] // c, c, x.shape[-1])
 
     (phi_q, turned_q), (phi_k, turned_k), values = map(cut, q), map(cut, k), cut(v)
-    lower, columns = _lower(xp, c, v.dtype), turned_k.swapaxes(-1, -2)
+    lower, columns = xp.tril(xp.ones((c, c), v.dtype)), turned_k.swapaxes(-1, -2)
     weights = turned_q @ columns
     weights *= lower
     numerator = weights @ values  # Eq. (19): the keys of this chunk,
@@ -248,12 +246,6 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
         z = totals[..., 0, i, -1, :]
     numerator += turned_q @ states  # and all before it
     return numerator, phi_q, totals, (s, z)
-
-
-@lru_cache(maxsize=8)
-def _lower(xp: ModuleType, c: int, dtype: np.dtype[Any]) -> Array:
-    """1 where a token of a chunk (rows) sees one of it (columns), else 0: (c, c)."""
-    return xp.tril(xp.ones((c, c), dtype))
 
 
 def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rule: Rule) -> None:
@@ -293,39 +285,19 @@ def _given(feature_map: Any, x: Array) -> Array:
 def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) -> None:
     """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e); 0/0 is 0, and what is wrong NaN."""
     xp, limits = namespace(phi), np.finfo(rule.dtype)
-    denominator = xp.einsum("...d,...d->...", phi, total)
+    denominator = xp.einsum("...d,...d->...", phi, total)[..., None]
     # φ(q)ᵀφ(k) of small features, as of inputs around −52 in float32, is subnormal: a number of few bits, whose
     # quotients are off by a tenth or more. From tiny/ε on, every product that matters in the sum is a normal one.
     size, least = denominator if rule.denominators == "positive" else abs(denominator), float(limits.tiny / limits.eps)
-    if xp is not np or not ((size >= least) & (size < np.inf)).all():
+    good = (size >= least) & (size < np.inf)
+    if xp is not np or not good.all():
         # Of smaller features it is 0, which must not pass for that of a row that sees nothing.
-        seen = _any_of_both(xp, phi, total), _any(xp, numerator)
-        denominator = _nan_if_wrong(xp, denominator, size, *seen, least)
-    _quotients(xp, numerator, denominator[..., None])
-    out[...] = numerator.reshape(out.shape)
-
-
-@fused
-def _any(xp: ModuleType, x: Array) -> Array:
-    return xp.any(x != 0, axis=-1)
-
-
-@fused
-def _any_of_both(xp: ModuleType, x: Array, y: Array) -> Array:
-    return xp.any((x != 0) & (y != 0), axis=-1)
-
-
-@fused
-def _nan_if_wrong(xp: ModuleType, x: Array, size: Array, one: Array, other: Array, least: float) -> Array:
-    """x where its size is right, 1 where nothing was seen, else NaN."""
-    empty = ~(one | other)
-    return xp.where((size >= least) & (size < np.inf) | empty, x + empty, np.nan)
-
-
-@fused
-def _quotients(xp: ModuleType, numerator: Array, denominator: Array) -> None:
+        empty = ~((phi != 0) & (total != 0)).any(axis=-1, keepdims=True) & (numerator == 0).all(axis=-1, keepdims=True)
+        denominator = xp.where(good | empty, denominator + empty, np.nan)
     numerator /= denominator
-    xp.copyto(numerator, np.nan, where=~xp.isfinite(numerator))
+    if xp is not np or not np.isfinite(numerator).all():
+        numerator = xp.where(xp.isfinite(numerator), numerator, np.nan)
+    out[...] = numerator.reshape(out.shape)
 
 
 def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:

@@ -252,7 +252,8 @@ class Running:
         xp, shape = self.xp, (*self.queries.shape[:-1], k.shape[-2])
         scores = xp.matmul(self.queries, k.swapaxes(-1, -2), out=spare[: math.prod(shape)].reshape(shape))
         if self.rule.softcap is not None:
-            _cap(xp, scores, self.rule.softcap)
+            xp.tanh(scores, out=scores)
+            scores *= self.rule.softcap
         by_head = scores.reshape(*self.shape, shape[-1])
         at, others, reach = 0, 0, (0, 0)
         if self.rule.reach is not None and far is not None:
@@ -315,12 +316,6 @@ def _stretches(rule: Rule, m: int, width: int, step: int) -> list[tuple[slice, b
 
 
 # ── Between the products: each is one launch on a GPU ────────────────────────────────────────────────────────────────
-
-
-@fused
-def _cap(xp: ModuleType, scores: Array, softcap: float) -> None:
-    xp.tanh(scores, out=scores)
-    scores *= softcap
 
 
 @fused
