@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
@@ -77,37 +76,34 @@ def each(
         return
     try:
         with _blas().limit(limits=1) if products else nullcontext():
-            _spread(work, deque(enumerate(todo)), pool, count - 1)
+            _spread(work, todo, pool, count - 1)
     finally:
         lock.release()
 
 
-def _spread(
-    work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], pool: ThreadPoolExecutor, helpers: int
-) -> None:
+def _spread(work: Callable[[_Piece], object], todo: list[_Piece], pool: ThreadPoolExecutor, helpers: int) -> None:
     """Pieces are taken in order, by this thread and by so many others."""
     failures: dict[int, BaseException] = {}
+    queue = enumerate(todo)  # which all threads share
 
     def run() -> None:
-        while queue:
-            try:
-                number, piece = queue.popleft()
-            except IndexError:  # another thread took the last one
-                return
+        for number, piece in queue:
             try:
                 work(piece)
             except BaseException as error:
-                queue.clear()  # every piece before this one has been taken: the first to fail will be among them
                 failures[number if isinstance(error, Exception) else -1] = error  # Ctrl-C is never hidden by an error
+            if failures:  # every piece before one that failed has been taken: the first to fail will be among them
+                return
 
     started = []
     try:
         with suppress(RuntimeError):  # no thread can be started, as at the end of a program: this one does the rest
-            for _ in range(min(helpers, len(queue) - 1)):
+            for _ in range(min(helpers, len(todo) - 1)):
                 started.append(pool.submit(copy_context().run, run))  # has np.errstate
         run()
     finally:
-        queue.clear()  # after Ctrl-C
+        for _ in queue:  # after Ctrl-C nothing more is taken
+            pass
         wait([helper for helper in started if not helper.cancel()])
     try:
         if failures:

@@ -272,8 +272,8 @@ def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
         with threads(count, blas):
             assert _bits(name) == one
 
-    def backwards(work, queue, pool, helpers):  # no piece reads what another one writes: whichever comes first
-        for _, piece in reversed(queue):
+    def backwards(work, todo, pool, helpers):  # no piece reads what another one writes: whichever comes first
+        for piece in reversed(todo):
             work(piece)
 
     monkeypatch.setattr(tiles, "_spread", backwards)
