@@ -242,8 +242,7 @@ class Running:
         self.masked |= mask is not None
         marked = self.xp is not np and self.rule.reach is not None  # see _mask
         for keys, in_part in _stretches(self.rule, m, width, min(width, _FINE) if self.xp is np else width):
-            masks = [] if mask is None else [tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))]
-            masks = [_narrowed(self.xp, some, k.dtype) for some in masks]
+            masks = [] if mask is None else [_narrowed(self.xp, mask, keys, k.dtype)]
             self._add(k[..., keys, :], v[..., keys, :], keys if in_part or marked else None, masks, spare)
         return self
 
@@ -339,7 +338,8 @@ def _mask(xp: ModuleType, scores: Array, at: Any, others: Any, low: int, high: i
 def _top(xp: ModuleType, scores: Array) -> Array:
     """The greatest score of each row."""
     # In a row of −inf alone exp(score − top) would be exp(−inf + inf) = NaN: with the lowest finite number it is 0.
-    return xp.maximum(xp.max(scores, axis=-1), float(np.finfo(scores.dtype).min))
+    top = scores.max(axis=-1) if xp is np else xp.max(scores, axis=-1)  # the method is quicker, and cannot be fused
+    return xp.maximum(top, float(np.finfo(scores.dtype).min))
 
 
 @fused
@@ -358,8 +358,9 @@ def _finite(xp: ModuleType, x: Array) -> Array:
     return xp.all(xp.isfinite(x), axis=-1)
 
 
-def _narrowed(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:
-    """A mask of bool as it is, and one of floats in the dtype of the scores."""
+def _narrowed(xp: ModuleType, mask: Array, keys: slice, dtype: np.dtype[Any]) -> Array:
+    """The mask of some keys: of bool as it is, of floats in the dtype of the scores."""
+    mask = mask[..., keys] if mask.shape[-1] > 1 else mask
     if mask.dtype == bool:
         return mask
     # With a float64 mask, float32 scores + mask is a float64 sum, so the mask is converted first. But what is finite

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from strategies import DTYPES
 
 import pyrope
@@ -47,6 +47,7 @@ def threads(count, blas=True):
 # --- tiles ---
 
 
+@example((2, 9, 3), 6)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple), st.integers(1, 40))
 def test_tiles_cover_every_element_once_and_keep_the_limit(shape, limit):
     counted = np.zeros(shape, int)
