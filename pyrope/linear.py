@@ -92,9 +92,8 @@ def linear_attention(
     if checks.flag("causal", causal):
         return linear_step(q, k, v, positions, rope, feature_map=feature_map, denominators=denominators)[0]
     rule = checked_rule((q, k, v), False, (positions, rope), (feature_map, denominators))
-    queries, keys, values = with_heads(q, k, v)
-    out = read(queries, sums(keys, values, rule), rule)  # Eq. (18): the same sums for every query
-    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False)
+    out = read(q, sums(k, v, rule), rule)  # Eq. (18): the same sums for every query
+    return checked_outputs(out, rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
@@ -111,12 +110,11 @@ def linear_step(
     ((2, 2, 4), 5)
     """
     rule = checked_rule((q, k, v), True, (positions, rope), (feature_map, denominators))
-    queries, keys, values = with_heads(q, k, v)
-    after = LinearState(*zeros(keys, values, rule), queries.shape[-2], rope, feature_map)
+    after = LinearState(*zeros(k, v, rule), q.shape[-2], rope, feature_map)
     if state is not None:
         after += state
-    out = step(queries, keys, values, (after.numerator, after.denominator), rule)
-    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False), after
+    out = step(q, k, v, (after.numerator, after.denominator), rule)
+    return checked_outputs(out, rule, on_host=False), after
 
 
 def linear_state(
@@ -124,13 +122,7 @@ def linear_state(
 ) -> LinearState:
     """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
     rule = checked_rule((k, k, v), False, (positions, rope), (feature_map, "positive"))
-    k, v = with_heads(k, v)
     return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
-
-
-def with_heads(*arrays: Array) -> list[Array]:
-    """Arrays (n, any) as (1, n, any)."""
-    return [x[None] if x.ndim == 2 else x for x in arrays]
 
 
 def checked_rule(
@@ -138,9 +130,8 @@ def checked_rule(
 ) -> Rule:
     """The rule, if q, k and v, causal, positions and rope, feature map and denominators are what `linear_attention`
     says."""
-    (positions, rope), (feature_map, denominators), tables = where, how, None
-    namespace(**dict(zip("qkv", arrays, strict=True)))
-    q, k, v = with_heads(*arrays)
+    (q, k, v), (positions, rope), (feature_map, denominators), tables = arrays, where, how, None
+    namespace(q=q, k=k, v=v)
     dtype, n = check_heads(q, k, v), k.shape[-2]
     if checks.flag("causal", causal) and q.shape[-2] != n:
         raise ValueError(f"causal attention needs as many queries as keys, had {q.shape[-2]} and {n}")
@@ -154,8 +145,8 @@ def checked_rule(
         if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
             shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
-        for x in arrays[:2]:
-            check_fit(x, tables)
+        check_fit(q, tables)
+        check_fit(k, tables)
     return Rule(dtype, tables, feature_map, denominators)
 
 

@@ -25,12 +25,11 @@ def on(xp, *hosts):
 def cases(draw, dtype=dtypes, most=9):
     """q, k, v, positions, rope (or None for both), and a feature map whose denominators are positive."""
     rope = draw(st.none() | ropes(max_pairs=3))
-    batch = draw(st.sampled_from([None, (), (2,), (2, 3)]))
+    batch = draw(st.sampled_from([(), (2,), (2, 3)]))
     g, r, n = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, most))
     d, e, kind = draw(st.integers(1, 5)) if rope is None else rope.head_dim, draw(st.integers(1, 4)), draw(dtype)
-    shapes = [(n, w) if batch is None else (*batch, h, n, w) for h, w in ((g * r, d), (g, d), (g, e))]
-    q, k, v = (draw(arrays(shape, kind)) for shape in shapes)
-    lead = draw(st.sampled_from([(), (batch or ())[:1], *([batch] if batch else [])]))
+    q, k, v = (draw(arrays((*batch, h, n, w), kind)) for h, w in ((g * r, d), (g, d), (g, e)))
+    lead = draw(st.sampled_from([(), batch[:1], batch]))
     m = None if rope is None else draw(position_arrays(rope, (*lead, n)))
     return q, k, v, m, rope, draw(st.sampled_from(("elu+1", "exp")))
 
