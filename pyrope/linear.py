@@ -91,7 +91,7 @@ def linear_attention(
     """
     if checks.flag("causal", causal):
         return linear_step(q, k, v, positions, rope, feature_map=feature_map, denominators=denominators)[0]
-    rule = checked_rule((q, k, v), False, (positions, rope), (feature_map, denominators))
+    rule = checked_rule((q, k, v), False, positions, rope, feature_map, denominators)
     out = read(q, sums(k, v, rule), rule)  # Eq. (18): the same sums for every query
     return checked_outputs(out, rule, on_host=False)
 
@@ -109,7 +109,7 @@ def linear_step(
     >>> last.shape, state.count
     ((2, 2, 4), 5)
     """
-    rule = checked_rule((q, k, v), True, (positions, rope), (feature_map, denominators))
+    rule = checked_rule((q, k, v), True, positions, rope, feature_map, denominators)
     after = LinearState(*zeros(k, v, rule), q.shape[-2], rope, feature_map)
     if state is not None:
         after += state
@@ -121,16 +121,15 @@ def linear_state(
     k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
 ) -> LinearState:
     """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
-    rule = checked_rule((k, k, v), False, (positions, rope), (feature_map, "positive"))
+    rule = checked_rule((k, k, v), False, positions, rope, feature_map, "positive")
     return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
 
 
 def checked_rule(
-    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any], how: tuple[Any, Any]
+    qkv: tuple[Array, Array, Array], causal: Any, positions: Any, rope: Any, feature_map: Any, denominators: Any
 ) -> Rule:
-    """The rule, if q, k and v, causal, positions and rope, feature map and denominators are what `linear_attention`
-    says."""
-    (q, k, v), (positions, rope), (feature_map, denominators), tables = arrays, where, how, None
+    """The rule, if the arguments are what `linear_attention` says."""
+    (q, k, v), tables = qkv, None
     namespace(q=q, k=k, v=v)
     dtype, n = check_heads(q, k, v), k.shape[-2]
     if checks.flag("causal", causal) and q.shape[-2] != n:

@@ -259,7 +259,7 @@ def parallel_linear_attention(
     """
 
     def check() -> tuple[linear.Rule, str, tuple[int, ...]]:
-        rule = linear.checked_rule((q, k, v), causal, (positions, rope), (feature_map, denominators))
+        rule = linear.checked_rule((q, k, v), causal, positions, rope, feature_map, denominators)
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
         ordered = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
