@@ -13,6 +13,7 @@ import numpy as np
 
 from . import checks
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .definition import pairs, rotation_matrix
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -71,11 +72,8 @@ def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
     distances = _integers("distance", distance)
     if distances.ndim:
         raise ValueError(f"distance must be one integer, had shape {distances.shape}")
-    angles, matrix = _angles(distances, d, base), np.zeros((d, d))
-    for t, angle in enumerate(angles):
-        pair = slice(2 * t, 2 * t + 2)
-        matrix[pair, pair] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
-    return matrix
+    angles = _angles(distances, d, base)  # (sin, cos) turns the other way round than (cos, sin)
+    return np.asarray(rotation_matrix(np.cos(angles), -np.sin(angles), *pairs("interleaved", d), d))
 
 
 def sinusoidal_decay(distances: Any, d: int, base: float = 10000.0) -> Float64:
