@@ -98,8 +98,9 @@ def on_host(value: Any) -> Any:
 def fused(formula: Callable[..., Any]) -> Callable[..., Any]:
     """A function of xp and arrays: as it is on the host, and one launch on a GPU, by cupy.fuse.
 
-    It is made of operators and functions of xp, which may write in place, and of one reduction at most, over the last
-    axis. Whatever it reads from an array that it also writes, it reads first.
+    It is made of operators and functions of xp, which may write in place. Whatever it reads from an array that it also
+    writes, it reads first. It may end with one reduction over the last axis, if its arguments are arrays alone: others
+    would make a kernel whose blocks wait for each other.
     """
 
     @wraps(formula)
