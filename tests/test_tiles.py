@@ -1,7 +1,6 @@
 """Every core: pieces of an array on several threads, with the same bits and the same errors as on one."""
 
 import gc
-import itertools
 import os
 import subprocess
 import sys
@@ -206,56 +205,33 @@ def test_a_child_process_and_the_end_of_a_program():
 # --- the same bits ---
 
 
-def _rotations(rng):
-    for layout, dtype in itertools.product(("interleaved", "half", "interleaved-to-half"), DTYPES.values()):
-        x = rng.standard_normal((2, 3, 11, 12)).astype(dtype)
-        rope, m = Rope(12, 10000.0, layout, 8), np.arange(11)
-        yield pyrope.unrotate(x.swapaxes(0, 1), m, rope)
-        yield pyrope.rotate(x, rng.integers(0, 99, (2, 11)), rope, out=x)
-
-
-def _tables(rng):
+def results():
+    """What every function returns whose work is spread, in every dtype."""
+    rng, m, rope = np.random.default_rng(0), np.arange(23), Rope(6, 10000.0, "half")
     for dtype in DTYPES.values():
-        yield from pyrope.cos_sin(rng.integers(-(2**31), 2**31, (3, 37)), Rope(12, 10000.0, "half"), dtype)
-
-
-def _qkv(rng):
-    for dtype in DTYPES.values():
-        yield [rng.standard_normal((2, h, 23, 6)).astype(dtype) for h in (6, 3, 3)]
-
-
-def _softmax(rng):
-    for q, k, v in _qkv(rng):
+        q, k, v = (rng.standard_normal((2, h, 23, 6)).astype(dtype) for h in (6, 3, 3))
+        by_row, by_head = rng.integers(0, 50, (2, 23)), rng.integers(0, 50, (2, 3, 23))
+        for layout in ("interleaved", "half", "interleaved-to-half"):
+            part, x = Rope(6, 10000.0, layout, 4), q.copy()
+            yield pyrope.unrotate(q.swapaxes(0, 1), m, part)
+            yield pyrope.rotate(x, by_row, part, out=x)
+        yield from pyrope.cos_sin(rng.integers(-(2**31), 2**31, (3, 37)), rope, dtype)
         for options in ({}, {"causal": True}, {"window": 5}, {"softcap": 2.0}, {"mask": rng.random((23, 23)) < 0.7}):
             yield pyrope.attention(q, k, v, **options)
-        yield pyrope.attention(q, k, v, causal=True, q_positions=rng.integers(0, 23, (2, 23)))  # other keys in each row
-
-
-def _linear(rng):
-    rope, m = Rope(6, 10000.0, "half"), np.arange(23)
-    for q, k, v in _qkv(rng):
-        for causal, at in ((True, m), (False, m), (True, rng.integers(0, 50, (2, 23)))):
+        yield pyrope.attention(q, k, v, causal=True, q_positions=by_row)  # other keys in each row
+        for causal, at in ((True, m), (False, m), (True, by_row)):
             yield pyrope.linear_attention(q, k, v, at, rope, causal=causal)
-        yield pyrope.linear_attention(k, k, v, rng.integers(0, 50, (2, 3, 23)), rope, causal=True)
-
-
-def _layers(rng):
-    x, weight = rng.standard_normal((3, 17, 10)).astype(np.float32), rng.standard_normal((5, 10)).astype(np.float32)
+        yield pyrope.linear_attention(k, k, v, by_head, rope, causal=True)
+    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 17, 10), (24, 10)))
     yield layers.NORMS["layer"](x.swapaxes(0, 1), layers.Norm(weight[0], weight[1]), 1e-6)
-    up, down = (layers.Projection(rng.standard_normal(shape).astype(np.float32), None) for shape in ((14, 10), (10, 7)))
-    yield layers.mlp(x, up, down, "gelu", gated=True)
+    yield layers.mlp(x, *(layers.Projection(w, None) for w in (weight[:14], weight[14:, :7])), "gelu", gated=True)
 
 
-CALLS = {"rotate": _rotations, "cos_sin": _tables, "softmax": _softmax, "linear": _linear, "layers": _layers}
-
-
-def _bits(name):
-    return [array.tobytes() for array in CALLS[name](np.random.default_rng(0))]
-
-
-@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("blas", [True, False])
-def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
+def test_the_same_bits_whatever_the_number_of_threads(blas, monkeypatch):
+    def bits():
+        return [array.tobytes() for array in results()]
+
     small = {rotation: "_TILE", phase: "_TILE _PIECE", layers: "_TILE", linear: "_SMALL", softmax: "_SCORES"}
     for module, limits in small.items():
         for limit in limits.split():
@@ -268,10 +244,10 @@ def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
     ):
         monkeypatch.setattr(module, limit, size)
     with threads(1, blas):
-        one = _bits(name)
+        one = bits()
     for count in (2, 5):
         with threads(count, blas):
-            assert _bits(name) == one
+            assert bits() == one
 
     def backwards(work, todo, pool, helpers):  # no piece reads what another one writes: whichever comes first
         for piece in reversed(todo):
@@ -279,7 +255,7 @@ def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
 
     monkeypatch.setattr(tiles, "_spread", backwards)
     with threads(2, blas):
-        assert _bits(name) == one
+        assert bits() == one
 
 
 def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, monkeypatch):
