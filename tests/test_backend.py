@@ -49,20 +49,18 @@ def test_what_is_no_array_is_refused_by_type(thing):
         pyrope.from_numpy(thing, "numpy")
 
 
-def test_namespace_without_arrays():
-    with pytest.raises(TypeError, match="at least one array"):
-        pyrope.namespace(None)
-
-
-@pytest.mark.parametrize("name", ["torch", "", "NumPy", None])
-def test_unknown_backend(name):
-    with pytest.raises(ValueError, match='must be "numpy" or "cupy", was'):
-        pyrope.get(name)
-
-
-def test_a_backend_is_a_name_or_a_module():
-    with pytest.raises(TypeError, match="backend must be a name or an array module, was 5"):
-        pyrope.from_numpy(np.ones(3), 5)
+@pytest.mark.parametrize(
+    "call, error, match",
+    [
+        (lambda: pyrope.namespace(None), TypeError, "at least one array"),
+        (lambda: pyrope.get("torch"), ValueError, 'must be "numpy" or "cupy", was \'torch\''),
+        (lambda: pyrope.get(None), ValueError, 'must be "numpy" or "cupy", was None'),
+        (lambda: pyrope.from_numpy(np.ones(3), 5), TypeError, "must be a name or an array module, was 5"),
+    ],
+)
+def test_what_is_no_backend(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
 
 
 def test_cupy_missing_says_what_to_install(monkeypatch):
