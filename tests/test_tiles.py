@@ -232,17 +232,12 @@ def test_the_same_bits_whatever_the_number_of_threads(blas, monkeypatch):
     def bits():
         return [array.tobytes() for array in results()]
 
-    small = {rotation: "_TILE", phase: "_TILE _PIECE", layers: "_TILE", linear: "_SMALL", softmax: "_SCORES"}
-    for module, limits in small.items():
-        for limit in limits.split():
-            monkeypatch.setattr(module, limit, 64)
-    for module, limit, size in (
-        (softmax, "_ROWS", 4),
-        (layers, "_ROWS", 4),
-        (linear, "_STRETCH", 10),
-        (linear, "_CHUNK", 5),
-    ):
-        monkeypatch.setattr(module, limit, size)
+    for module in (rotation, phase, layers):
+        monkeypatch.setattr(module, "_TILE", 64)
+    for name, size in (("linear._SMALL", 64), ("linear._STRETCH", 10), ("linear._CHUNK", 5), ("softmax._SCORES", 64)):
+        monkeypatch.setattr(f"pyrope.{name}", size)
+    for module in (softmax, layers):
+        monkeypatch.setattr(module, "_ROWS", 4)
     with threads(1, blas):
         one = bits()
     for count in (2, 5):
