@@ -212,7 +212,7 @@ def test_empty_sequences_batches_and_values(xp, shape):
 def test_keys_that_nobody_sees_are_not_multiplied(monkeypatch, options, most):
     # Eight tiles of eight queries and of eight keys: counted in keys that go into a product with eight queries.
     counted, add = [], softmax.Running._add
-    for name, size in (("_FINE", 8), ("_ROWS", 8), ("_SCORES", 64)):
+    for name, size in (("_FINE", 8), ("_ROWS", 8), ("_SCORES", 512)):
         monkeypatch.setattr(softmax, name, size)
     watched = lambda self, k, *more: (counted.append(k.shape[-2]), add(self, k, *more))  # noqa: E731
     monkeypatch.setattr(softmax.Running, "_add", watched)
