@@ -255,7 +255,7 @@ def parallel_linear_attention(
     """
 
     def check() -> tuple[linear.Rule, str, Any]:
-        rule = linear.checked_rule((q, k, v), causal, (positions, rope), (feature_map, denominators))
+        rule = linear.checked_rule((q, k, v), causal, positions, rope, feature_map, denominators)
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
         ordered = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
@@ -269,9 +269,7 @@ def parallel_linear_attention(
     for (_, last), (first, _) in zip(ordered, ordered[1:], strict=False):
         if first < last:  # on every rank alike
             raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
-    queries, keys, values = linear.with_heads(q, k, v)
-    out = _with_sums(comm, queries, keys, values, rule, causal).reshape(*q.shape[:-1], v.shape[-1])
-    return linear.checked_outputs(out, rule, on_host=False)
+    return linear.checked_outputs(_with_sums(comm, q, k, v, rule, causal), rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
