@@ -324,7 +324,7 @@ def _finite(*arrays):
     return all(np.isfinite(x.astype(np.float64)).all() for x in arrays)
 
 
-def _rotation(words, got, x, positions, rope, inverse=False):
+def _assert_rotation(words, got, x, positions, rope, inverse=False):
     if not _finite(x):
         return
     true, allowed = references.rotate(x, positions, rope.transposed if inverse else rope)
@@ -335,7 +335,7 @@ def _rotation(words, got, x, positions, rope, inverse=False):
     _assert_close(words, got, true, allowed, x)
 
 
-def _softmax(words, got, q, k, v, q_positions=None, k_positions=None, **options):
+def _assert_attention(words, got, q, k, v, q_positions=None, k_positions=None, **options):
     if not _finite(q, k, v):
         return
     if k_positions is not None and q_positions is None:
@@ -344,4 +344,8 @@ def _softmax(words, got, q, k, v, q_positions=None, k_positions=None, **options)
     _assert_close(words, got, true, allowed + 0 * true, q)
 
 
-RESULTS = {"rotate": _rotation, "unrotate": lambda *given: _rotation(*given, inverse=True), "attention": _softmax}
+RESULTS = {
+    "rotate": _assert_rotation,
+    "unrotate": lambda *given: _assert_rotation(*given, inverse=True),
+    "attention": _assert_attention,
+}
