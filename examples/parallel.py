@@ -74,6 +74,4 @@ def main(tokens: int = 4096) -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__, backend=False))
+    main()

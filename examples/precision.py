@@ -1,9 +1,9 @@
 """How precision dies with position: the errors of five ways to compute cos mθ and sin mθ.
 
-    python examples/precision.py [--backend cupy]
+    python examples/precision.py
 
-The error shown is the largest of all pairs at that position; 2 is as wrong as a cosine can be. With --backend cupy the
-cosines are those of the GPU. Draw it with pyrope plot precision -o precision.png
+The error shown is the largest of all pairs at that position; 2 is as wrong as a cosine can be.
+Draw it with pyrope plot precision -o precision.png
 """
 
 import numpy as np
@@ -21,15 +21,13 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
     return np.ldexp(np.rint(mantissa * 256) / 256, exponent)
 
 
-def main(backend: str = "numpy") -> None:
-    xp = pyrope.get(backend)
+def main() -> None:
     theta = pyrope.frequencies(ROPE)
     m = POSITIONS[:, None]
     truth = np.stack(pyrope.cos_sin(POSITIONS, ROPE))  # within 1 ulp of float64
 
     def of(angle: np.ndarray) -> np.ndarray:
-        there = pyrope.from_numpy(angle, xp)
-        return np.stack([pyrope.to_numpy(table) for table in (xp.cos(there), xp.sin(there))])
+        return np.stack((np.cos(angle), np.sin(angle)))
 
     ways = {
         "pyrope, rounded to float32": np.stack(pyrope.cos_sin(POSITIONS, ROPE, np.float32)),
@@ -50,6 +48,4 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__))
+    main()

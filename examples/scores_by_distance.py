@@ -1,6 +1,6 @@
 """Scores depend on the distance of query and key only, Eq. (16), near the start and two billion tokens later.
 
-    python examples/scores_by_distance.py [--backend cupy]
+    python examples/scores_by_distance.py
 
 With a float32 angle, as in most code, this is lost far from the start.
 """
@@ -14,20 +14,16 @@ from pyrope.oracle.gallery import rotate_half  # the usual form, with its float3
 ROPE = Rope(head_dim=64, base=10000.0, layout="half")
 
 
-def main(backend: str = "numpy") -> None:
-    xp = pyrope.get(backend)
+def main() -> None:
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, 64)) for _ in "qk")
 
     def score(m: int, n: int) -> float:
         """q at position m, k at position n."""
-        at_m = pyrope.rotate(pyrope.from_numpy(q, xp), [m], ROPE)
-        at_n = pyrope.rotate(pyrope.from_numpy(k, xp), [n], ROPE)
-        return float((at_m * at_n).sum())
+        return float((pyrope.rotate(q, [m], ROPE) * pyrope.rotate(k, [n], ROPE)).sum())
 
     def usual(m: int, n: int) -> float:
-        at_m, at_n = (rotate_half(x, np.array([p])) for x, p in ((q, m), (k, n)))
-        return float((at_m * at_n).sum())
+        return float((rotate_half(q, np.array([m])) * rotate_half(k, np.array([n]))).sum())
 
     print("query at m, key at n, always 5 apart:")
     print(f"{'m':>12}{'n':>12}{'exact':>22}{'with a float32 angle':>24}")
@@ -42,6 +38,4 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__))
+    main()

@@ -1,6 +1,6 @@
 """Softmax against linear attention with RoPE: what Eq. (19) gains, and what it loses.
 
-    python examples/softmax_against_linear.py [--backend cupy]
+    python examples/softmax_against_linear.py
 
 Linear attention keeps a state of constant size instead of all keys, and its time grows with the length, not
 with its square. In return, weights may be negative and do not add up to 1, since only the numerator is rotated.
@@ -23,20 +23,20 @@ ROPE = Rope(HEAD_DIM, 10000.0, "half")
 SECONDS = 0.2  # for each length: short calls are easily disturbed
 
 
-def main(backend: str = "numpy") -> None:
-    xp, rng = pyrope.get(backend), np.random.default_rng(0)
+def main() -> None:
+    rng = np.random.default_rng(0)
 
     def inputs(n: int) -> list[np.ndarray]:
-        return [pyrope.from_numpy(rng.standard_normal((HEADS, n, HEAD_DIM)).astype(np.float32), xp) for _ in "qkv"]
+        return [rng.standard_normal((HEADS, n, HEAD_DIM), np.float32) for _ in "qkv"]
 
     print(f"{'length':>8}{'softmax':>12}{'linear':>12}   both causal, one thread, best of many")
     for n in (256, 1024, 4096):
         (q, k, v), m, best, spent, rounds = inputs(n), np.arange(n), [np.inf, np.inf], 0.0, 0
         while spent < SECONDS or rounds < 3:  # measured in turns, so that a busy moment hits both
             start = time.perf_counter()
-            pyrope.to_numpy(pyrope.attention(pyrope.rotate(q, m, ROPE), pyrope.rotate(k, m, ROPE), v, causal=True))
+            pyrope.attention(pyrope.rotate(q, m, ROPE), pyrope.rotate(k, m, ROPE), v, causal=True)
             middle = time.perf_counter()
-            pyrope.to_numpy(pyrope.linear_attention(q, k, v, m, ROPE, causal=True))
+            pyrope.linear_attention(q, k, v, m, ROPE, causal=True)
             end = time.perf_counter()
             if rounds:  # the first one warms up: memory, tables, threads
                 best = [min(best[0], middle - start), min(best[1], end - middle)]
@@ -46,7 +46,7 @@ def main(backend: str = "numpy") -> None:
 
     q, k, v = inputs(100)
     m = np.arange(100)
-    phi, seen = definition.elu_plus_one, definition.visible(xp.arange(100), xp.arange(100), causal=True)
+    phi, seen = definition.elu_plus_one, definition.visible(m, m, causal=True)
     rotated, total = definition.similarities(phi(q), phi(k), lambda x: pyrope.rotate(x, m, ROPE), seen)
     unrotated, _ = definition.similarities(phi(q), phi(k), lambda x: x, seen)
     weights, sums, plain = rotated / total, rotated.sum(axis=-1) / total[..., 0], unrotated.sum(axis=-1) / total[..., 0]
@@ -59,8 +59,8 @@ def main(backend: str = "numpy") -> None:
     for t in range(100):  # as a decoder does it: one token at a time, and a state
         row = slice(t, t + 1)
         out, state = pyrope.linear_step(q[:, row], k[:, row], v[:, row], m[row], ROPE, state=state)
-        steps.append(pyrope.to_numpy(out))
-    off = np.abs(np.concatenate(steps, axis=-2) - pyrope.to_numpy(at_once)).max()
+        steps.append(out)
+    off = np.abs(np.concatenate(steps, axis=-2) - at_once).max()
     assert state is not None
     size = state.numerator.nbytes + state.denominator.nbytes
     print(f"token by token: off by {off:.1e}")
@@ -68,6 +68,4 @@ def main(backend: str = "numpy") -> None:
 
 
 if __name__ == "__main__":
-    from command import command, run
-
-    run(main, command(__doc__))
+    main()

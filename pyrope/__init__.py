@@ -1,26 +1,27 @@
 """Rotary position embeddings: an auditable, exact reference in NumPy and CuPy, and an oracle for others.
 
-Every name is loaded when it is first asked for, so that `import pyrope` costs next to nothing.
+Every name is loaded when it is first asked for, so that `import pyrope` costs next to nothing. Type checkers run the
+imports below; at run time they are only read, to say where each name is.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from . import definition as definition, encodings as encodings, parallel as parallel
-    from .backend import from_numpy as from_numpy, get as get, namespace as namespace, to_numpy as to_numpy
-    from .checkpoints import find_smollm2 as find_smollm2, load as load
-    from .linear import (
-        LinearState as LinearState, linear_attention as linear_attention, linear_state as linear_state,
-        linear_step as linear_step,
-    )
+    from .backend import from_numpy as from_numpy, to_numpy as to_numpy
+    from .checkpoints import load as load
+    from .linear import linear_attention as linear_attention, linear_step as linear_step
     from .model import (
-        Cache as Cache, Config as Config, Layer as Layer, Model as Model, forward as forward, generate as generate,
-        random_model as random_model, weight_shapes as weight_shapes,
+        Cache as Cache, Config as Config, Layer as Layer, Model as Model, Sampling as Sampling, forward as forward,
+        generate as generate, random_model as random_model,
     )
     from .oracle.attention import (
         assert_attention as assert_attention, assert_linear_attention as assert_linear_attention,
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from .oracle.sharding import assert_sharding as assert_sharding, check_sharding as check_sharding
     from .phase import cos_sin as cos_sin
     from .rotation import (
-        Tables as Tables, permute_weights as permute_weights, rotate as rotate, rotation_tables as rotation_tables,
-        unrotate as unrotate,
+        permute_weights as permute_weights, rotate as rotate, rotation_tables as rotation_tables, unrotate as unrotate,
     )
     from .softmax import attention as attention
     from .theta import (
@@ -41,37 +41,23 @@ if TYPE_CHECKING:
         Proportional as Proportional, Rope as Rope, YaRN as YaRN, frequencies as frequencies,
         wavelengths as wavelengths,
     )
-    from .tokenizer import Tokenizer as Tokenizer, chat_prompt as chat_prompt, load_tokenizer as load_tokenizer
+    from .tokenizer import load_tokenizer as load_tokenizer
     # fmt: on
 
-_PLACES = {
-    "backend": "from_numpy get namespace to_numpy",
-    "checkpoints": "find_smollm2 load",
-    "linear": "LinearState linear_attention linear_state linear_step",
-    "model": "Cache Config Layer Model forward generate random_model weight_shapes",
-    "oracle.attention": "assert_attention assert_linear_attention check_attention check_linear_attention",
-    "oracle.operator": "identify",
-    "oracle.rotation": "assert_rotation check_rotation",
-    "oracle.report": "Mismatch NotJudged Report",
-    "oracle.sharding": "assert_sharding check_sharding",
-    "phase": "cos_sin",
-    "rotation": "Tables permute_weights rotate rotation_tables unrotate",
-    "softmax": "attention",
-    "theta": "Axes DynamicNTK Linear Llama3 LongRoPE Proportional Rope YaRN frequencies wavelengths",
-    "tokenizer": "Tokenizer chat_prompt load_tokenizer",
-}
-_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
-_MODULES = ("definition", "encodings", "parallel")  # public as a whole
-__all__ = sorted([*_MODULE_OF, *_MODULES])
+_TREE = ast.parse(inspect.getsource(sys.modules[__name__]))
+_IMPORTS = [node for node in ast.walk(_TREE) if isinstance(node, ast.ImportFrom) and node.level]
+_PLACES = {node.module or "": [alias.name for alias in node.names] for node in _IMPORTS}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
-    globals()[name] = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    if not (place := _MODULE_OF[name]):  # a module that is public as a whole
+        return importlib.import_module(f".{name}", __name__)
+    globals()[name] = getattr(importlib.import_module(f".{place}", __name__), name)
     return globals()[name]  # the next time without this function
 
 

@@ -7,6 +7,8 @@ A function on arrays starts with ``xp = namespace(x, …)`` and computes with ``
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -103,6 +105,26 @@ def result_array(xp: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], o
     if xp is np and not out.flags.writeable:
         raise ValueError("out must be writable, was read-only")
     return out
+
+
+def fused(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of xp and arrays: as it is on the host, and one launch on a GPU, by cupy.fuse.
+
+    It is made of operators and functions of xp, which may write in place, and of one reduction at most, over the last
+    axis. Whatever it reads from an array that it also writes, it reads first.
+    """
+
+    @wraps(formula)
+    def call(xp: ModuleType, *arrays: Any) -> Any:
+        return formula(xp, *arrays) if xp is np else _kernel(xp, formula)(*arrays)
+
+    return call
+
+
+@cache
+def _kernel(xp: ModuleType, formula: Callable[..., Any]) -> Callable[..., Any]:
+    fuse = xp.fuse(kernel_name=f"pyrope_{formula.__name__.strip('_')}")
+    return fuse(partial(formula, xp))  # type: ignore[no-any-return]
 
 
 _COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}

@@ -1,20 +1,21 @@
 """`load`: a Hugging Face folder or a GGUF file as a `Model`, strictly: every tensor is used exactly once.
 
-What each published architecture is stands here as data: the names of its tensors and the options of the one block.
-Every key of a config.json must be known: one that changes the result and is not read would silently make a wrong model.
-A GGUF file is a config.json in other words, and tensors with other names. A new family is a row of data.
+What each published architecture is stands here as data: the names of its tensors, and where a config.json says the
+options of the one block. A GGUF file is a config.json in other words, and tensors with other names. In either, what is
+said and not read is refused: it would silently make a wrong model. A new family is a row of data.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import operator
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,15 +23,22 @@ from . import checks
 from .backend import from_numpy, get
 from .configs import MODEL_TYPES, SYNONYMS
 from .files import NumPyArray, Tensor, check_file, errors_prefixed_with, open_safetensors, read_json
-from .model import Config, Layer, Model, check_dtype, check_option, misfits, weight_shapes
-from .phase import cos_sin
+from .model import Config, Layer, Model, check_dtype, misfits, weight_shapes
 from .rotation import permute_weights
 from .theta import Rope, frequencies
 
 Json: TypeAlias = Mapping[str, Any]
+Shape: TypeAlias = tuple[int, ...]
 Tensors: TypeAlias = dict[str, Tensor]
-Opened: TypeAlias = tuple[dict[str, Any], Tensors, Json]  # config.json, tensors, what differs from the family's
-_REQUIRED = object()
+_REQUIRED, _ANY = object(), object()
+
+
+class Key(NamedTuple):
+    """Where something is said: a key of config.json or of a GGUF file's metadata."""
+
+    name: str
+    default: Any = _REQUIRED  # if it is missing or null
+    then: Callable[[Any], Any] = lambda value: value  # what is made of it
 
 
 @dataclass(frozen=True)
@@ -38,41 +46,55 @@ class Family:
     """One architecture; parts of a model are called as in `weight_shapes`, without layers.i, .weight and .bias."""
 
     names: Mapping[str, str]  # a part -> its name in a checkpoint; several names are put one below the other
-    fixed: Json  # options of the Config that are the same in all models
-    read: Json  # options of the Config and the key that says them, or (key, default)
+    options: dict[str, Any]  # of the Config: what they are in all models, or the Key that says it
     layers: str = "model.layers.{i}."  # where the parts of a layer are
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys, and the values that they may have
-    needed: tuple[str, ...] = ()  # keys that a config must have, null or not: left out, they would mean a number
-    unused: tuple[str, ...] = ()  # keys that change nothing
+    may_be: Json = field(default_factory=dict)  # other keys: the values that are understood, _ANY, or as another key's
+    needed: str | None = None  # a key that a config must have, null or not: left out, it would mean a number
     windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
     buffers: tuple[str, ...] = ()  # endings of the names of tensors that are computed, not learnt
     copies: Mapping[str, str] = field(default_factory=dict)  # names under which some checkpoints repeat a tensor
     qkv_by_head: bool = False  # rows of queries, keys and values alternate head by head
     norm_from_one: bool = False  # the weights of norms are stored less 1
-    interleaved: bool = False  # rows of queries and keys are stored for pairs (2i, 2i+1), and read for (i, i + d/2)
+    interleaved: bool = False  # rows of queries and keys are stored for pairs (2i, 2i+1), and read for (i, i + r/2)
 
 
 # ── The families ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Keys of any config.json that change nothing in a forward pass, or that are read by Rope.from_config and below.
-_UNUSED = {
-    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward",
-    "dtype", "eos_token_id", "head_dim", "id2label", "initializer_range", "label2id",
-    "layer_types", "model_type", "n_ctx", "num_hidden_layers", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "gradient_checkpointing", "task_specific_params", "tokenizer_class",
-    "model_max_length", "is_llama_config", "transformers.js_config", "return_dict", "rope_parameters",
-    "rope_scaling", "rotary_dim", "sliding_window", "torch_dtype", "transformers_version", "unk_token_id", "use_cache",
-    *SYNONYMS, *SYNONYMS.values(),
-}  # fmt: skip
-_OF_OTHER_USES = re.compile("dropout|_pdrop$|^summary_|^pooler_")  # of training, and of other heads than the model's
-# Keys that would change the result, and the values with which they do not; families that read one say so themselves.
-_OFF = ("is_encoder_decoder", "add_cross_attention", "is_decoder", "attention_bias", "mlp_bias", "lm_head_bias")
-_ONLY: dict[str, tuple[Any, ...]] = dict.fromkeys((*_OFF, "use_mrope", "rope_interleaved"), (False,))
-_ONLY |= dict.fromkeys(("pretraining_tp", "full_attn_mod", "interpolate_factor"), (1,))
+# Keys of any config.json that change nothing in a forward pass: of training, of files, of other heads than the model's.
+_HARMLESS = re.compile(
+    "dropout|_pdrop$|^(summary|pooler|transformers|tokenizer|output|_name|torch|attn_impl|auto|chunk|return)_|_token_id$|"
+    "^(architectures|dtype|gradient_checkpointing|id2label|initializer_range|is_llama_config|label2id|model_max_length|"
+    "n_ctx|problem_type|task_specific_params|transformers.js_config|use_cache|"
+    "model_type|head_dim|layer_types|rope_parameters|rope_scaling|rotary_dim)$"  # and what is read below
+)
+# Keys that would change the result, and the values with which they do not, unless a family reads them.
+_OFF = (
+    "is_encoder_decoder add_cross_attention is_decoder attention_bias mlp_bias lm_head_bias use_mrope rope_interleaved"
+)
+_MAY_BE: dict[str, Any] = dict.fromkeys((*SYNONYMS, *SYNONYMS.values()), _ANY) | dict.fromkeys(_OFF.split(), (False,))
+_MAY_BE |= dict.fromkeys(("pretraining_tp", "full_attn_mod", "interpolate_factor"), (1,)) | {"sliding_window": ()}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
-_SIZES = {"vocabulary": "vocab_size", "width": "hidden_size", "heads": "num_attention_heads"}
-_SIZES["mlp_width"] = "intermediate_size"
+
+
+def _activation(word: Any) -> str:
+    return _ACTIVATIONS[checks.choice("activation", word, tuple(_ACTIVATIONS))]
+
+
+def _block(parallel: Any) -> str:
+    return "parallel" if checks.flag("use_parallel_residual", parallel) else "sequential"
+
+
+def _root(value: Any) -> float:
+    return math.sqrt(checks.real("what stands under a root", value, 0, open=True))
+
+
+_COMMON: dict[str, Any] = {
+    "vocabulary": Key("vocab_size"), "width": Key("hidden_size"), "heads": Key("num_attention_heads"),
+    "mlp_width": Key("intermediate_size"), "layers": Key("num_hidden_layers"), "gated": False, "causal": True,
+    "activation": Key("hidden_act", then=_activation), "tied": Key("tie_word_embeddings", False),
+}  # fmt: skip
+_WITH_BIASES = _COMMON | {"norm": "layer", "norm_bias": True, "eps": Key("layer_norm_eps"), "mlp_bias": True}
 _LLAMA = Family(
     names={
         "embedding": "model.embed_tokens.weight", "norm": "model.norm", "head": "lm_head",
@@ -81,27 +103,19 @@ _LLAMA = Family(
         "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "up": "mlp.gate_proj mlp.up_proj",
         "down": "mlp.down_proj",
     },
-    fixed={"norm": "rms", "gated": True, "block": "sequential", "causal": True},
-    read={
-        **_SIZES, "key_heads": ("num_key_value_heads", None), "eps": "rms_norm_eps", "activation": "hidden_act",
-        "tied": ("tie_word_embeddings", False), "qkv_bias": ("attention_bias", False),
-        "out_bias": ("attention_bias", False), "mlp_bias": ("mlp_bias", False),
+    options=_COMMON | {
+        "key_heads": Key("num_key_value_heads", None), "norm": "rms", "eps": Key("rms_norm_eps"), "gated": True,
+        "block": "sequential", "qkv_bias": Key("attention_bias", False), "out_bias": Key("attention_bias", False),
+        "mlp_bias": Key("mlp_bias", False),
     },
     buffers=("rotary_emb.inv_freq",),
 )  # fmt: skip
-
-
-def _without(family: Family, *options: str, **read: Any) -> dict[str, Any]:
-    """What a family reads, without some options and with others replaced."""
-    return {key: value for key, value in {**family.read, **read}.items() if key not in options}
-
-
-_MISTRAL = replace(
-    _LLAMA, read=_without(_LLAMA, "qkv_bias", "out_bias", "mlp_bias"), windows="all", needed=("sliding_window",)
-)
+_NO_MLP_BIAS = _LLAMA.options | {"mlp_bias": False}
+_NO_BIASES = _NO_MLP_BIAS | {"qkv_bias": False, "out_bias": False}
+_MISTRAL = replace(_LLAMA, options=_NO_BIASES, windows="all", needed="sliding_window", may_be={"sliding_window": _ANY})
 _QWEN2 = replace(
-    _MISTRAL, fixed={**_LLAMA.fixed, "qkv_bias": True}, windows="late", needed=(),
-    unused=("max_window_layers", "use_sliding_window"),
+    _MISTRAL, options=_NO_BIASES | {"qkv_bias": True}, windows="late", needed=None,
+    may_be=dict.fromkeys(("sliding_window", "max_window_layers", "use_sliding_window"), _ANY),
 )  # fmt: skip
 _GPT_NEOX = Family(
     names={
@@ -110,11 +124,9 @@ _GPT_NEOX = Family(
         "qkv": "attention.query_key_value", "out": "attention.dense", "up": "mlp.dense_h_to_4h",
         "down": "mlp.dense_4h_to_h",
     },
-    fixed={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "causal": True},
-    read={
-        **_SIZES, "eps": "layer_norm_eps", "activation": "hidden_act", "tied": ("tie_word_embeddings", False),
-        "qkv_bias": ("attention_bias", True), "out_bias": ("attention_bias", True),
-        "block": ("use_parallel_residual", True),
+    options=_WITH_BIASES | {
+        "qkv_bias": Key("attention_bias", True), "out_bias": Key("attention_bias", True),
+        "block": Key("use_parallel_residual", "parallel", _block),
     },
     layers="gpt_neox.layers.{i}.",
     buffers=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
@@ -125,17 +137,13 @@ _GPTJ = Family(
         "embedding": "transformer.wte.weight", "norm": "transformer.ln_f", "head": "lm_head", "attention_norm": "ln_1",
         "qkv": "attn.q_proj attn.k_proj attn.v_proj", "out": "attn.out_proj", "up": "mlp.fc_in", "down": "mlp.fc_out",
     },
-    fixed={
-        "norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True, "head_bias": True, "one_norm": True,
-        "block": "parallel", "causal": True,
-    },
-    read={
-        "vocabulary": "vocab_size", "width": "n_embd", "heads": "n_head", "mlp_width": ("n_inner", None),
-        "eps": "layer_norm_epsilon", "activation": "activation_function", "tied": ("tie_word_embeddings", False),
+    options=_WITH_BIASES | {
+        "head_bias": True, "one_norm": True, "block": "parallel", "width": Key("n_embd"), "heads": Key("n_head"),
+        "mlp_width": Key("n_inner", None), "eps": Key("layer_norm_epsilon"), "layers": Key("n_layer"),
+        "activation": Key("activation_function", then=_activation),
     },
     layers="transformer.h.{i}.",
-    only={"scale_attn_weights": (True,)},
-    unused=("n_layer", "rotary"),
+    may_be={"scale_attn_weights": (True,), "rotary": _ANY},
     buffers=("attn.bias", "attn.masked_bias"),
 )  # fmt: skip
 _ROFORMER = Family(
@@ -149,15 +157,12 @@ _ROFORMER = Family(
         "out": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
         "up": "intermediate.dense", "down": "output.dense", "mlp_norm": "output.LayerNorm",
     },
-    fixed={
-        "norm": "layer", "norm_bias": True, "gated": False, "block": "post-norm", "causal": False, "qkv_bias": True,
-        "out_bias": True, "mlp_bias": True, "head_bias": True, "head_dense": True, "embedding_norm": True,
-        "embedding_bias": True, "tied": True,
-    },
-    read={**_SIZES, "eps": "layer_norm_eps", "activation": "hidden_act"},
+    options=_WITH_BIASES | dict.fromkeys(
+        ("qkv_bias", "out_bias", "head_bias", "head_dense", "embedding_norm", "embedding_bias", "tied"), True
+    ) | {"block": "post-norm", "causal": False},
     layers="roformer.encoder.layer.{i}.",
-    only={"rotary_value": (False,), "tie_word_embeddings": (True,)},
-    unused=("type_vocab_size", "embedding_size", "directionality"),
+    may_be={"rotary_value": (False,), "tie_word_embeddings": (True,), "type_vocab_size": _ANY, "directionality": _ANY,
+            "embedding_size": "hidden_size"},
     buffers=("roformer.encoder.embed_positions.weight",),
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )  # fmt: skip
@@ -166,36 +171,37 @@ FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "mistral": _MISTRAL,
     "qwen2": _QWEN2,
-    "qwen3": replace(_QWEN2, fixed={**_LLAMA.fixed, "qk_norm": True}, read=_without(_LLAMA, "mlp_bias")),
+    "qwen3": replace(_QWEN2, options=_NO_MLP_BIAS | {"qk_norm": True}),
     "phi3": replace(
         _MISTRAL,
         names={**_LLAMA.names, "qkv": "self_attn.qkv_proj", "up": "mlp.gate_up_proj"},
-        needed=(),
-        unused=("original_max_position_embeddings",),
+        needed=None, may_be={"sliding_window": _ANY, "original_max_position_embeddings": _ANY},
     ),
     "gemma3_text": replace(
-        _LLAMA,
+        _MISTRAL,
         names={
             **_LLAMA.names, "attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
             "mlp_post_norm": "post_feedforward_layernorm",
         },
-        fixed={**_LLAMA.fixed, "qk_norm": True, "post_norms": True},
-        read=_without(
-            _LLAMA, "mlp_bias", activation="hidden_activation", tied=("tie_word_embeddings", True),
-            scale="query_pre_attn_scalar", logit_softcap=("final_logit_softcapping", None),
-            embedding_scale="hidden_size",
-        ),
-        only={"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},
-        unused=("_sliding_window_pattern", "sliding_window_pattern", "cache_implementation", "rope_local_base_freq"),
-        windows="pattern", needed=("sliding_window",), norm_from_one=True,
+        options=_NO_MLP_BIAS | {
+            "qk_norm": True, "post_norms": True, "activation": Key("hidden_activation", then=_activation),
+            "tied": Key("tie_word_embeddings", True), "logit_softcap": Key("final_logit_softcapping", None),
+            "scale": Key("query_pre_attn_scalar", then=lambda x: 1 / _root(x)),
+            "embedding_scale": Key("hidden_size", then=_root),
+        },
+        may_be=dict.fromkeys(
+            ("sliding_window", "_sliding_window_pattern", "sliding_window_pattern", "cache_implementation",
+             "rope_local_base_freq"), _ANY,
+        ) | {"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},
+        windows="pattern", norm_from_one=True,
     ),
     "cohere": replace(
         _LLAMA,
-        fixed={"norm": "layer", "gated": True, "block": "parallel", "one_norm": True, "causal": True},
-        read=_without(
-            _LLAMA, "mlp_bias", eps="layer_norm_eps", tied=("tie_word_embeddings", True), logit_scale="logit_scale"
-        ),
-        only={"use_qk_norm": (False,)},
+        options=_NO_MLP_BIAS | {
+            "norm": "layer", "block": "parallel", "one_norm": True, "eps": Key("layer_norm_eps"),
+            "tied": Key("tie_word_embeddings", True), "logit_scale": Key("logit_scale"),
+        },
+        may_be={"use_qk_norm": (False,)},
     ),
     "glm4": replace(
         _LLAMA,
@@ -203,8 +209,7 @@ FAMILIES: dict[str, Family] = {
             **_LLAMA.names, "up": "mlp.gate_up_proj", "attention_post_norm": "post_self_attn_layernorm",
             "mlp_post_norm": "post_mlp_layernorm",
         },
-        fixed={**_LLAMA.fixed, "post_norms": True},
-        read=_without(_LLAMA, "out_bias", "mlp_bias"),
+        options=_NO_MLP_BIAS | {"out_bias": False, "post_norms": True},
     ),
     "gpt_neox": _GPT_NEOX,
     "gptj": _GPTJ,
@@ -214,84 +219,80 @@ FAMILIES: dict[str, Family] = {
 def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
     """The `Config` that a config.json means; unknown keys are refused, except those to ignore."""
     family = FAMILIES[checks.choice("model_type", config.get("model_type"), tuple(FAMILIES))]
-    _check_keys(config, family, ignore)
-    options = {**family.fixed, **{name: _value(config, key) for name, key in family.read.items()}}
-    layers = _layers(config, family)
-    options["head_dim"] = next(layer.rope.head_dim for layer in layers if layer.rope is not None)
-    options["activation"] = _ACTIVATIONS[checks.choice("activation", options["activation"], tuple(_ACTIVATIONS))]
-    options["key_heads"] = options["heads"] if options.get("key_heads") is None else options["key_heads"]
-    if options["mlp_width"] is None:  # GPT-J's way to say four times the width
-        options["mlp_width"] = 4 * checks.integer("n_embd", options["width"], 1, checks.MAX_POSITION)
-    if isinstance(options["block"], bool):
-        options["block"] = "parallel" if options["block"] else "sequential"
-    for option, key in family.read.items():
-        try:
-            check_option(option, options[option])
-            if option in ("scale", "embedding_scale"):  # said as what stands under the root
-                root = math.sqrt(options[option])
-                options[option] = 1 / root if option == "scale" else root
-        except (ValueError, TypeError) as error:  # it has our name of the option
-            raise type(error)(f"{error} (in config.json: {(key if isinstance(key, str) else key[0])!r})") from error
-    return Config(layers=layers, **options)
-
-
-def _value(config: Json, key: str | tuple[str, Any]) -> Any:
-    """What a config says under a key, or the default where that is allowed."""
-    name, default = key if isinstance(key, tuple) else (key, _REQUIRED)
-    value = config.get(name)
-    if value is None and default is _REQUIRED:
-        raise ValueError(f"the config lacks {name!r}, which model_type {config['model_type']!r} needs")
-    return default if value is None else value
-
-
-def _check_keys(config: Json, family: Family, ignore: Collection[str]) -> None:
     if isinstance(ignore, str):
         raise TypeError(f"ignore must be a list of keys, was {ignore!r}")
-    read = {key if isinstance(key, str) else key[0] for key in family.read.values()}
-    only = {key: allowed for key, allowed in {**_ONLY, **family.only}.items() if key not in read}
-    only |= {"sliding_window": ()} if family.windows == "none" else {}
-    only |= {"embedding_size": (config.get("hidden_size"),)} if "embedding_size" in family.unused else {}
-    unknown = set(config) - _UNUSED - read - set(only) - set(family.unused) - set(ignore)
-    unknown = {key for key in unknown if config[key] is not None and not _OF_OTHER_USES.search(str(key))}
-    wrong = [f"{key} is not known" for key in sorted(unknown)]
-    wrong += [f"{key} is missing" for key in family.needed if key not in config]
-    wrong += [
-        f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {config[key]!r}"
-        for key, allowed in only.items()
-        if config.get(key) is not None and config[key] not in allowed and key not in ignore
-    ]
+    if family.needed is not None and family.needed not in config:
+        raise ValueError(f"the config lacks {family.needed!r}: left out it would mean a number, null means none")
+    others = {key: x for key, x in config.items() if key not in ignore and not _HARMLESS.search(str(key))}
+    may_be = {key: (config.get(x),) if isinstance(x, str) else x for key, x in (_MAY_BE | dict(family.may_be)).items()}
+    _refuse_unread(others, family.options, may_be, "name keys that change nothing in ignore=")
+    options = _read(config, family.options)
+    options["layers"] = layers = _layers(config, family, checks.size("num_hidden_layers", options["layers"]))
+    options["head_dim"] = next(layer.rope.head_dim for layer in layers if layer.rope is not None)
+    if options.setdefault("key_heads") is None:
+        options["key_heads"] = options["heads"]
+    if options["mlp_width"] is None:  # GPT-J's way to say four times the width
+        options["mlp_width"] = 4 * options["width"]
+    try:
+        return Config(**options)
+    except (ValueError, TypeError) as error:  # it begins with our name of the option
+        key = family.options.get(str(error).partition(" ")[0])
+        raise type(error)(f"{error} (in config.json: {key.name!r})" if isinstance(key, Key) else str(error)) from error
+
+
+def _read(said: Json, table: Json) -> dict[str, Any]:
+    """The values of a table: constants, or what is said under a Key."""
+
+    def value(key: Any) -> Any:
+        if not isinstance(key, Key):
+            return key
+        found = said.get(key.name)
+        if found is None and key.default is _REQUIRED:
+            raise ValueError(f"{key.name!r} is missing, which this kind of model needs")
+        return key.default if found is None else key.then(found)
+
+    return {name: value(key) for name, key in table.items()}
+
+
+def _refuse_unread(said: Json, read: Json, may_be: Json, fix: str) -> None:
+    """Raises one error for all keys that are not read and may change the result."""
+    names, wrong = {key.name for key in read.values() if isinstance(key, Key)}, []
+    for key in sorted(said.keys() - names, key=str):
+        value, allowed = said[key], may_be.get(key, ())
+        if key not in may_be and value is not None:
+            wrong.append(f"{key} is not known")
+        elif allowed is not _ANY and value is not None and value not in allowed:
+            wrong.append(f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}")
     if wrong:
-        rule = f"the config of model_type {config['model_type']!r} says what is not read here"
-        raise ValueError(f"{rule}: {'; '.join(wrong)}; name keys that change nothing in ignore=")
+        raise ValueError(f"what is said here and not read may change the result: {'; '.join(wrong)}; {fix}")
 
 
-def _layers(config: Json, family: Family) -> tuple[Layer, ...]:
+def _layers(config: Json, family: Family, count: int) -> tuple[Layer, ...]:
     """Rope and window of every layer."""
-    key = "num_hidden_layers" if config.get("n_layer") is None else "n_layer"
-    count, types = checks.size(key, _value(config, key)), config.get("layer_types")
+    types = config.get("layer_types")
     if types is None:
         types = ["sliding_attention" if _slides(config, family, i) else "full_attention" for i in range(count)]
     if not isinstance(types, list | tuple) or len(types) != count or not all(isinstance(kind, str) for kind in types):
         raise ValueError(f"layer_types must be a list of {count} words, was {types!r}")
     layers, by_type = {}, MODEL_TYPES[config["model_type"]].layers or isinstance(config.get("layer_types"), list)
     for kind in dict.fromkeys(types):
-        checks.choice("layer_types", kind, ("full_attention", "sliding_attention"))
-        if kind == "sliding_attention" and (family.windows == "none" or config.get("use_sliding_window") is False):
+        sliding = checks.choice("layer_types", kind, ("full_attention", "sliding_attention")) == "sliding_attention"
+        if sliding and (family.windows == "none" or config.get("use_sliding_window") is False):
             raise ValueError(f"layer_types says {kind}, but no layer of this {config['model_type']} has a window")
-        window = _value(config, "sliding_window") if kind == "sliding_attention" else None
+        window = _read(config, {"window": Key("sliding_window")})["window"] if sliding else None
         layers[kind] = Layer(Rope.from_config(config, layer_type=kind if by_type else None), window)
     return tuple(layers[kind] for kind in types)
 
 
 def _slides(config: Json, family: Family, i: int) -> bool:
     """Whether layer i slides, by the rule of its family, where the config has no layer_types."""
-    if family.windows == "late":
-        use = checks.flag("use_sliding_window", _value(config, ("use_sliding_window", False)))
-        use = use and config.get("sliding_window", "missing") is not None
-        return use and i >= checks.integer("max_window_layers", _value(config, "max_window_layers"), 0)
     if family.windows == "pattern":  # one layer in so many sees everything
-        period = _value(config, ("sliding_window_pattern", _value(config, ("_sliding_window_pattern", 6))))
+        said = (config.get("sliding_window_pattern"), config.get("_sliding_window_pattern"), 6)
+        period = next(number for number in said if number is not None)
         return (i + 1) % checks.integer("sliding_window_pattern", period, 1) != 0
+    if family.windows == "late" and checks.flag("use_sliding_window", config.get("use_sliding_window") or False):
+        none = "sliding_window" in config and config["sliding_window"] is None
+        return not none and i >= checks.integer("max_window_layers", config.get("max_window_layers"), 0)
     return family.windows == "all" and config.get("sliding_window") is not None
 
 
@@ -324,7 +325,7 @@ def load(
     return Model(config, arrays)
 
 
-def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _sources(config: Config, family: Family, name: str, shape: Shape) -> dict[str, Shape]:
     """The tensors that make up one of our arrays, from its first rows to its last, and their shapes."""
     layer = re.match(r"layers\.(\d+)\.", name)
     place, own = (family.layers.replace("{i}", layer[1]), name[layer.end() :]) if layer else ("", name)
@@ -336,50 +337,46 @@ def _sources(config: Config, family: Family, name: str, shape: tuple[int, ...]) 
     return {one: (row, *shape[1:]) for one, row in zip(names, rows, strict=True)}
 
 
-def _check_fit(config: Config, family: Family, expected: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
+def _check_fit(config: Config, family: Family, expected: dict[str, Shape], tensors: Tensors) -> None:
     """Raises one error that lists every tensor that is missing, unexpected or of another shape."""
     if config.embedding_bias:  # a table by token type, of which the first row is used
         table = family.names["embedding_bias"]
-        count = tensors[table].shape[:1] if table in tensors else ()
-        expected = expected | {table: (max((1, *count)), config.width)}
-    extra = {name: tensors[name] for name in sorted(tensors) if name not in expected}
-    wrong = misfits(expected, {name: tensor.shape for name, tensor in tensors.items() if name not in extra})
-    tied = {f"{family.names['head']}.weight": family.names["embedding"]} if config.tied else {}
-    for name, tensor in extra.items():
-        if (original := {**family.copies, **tied}.get(name)) is not None:
-            if original not in tensors or not np.array_equal(tensor.read(), tensors[original].read()):
-                wrong.append(f"{name} must be equal to {original}, and differs from it")
-        elif not name.endswith(family.buffers):
-            wrong.append(f"unexpected: {name} {tensor.shape}")
-        elif not _is_computed(config, name, tensor):
-            wrong.append(f"{name} must hold the frequencies, or the sines and cosines, of the config, and has others")
-    if wrong:
+        expected = expected | {table: (*(tensors[table].shape[:1] if table in tensors else (1,)), config.width)}
+    copies = {**family.copies} | ({f"{family.names['head']}.weight": family.names["embedding"]} if config.tied else {})
+    shapes, wrong = {name: tensor.shape for name, tensor in tensors.items()}, []
+    for name in sorted(shapes.keys() - expected.keys()):
+        if (original := copies.get(name)) is not None:
+            rule = f"must be equal to {original}"
+            right = original in tensors and np.array_equal(tensors[name].read(), tensors[original].read())
+        elif name.endswith(family.buffers):  # masks and tables say nothing that the config does not say
+            rule = "must hold the frequencies of the config"
+            right = not name.endswith("inv_freq") or _is_theta(config, tensors[name].read())
+        else:
+            continue
+        del shapes[name]
+        wrong += [] if right else [f"{name} {rule}, and differs"]
+    if wrong := misfits(expected, shapes) + wrong:
         lines = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
         raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(lines))
 
 
-def _is_computed(config: Config, name: str, tensor: Tensor) -> bool:
-    """Whether Θ, or RoFormer's table, which old checkpoints store, is the rope's; masks say nothing."""
-    ropes = {layer.rope: None for layer in config.layers if layer.rope is not None}
-    ropes |= {replace(rope, scaling=None): None for rope in ropes}  # Θ is stored before or after its rescaling
-    if name.endswith("inv_freq"):
-        known = [frequencies(rope) for rope in ropes if rope.theta_is_fixed]
-        return any(x.shape == tensor.shape and np.allclose(tensor.read(), x, rtol=1e-2, atol=0) for x in known)
-    if not name.endswith("embed_positions.weight"):
-        return True
-    cos, sin = cos_sin(np.arange(*tensor.shape[:1] or (0,)), next(iter(ropes)))
-    expected = np.concatenate((sin, cos), axis=-1)
-    return expected.shape == tensor.shape and np.allclose(tensor.read(), expected, rtol=0, atol=1e-2)
+def _is_theta(config: Config, stored: NumPyArray) -> bool:
+    """Whether Θ, which old checkpoints store, before or after its rescaling, is that of a rope."""
+    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    ropes |= {replace(rope, scaling=None) for rope in ropes}
+    known = [frequencies(rope) for rope in ropes if rope.theta_is_fixed]
+    return any(theta.shape == stored.shape and np.allclose(stored, theta, rtol=1e-2, atol=0) for theta in known)
 
 
 def _fill(part: NumPyArray, name: str, values: NumPyArray) -> None:
     if values.dtype.kind in "biu":
         raise TypeError(f"{name} holds integers ({values.dtype}), and weights must be floats")
-    try:
-        with np.errstate(over="raise"):
-            part[...] = values
-    except FloatingPointError:
-        raise ValueError(f"{name} holds numbers too large for {part.dtype}: load it with dtype float64") from None
+    with np.errstate(all="ignore"):
+        part[...] = values
+        # The sum is finite unless a number is not, or it overflows: then it is worth the time to look at each.
+        if not np.isfinite(part.sum()) and not np.isfinite(part).all():
+            fix = "load it with dtype float64" if np.isfinite(values).all() else "the checkpoint is damaged"
+            raise ValueError(f"{name} holds NaN, infinity or numbers too large for {part.dtype}: {fix}")
 
 
 def _arranged(config: Config, family: Family, name: str, i: int, values: NumPyArray) -> NumPyArray:
@@ -391,64 +388,58 @@ def _arranged(config: Config, family: Family, name: str, i: int, values: NumPyAr
     if family.qkv_by_head and ".qkv." in name:
         by_head = values.reshape(config.heads, 3, config.head_dim, *values.shape[1:])
         return by_head.swapaxes(0, 1).reshape(values.shape)
-    if family.interleaved and ".qkv." in name and i < 2:
-        return np.asarray(permute_weights(values, (config.heads, config.key_heads)[i], "interleaved", "half"))
+    if family.interleaved and ".qkv." in name and i < 2 and (rope := config.layers[0].rope) is not None:
+        heads = (config.heads, config.key_heads)[i]
+        return np.asarray(permute_weights(values, heads, "interleaved", "half", rope.width))
     return values
 
 
 _PICKLES = "pickles (.bin, .pt), which can run any program, are never read: save them as safetensors"
 
 
-def _open_folder(folder: Path) -> Opened:
-    """The config and the tensors of a folder; several files must hold exactly what the index says of each."""
+def _open_folder(folder: Path) -> tuple[Json, Tensors, Json]:
+    """The config and the tensors; several files must hold exactly what the index says of each."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if os.path.lexists(single) and os.path.lexists(index):
-        raise ValueError(f"{folder} holds both {single.name} and {index.name}: remove the one that is not meant")
+    if os.path.lexists(single) == os.path.lexists(index):
+        number = "both" if os.path.lexists(single) else "neither"
+        raise ValueError(f"{folder} must hold {single.name} or {index.name}, and holds {number}; {_PICKLES}")
     if os.path.lexists(single):
         return read_json(folder / "config.json"), open_safetensors(single)[0], {}
-    if not os.path.lexists(index):
-        raise FileNotFoundError(f"{folder} holds neither {single.name} nor {index.name}; {_PICKLES}")
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"{index}: weight_map must say the file of each tensor")
-    stored, tensors = set[tuple[str, str]](), Tensors()
-    for name in sorted(set(places.values())):
-        if Path(name).name != name or "\\" in name:
-            raise ValueError(f"{index}: files must lie in the folder itself, weight_map names {name!r}")
-        shard = open_safetensors(folder / name)[0]
-        tensors |= shard
-        stored |= {(tensor, name) for tensor in shard}
+    if outside := sorted(name for name in places.values() if Path(name).name != name or "\\" in name):
+        raise ValueError(f"{index}: files must lie in the folder itself, weight_map names {outside[0]!r}")
+    shards = {name: open_safetensors(folder / name)[0] for name in sorted(set(places.values()))}
+    stored = {(tensor, name) for name, shard in shards.items() for tensor in shard}
     if wrong := sorted({tensor for tensor, _ in stored ^ set(places.items())}):
-        raise ValueError(f"{index}: tensors that are not where weight_map says, or not in it: {_listed(wrong)}")
-    return read_json(folder / "config.json"), tensors, {}
-
-
-def _listed(names: Iterable[str]) -> str:
-    """The first of many names, for an error."""
-    names = sorted(names)
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise ValueError(f"{index}: tensors that are not where weight_map says, or not in it: {', '.join(wrong[:5])}")
+    return read_json(folder / "config.json"), {tensor: shards[name][tensor] for tensor, name in stored}, {}
 
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """What a GGUF architecture is in Hugging Face terms."""
 
     model_type: str
-    constants: Json  # what config.json would say, and the file does not
-    read: Json  # keys of config.json, and the metadata that say them, or (metadata, default)
+    config: Json  # what config.json would say: constants, or the metadata that say it
     stored_as: Json  # in what its tensors differ from those of the family
-    fraction: str | None = None  # the key for a rotary width that is not the head's
 
 
-_READ: dict[str, Any] = {
-    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length", "num_hidden_layers": "block_count",
-    "max_position_embeddings": "context_length", "num_attention_heads": "attention.head_count",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": ("rope.freq_base", 10000.0),
+_TENSOR = "tensor "  # before the name of a tensor: whether the file holds it
+_SAID: dict[str, Any] = {
+    "hidden_size": Key("embedding_length"), "intermediate_size": Key("feed_forward_length"),
+    "num_hidden_layers": Key("block_count"), "max_position_embeddings": Key("context_length"),
+    "num_attention_heads": Key("attention.head_count"), "hidden_act": "silu",
+    "tie_word_embeddings": Key(f"{_TENSOR}output.weight", True, operator.not_),
 }  # fmt: skip
-_NEOX_READ = {key: said for key, said in _READ.items() if key not in ("rms_norm_eps", "rope_theta")}
+_SAID_OF_LLAMA = _SAID | {
+    "rms_norm_eps": Key("attention.layer_norm_rms_epsilon"), "rope_theta": Key("rope.freq_base", 10000.0),
+    "num_key_value_heads": Key("attention.head_count_kv", None),
+}  # fmt: skip
+_WINDOW = {"sliding_window": Key("attention.sliding_window", then=lambda size: size or None)}  # 0 says: none
 _NAMES = {
     "embedding": "token_embd.weight", "norm": "output_norm", "head": "output", "attention_norm": "attn_norm",
     "qkv": "attn_q attn_k attn_v", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "out": "attn_output",
@@ -457,49 +448,55 @@ _NAMES = {
 }  # fmt: skip
 _STORED_AS: dict[str, Any] = {"names": _NAMES, "layers": "blk.{i}.", "buffers": ()}
 _FUSED = _STORED_AS | {"names": _NAMES | {"qkv": "attn_qkv", "up": "ffn_up"}}
-_SILU, _FULL = {"hidden_act": "silu"}, {"use_sliding_window": False}
 ARCHITECTURES = {
-    "llama": Architecture("llama", _SILU, _READ, _STORED_AS | {"interleaved": True}),
-    "qwen2": Architecture("qwen2", _SILU | _FULL, _READ, _STORED_AS),
-    "qwen3": Architecture("qwen3", _SILU | _FULL | {"attention_bias": False}, _READ, _STORED_AS),
+    "llama": Architecture(
+        "llama",
+        _SAID_OF_LLAMA | {
+            "attention_bias": Key(f"{_TENSOR}blk.0.attn_q.bias", False),
+            "mlp_bias": Key(f"{_TENSOR}blk.0.ffn_gate.bias", False),
+        },
+        _STORED_AS | {"interleaved": True},
+    ),
+    "qwen2": Architecture("qwen2", _SAID_OF_LLAMA | {"use_sliding_window": False}, _STORED_AS),
+    "qwen3": Architecture("qwen3", _SAID_OF_LLAMA | {"use_sliding_window": False}, _STORED_AS),
     "phi3": Architecture(
-        "phi3", _SILU,
-        _READ | {"sliding_window": "attention.sliding_window",
-                 "original_max_position_embeddings": "rope.scaling.original_context_length"},
-        _FUSED, "partial_rotary_factor",
+        "phi3",
+        _SAID_OF_LLAMA | _WINDOW | {"original_max_position_embeddings": Key("rope.scaling.original_context_length")},
+        _FUSED,
     ),
     "gemma3": Architecture(
         "gemma3_text",
-        {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "attn_logit_softcapping": None},
-        _READ | {
-            "sliding_window": "attention.sliding_window", "rope_local_base_freq": ("rope.freq_base_swa", 10000.0),
-            "sliding_window_pattern": ("attention.sliding_window_pattern", 6),
-            "final_logit_softcapping": ("final_logit_softcapping", 0.0),
+        {key: said for key, said in _SAID_OF_LLAMA.items() if key != "hidden_act"} | _WINDOW | {
+            "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": Key("rope.freq_base_swa", 10000.0),
+            "sliding_window_pattern": Key("attention.sliding_window_pattern", 6),
+            "final_logit_softcapping": Key("final_logit_softcapping", None, lambda cap: cap or None),
         },
         _STORED_AS | {"norm_from_one": False},  # the file has what the model multiplies with
     ),
     "gptneox": Architecture(
         "gpt_neox",
-        {"hidden_act": "gelu", "attention_bias": True},
-        _NEOX_READ | {
-            "layer_norm_eps": "attention.layer_norm_epsilon", "rotary_emb_base": ("rope.freq_base", 10000.0),
-            "use_parallel_residual": "use_parallel_residual",
+        _SAID | {
+            "hidden_act": "gelu", "layer_norm_eps": Key("attention.layer_norm_epsilon"),
+            "rotary_emb_base": Key("rope.freq_base", 10000.0), "use_parallel_residual": Key("use_parallel_residual"),
         },
-        _FUSED | {"qkv_by_head": False}, "rotary_pct",
+        _FUSED | {"qkv_by_head": False},
     ),
 }  # fmt: skip
-_HARMLESS = ("GGUF.", "general.", "tokenizer.", "quantize.", "split.")  # nothing that changes a tensor
-_MUST_BE: dict[str, Any] = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0, "pooling_type": 0}
-_MUST_BE["tensor_data_layout"] = "Meta AI original pth"  # q and k for interleaved pairs, as all files have them
-_SCALINGS: dict[str, tuple[dict[str, str], dict[str, str]]] = {  # metadata that must be there, and that may
-    "linear": ({"factor": "factor"}, {}),
-    "yarn": (
-        {"factor": "factor", "original_context_length": "original_max_position_embeddings"},
-        {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"},
-    ),
-    "longrope": ({"attn_factor": "attention_factor"}, {}),
-    "llama3": ({}, {}),
-}
+_ABOUT_THE_FILE = ("GGUF.", "general.", "tokenizer.", "quantize.", "split.")  # nothing that changes a tensor
+_LONG = ("rope_factors_long.weight", "rope_factors_short.weight")
+_LONGROPE = {"rope_type": "longrope", "attention_factor": Key("rope.scaling.attn_factor")}
+_SCALINGS: dict[tuple[str, tuple[str, ...]], Json | None] = {  # by their type, and the tensors with factors of Θ
+    ("none", ()): None,
+    ("linear", ()): {"rope_type": "linear", "factor": Key("rope.scaling.factor")},
+    ("yarn", ()): {
+        "rope_type": "yarn", "factor": Key("rope.scaling.factor"),
+        "original_max_position_embeddings": Key("rope.scaling.original_context_length"),
+        "beta_fast": Key("rope.scaling.yarn_beta_fast", None), "beta_slow": Key("rope.scaling.yarn_beta_slow", None),
+    },
+    ("none", _LONG): _LONGROPE,
+    ("longrope", _LONG): _LONGROPE,
+    ("none", ("rope_freqs.weight",)): {"rope_type": "llama3"},
+}  # fmt: skip
 
 
 def open_gguf_file(path: Path) -> Any:
@@ -507,7 +504,10 @@ def open_gguf_file(path: Path) -> Any:
     package = checks.imported("gguf", "reading a GGUF file", "checkpoints")
 
     class Reader(package.GGUFReader):  # type: ignore[misc, name-defined]
+        data: Any
+
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **more: Any) -> Any:
+            self.data = self.data.view(np.ndarray)  # of a plain array, slices take a third of the time of a memmap's
             # The package takes what there is: a list of 2⁶⁰ numbers would be 2⁶⁰ empty ones, one after the other.
             if len(part := super()._get(offset, dtype, count, *order, **more)) < count:
                 raise ValueError(f"the file ends too early: {count} numbers are needed at byte {offset}")
@@ -532,7 +532,7 @@ def gguf_value(reader: Any, key: str) -> Any:
     return float(str(np.float32(value))) if entry.types[0].name == "FLOAT32" else value
 
 
-def _open_gguf(path: Path) -> Opened:
+def _open_gguf(path: Path) -> tuple[Json, Tensors, Json]:
     """The config, as config.json would have it, the tensors, and in what they differ from those of the family."""
     reader = open_gguf_file(path)
     with errors_prefixed_with(path):
@@ -542,12 +542,9 @@ def _open_gguf(path: Path) -> Opened:
             raise ValueError(f"general.type must be 'model', was {kind!r}: adapters and the like are not read")
         if metadata.get("split.count", 1) != 1:
             raise ValueError("this is one of several files of a model: join them with gguf-split --merge")
-        left = {key.removeprefix(f"{name}."): x for key, x in metadata.items() if not key.startswith(_HARMLESS)}
+        said = {key.removeprefix(f"{name}."): x for key, x in metadata.items() if not key.startswith(_ABOUT_THE_FILE)}
         tensors = {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
-        config = _gguf_config(ARCHITECTURES[name], left, tensors)
-        if left:
-            raise ValueError(f"the metadata may change the result, and are not understood: {_listed(left)}")
-        return config, tensors, ARCHITECTURES[name].stored_as
+        return _gguf_config(ARCHITECTURES[name], said, tensors), tensors, ARCHITECTURES[name].stored_as
 
 
 def _stored(path: Path, tensor: Any) -> Tensor:
@@ -561,68 +558,47 @@ def _stored(path: Path, tensor: Any) -> Tensor:
     return Tensor(tuple(reversed(tensor.shape.tolist())), read)
 
 
-def _gguf_config(architecture: Architecture, left: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """The config; metadata, and tensors that are part of it, are removed, so that what is left was not understood."""
-
-    def take(key: str, default: Any = None) -> Any:
-        if isinstance(value := left.pop(key, default), list):
-            raise ValueError(f"{key} must be one value, was a list: layers may not differ")
-        if value is None:
-            raise ValueError(f"the metadata lacks {key}")
-        return value
-
-    said = {key: take(*one) if isinstance(one, tuple) else take(one) for key, one in architecture.read.items()}
+def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> dict[str, Any]:
+    """The config; tensors that are part of it are removed."""
+    if lists := [key for key, value in said.items() if isinstance(value, list)]:
+        raise ValueError(f"{lists[0]} must be one value, was a list: layers may not differ")
     if "token_embd.weight" not in tensors:
         raise ValueError("the file must hold token_embd.weight")
-    vocabulary, kind = tensors["token_embd.weight"].shape[0], architecture.model_type
-    heads, width = (checks.integer(key, said[key], 1) for key in ("num_attention_heads", "hidden_size"))
-    head_dim = checks.size("attention.key_length", take("attention.key_length", width // heads))
-    config = {"model_type": kind, **architecture.constants, **said, "vocab_size": vocabulary, "head_dim": head_dim}
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["num_key_value_heads"] = take("attention.head_count_kv", heads)
-    for key in ("sliding_window", "final_logit_softcapping"):  # 0 says: none
-        config |= {key: config[key] or None} if key in config else {}
-    if kind == "llama":
-        config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
-    if kind == "gemma3_text":
+    config = _read({**said, **{_TENSOR + name: True for name in tensors}}, architecture.config)
+    heads, width = (checks.integer(key, config[key], 1) for key in ("num_attention_heads", "hidden_size"))
+    sizes = {"head": Key("attention.key_length", width // heads), "rotary": Key("rope.dimension_count", None)}
+    head_dim = checks.size("attention.key_length", _read(said, sizes)["head"])
+    rotary = checks.size("rope.dimension_count", _read(said, sizes)["rotary"] or head_dim)
+    vocabulary, fraction = tensors["token_embd.weight"].shape[0], rotary / head_dim
+    # Readers take the integer part of head_dim·fraction, so it must not be below the width.
+    fraction = fraction if int(head_dim * fraction) == rotary else math.nextafter(fraction, 2)
+    config |= {"model_type": architecture.model_type, "head_dim": head_dim, "partial_rotary_factor": fraction}
+    if architecture.model_type == "gemma3_text":
         # Not in the file: all sizes divide scores by √head_dim, but the one of 62 layers (27B) by √(width / heads).
-        config["query_pre_attn_scalar"] = width // heads if said["num_hidden_layers"] == 62 else head_dim
-    rotary = checks.size("rope.dimension_count", take("rope.dimension_count", head_dim))
-    if architecture.fraction is not None:
-        fraction = rotary / head_dim
-        # Readers take the integer part of head_dim·fraction, so it must not be below the width.
-        config[architecture.fraction] = fraction if int(head_dim * fraction) == rotary else math.nextafter(fraction, 2)
-    elif rotary != head_dim:
-        raise ValueError(f"rope.dimension_count must be the size of a head, {head_dim}, was {rotary}")
-    config["rope_scaling"] = _gguf_scaling(config, left, tensors)
-    for key, value in {"vocab_size": vocabulary, "attention.value_length": head_dim, **_MUST_BE}.items():
-        if (actual := left.pop(key, value)) != value:
-            raise ValueError(f"{key} must be {value!r}, was {actual!r}: that is not understood")
-    if kind == "gpt_neox" and (config.pop("num_key_value_heads"), config.pop("head_dim")) != (heads, width / heads):
-        raise ValueError(f"gptneox must have {heads} key heads, as query heads, together as wide as the model")
-    return config
+        config["query_pre_attn_scalar"] = width // heads if config["num_hidden_layers"] == 62 else head_dim
+    scaling = _gguf_scaling(config, said, tensors)
+    may_be = {"vocab_size": (vocabulary,), "attention.value_length": (head_dim,), "attention.head_count_kv": (heads,),
+              "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,), "pooling_type": (0,),
+              "tensor_data_layout": ("Meta AI original pth",),  # q and k for interleaved pairs, as all files have them
+              "rope.scaling.type": _ANY, "rope.scaling.finetuned": _ANY}  # fmt: skip
+    _refuse_unread(said, {**architecture.config, **sizes, **(scaling or {})}, may_be, "the file cannot be read")
+    rope = None if scaling is None else {key: x for key, x in _read(said, scaling).items() if x is not None}
+    return config | {"vocab_size": vocabulary, "rope_scaling": rope}
 
 
-def _gguf_scaling(config: Json, left: dict[str, Any], tensors: Tensors) -> dict[str, Any] | None:
-    """The rescaling of Θ: in the metadata, or as one factor for each frequency in tensors."""
-    said = {key.removeprefix("rope.scaling."): left.pop(key) for key in list(left) if key.startswith("rope.scaling.")}
-    said.pop("finetuned", None)  # says where a scaling comes from, not what it is
-    names = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-    factors = {name: tensors.pop(name).read().astype(float).tolist() for name in names if name in tensors}
-    kind, scaling = said.pop("type", "none"), dict[str, Any]()
-    if kind in ("none", "longrope") and list(factors) == list(names[1:]):
-        kind, scaling = "longrope", {"short_factor": factors[names[1]], "long_factor": factors[names[2]]}
-    elif kind == "none" and list(factors) == [names[0]]:
-        kind, scaling = "llama3", _llama3(factors[names[0]], config)
-    elif kind not in ("none", "linear", "yarn") or factors:
-        raise ValueError(f"rope.scaling.type {kind!r} with the tensors {sorted(factors)} is not understood")
-    required, optional = _SCALINGS.get(kind, ({}, {}))
-    if missing := [key for key in required if key not in said]:
-        raise ValueError(f"the metadata lacks rope.scaling.{missing[0]}")
-    known = {key: name for key, name in {**required, **optional}.items() if key in said}
-    scaling |= {name: said.pop(key) for key, name in known.items()}
-    left.update({f"rope.scaling.{key}": value for key, value in said.items()})
-    return None if kind == "none" else {"rope_type": kind, **scaling}
+def _gguf_scaling(config: Json, said: Json, tensors: Tensors) -> Json | None:
+    """The rescaling of Θ: in the metadata, or as one factor for each frequency in tensors, which are removed."""
+    names = tuple(sorted(name for name in (*_LONG, "rope_freqs.weight") if name in tensors))
+    kind, factors = (
+        said.get("rope.scaling.type", "none"),
+        [tensors.pop(name).read().astype(float).tolist() for name in names],
+    )
+    if (kind, names) not in _SCALINGS:
+        raise ValueError(f"rope.scaling.type {kind!r} with the tensors {list(names)} is not understood")
+    scaling = _SCALINGS[kind, names]
+    if names == _LONG:
+        return {**(scaling or {}), "long_factor": factors[0], "short_factor": factors[1]}
+    return {**(scaling or {}), **_llama3(factors[0], config)} if names else scaling
 
 
 def _llama3(stored: list[float], config: Json) -> dict[str, Any]:
@@ -630,8 +606,9 @@ def _llama3(stored: list[float], config: Json) -> dict[str, Any]:
     plain = {"model_type": "llama"} | {key: config[key] for key in ("head_dim", "rope_theta")}
     numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     if len(stored) * 2 == config["head_dim"] and 1 < (factor := np.max(stored)) < math.inf:
-        scaling = {"rope_type": "llama3", "factor": float(factor), **numbers}
-        before, after = (frequencies(Rope.from_config(plain | {"rope_scaling": one})) for one in (None, scaling))
+        scaling = {"factor": float(factor), **numbers}
+        after = frequencies(Rope.from_config(plain | {"rope_scaling": {"rope_type": "llama3", **scaling}}))
+        before = frequencies(Rope.from_config(plain))
         if before.shape == np.shape(stored) and np.allclose(before / after, stored, rtol=1e-5, atol=0):
             return scaling
     rule = "the rescaling of Llama 3 (low 1, high 4, length 8192), the only one that is read"

@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from . import __version__, checks, forward, generate, load, plots
+from . import Sampling, __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
 from .configs import head_counts, position_count, still_layers
-from .files import dtype_named
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
-from .oracle.report import Failure, Report, abbreviated, by_faults, printable
+from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, fields, finite, printable, summary
 from .phase import cos_sin
 from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
 from .tokenizer import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
@@ -39,7 +38,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "head-dim": ("size of a head", int, "N"),
     "rotary-dim": ("how many features of a head turn (default: all)", int, "N"),
     "base": ("the 10000 of the paper", float, "X"),
-    "layout": (f"which features make a pair: {', '.join(LAYOUTS)}", LAYOUTS, "WORD"),
+    "layout": (f"which features make a pair: {', '.join(LAYOUTS)}", str, "WORD"),
     "scaling": ('such as "Linear(factor=4.0)"', str, "CALL"),
     "length": ("for scalings that depend on the length", int, "N"),
     # The implementation
@@ -103,37 +102,23 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 MORE: dict[str, Given] = {"output": {"required": True}, "model": {"required": True}, "ignore": {"action": "append"}}
 ROPE = "config layer-type head-dim rotary-dim base layout scaling length"
 TARGET = "exec framework call axes timeout in-process"
-ROTATIONS_ONLY = ("axes", "plot", "equivalent", "min_position", "batched")
-# What others call a layout or a dtype.
-SYNONYMS = {
-    **checks.SYNONYMS,
-    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
-    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
-    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
-    "bf16": "bfloat16",
-}
-# Words that mean one thing here and another there.
-AMBIGUOUS = {"llama": "half in checkpoints of Hugging Face's form, interleaved in Meta's own"}
+BOX = f"{TARGET} target autograd"  # all that says which candidate there is
 COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(COLOURS).upper()})$", re.M)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests what a typo, or another word for the same thing, may have meant."""
+    """A parser that suggests what a typo may have meant."""
 
     typed: Sequence[str] = ()  # the words of the command line
 
     def error(self, message: str) -> NoReturn:
-        known = {word: {f"--{name}" for name in OPTIONS} for word in Parser.typed if word.startswith("--")}
+        known = {word.partition("=")[0]: [f"--{name}" for name in OPTIONS] for word in Parser.typed if word[:2] == "--"}
         if match := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
-            known[match[1]] = set(re.findall(r"[\w-]+", match[2]))
+            known[match[1]] = re.findall(r"[\w-]+", match[2])
         for word, words in known.items():
-            word = word.partition("=")[0]
-            meant = [x for x in (SYNONYMS.get(word.lower()),) if x in words]
-            if word not in words and (close := meant or difflib.get_close_matches(word, words, n=1)):
+            if word not in words and (close := difflib.get_close_matches(word, words, n=1)):
                 message += f" (did you mean {close[0]}?)"
-            elif word.lower() in AMBIGUOUS and not words.isdisjoint(LAYOUTS):
-                message += f" ({word} is {AMBIGUOUS[word.lower()]})"
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
@@ -179,6 +164,17 @@ def _flag(name: str) -> str:
     return f"--{switches.get(name, name).replace('_', '-')}"
 
 
+def _take(given: Given, names: str) -> Given:
+    """Takes options out of those that were given."""
+    return {name: given.pop(name) for name in names.replace("-", "_").split() if name in given}
+
+
+def _refuse(given: Given, why: str) -> None:
+    """Whatever is still there when a command has taken what it uses would be ignored in silence."""
+    if given:
+        raise ValueError(f"{', '.join(map(_flag, given))} {why}")
+
+
 # ── What the options name: a rope, a candidate ───────────────────────────────────────────────────────────────────────
 
 
@@ -195,11 +191,11 @@ def _scaling(text: str) -> Any:
         hint = "".join(f" (did you mean {name}?)" for name in classes if close == [name.lower()] and name not in text)
         rule = f'--scaling must be a call such as "Linear(factor=4.0)", of {", ".join(classes)}, with named arguments'
         raise ValueError(f"{rule}; was {text!r}{hint}") from None
-    known = {name: one.default is one.empty for name, one in inspect.signature(kind).parameters.items()}
-    if not known.keys() >= given.keys() >= {name for name, needed in known.items() if needed}:
-        needed, optional = (", ".join(name for name in known if known[name] is which) for which in (True, False))
-        rule = f"{kind.__name__} needs {needed}" + (f" and may have {optional}" if optional else "")
-        raise ValueError(f"--scaling: {rule}; was {text!r}")
+    try:
+        inspect.signature(kind).bind(**given)
+    except TypeError as error:
+        words = ", ".join(inspect.signature(kind).parameters)
+        raise ValueError(f"--scaling: {kind.__name__} has {words}; was {text!r}: {error}") from error
     return kind(**given)
 
 
@@ -208,138 +204,119 @@ def _takes_rope(given: Given) -> bool:
     return any(name.replace("-", "_") in given for name in ROPE.split() if name != "head-dim")
 
 
-def _rope(given: Given, quiet: bool = False) -> Rope:
+def _rope(given: Given) -> Rope:
     """Takes the options of a rope out of those that were given."""
-    own = {name: given.pop(name, None) for name in ROPE.replace("-", "_").split()}
-    length, config, layer_type, scaling = (own.pop(name) for name in ("length", "config", "layer_type", "scaling"))
+    own = _take(given, ROPE)
+    length, config, scaling = (own.pop(name, None) for name in ("length", "config", "scaling"))
     if config is not None:
-        named = {**own, "scaling": scaling, "layout": None}
-        if others := [_flag(name) for name, value in named.items() if value is not None]:
-            raise ValueError(f"--config says everything already: leave out {', '.join(others)}")
-        rope = Rope.from_config(config, layout=own["layout"], layer_type=layer_type)
-        if (still := still_layers(config)) and not quiet:
+        read = _take(own, "layout layer-type")
+        _refuse({**own, **({} if scaling is None else {"scaling": 1})}, "must be left out: --config says it already")
+        rope = Rope.from_config(config, **read)
+        if still := still_layers(config):
             layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
             _say(f"layers {layers} of this config are not rotated: the rope is of others")
     else:
-        if layer_type is not None:
-            raise ValueError("--layer-type needs --config")
-        if missing := [_flag(name) for name in ("head_dim", "base", "layout") if own[name] is None]:
+        _refuse(_take(own, "layer-type"), "needs --config")
+        if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
             raise ValueError(f"give --config, or {', '.join(missing)}")
         rope = Rope(**own, scaling=None if scaling is None else _scaling(scaling))
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
-    if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT) and not quiet:
+    if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
         _say("--length has no effect: these frequencies do not depend on the length")
     return rope if length is None else rope.at(length)
 
 
-def _function(given: Given, kind: str | None, rotates: bool) -> Any:
-    """Takes the options of a black box out of those that were given; it is a function of NumPy arrays."""
-    timeout, program = given.pop("timeout", 60.0), given.pop("exec", None)
-    framework, axes, call = given.pop("framework", "numpy"), given.pop("axes", None), given.pop("call", "positions")
-    derived = given.pop("autograd", False)
-    if derived and (program is not None or framework in ("numpy", "cupy")):
+def _candidate(box: Given, kind: str | None, rotates: bool, backward: bool) -> Any:
+    """The black box that options name, as a function of NumPy arrays."""
+    if ("exec" in box) == ("target" in box):
+        raise ValueError("give a target such as module:function, or --exec" + ", not both" * ("exec" in box))
+    if "exec" in box:
+        unused = {name: x for name, x in box.items() if name not in ("exec", "timeout")}
+        _refuse(unused, "must be left out: only functions have it, and a program reads and writes .npy files")
+        command, timeout = box["exec"], box.get("timeout", 60.0)
+        if kind is None:
+            return adapters.from_command(command, timeout=timeout)
+        return adapters.from_attention_command(command, positions=rotates, backward=backward, timeout=timeout)
+    framework, call = box.get("framework", "numpy"), box.get("call", "positions")
+    if "autograd" in box and framework in ("numpy", "cupy"):
         own = "for a backward pass of your own: --backward"
         raise ValueError(f"--autograd needs --framework torch, jax, mlx or paddle; {own}")
-    if program is not None and (framework, axes, call) != ("numpy", None, "positions"):
-        raise ValueError("--framework, --call and --axes are for functions: a program reads and writes .npy files")
-    if program is not None and kind is not None:
-        back = given.get("backward", False)
-        return adapters.from_attention_command(program, positions=rotates, backward=back, timeout=timeout)
-    if program is not None:
-        return adapters.from_command(program, timeout=timeout)
     with candidate.announced("while it is imported"):
-        fn = adapters.load_target(given.pop("target"))
+        fn = adapters.load_target(box["target"])
     if framework != "numpy":
-        fn = adapters.framework(fn, framework, ("x" if kind is None else "qkv") if derived else None)
-    given |= {"backward": True} if derived else {}
-    fn = fn if axes is None else adapters.with_axes(fn, axes)
+        fn = adapters.framework(fn, framework, ("x" if kind is None else "qkv") if "autograd" in box else None)
+    fn = adapters.with_axes(fn, box["axes"]) if "axes" in box else fn
     return fn if call == "positions" else getattr(adapters, f"from_{call}")(fn)
 
 
-class Judged(NamedTuple):
-    """What one command is about to judge, and how its result is shown."""
-
-    subject: str
-    expected: str
-    kind: str | None  # of attention
-    rotates: bool  # whether positions are handed over
-    as_json: bool
-    html: str | None
-
-    def show_failure(self, failure: Failure) -> int:
-        report = Report(self.subject, self.expected, "not judged", failure=failure)
-        return _show([report], self.as_json, self.html)
-
-
-def _judge(given: Given, judged: Judged, judge: Callable[[Any], int]) -> int:
-    """The exit code of judge(fn), which prints a report; of a candidate that cannot be had, prints why."""
-    if ("exec" in given) == ("target" in given):
-        raise ValueError("give a target such as module:function, or --exec" + ", not both" * ("exec" in given))
-    if not given.pop("in_process", False) and "exec" not in given:
-        timeout = checks.real("--timeout", given.get("timeout", 60.0), 0, open=True)
-        command, *words = Parser.typed
-        ended = isolation.run_apart("pyrope.cli:main", [command, "--in-process", *words], timeout)
-        if isinstance(ended, Failure):
-            return judged.show_failure(ended)
-        print(_coloured(ended.output), end="")
-        return ended.code
+@contextlib.contextmanager
+def _judging(subject: str, expected: str) -> Iterator[None]:
+    """Around the calls of a candidate: shows progress, and raises `NotJudged` if the candidate cannot be had."""
     calls = itertools.count(1)
     candidate.listeners.append(lambda call: _progress(candidate.planned(next(calls))) if call else None)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the candidate prints must not mix with the report
-            fn = _function(given, judged.kind, judged.rotates)
-        return judge(fn)
-    except (adapters.ImportFailed, ImportError, RuntimeError) as error:
-        raised = error.__cause__ if isinstance(error, adapters.ImportFailed) else error
-        fix = "fix the import, or run pyrope in the environment of the target"
-        return judged.show_failure(Failure(str(error), "", fix, raised))
+            yield
+    except (ValueError, ImportError, RuntimeError) as error:
+        if isinstance(error.__cause__, candidate.Unreadable):
+            failure = error.__cause__.failure()
+        elif isinstance(error, ValueError) and not isinstance(error, adapters.ImportFailed):
+            raise
+        else:
+            fix = "fix the import, or run pyrope in the environment of the target"
+            failure = Failure(str(error), "", fix, error.__cause__ or error)
+        raise NotJudged(Report(subject, expected, "not judged", failure=failure)) from error
     finally:
         candidate.listeners.pop()
 
 
+def _apart(given: Given) -> int:
+    """The exit code of this command in a process of its own, so that a crash or a hang gets a verdict too."""
+    timeout = checks.real("--timeout", given.get("timeout", 60.0), 0, open=True)
+    command, *words = Parser.typed
+    ended = isolation.run_apart("pyrope.cli:main", [command, "--in-process", *words], timeout)
+    if isinstance(ended, Failure):
+        raise NotJudged(Report(given["target"], f"what {' '.join(words)} says", "not judged", failure=ended))
+    print(_coloured(ended.output), end="")
+    return ended.code
+
+
 # ── The commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+CHECKS: dict[str | None, tuple[str, Callable[..., Report]]] = {
+    None: ("rotation", rotation.check_rotation),
+    "softmax": ("attention", attention.check_attention),
+    "linear": ("linear attention", attention.check_linear_attention),
+}
 
-def check(given: Given) -> int:
+
+def check(given: Given, output: Output) -> int:
     """Is this RoPE right, how far off is it, and what went wrong?
     Compares a rotation, or with --attention a whole attention, as a black box, with the truth. Without a target, it
     judges the embedded gallery of well-known implementations, good and broken."""
     if "target" not in given and "exec" not in given:
-        return _gallery(given)
-    kind, as_json, html = given.pop("attention", None), given.pop("json", False), _page(given)
-    functions: dict[Any, Callable[..., Report]] = {
-        None: rotation.check_rotation, "softmax": attention.check_attention, "linear": attention.check_linear_attention,
-    }  # fmt: skip
-    function, subject = functions[kind], {None: "rotation", "softmax": "attention", "linear": "linear attention"}[kind]
-    if kind is not None and (others := [name for name in ROTATIONS_ONLY if name in given]):
-        raise ValueError(f"{_flag(others[0])} is for rotations: leave it out with --attention")
-    known = {
-        *f"{ROPE} {TARGET} target autograd plot".replace("-", "_").split(),
-        *inspect.signature(function).parameters,
-    }
-    if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"{_flag(unknown[0])} is not for {kind or 'a rotation'}: leave it out")
-    rope = _rope(given, "in_process" in given) if kind != "softmax" or _takes_rope(given) else None
-    if given.get("call", "positions") != "positions" and (rope is None or rope.axes is not None):
+        return _gallery(given, output)
+    kind = given.pop("attention", None)
+    box = _take(given, BOX if kind is None else BOX.replace("axes", ""))
+    picture, (subject, function) = given.pop("plot", None) if kind is None else None, CHECKS[kind]
+    rope = _rope(given) if kind != "softmax" or _takes_rope(given) else None
+    given |= {"backward": True} if "autograd" in box else {}
+    foreign = {name: x for name, x in given.items() if name not in inspect.signature(function).parameters}
+    _refuse(foreign, f"must be left out: not for {'a rotation' if kind is None else f'{kind} attention'}")
+    if box.get("call", "positions") != "positions" and (rope is None or rope.axes is not None):
         why = "attention with RoPE inside: give the rope" if rope is None else "one axis, but this rope has several"
-        raise ValueError(f"--call {given['call']} is for {why}, or leave it out")
-    if "plot" in given:
-        plots.check_file(given["plot"])  # before the long part
-    back = ", backward" * bool(given.get("backward") or given.get("autograd"))
-    inside = repr(rope) if kind is None else f"{kind} attention" + (f" with {rope!r} inside" if rope else "")
-
-    def judge(fn: Any) -> int:
-        plot = given.pop("plot", None)
-        options = {**given, "dtype": dtype_named(given.get("dtype", "float32"))}
-        options |= {} if rope is None else {"rope": rope} if kind is None else {"rope": rope, "head_dim": rope.head_dim}
-        with contextlib.redirect_stdout(sys.stderr):
-            report = function(fn, **options)
-        if plot is not None:
-            _draw_operator(plot, report)
-        return _show([report], as_json, html)
-
-    return _judge(given, Judged(subject + back, inside, kind, rope is not None, as_json, html), judge)
+        raise ValueError(f"--call {box['call']} is for {why}, or leave it out")
+    if picture is not None:
+        plots.check_file(picture)  # before the long part
+    back, options = given.get("backward", False), given | ({} if rope is None else {"rope": rope})
+    options |= {} if kind is None or rope is None else {"head_dim": rope.head_dim}
+    expected = repr(rope) if kind is None else f"{kind} attention" + (f" with {rope!r} inside" if rope else "")
+    with _judging(subject + ", backward" * back, expected):
+        report = function(_candidate(box, kind, rope is not None, back), **options)
+    if picture is not None:
+        _draw_operator(picture, report)
+    return output.show_report(report)
 
 
 def _draw_operator(path: str, report: Report) -> None:
@@ -353,98 +330,69 @@ def _draw_operator(path: str, report: Report) -> None:
     _say(f"R({where}) drawn in {path}")
 
 
-LEGEND = """\
-error       the worst up to position 131071, absolute; a float32 angle, which
-            most libraries have, is off by about 0.01 there, and right
-equivalent  other vectors than expected, the same scores
-half 10000  layout and base, read from the outputs; see pyrope check --help"""
-
-
-def _gallery(given: Given) -> int:
+def _gallery(given: Given, output: Output) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
-    as_json, html, rows = given.pop("json", False), _page(given), list[gallery.Row]()
-    if given:  # an empty $TARGET must not pass for a check
-        raise ValueError(f"{_flag(next(iter(given)))} needs a target: without one, the gallery is run")
-    if not as_json:
+    _refuse(given, "needs a target: without one, the gallery is run")  # an empty $TARGET must not pass for a check
+    rows = list[gallery.Row]()
+    if not output.as_json:
         print(f"{'implementation':<28}{'verdict':<11}{'error':<7}identified, or what is wrong")
     for row in gallery.run_gallery():
         rows.append(row)
-        if not as_json:
+        if not output.as_json:
             _progress("")
-            worst, verdict = max((error.worst for error in row.report.errors), default=0.0), row.report.verdict
-            rest = f"{'':<{11 - len(verdict)}}{worst:<7.1g}{row.remark}"[: 52 - len(verdict)]
-            print(f"{row.name:<28}{_painted(verdict)}{rest}", flush=True)
+            rest = f"{'':<{11 - len(row.report.verdict)}}{row.worst:<7.1g}{row.remark}"[: 52 - len(row.report.verdict)]
+            print(f"{row.name:<28}{_painted(row.report.verdict)}{rest}", flush=True)
         _progress(f"{len(rows)} checked …")
-    _progress("")
     good = sum(row.as_expected for row in rows)
-    if as_json:
-        heads = [{"name": r.name, "as_expected": r.as_expected, "identified": repr(r.identified)} for r in rows]
-        print(json.dumps([head | row.report.to_dict() for head, row in zip(heads, rows, strict=True)]))
-    else:
-        print(f"{len(rows)} implementations, {good} judged as they should be\n\n{LEGEND}")
-    _write_page(html, "gallery", lambda: [page.gallery_section(rows)])
+    text = f"{len(rows)} implementations, {good} judged as they should be\n\n"
+    text += "\n".join([*fields(gallery.LEGEND), "see pyrope check --help"])
+    output.show(text, [row.to_dict() for row in rows], "gallery", lambda: [page.gallery_section(rows)])
     return 0 if good == len(rows) else 1
 
 
-def identify(given: Given) -> int:
+def identify(given: Given, output: Output) -> int:
     """What does this RoPE do?
     Reads layout, base, scaling, offset and precision out of a rotation, as a black box."""
-    as_json, html, head_dim = given.pop("json", False), _page(given), given.pop("head_dim", None)
-    if head_dim is None:
+    box, axes = _take(given, BOX), given.pop("position_axes", None)
+    if "head_dim" not in given:
         raise ValueError("give --head-dim, the size of a head")
-    axes = given.pop("position_axes", None)
-    if axes is not None and given.get("call", "positions") != "positions":
-        raise ValueError(f"--call {given['call']} is for one axis: leave out --position-axes, or --call")
-    judged = Judged("rotation", f"any rotation of {head_dim} features", None, True, as_json, html)
-
-    def judge(fn: Any) -> int:
-        options = {**given, "dtype": dtype_named(given.get("dtype", "float32")), "axes": axes}
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                result = operator.identify(fn, head_dim, **options)
-        except ValueError as error:
-            if not isinstance(error.__cause__, candidate.Unreadable):
-                raise
-            return judged.show_failure(error.__cause__.failure())
-        _progress("")
-        print(json.dumps(result.to_dict(), indent=1) if as_json else result)
-        _write_page(html, "identified", lambda: [page.identification_section(result)])
-        return 0
-
-    return _judge(given, judged, judge)
+    if axes is not None and box.get("call", "positions") != "positions":
+        raise ValueError(f"--call {box['call']} is for one axis: leave out --position-axes, or --call")
+    with _judging("rotation", f"any rotation of {given['head_dim']} features"):
+        result = operator.identify(_candidate(box, None, True, False), axes=axes, **given)
+    output.show(str(result), result.to_dict(), "identified", lambda: [page.identification_section(result)])
+    return 0
 
 
-def table(given: Given) -> int:
+def table(given: Given, output: Output) -> int:
     """Frequencies and wavelengths of a rope.
     With --position also cos and sin there."""
-    position, as_json, rope = given.pop("position", None), given.pop("json", False), _rope(given)
+    position, rope = given.pop("position", None), _rope(given)
     columns = {"theta": frequencies(rope), "wavelength": wavelengths(rope)}
     if position is not None:
         if rope.axes is not None:
             raise ValueError("--position is one number, but this rope has several axes: leave out --position")
         columns["cos"], columns["sin"] = cos_sin(position, rope)
-    if as_json:
-        numbers = {name: [x if x != float("inf") else None for x in map(float, c)] for name, c in columns.items()}
-        print(json.dumps({"rope": repr(rope), "attention_factor": rope.attention_factor, **numbers}, indent=1))
-        return 0
-    print(f"{abbreviated(repr(rope))}\nattention factor {rope.attention_factor:.17g}")
-    print("pair" + "".join(f"{name:>19}" for name in columns))
+    lines = [abbreviated(repr(rope)), f"attention factor {rope.attention_factor:.17g}"]
+    lines.append("pair" + "".join(f"{name:>19}" for name in columns))
     for i, row in enumerate(zip(*columns.values(), strict=True)):
-        print(f"{i:4}" + "".join(f"{x:19.12g}" for x in row))
+        lines.append(f"{i:4}" + "".join(f"{x:19.12g}" for x in row))
+    numbers = finite({name: column.tolist() for name, column in columns.items()})
+    output.show("\n".join(lines), {"rope": repr(rope), "attention_factor": rope.attention_factor, **numbers})
     return 0
 
 
-def write_vectors(given: Given) -> int:
+def write_vectors(given: Given, output: Output) -> int:
     """Test vectors for any language; judges what you computed from them.
     Writes portable test vectors; with --verify, judges what another project computed from them."""
-    directory, outputs, html = given.pop("directory"), given.pop("outputs", None), _page(given)
+    directory = given.pop("directory")
     if given.pop("verify", False):
-        return _verify(directory, outputs, given, html)
-    if outputs is not None or html is not None or given.keys() & {"only", "json"}:
+        return _verify(directory, given, output)
+    if given.keys() & {"outputs", "only"} or output != Output():
         raise ValueError("a second path, --html, --json and --only need --verify")
-    chosen, own = "max_position" in given, _own_vectors(given)
+    own, chosen = _own_vectors(given), "max_position" in given
     _progress("writing …")
-    manifest = vectors.write_vectors(directory, own=own, **given)
+    manifest = vectors.write_vectors(directory, own=own, **_take(given, "suite dtype"))
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {directory}")
     if own is not None:
@@ -454,36 +402,32 @@ def write_vectors(given: Given) -> int:
 
 def _own_vectors(given: Given) -> vectors.Own | None:
     """What says how the vectors for one's own rope are; None: the standard ones."""
-    more: Given = {name: given.pop(name) for name in ("heads", "key_heads", "max_position") if name in given}
-    config = given.get("config")
+    config, more = given.get("config"), {name: given[name] for name in ("heads", "key_heads") if name in given}
+    last = given.get("max_position")
     if not _takes_rope(given) and "head_dim" not in given:
-        if more:
-            name = _flag(next(iter(more)))
-            raise ValueError(f"{name} is for vectors of your own rope: give --config, or its numbers")
+        _refuse(_take(given, "heads key-heads max-position"), "needs a rope of your own: give --config, or its numbers")
         return None
     rope = _rope(given)
-    if config is not None and not more.keys() & {"heads", "key_heads"}:
-        more |= head_counts(config)
-    if config is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
-        last = min((position_count(config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
-        more.setdefault("max_position", max(last, vectors.LEAST_POSITION))
-    return vectors.Own(rope, **more)
+    if config is not None or given.get("suite") == "rotation":
+        why = "--config says it already" if config is not None else "rotations have no heads"
+        _refuse(more, f"must be left out: {why}")
+    if config is not None:
+        more = head_counts(config)
+        if last is None and not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
+            last = min((position_count(config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
+            last = max(last, vectors.LEAST_POSITION)
+    return vectors.Own(rope, **more, max_position=last)
 
 
-def _verify(directory: str, outputs: str | None, given: Given, html: str | None) -> int:
-    as_json, only = given.pop("json", False), given.pop("only", "*")
-    if given:
-        raise ValueError(f"{_flag(next(iter(given)))} is for writing vectors: --verify reads all that from them")
+def _verify(directory: str, given: Given, output: Output) -> int:
+    outputs, only = given.pop("outputs", None), given.pop("only", "*")
+    _refuse(given, "is for writing vectors: --verify reads all that from them")
     if outputs is None:
         raise ValueError("--verify needs two paths: the vectors, and the outputs")
     _progress("judging …")
     reports = vectors.verify_vectors(directory, outputs, only=only)
-    if as_json:
-        _show(reports, True)
-    else:
-        _progress("")
-        print(_coloured("\n\n".join([*_grouped(reports), page.summary(reports)])))
-    _write_page(html, "vectors", lambda: [page.verification_section(reports, by_faults(reports))])
+    text, values = "\n\n".join([*_grouped(reports), summary(reports)]), [report.to_dict() for report in reports]
+    output.show(text, values, "vectors", lambda: [page.verification_section(reports)])
     return _exit_code(reports)
 
 
@@ -501,57 +445,60 @@ def _grouped(reports: Sequence[Report]) -> Iterator[str]:
         yield filled(f"missing outputs, {len(missing)}: {missing[0].subject}.npy{more}; see --only")
 
 
-def trace(given: Given) -> int:
+def trace(given: Given, output: Output) -> int:
     """Writes every intermediate of a forward pass to a file.
     Runs a checkpoint over some tokens and writes every named intermediate."""
-    path = find_smollm2() if given["checkpoint"] == "smollm2" else given["checkpoint"]
+    path = _checkpoint(given["checkpoint"])
     if ("tokens" in given) == ("text" in given):
         raise ValueError("give --tokens or --text" + ", not both" * ("text" in given))
-    if "tokens" in given:
-        words = given["tokens"].split(",")
-        if not all(re.fullmatch(r" *\d{1,18} *", word) for word in words):
-            raise ValueError(f"--tokens must be integers with commas between them, was {given['tokens']!r}")
-        ids = list(map(int, words))
-    else:
-        ids = load_tokenizer(path).encode(given["text"])
+    ids = _integers(given["tokens"]) if "tokens" in given else load_tokenizer(path).encode(given["text"])
     _progress(f"running {given['checkpoint']} …")
     arrays: dict[str, Any] = {}
-    model = load(path, given.get("backend", "numpy"), given.get("dtype", "float32"))
-    forward(model, ids, trace=arrays.__setitem__)
+    forward(load(path, **_take(given, "backend dtype")), ids, trace=arrays.__setitem__)
     traces.write_trace(given["output"], arrays)
     _progress("")
     print(f"{len(arrays)} intermediates of {len(ids)} tokens written to {given['output']}")
     return 0
 
 
-def diff(given: Given) -> int:
+def _integers(text: str) -> list[int]:
+    if not re.fullmatch(r" *\d{1,18} *(, *\d{1,18} *)*", text):
+        raise ValueError(f"--tokens must be integers with commas between them, was {text!r}")
+    return list(map(int, text.split(",")))
+
+
+def diff(given: Given, output: Output) -> int:
     """Where two traces begin to differ, how, and what that suggests."""
-    html, first, second = _page(given), traces.read_trace(given["first"]), traces.read_trace(given["second"])
-    report = traces.diff_traces(first, second, tolerance=given.get("tolerance"))
-    return _show([report], given.get("json", False), html)
+    return output.show_report(traces.diff_traces(given.pop("first"), given.pop("second"), **given))
 
 
-def generate_text(given: Given) -> int:
+def generate_text(given: Given, output: Output) -> int:
     """Text by a real model, token by token.
     Continues a prompt and prints the text as it is computed; the speed goes to stderr."""
-    known, prompt = given["model"] == "smollm2", given["prompt"]
+    name, prompt, chat = given.pop("model"), given.pop("prompt"), given.pop("chat", None)
     if prompt == "-" and sys.stdin is None:
         raise ValueError("the prompt is to be read from standard input, but that is closed: give it as an argument")
     prompt = sys.stdin.read() if prompt == "-" else prompt
     if not prompt:
         raise ValueError("the prompt must not be empty")
-    path = find_smollm2() if known else given["model"]
-    if not os.path.exists(path) and difflib.get_close_matches(str(path), ["smollm2"]):
-        raise ValueError(f"there is no model {path!r} (did you mean smollm2?)")
-    _progress(f"loading {given['model']} …")
+    _progress(f"loading {name} …")
+    path, known = _checkpoint(name), name == "smollm2"
     tokenizer = load_tokenizer(path)
-    ids = _ids(tokenizer, prompt, given.get("chat", known), SMOLLM2_SYSTEM if known else None)
-    model = load(path, given.get("backend", "numpy"), given.get("dtype", "float32"), ignore=given.get("ignore", []))
-    sampling = {word: given[word] for word in ("temperature", "top_k", "top_p", "seed") if word in given}
-    tokens = generate(model, ids, given.get("max_new_tokens", 256), stop=tokenizer.stop, **sampling)
+    ids = _ids(tokenizer, prompt, known if chat is None else chat, SMOLLM2_SYSTEM if known else None)
+    model = load(path, **_take(given, "backend dtype ignore"))
+    count = given.pop("max_new_tokens", 256)
+    tokens = generate(model, ids, count, Sampling(**given), tokenizer.stop)
     _progress("")
     _stream(tokenizer, tokens, len(ids))
     return 0
+
+
+def _checkpoint(name: str) -> str | os.PathLike[str]:
+    if name == "smollm2":
+        return find_smollm2()
+    if not os.path.exists(name) and difflib.get_close_matches(name, ["smollm2"]):
+        raise ValueError(f"there is no model {name!r} (did you mean smollm2?)")
+    return name
 
 
 def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> list[int]:
@@ -570,14 +517,9 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
     """Prints text as it comes, then the speed."""
     times = [time.perf_counter()]
-
-    def timed() -> Iterator[int]:
-        for token in tokens:
-            times.append(time.perf_counter())
-            yield token
-
+    timed = (token for token in tokens if times.append(time.perf_counter()) is None)  # type: ignore[func-returns-value]
     try:
-        for text in tokenizer.stream(timed()):
+        for text in tokenizer.stream(timed):
             print(text, end="", flush=True)
     finally:
         print(flush=True)
@@ -588,55 +530,48 @@ def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
         print(f"{took}, {len(ends)} written, {speed:.1f} tokens per second", file=sys.stderr)
 
 
-def plot(given: Given) -> int:
+def plot(given: Given, output: Output) -> int:
     """Pictures of what RoPE does.
     Draws one picture, as SVG or PNG by the suffix of the file. To draw a rope of your own, give --config, or all of
     --head-dim, --base and --layout (shift, rotation and sharding show none)."""
-    name, output = given.pop("name"), given.pop("output")
-    plots.check_file(output)
-    if given and "rope" not in inspect.signature(plots.PLOTS[name]).parameters:
-        raise ValueError(f"the picture {name} shows no rope: leave out {_flag(next(iter(given)))}")
+    name, file = given.pop("name"), given.pop("output")
+    plots.check_file(file)
+    if "rope" not in inspect.signature(plots.PLOTS[name]).parameters:
+        _refuse(given, f"must be left out: the picture {name} shows no rope")
     _progress("drawing …")
-    plots.draw(name, output, **({"rope": _rope(given)} if given else {}))
+    plots.draw(name, file, **({"rope": _rope(given)} if given else {}))
     _progress("")
-    print(f"{name} drawn in {output}")
+    print(f"{name} drawn in {file}")
     return 0
 
 
 # ── What is printed ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show(reports: Sequence[Report], as_json: bool, html: str | None = None) -> int:
-    _progress("")
-    if as_json:
-        values = [report.to_dict() for report in reports]
-        print(json.dumps(values[0] if len(values) == 1 else values, indent=1))
-    else:
-        print(_coloured("\n\n".join(map(str, reports))))
-    _write_page(html, reports[0].headline, lambda: [page.report_section(report) for report in reports])
-    return _exit_code(reports)
+class Output(NamedTuple):
+    """How results are shown: as text or as JSON, and besides as a page, if a path for one was given."""
+
+    as_json: bool = False
+    html: str | None = None
+
+    def show(self, text: str, value: Any, title: str = "", sections: Callable[[], Sequence[Any]] = list) -> None:
+        _progress("")
+        print(json.dumps(value, indent=1) if self.as_json else _coloured(text))
+        if self.html is not None:
+            _progress("drawing …")
+            page.write_page(self.html, f"pyrope: {title}", *sections())
+            _progress("")
+            print(f"report written to {self.html}", file=sys.stderr)
+
+    def show_report(self, report: Report) -> int:
+        self.show(str(report), report.to_dict(), report.headline, lambda: [page.report_section(report)])
+        return _exit_code([report])
 
 
 def _exit_code(reports: Sequence[Report]) -> int:
     """0 if all are right or equivalent, 1 if some are wrong, else 3: some are not judged."""
     verdicts = {report.verdict for report in reports}
     return 1 if "wrong" in verdicts else 3 if "not judged" in verdicts else 0
-
-
-def _page(given: Given) -> str | None:
-    """Takes --html out of what was given; refuses a page that cannot be written, before the long part."""
-    html: str | None = given.pop("html", None)
-    if html is not None:
-        page.check_file(html)
-    return html
-
-
-def _write_page(html: str | None, title: str, sections: Callable[[], Sequence[Any]]) -> None:
-    if html is not None:
-        _progress("drawing …")
-        page.write_page(html, f"pyrope: {title}", *sections())
-        _progress("")
-        print(f"report written to {html}", file=sys.stderr)
 
 
 def _coloured(text: str) -> str:
@@ -669,7 +604,7 @@ class Command(NamedTuple):
     """A command: its function, whose docstring describes it; its arguments by position; its options; its examples,
     without the word pyrope; and what is said after them."""
 
-    run: Callable[[Given], int]
+    run: Callable[[Given, Output], int]
     places: dict[str, str]
     groups: dict[str, str]
     examples: tuple[str, ...]
@@ -715,8 +650,7 @@ COMMANDS = {
         "check mymodel.rope:apply --head-dim 128 --base 10000 --layout half",
         "check rope.py:rotate --framework torch --config config.json --autograd",
         'check --exec "./my_rope {x} {positions} {y}" --config config.json',
-        "check rope.py:rotate_backward --config config.json --backward",
-        "check rope.py:rotate --config config.json --html report.html",
+        "check rope.py:rotate_back --config config.json --backward --html r.html",
         "check attention.py:flash --attention softmax --heads 32 --key-heads 8",
         "check fused.py:attend --attention softmax --config config.json",
         "check linear.py:attend --attention linear --config config.json",
@@ -743,8 +677,7 @@ COMMANDS = {
         "vectors vectors/                         # write them all",
         "vectors vectors/ --suite gradients       # of backward passes",
         "vectors vectors/ --config config.json --dtype bfloat16",
-        "vectors --verify vectors/ outputs/       # judge what you computed",
-        "vectors --verify vectors/ outputs/ --html report.html",
+        "vectors --verify vectors/ outputs/ --html report.html    # judge them",
     ), _VECTORS),
     "trace": Command(trace, {"checkpoint": _MODEL}, {"options": "tokens text output backend model-dtype"}, (
         _TRACED,
@@ -781,10 +714,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().print_help(sys.stderr)
         return 2
     given = vars(_parser().parse_args(arguments))
-    run, _ = given.pop("run"), given.pop("command")
+    run, _, output = given.pop("run"), given.pop("command"), Output(given.pop("json", False), given.pop("html", None))
     code = 141  # if the output cannot be written, as of a program that SIGPIPE has ended
     try:
-        code = run(given)
+        if output.html is not None:
+            page.check_file(output.html)  # before the long part
+        try:
+            code = _apart(given) if "target" in given and "in_process" not in given else run(given, output)
+        except NotJudged as error:
+            code = output.show_report(error.report)
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has closed the pipe

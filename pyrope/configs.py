@@ -412,15 +412,17 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments = {key: x for key, x in arguments.items() if x or key not in ("beta_fast", "beta_slow")}
     if missing := [key for key in _REQUIRED.get(kind, ()) if names[key] not in arguments]:
         raise ValueError(f"the config lacks {', '.join(map(repr, missing))}, which {what} needs")
-    if kind == "dynamic" or (_LENGTH in names and "original_length" not in arguments):
-        longest = _need(config, "max_position_embeddings", what) if not convention.original_length else 0
-        arguments["original_length"] = convention.original_length or longest
+    original, longest = arguments.get("original_length", convention.original_length), "max_position_embeddings"
     if kind in ("yarn", "longrope") and "factor" not in arguments:
-        most, longest = checks.MAX_POSITION, _need(config, "max_position_embeddings", what)
-        original = checks.integer("original_length", arguments["original_length"], 1, most)
-        factor = checks.integer("max_position_embeddings", longest, 1, most) / original
+        if original is None:
+            ratio = f"{_LENGTH}, to which {longest} is in this ratio"
+            raise ValueError(f"the config lacks 'factor', which {what} needs: add it, or {ratio}")
+        most = checks.integer(longest, _need(config, longest, what), 1, checks.MAX_POSITION)
+        factor = most / checks.integer("original_length", original, 1, checks.MAX_POSITION)
         # YaRN refuses a factor below 1; LongRoPE's only makes its attention factor, which is 1 there.
         arguments["factor"] = factor if kind == "yarn" else max(factor, 1.0)
+    if kind == "dynamic" or _LENGTH in names:
+        arguments["original_length"] = _need(config, longest, what) if original is None else original
     if kind == "proportional":
         arguments["fraction"] = parameters["partial_rotary_factor"]
     return kind, arguments

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backend import Array, from_numpy, namespace
+from .backend import Array, from_numpy, fused, namespace
 from .tiles import cuts, each, tiles
 
 _ROWS = 256  # tokens that an MLP takes at a time on the host: what it computes between its products stays in the caches
@@ -75,15 +75,24 @@ def _normalized(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
         part, y = x[index], out[index]
         if centred:
             part = part - part.mean(axis=-1, keepdims=True)
-        # einsum squares and sums in one pass; ε and 1/e are Python numbers, which keep float32.
-        squares = xp.einsum("...e,...e->...", part, part)[..., None]
-        xp.divide(part, xp.sqrt(squares * (1 / x.shape[-1]) + eps), out=y)
-        y *= norm.weight
+        _scale(xp, part, _squares(xp, part)[..., None], 1 / x.shape[-1], eps, norm.weight, y)
         if norm.bias is not None:
             y += norm.bias
 
     each(some, tiles(x.shape, _TILE if xp is np else max(x.size, 1)), spread=xp is np)
     return out
+
+
+@fused
+def _squares(xp: ModuleType, x: Array) -> Array:
+    """Σx² over the features: (…, e) -> (…)."""
+    return np.einsum("...e,...e->...", x, x) if xp is np else xp.sum(x * x, axis=-1)  # in one pass, both
+
+
+@fused
+def _scale(xp: ModuleType, x: Array, squares: Array, part: float, eps: float, weight: Array, out: Array) -> None:
+    xp.divide(x, xp.sqrt(squares * part + eps), out=out)  # Python numbers keep float32
+    out *= weight
 
 
 NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {"rms": rms_norm, "layer": layer_norm}
@@ -109,11 +118,13 @@ def _erfc_polynomial(terms: int) -> tuple[float, ...]:
 
 def gelu(xp: ModuleType, x: Array) -> None:
     """x·Φ(x), with Φ the normal distribution, in place."""
-    z = abs(x) * math.sqrt(0.5)
+    z = xp.abs(x) * math.sqrt(0.5)
     xp.minimum(z, 30.0, out=z)  # z² would overflow; e⁻⁹⁰⁰ is 0
     y = 6 / (z + 3) - 1
-    tail = xp.zeros_like(x)
-    for coefficient in _erfc_polynomial(len(_ERFC) if x.dtype == np.float64 else 12):
+    first, second, *others = _erfc_polynomial(len(_ERFC) if x.dtype == np.float64 else 12)
+    tail = y * first
+    tail += second
+    for coefficient in others:
         tail *= y
         tail += coefficient
     tail *= xp.exp(xp.multiply(z, -z, out=z), out=z)  # Φ(−|x|)
@@ -148,8 +159,19 @@ def relu(xp: ModuleType, x: Array) -> None:
     xp.maximum(x, 0, out=x)
 
 
+def _gated(activation: Callable[[ModuleType, Array], None]) -> Callable[..., None]:
+    """act(x)·up, in place."""
+
+    def gated(xp: ModuleType, x: Array, up: Array) -> None:
+        activation(xp, x)
+        x *= up
+
+    return fused(gated)
+
+
 _ALL: tuple[Callable[[ModuleType, Array], None], ...] = gelu, gelu_tanh, silu, relu
-ACTIVATIONS = {function.__name__: function for function in _ALL}
+ACTIVATIONS = {function.__name__: fused(function) for function in _ALL}
+_GATED = {function.__name__: _gated(function) for function in _ALL}
 
 
 def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool) -> Array:
@@ -159,16 +181,17 @@ def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool
     >>> mlp(np.array([[-1.0, 2.0]]), one, one, "relu", gated=False)
     array([[0., 2.]])
     """
-    xp, act = namespace(x=x, up=up.weight), ACTIVATIONS[activation]
+    xp = namespace(x=x, up=up.weight)
     rows, f = x.reshape(-1, x.shape[-1]), down.weight.shape[1]
     out = xp.empty((len(rows), down.weight.shape[0]), x.dtype)
 
     def some(part: slice) -> None:
         inner = project(rows[part], up)
         hidden = inner[:, :f]
-        act(xp, hidden)
         if gated:
-            hidden *= inner[:, f:]
+            _GATED[activation](xp, hidden, inner[:, f:])
+        else:
+            ACTIVATIONS[activation](xp, hidden)
         project(hidden, down, out=out[part])
 
     each(some, cuts(len(rows), _ROWS if xp is np else max(len(rows), 1)), spread=xp is np, products=True)

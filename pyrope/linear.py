@@ -15,33 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import checks, definition
-from .backend import Array, namespace, result_array, to_numpy
-from .rotation import Tables, check_fit, checked_tables, turn
+from . import checks
+from .backend import Array, fused, namespace, to_numpy
+from .definition import FEATURE_MAPS as FEATURE_MAPS  # models name them, too
+from .rotation import Tables, check_fit, rotation_tables, turn
 from .softmax import check_heads
 from .theta import Rope, check_rope
 from .tiles import cuts, each
 
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
-CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
+_Pair: TypeAlias = tuple[Array, Array]
+_CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
 _STRETCH = 1024  # tokens, in many chunks, that are worked on at a time, so that they stay in the caches
 _SMALL = 2**16  # elements of the queries: with fewer, threads cost more than they spare
-
-
-def _elu_plus_one(x: Array) -> Array:
-    """x + 1 above 0, eˣ below (Katharopoulos et al., arXiv 2006.16236), in half the time of the definition's form."""
-    xp = namespace(x)
-    low = xp.minimum(x, 0)  # eˣ above 0 is not needed, and could overflow
-    xp.exp(low, out=low)
-    low += xp.maximum(x, 0)
-    return low
-
-
-FEATURE_MAPS = definition.FEATURE_MAPS | {"elu+1": _elu_plus_one}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +76,7 @@ class Rule:
 @np.errstate(all="ignore")  # what is not finite is refused in the end
 def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
-    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
-    tables: Tables | None = None, out: Array | None = None,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> Array:  # fmt: skip
     """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, e) -> (…, h, n, e).
 
@@ -98,26 +89,20 @@ def linear_attention(
     Denominators that are not positive and finite raise, and so do those below tiny/ε, whose last digits are lost;
     ``denominators="nonzero"`` allows negative ones. 0/0 is 0: a row without keys, or whose keys all map to 0 in the
     dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values must be
-    finite, since those to come within a chunk are multiplied too, by 0. ``tables``, for many layers at the same
-    positions, are ``rotation_tables(positions, rope.rotation_only, like=q)``. ``chunk`` decides speed: 1 is token by
-    token.
+    finite, since those to come within a chunk are multiplied too, by 0.
     """
-    rule = checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
-    chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
-    q, k, v, target = with_heads(q, k, v, result)
-    if causal:
-        step(q, k, v, zeros(k, v, rule), rule, target, chunk)
-    else:
-        read(q, sums(k, v, rule), rule, target)  # Eq. (18): the same sums for every query
-    check_outputs(result, rule, on_host=False)  # where the core has not waited
-    return result
+    if checks.flag("causal", causal):
+        return linear_step(q, k, v, positions, rope, feature_map=feature_map, denominators=denominators)[0]
+    rule = checked_rule((q, k, v), False, (positions, rope), (feature_map, denominators))
+    queries, keys, values = with_heads(q, k, v)
+    out = read(queries, sums(keys, values, rule), rule)  # Eq. (18): the same sums for every query
+    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
 def linear_step(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, state: LinearState | None = None,
-    feature_map: FeatureMap = "elu+1", chunk: int = CHUNK, denominators: str = "positive",
-    tables: Tables | None = None, out: Array | None = None,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> tuple[Array, LinearState]:  # fmt: skip
     """Causal `linear_attention` to these tokens and those of the state, and the state to go on from; any n, also 1.
 
@@ -127,22 +112,20 @@ def linear_step(
     >>> last.shape, state.count
     ((2, 2, 4), 5)
     """
-    rule = checked_rule((q, k, v), True, (positions, rope, tables), (feature_map, denominators))
-    chunk, result = checks.integer("chunk", chunk, 1), _checked_out(q, k, v, out)
-    q, k, v, target = with_heads(q, k, v, result)
-    after = LinearState(*zeros(k, v, rule), q.shape[-2], rope, feature_map)
+    rule = checked_rule((q, k, v), True, (positions, rope), (feature_map, denominators))
+    queries, keys, values = with_heads(q, k, v)
+    after = LinearState(*zeros(keys, values, rule), queries.shape[-2], rope, feature_map)
     if state is not None:
         after += state
-    step(q, k, v, (after.numerator, after.denominator), rule, target, chunk)
-    check_outputs(result, rule, on_host=False)  # where the core has not waited
-    return result, after
+    out = step(queries, keys, values, (after.numerator, after.denominator), rule)
+    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False), after
 
 
 def linear_state(
     k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
 ) -> LinearState:
     """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
-    rule = checked_rule((k, k, v), False, (positions, rope, None), (feature_map, "positive"))
+    rule = checked_rule((k, k, v), False, (positions, rope), (feature_map, "positive"))
     k, v = with_heads(k, v)
     return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
 
@@ -153,11 +136,11 @@ def with_heads(*arrays: Array) -> list[Array]:
 
 
 def checked_rule(
-    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any, Any], how: tuple[Any, Any]
+    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any], how: tuple[Any, Any]
 ) -> Rule:
-    """The rule, if q, k and v, causal, positions, rope and tables, feature map and denominators are what
-    `linear_attention` says."""
-    (positions, rope, tables), (feature_map, denominators) = where, how
+    """The rule, if q, k and v, causal, positions and rope, feature map and denominators are what `linear_attention`
+    says."""
+    (positions, rope), (feature_map, denominators), tables = where, how, None
     namespace(**dict(zip("qkv", arrays, strict=True)))
     q, k, v = with_heads(*arrays)
     dtype, n = check_heads(q, k, v), k.shape[-2]
@@ -166,10 +149,10 @@ def checked_rule(
     if not callable(feature_map):
         checks.choice("feature_map", feature_map, tuple(FEATURE_MAPS))
     checks.choice("denominators", denominators, ("positive", "nonzero"))
-    if (positions is None) != (rope is None) or (rope is None and tables is not None):
-        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, nor tables, for Eq. (18)")
+    if (positions is None) != (rope is None):
+        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
     if rope is not None:
-        tables = checked_tables(positions, check_rope(rope).rotation_only, tables, k)
+        tables = rotation_tables(positions, check_rope(rope).rotation_only, like=k)
         if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
             shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
@@ -178,28 +161,18 @@ def checked_rule(
     return Rule(dtype, tables, feature_map, denominators)
 
 
-def _checked_out(q: Array, k: Array, v: Array, out: Array | None) -> Array:
-    """Where the outputs (…, h, n, e) go."""
-    shape = (*q.shape[:-1], v.shape[-1])
-    if out is None:
-        return namespace(q).empty(shape, q.dtype)
-    xp = namespace(q=q, out=out)
-    if any(xp.may_share_memory(out, x) for x in (q, k, v)):
-        raise ValueError("out must not share memory with q, k or v, which are read until the end")
-    return result_array(xp, shape, q.dtype, out)
-
-
 # ── The core: arguments are not checked from here on; S is (…, g, d, e), z (…, g, d) ─────────────────────────────────
 
 
-def zeros(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
+def zeros(k: Array, v: Array, rule: Rule) -> _Pair:
     """S and z before the first token of k (…, g, n, d) and v (…, g, n, e)."""
-    width = k.shape[-1] if isinstance(rule.feature_map, str) else _phi(k[..., :1, :], rule).shape[-1]
+    named = isinstance(rule.feature_map, str)
+    width = k.shape[-1] if named else _given(rule.feature_map, k[..., :1, :].astype(rule.dtype)).shape[-1]
     xp, shape = namespace(k), (*k.shape[:-2], width)
     return xp.zeros((*shape, v.shape[-1]), rule.dtype), xp.zeros(shape, rule.dtype)
 
 
-def sums(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
+def sums(k: Array, v: Array, rule: Rule) -> _Pair:
     """S and z of all keys (…, g, n, d) and values (…, g, n, e)."""
     s, z = zeros(k, v, rule)
 
@@ -214,8 +187,9 @@ def sums(k: Array, v: Array, rule: Rule) -> tuple[Array, Array]:
     return s, z
 
 
-def read(q: Array, state: tuple[Array, Array], rule: Rule, out: Array) -> None:
-    """Every query (…, h, n, d) against the same S and z, into out (…, h, n, e)."""
+def read(q: Array, state: _Pair, rule: Rule) -> Array:
+    """Every query (…, h, n, d) against the same S and z: (…, h, n, e)."""
+    out = namespace(q).empty((*q.shape[:-1], state[0].shape[-1]), q.dtype)
 
     def some(piece: tuple[slice, slice]) -> None:
         heads, key_heads = piece
@@ -228,13 +202,13 @@ def read(q: Array, state: tuple[Array, Array], rule: Rule, out: Array) -> None:
             _divide(numerator, phi.reshape(grouped), z, rule, out[..., heads, tokens, :])
 
     _by_heads(some, q, state[0].shape[-3], rule)
-    check_outputs(out, rule, on_host=True)
+    return checked_outputs(out, rule, on_host=True)
 
 
-def step(q: Array, k: Array, v: Array, state: tuple[Array, Array], rule: Rule, out: Array, chunk: int) -> None:
-    """Every query against the keys up to it and S and z, into out; the keys are added to S and z."""
-    n, (s, z) = q.shape[-2], state
-    even, length = n - n % chunk, chunk * max(1, _STRETCH // chunk)
+def step(q: Array, k: Array, v: Array, state: _Pair, rule: Rule) -> Array:
+    """Every query against the keys up to it and S and z: (…, h, n, e); the keys are added to S and z."""
+    out, n, (s, z) = namespace(q).empty((*q.shape[:-1], v.shape[-1]), q.dtype), q.shape[-2], state
+    even, length = n - n % _CHUNK, _CHUNK * max(1, _STRETCH // _CHUNK)
     parts = cuts(even, length) + ([slice(even, n)] if even < n else [])
 
     def some(piece: tuple[slice, slice]) -> None:
@@ -244,15 +218,12 @@ def step(q: Array, k: Array, v: Array, state: tuple[Array, Array], rule: Rule, o
             queries, keys = q[..., heads, tokens, :], k[..., key_heads, tokens, :]
             terms = _features(queries, rule, tokens), _features(keys, rule, tokens)
             values = v[..., key_heads, tokens, :].astype(rule.dtype, copy=False)
-            numerator, phi, total, before = _chunks(*terms, values, before, min(chunk, tokens.stop - tokens.start))
+            numerator, phi, total, before = _chunks(*terms, values, before, min(_CHUNK, tokens.stop - tokens.start))
             _divide(numerator, phi, total, rule, out[..., heads, tokens, :])
         s[..., key_heads, :, :], z[..., key_heads, :] = before
 
     _by_heads(some, q, k.shape[-3], rule)
-    check_outputs(out, rule, on_host=True)
-
-
-_Pair: TypeAlias = tuple[Array, Array]
+    return checked_outputs(out, rule, on_host=True)
 
 
 def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array, Array, Array, _Pair]:
@@ -266,7 +237,7 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
         return x.reshape(*x.shape[:-3], g, x.shape[-3] // g, x.shape[-2] // c, c, x.shape[-1])
 
     (phi_q, turned_q), (phi_k, turned_k), values = map(cut, q), map(cut, k), cut(v)
-    lower, columns = xp.tril(xp.ones((c, c), v.dtype)), turned_k.swapaxes(-1, -2)
+    lower, columns = _lower(xp, c, v.dtype), turned_k.swapaxes(-1, -2)
     weights = turned_q @ columns
     weights *= lower
     numerator = weights @ values  # Eq. (19): the keys of this chunk,
@@ -279,6 +250,12 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
     return numerator, phi_q, totals, (s, z)
 
 
+@lru_cache(maxsize=8)
+def _lower(xp: ModuleType, c: int, dtype: np.dtype[Any]) -> Array:
+    """1 where a token of a chunk (rows) sees one of it (columns), else 0: (c, c)."""
+    return xp.tril(xp.ones((c, c), dtype))
+
+
 def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rule: Rule) -> None:
     """Calls ``work((heads, key_heads))`` for one of the g key heads after the other, or for all if x, (…, h, n, d), is
     small: on every core, but for a feature map of the caller's, which may not be made for several threads."""
@@ -289,12 +266,22 @@ def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rul
     each(work, pieces, spread=on_host and named, products=True)
 
 
-def _phi(x: Array, rule: Rule) -> Array:
-    """φ(x): (…, n, d) -> the same, or of the width that a function of the caller's gives it."""
-    x = x.astype(rule.dtype, copy=False)
-    if isinstance(rule.feature_map, str):
-        return FEATURE_MAPS[rule.feature_map](x)
-    phi = rule.feature_map(x.copy())  # on a copy, and copied, since it may work in place or return the same memory
+def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
+    """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
+    x, named = x.astype(rule.dtype, copy=False), isinstance(rule.feature_map, str)
+    phi = FEATURE_MAPS[str(rule.feature_map)](x) if named else _given(rule.feature_map, x)
+    if rule.tables is None:
+        return phi, phi
+    whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]
+    tables = rule.tables if whole else rule.tables.part(tokens)
+    if not named:
+        check_fit(phi, tables)
+    return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))
+
+
+def _given(feature_map: Any, x: Array) -> Array:
+    """φ(x) by a function of the caller's, which may change the width: (…, n, d) -> (…, n, any)."""
+    phi = feature_map(x.copy())  # on a copy, and copied, since it may work in place or return the same memory
     if phi is None:
         raise TypeError("feature_map must return an array, but it returned None")
     namespace(x=x, **{"what feature_map returns": phi})
@@ -303,41 +290,50 @@ def _phi(x: Array, rule: Rule) -> Array:
     return phi.copy()
 
 
-def _features(x: Array, rule: Rule, tokens: slice) -> tuple[Array, Array]:
-    """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
-    phi = _phi(x, rule)
-    if rule.tables is None:
-        return phi, phi
-    whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]
-    tables = rule.tables if whole else rule.tables.part(tokens)
-    if not isinstance(rule.feature_map, str):
-        check_fit(phi, tables)
-    return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))
-
-
 def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) -> None:
     """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e); 0/0 is 0, and what is wrong NaN."""
     xp, limits = namespace(phi), np.finfo(rule.dtype)
-    denominator = xp.einsum("...d,...d->...", phi, total)[..., None]
+    denominator = xp.einsum("...d,...d->...", phi, total)
     # φ(q)ᵀφ(k) of small features, as of inputs around −52 in float32, is subnormal: a number of few bits, whose
     # quotients are off by a tenth or more. From tiny/ε on, every product that matters in the sum is a normal one.
-    size, least = abs(denominator), float(limits.tiny / limits.eps)
-    good = ((denominator if rule.denominators == "positive" else size) >= least) & (size < np.inf)
-    if xp is not np or not good.all():
+    size, least = denominator if rule.denominators == "positive" else abs(denominator), float(limits.tiny / limits.eps)
+    if xp is not np or not ((size >= least) & (size < np.inf)).all():
         # Of smaller features it is 0, which must not pass for that of a row that sees nothing.
-        empty = ~((phi != 0) & (total != 0)).any(axis=-1, keepdims=True) & (numerator == 0).all(axis=-1, keepdims=True)
-        denominator = xp.where(good | empty, denominator + empty, np.nan)
-    numerator /= denominator
-    if xp is not np or not np.isfinite(numerator).all():
-        numerator = xp.where(xp.isfinite(numerator), numerator, np.nan)
+        seen = _any_of_both(xp, phi, total), _any(xp, numerator)
+        denominator = _nan_if_wrong(xp, denominator, size, *seen, least)
+    _quotients(xp, numerator, denominator[..., None])
     out[...] = numerator.reshape(out.shape)
 
 
-def check_outputs(out: Array, rule: Rule, on_host: bool) -> None:
-    """Raises if an output (…, h, n, e) is NaN, the mark of a wrong one: only on the host, or only on a device."""
+@fused
+def _any(xp: ModuleType, x: Array) -> Array:
+    return xp.any(x != 0, axis=-1)
+
+
+@fused
+def _any_of_both(xp: ModuleType, x: Array, y: Array) -> Array:
+    return xp.any((x != 0) & (y != 0), axis=-1)
+
+
+@fused
+def _nan_if_wrong(xp: ModuleType, x: Array, size: Array, one: Array, other: Array, least: float) -> Array:
+    """x where its size is right, 1 where nothing was seen, else NaN."""
+    empty = ~(one | other)
+    return xp.where((size >= least) & (size < np.inf) | empty, x + empty, np.nan)
+
+
+@fused
+def _quotients(xp: ModuleType, numerator: Array, denominator: Array) -> None:
+    numerator /= denominator
+    xp.copyto(numerator, np.nan, where=~xp.isfinite(numerator))
+
+
+def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:
+    """out (…, h, n, e), if nothing in it is NaN, the mark of a wrong output: looked at on the host, or on a device."""
     xp = namespace(out)
     if (xp is np) == on_host and bool((wrong := xp.isnan(out)).any()):
         where, limits = np.argwhere(to_numpy(wrong.any(axis=-1)))[0].tolist(), np.finfo(rule.dtype)
         least = f"at least {float(limits.tiny / limits.eps):.2g} in {rule.dtype}, below which digits are lost"
         rules = f"denominators must be finite and {rule.denominators}, {least}; values must be finite, and so must"
         raise ValueError(f"{rules} their sums, weighted by features: the output at {tuple(where)} is wrong")
+    return out

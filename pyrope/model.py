@@ -85,11 +85,11 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # as Python numbers: sizes in int8 would wrap around when multiplied
             object.__setattr__(self, field.name, check_option(field.name, getattr(self, field.name)))
-        sizes = {layer.rope.head_dim for layer in self.layers if layer.rope is not None}
-        windows, alibi = any(layer.window for layer in self.layers), self.encoding == "alibi"
-        scored = {"scale": self.scale, "softcap": self.softcap, "windows": windows, "ALiBi": alibi}
-        unused = ", ".join(name for name, value in scored.items() if value and self.attention == "linear")
         encoding, block = self.encoding, self.block
+        sizes = {layer.rope.head_dim for layer in self.layers if layer.rope is not None}
+        scored = {"scale": self.scale, "softcap": self.softcap, "ALiBi": encoding == "alibi"}
+        scored["windows"] = any(layer.window for layer in self.layers)
+        unused = ", ".join(name for name, value in scored.items() if value and self.attention == "linear")
         rules = (
             (self.heads % self.key_heads, f"key_heads must divide heads, {self.heads}, was {self.key_heads}"),
             (self.one_norm and block != "parallel", f'one_norm goes with block "parallel", was {block!r}'),
@@ -237,23 +237,22 @@ class Cache:
             raise ValueError("a cache needs a causal model: here a token also sees those after it")
         self.length, self.batch = checks.integer("length", length, 1), checks.integer("batch", batch, 1)
         self.model, self.used = model, 0
-        self.ropes = [_fixed(layer.rope, {length}) for layer in config.layers]
+        self.ropes = fixed_ropes(config, {length})
+        self.states: list[LinearState | None] = [None] * len(config.layers)
         xp, shape = namespace(like), (batch, config.key_heads, length, config.head_dim)
-        stored = range(len(config.layers) if config.attention == "softmax" else 0)
+        stored = config.layers if config.attention == "softmax" else ()
         try:  # pages of zeros that nobody has written to take no memory
             self.positions, self.segments = np.zeros((2, batch, length), np.int64)
             self.keys, self.values = ([xp.zeros(shape, like.dtype) for _ in stored] for _ in "kv")
         except (MemoryError, ValueError):  # NumPy raises ValueError for sizes beyond any address
             size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
             raise ValueError(f"not enough memory: a cache for {length} tokens needs {size:.3g} GB") from None
-        self.states: list[LinearState | None] = [None] * len(config.layers)
 
     def check(self, model: Model, batch: int, n: int) -> None:
         """Checks that the cache was made for this model, and that n more tokens fit."""
-        if model is not self.model:
-            raise ValueError("the cache was made for another model: make one with Cache(model, …)")
-        if batch != self.batch:
-            raise ValueError(f"the cache was made for a batch of {self.batch}, tokens had {batch}")
+        if model is not self.model or batch != self.batch:
+            rule = f"the cache was made for another model, or for a batch of {self.batch} and not of {batch}"
+            raise ValueError(f"{rule}: make one with Cache(model, …)")
         if self.used + n > self.length:
             level = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
             raise ValueError(f"the cache is full: {level}; make a longer one")
@@ -283,7 +282,7 @@ def forward(
     x = embedded(model, ids, m)
     note = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
-    ropes = fixed_ropes(config, m, own) if cache is None else cache.ropes
+    ropes = fixed_ropes(config, _lengths(m, own)) if cache is None else cache.ropes
     mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x)
     attention = _Attention(config, cache, tables, mask, together, note, [])
     result = layers_and_head(model, x, attention, note, last)
@@ -317,44 +316,47 @@ def rows(name: str, value: Any, like: Int64) -> Int64:
 
 def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Cache | None) -> tuple[Any, ...]:
     """Positions and segments (b, n), and which tokens so far belong to the same segment, (b, n, used + n) or None."""
-    at, used = np.arange(ids.shape[1]), 0 if cache is None else cache.used
-    first, before = np.zeros((len(ids), 1), np.int64), np.zeros((len(ids), 0), np.int64)
-    if cache is not None and used:
-        first, before = cache.positions[:, used - 1 : used] + 1, cache.segments[:, :used]
-    last = before[:, -1:] if used else first
+    used = 0 if cache is None else cache.used
+    before = np.zeros((len(ids), 0), np.int64) if cache is None else cache.segments[:, :used]
+    last = before[:, -1:] if used else np.zeros((len(ids), 1), np.int64)
     own = np.broadcast_to(last, ids.shape) if segments is None else rows("segments", segments, ids)
-    begins = own != np.concatenate((last if used else own[:, :1] - 1, own[:, :-1]), axis=1)
-    since = np.maximum.accumulate(np.where(begins, at, -1), axis=1)  # where in this call a token's segment began
-    default = np.where(since < 0, first + at, at - since)
+    every = np.concatenate((before, own), axis=1)
+    begins, at = np.diff(every, axis=1, prepend=every[:, :1] - 1) != 0, np.arange(every.shape[1])
+    start = np.maximum.accumulate(np.where(begins, at, 0), axis=1)[:, used:]  # where a token's segment begins
+    ahead = cache.positions[:, used - 1 : used] - (used - 1) if cache is not None and used else 0
+    default = at[used:] + np.where(start < used, ahead, -start)
     m = default if positions is None else rows("positions", positions, ids)
     if int(m.max()) > checks.MAX_POSITION:
         raise ValueError(f"positions must lie within ±2^31, the last would be {m.max()}")
-    every = np.concatenate((before, own), axis=1)
-    if (every == every[:, :1]).all():
+    if begins.sum() == len(ids):
         return m, own, None
     if config.attention == "linear":
         raise ValueError("linear attention has no scores to mask: give it one segment at a time")
-    if any(len(np.unique(row)) < 1 + np.count_nonzero(np.diff(row)) for row in every):
+    if any(len(np.unique(row)) < count for row, count in zip(every, begins.sum(axis=1), strict=True)):
         raise ValueError("the tokens of a segment must stand together, and one came back after another segment")
     return m, own, own[:, :, None] == every[:, None, :]
 
 
-def fixed_ropes(config: Config, positions: Int64, segments: Int64) -> list[Rope | None]:
-    """The ropes of all layers at the length of the sequences, for a call without a cache, which would fix it."""
-    ends = (of_row[of == one].max() for of_row, of in zip(positions, segments, strict=True) for one in set(of.tolist()))
-    lengths = {max(int(end), 0) + 1 for end in ends}
-    return [_fixed(layer.rope, lengths) for layer in config.layers]
+def _lengths(positions: Int64, segments: Int64) -> set[int]:
+    """How long the sequences of a call are, those of a row one by one."""
+    pairs = zip(positions, segments, strict=True)
+    return {max(int(m[own == one].max()), 0) + 1 for m, own in pairs for one in set(own.tolist())}
 
 
-def _fixed(rope: Rope | None, lengths: set[int]) -> Rope | None:
-    """The rope at these lengths, if they all mean the same."""
-    if rope is None or rope.theta_is_fixed:
-        return rope
-    fixed = [rope.at(length) for length in sorted(lengths)]
-    if any(not np.array_equal(frequencies(one), frequencies(fixed[-1])) for one in fixed):
-        rule = f"the frequencies of {type(rope.scaling).__name__} depend on the length"
-        raise ValueError(f"{rule}, and the sequences have different ones, {sorted(lengths)}: give a Cache, it fixes it")
-    return fixed[-1]
+def fixed_ropes(config: Config, lengths: set[int]) -> list[Rope | None]:
+    """The ropes of all layers at these lengths, if they all mean the same."""
+
+    def fixed(rope: Rope | None) -> Rope | None:
+        if rope is None or rope.theta_is_fixed:
+            return rope
+        *others, longest = (rope.at(length) for length in sorted(lengths))
+        if any(not np.array_equal(frequencies(one), frequencies(longest)) for one in others):
+            rule = f"the frequencies of {type(rope.scaling).__name__} depend on the length"
+            fix = "give a Cache, which fixes it"
+            raise ValueError(f"{rule}, and the sequences have different ones, {sorted(lengths)}: {fix}")
+        return longest
+
+    return [fixed(layer.rope) for layer in config.layers]
 
 
 def rotations(config: Config, ropes: list[Rope | None], positions: Int64, like: Array) -> list[Tables | None]:
@@ -366,16 +368,13 @@ def rotations(config: Config, ropes: list[Rope | None], positions: Int64, like: 
 
 
 def _mask(config: Config, m: Int64, together: Any, cache: Cache | None, like: Array) -> Array | None:
-    """What hides keys of other segments, bool (b, 1, 1, n, m), or what ALiBi adds to scores, (b or 1, g, h/g, n, m)."""
+    """What hides keys of other segments, bool (b, 1, 1, n, t), or what ALiBi adds to scores, (b or 1, g, h/g, n, t)."""
     if config.encoding != "alibi":
         return None if together is None else from_numpy(together[:, None, None], namespace(like))
     every = m if cache is None else np.concatenate((cache.positions[:, : cache.used], m), axis=1)
     count = 1 if together is None and (every == every[:1]).all() else len(m)
-    bias = np.empty((count, config.heads, m.shape[1], every.shape[1]), like.dtype)
-    for row in range(count):
-        bias[row] = encodings.alibi_bias(config.heads, m[row], every[row])
-    if together is not None:
-        bias[np.broadcast_to(~together[:, None], bias.shape)] = -math.inf
+    biases = [encodings.alibi_bias(config.heads, m[row], every[row]).astype(like.dtype) for row in range(count)]
+    bias = np.stack(biases) if together is None else np.where(together[:, None], np.stack(biases), -math.inf)
     groups = config.key_heads, config.heads // config.key_heads
     return from_numpy(bias.reshape(count, *groups, *bias.shape[2:]), namespace(like))
 
@@ -493,16 +492,16 @@ class _Attention:
         """Eq. (19); the state that it leaves goes to the states of the call."""
         config, xp, h, g = self.config, namespace(heads), self.config.heads, self.config.key_heads
         q, k, v = heads[:, :h], heads[:, h : h + g], heads[:, h + g :]
-        tables, out, state = self.tables[i], xp.empty(q.shape, q.dtype), None
+        tables, state = self.tables[i], None
         rule = linear.Rule(q.dtype, tables, config.feature_map)
         if config.causal:
             rope = None if tables is None else tables.rope
             before = None if self.cache is None else self.cache.states[i]
             state = LinearState(*linear.zeros(k, v, rule), q.shape[2], rope, config.feature_map)
             state = state if before is None else state + before
-            linear.step(q, k, v, (state.numerator, state.denominator), rule, out, linear.CHUNK)
+            out = linear.step(q, k, v, (state.numerator, state.denominator), rule)
         else:
-            linear.read(q, linear.sums(k, v, rule), rule, out)
+            out = linear.read(q, linear.sums(k, v, rule), rule)
         self.states.append(state)
         if self.note is not _silent:
             for name, x in (("q_rotated", q), ("k_rotated", k)):
@@ -548,72 +547,69 @@ def _head(model: Model, x: Array, note: Trace) -> Array:
 # ── Generation ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How `generate` chooses a token: at temperature 0 the likeliest, else one drawn from softmax(logits/temperature),
+    of the ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None  # None: differently each time
+
+    def __post_init__(self) -> None:
+        if checks.real("temperature", self.temperature, 0) == 0 and (self.top_k, self.top_p, self.seed) != (None,) * 3:
+            raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
+        for name, number, least in (("top_k", self.top_k, 1), ("seed", self.seed, 0)):
+            if number is not None:
+                checks.integer(name, number, least)
+        if self.top_p is not None:
+            checks.real("top_p", self.top_p, 0, 1, open=True)
+
+    def draw(self, logits: np.ndarray[Any, Any], rng: np.random.Generator) -> int:
+        """One token id, from logits (v,) on the host."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        order = np.argsort(-logits, kind="stable")[: self.top_k]
+        scores = logits[order].astype(np.float64)
+        # exp(scores/temperature) overflows at a tiny temperature, and inf/inf is NaN: the greatest is taken off first.
+        with np.errstate(over="ignore"):  # a quotient of −inf is right, for its exponential is 0
+            weights = np.exp((scores - scores[0]) / self.temperature)
+        weights /= weights.sum()
+        if self.top_p is not None:
+            kept = int(np.searchsorted(weights.cumsum(), self.top_p)) + 1
+            order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
+        return int(rng.choice(order, p=weights))
+
+
+_GREEDY = Sampling()
+
+
 def generate(
-    model: Model, tokens: Any, max_new_tokens: int, temperature: float = 0, top_k: int | None = None,
-    top_p: float | None = None, seed: int | None = None, stop: Collection[int] = (),
-) -> Iterator[int]:  # fmt: skip
+    model: Model, tokens: Any, max_new_tokens: int, sampling: Sampling = _GREEDY, stop: Collection[int] = ()
+) -> Iterator[int]:
     """Continues one sequence of tokens (n,), and yields each new token as it comes.
 
-    ``temperature`` 0 takes the likeliest token; else it is drawn, by ``seed``, from softmax(logits/temperature), of the
-    ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``. A token of ``stop`` ends
-    the sequence and is not yielded. Ropes that depend on the length (dynamic NTK, LongRoPE) are fixed from the first
-    token on, at the length of the prompt and ``max_new_tokens`` together.
+    A token of ``stop`` ends the sequence and is not yielded. Ropes that depend on the length (dynamic NTK, LongRoPE)
+    are fixed from the first token on, at the length of the prompt and ``max_new_tokens`` together.
     """
     ids = check_tokens(tokens, checks.instance("model", model, Model).config.vocabulary)
     if np.ndim(on_host(tokens)) != 1:
         raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
-    ends = check_sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
-    cache, rng = Cache(model, ids.shape[1] + max_new_tokens), np.random.default_rng(seed)
+    count = checks.integer("max_new_tokens", max_new_tokens, 1)
+    ends = checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0)
+    rng = np.random.default_rng(checks.instance("sampling", sampling, Sampling).seed)
+    cache = Cache(model, ids.shape[1] + count)
 
     def steps() -> Iterator[int]:
         new = ids[0]
-        for _ in range(max_new_tokens):
+        for _ in range(count):
             logits = to_numpy(forward(model, new, cache=cache, logits="last"))[0]
-            token = sample(logits, temperature, top_k, top_p, rng)
-            if token in ends:
+            if not np.isfinite(logits).all():
+                raise ValueError("logits must be finite, and some are not: weights or input may hold NaN or inf")
+            if (token := sampling.draw(logits, rng)) in ends:
                 return
             yield token
             new = np.array([token], np.int64)
 
     return steps()
-
-
-def check_sampling(
-    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
-    stop: Collection[int] = (),
-) -> frozenset[int]:  # fmt: skip
-    """Checks the options of `generate`, also before a model is loaded, and returns the ids that end a text."""
-    checks.integer("max_new_tokens", max_new_tokens, 1)
-    checks.real("temperature", temperature, 0)
-    if temperature == 0 and (top_k, top_p, seed) != (None, None, None):
-        raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
-    for name, number, least in (("top_k", top_k, 1), ("seed", seed, 0)):
-        if number is not None:
-            checks.integer(name, number, least)
-    if top_p is not None:
-        checks.real("top_p", top_p, 0, 1, open=True)
-    return frozenset(checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0))
-
-
-def sample(
-    logits: np.ndarray[Any, Any], temperature: float, top_k: int | None, top_p: float | None, rng: np.random.Generator
-) -> int:
-    """One token id, from logits (v,) on the host.
-
-    >>> sample(np.array([1.0, 3.0, 2.0]), 0, None, None, np.random.default_rng(0))
-    1
-    """
-    if not np.isfinite(logits).all():
-        raise ValueError("logits must be finite, and some are not: weights or input may hold NaN or inf")
-    if temperature == 0:
-        return int(logits.argmax())
-    order = np.argsort(-logits, kind="stable")[:top_k]
-    scores = logits[order].astype(np.float64)
-    # exp(scores/temperature) overflows at a tiny temperature, and inf/inf is NaN: the greatest is taken off first.
-    with np.errstate(over="ignore"):  # a quotient of −inf is right, for its exponential is 0
-        weights = np.exp((scores - scores[0]) / temperature)
-    weights /= weights.sum()
-    if top_p is not None:
-        kept = int(np.searchsorted(weights.cumsum(), top_p)) + 1
-        order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
-    return int(rng.choice(order, p=weights))

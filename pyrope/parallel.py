@@ -25,7 +25,7 @@ from . import checks, linear, model as models, softmax
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host, to_numpy
 from .linear import FeatureMap
 from .model import Model
-from .rotation import Tables, turn
+from .rotation import turn
 from .theta import Rope
 from .tiles import tile_of
 
@@ -249,7 +249,7 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
 
 def parallel_linear_attention(
     comm: Any, q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
-    feature_map: FeatureMap = "elu+1", denominators: str = "positive", tables: Tables | None = None,
+    feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> Array:  # fmt: skip
     """`linear_attention`, Eq. (19), of this rank's queries to the keys of all ranks, or of those before it and its own:
     q (…, h, n, d), k (…, g, n, d) and v (…, g, n, e) of this rank's n tokens, not rotated -> (…, h, n, e).
@@ -259,7 +259,7 @@ def parallel_linear_attention(
     """
 
     def check() -> tuple[linear.Rule, str, tuple[int, ...]]:
-        rule = linear.checked_rule((q, k, v), causal, (positions, rope, tables), (feature_map, denominators))
+        rule = linear.checked_rule((q, k, v), causal, (positions, rope), (feature_map, denominators))
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
         ordered = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
@@ -275,8 +275,7 @@ def parallel_linear_attention(
             raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
     queries, keys, values = linear.with_heads(q, k, v)
     out = _with_sums(comm, queries, keys, values, rule, causal).reshape(*q.shape[:-1], v.shape[-1])
-    linear.check_outputs(out, rule, on_host=False)
-    return out
+    return linear.checked_outputs(out, rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
@@ -292,12 +291,7 @@ def _with_sums(comm: Any, q: Array, k: Array, v: Array, rule: linear.Rule, causa
         else:
             comm.Allreduce(own, sums, mpi.SUM)
         s, z = (from_numpy(x.reshape(y.shape), xp) for x, y in zip(np.split(sums, [s.size]), (s, z), strict=True))
-        out = xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-        if causal:
-            linear.step(q, k, v, (s, z), rule, out, linear.CHUNK)
-        else:
-            linear.read(q, (s, z), rule, out)
-        return out
+        return linear.step(q, k, v, (s, z), rule) if causal else linear.read(q, (s, z), rule)
 
 
 _ORDER = 'a sum over all tokens before needs them in the order of the ranks: shard by "contiguous"'
@@ -321,7 +315,7 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
         if config.attention == "linear" and config.causal and scheme != "contiguous":
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
         at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
-        ropes = models.fixed_ropes(config, at, np.zeros_like(at))  # at the length of all tokens
+        ropes = models.fixed_ropes(config, {max(int(row.max()), 0) + 1 for row in at})  # at the length of all tokens
         digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         lengths = [len(shard_positions(ids.shape[1], rank, comm.Get_size(), scheme)) for rank in range(comm.Get_size())]

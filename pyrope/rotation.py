@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, from_numpy, namespace, result_array
+from .backend import Array, compute_dtype, from_numpy, fused, namespace, result_array
 from .definition import Features
 from .phase import check_positions, exact_cos_sin
 from .theta import LAYOUTS, Rope
@@ -194,14 +194,13 @@ def _turn_on_device(x: Array, out: Array, tables: list[Array], pairs: tuple[Feat
     if pairs[0] != pairs[1] and namespace(x).may_share_memory(x, out):
         x = x.copy()  # another thread may write a feature before it is read
     cos, sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else (tables[0][..., a], tables[1][..., b])
-    _kernel(namespace(x))(x[..., a], x[..., b], cos, sin, out[..., c], out[..., d])
+    _rotate_pairs(namespace(x), x[..., a], x[..., b], cos, sin, out[..., c], out[..., d])
 
 
-@cache
-def _kernel(xp: ModuleType) -> Callable[..., object]:
-    """Of a GPU: T is the dtype of x, C that of the arithmetic."""
-    code = "const C a = x1, b = x2; y1 = a * cos - b * sin; y2 = b * cos + a * sin"  # Eq. (34)
-    return xp.ElementwiseKernel("T x1, T x2, C cos, C sin", "T y1, T y2", code, "pyrope_rotate")  # type: ignore[no-any-return]
+@fused
+def _rotate_pairs(xp: ModuleType, x1: Array, x2: Array, cos: Array, sin: Array, y1: Array, y2: Array) -> None:
+    y, z = x1 * cos - x2 * sin, x2 * cos + x1 * sin  # Eq. (34), in the dtype of cos and sin
+    y1[...], y2[...] = y, z  # which may be x1 and x2 themselves
 
 
 # ── Weights for another layout ───────────────────────────────────────────────────────────────────────────────────────

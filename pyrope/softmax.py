@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks
-from .backend import Array, compute_dtype, from_numpy, namespace, on_host
+from .backend import Array, compute_dtype, from_numpy, fused, namespace, on_host
 from .tiles import cuts, each, tile_of, tiles
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -77,7 +77,7 @@ def attention(
     rule = checked_rule(q, k, v, (causal, window), (q_positions, k_positions), (scale, softcap))
     mask = None if mask is None else _checked_mask(mask, (*q.shape[:-1], k.shape[-2]), k.shape[-3])
     out = attend(q, k, v, rule, mask)
-    if xp is not np and not bool(xp.isfinite(out).all()):
+    if xp is not np and not bool(_finite(xp, out.ravel())):
         check_overflow(q, k, rule, compute_dtype("q", q))  # on the host it was seen on the way
     return out
 
@@ -226,7 +226,7 @@ class Running:
         self.numerator: Array = None  # (…, r·n, e)
         self.total: Array = None  # (…, r·n, 1)
         self.top: Array = None  # (…, r·n, 1)
-        self.blind: Any = True  # whether no key was visible so far, on a GPU: one for all, or (…, r, n, 1)
+        self.masked = rule.reach is not None  # whether a row may see nothing
 
     def _bounded(self, longest: float) -> bool:
         """Whether |score| ≤ |q||k| is small, by the greatest |k|²; NaN is not small."""
@@ -239,34 +239,29 @@ class Running:
         rows, m = math.prod(self.shape), k.shape[-2]
         width = min(m, max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
         spare = self.xp.empty(rows * width, k.dtype)  # one for all tiles: fresh pages cost more than the arithmetic
-        for keys, in_part in _stretches(self.rule, m, width):
-            hidden, bias = _hidden(self.xp, self.rule, keys) if in_part else None, None
-            if mask is not None:
-                some = tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))
-                if mask.dtype == bool:
-                    hidden = ~some if hidden is None else hidden | ~some
-                else:
-                    bias = _bias(self.xp, some, k.dtype)
-            self._add(k[..., keys, :], v[..., keys, :], hidden, bias, spare)
+        self.masked |= mask is not None
+        marked = self.xp is not np and self.rule.reach is not None  # see _mask
+        for keys, in_part in _stretches(self.rule, m, width, min(width, _FINE) if self.xp is np else width):
+            masks = [] if mask is None else [tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))]
+            masks = [_narrowed(self.xp, some, k.dtype) for some in masks]
+            self._add(k[..., keys, :], v[..., keys, :], keys if in_part or marked else None, masks, spare)
         return self
 
-    def _add(self, k: Array, v: Array, hidden: Array | None, bias: Array | None, spare: Array) -> None:
-        xp, softcap = self.xp, self.rule.softcap
-        shape = (*self.queries.shape[:-1], k.shape[-2])
+    def _add(self, k: Array, v: Array, far: slice | None, masks: list[Array], spare: Array) -> None:
+        """Adds a tile of keys; ``far`` says where they are if some are out of reach."""
+        xp, shape = self.xp, (*self.queries.shape[:-1], k.shape[-2])
         scores = xp.matmul(self.queries, k.swapaxes(-1, -2), out=spare[: math.prod(shape)].reshape(shape))
-        if softcap is not None:
-            xp.multiply(xp.tanh(scores, out=scores), softcap, out=scores)
+        if self.rule.softcap is not None:
+            _cap(xp, scores, self.rule.softcap)
         by_head = scores.reshape(*self.shape, shape[-1])
-        if bias is not None:
-            by_head += bias
-        if hidden is not None:
-            xp.copyto(by_head, -math.inf, where=hidden)
-        if xp is not np:  # on the host it is seen from the totals
-            unseen: Any = False if hidden is None else hidden
-            unseen = unseen if bias is None else (bias == -math.inf) | unseen
-            self.blind = self.blind & (unseen if unseen is False else unseen.all(axis=-1, keepdims=True))
-        shrink = None if self.small else self._take_off(scores)
-        total = xp.exp(scores, out=scores).sum(axis=-1, keepdims=True)
+        at, others, reach = 0, 0, (0, 0)
+        if self.rule.reach is not None and far is not None:
+            at, others = from_numpy(self.rule.q_at, xp)[..., None], from_numpy(self.rule.k_at[..., None, far], xp)
+            reach = self.rule.reach
+        if masks or far is not None:
+            _mask(xp, by_head, at, others, *reach, *masks)
+        shrink = self._raise(scores)
+        total = scores.sum(axis=-1, keepdims=True)
         numerator = scores @ v  # Eq. (2), but for the division
         if self.numerator is None:
             self.numerator, self.total = numerator, total
@@ -277,31 +272,31 @@ class Running:
         self.numerator += numerator
         self.total += total
 
-    def _take_off(self, scores: Array) -> Array | None:
-        """Subtracts the greatest score of each row so far; returns what the sums so far must be multiplied with."""
-        # exp(score) overflows float32 from 89 on; less the greatest score, it is at most 1. In a row of −inf alone that
-        # would be exp(−inf + inf) = NaN: there the lowest finite number is taken off, and all are exp(−inf) = 0.
-        before, top = self.top, scores.max(axis=-1, keepdims=True)
-        self.top = self.xp.maximum(top, float(np.finfo(scores.dtype).min) if before is None else before)
-        scores -= self.top
+    def _raise(self, scores: Array) -> Array | None:
+        """exp(score − top) for every score, in place; returns what the sums so far must be multiplied with."""
+        if self.small:
+            self.xp.exp(scores, out=scores)
+            return None
+        before, self.top = self.top, _top(self.xp, scores)[..., None]
+        if before is not None:
+            self.top = self.xp.maximum(self.top, before)
+        _powers(self.xp, scores, self.top)
         return None if before is None else self.xp.exp(before - self.top)
 
     def mean(self) -> Array:
         """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow."""
         if self.numerator is None:
             return self.xp.zeros((*self.shape, 1), self.queries.dtype)
-        mean = (self.numerator / self.total).reshape(*self.shape, -1)
-        blind = self.blind
-        if self.xp is np:
-            blind = not self.total.all() and self.total.reshape(*self.shape, 1) == 0
-        return mean if blind is False else self.xp.where(blind, 0, mean)
+        blind = not self.total.all() if self.xp is np else self.masked
+        mean = _mean(self.xp, self.numerator, self.total) if blind else self.numerator / self.total
+        return mean.reshape(*self.shape, -1)
 
 
-def _stretches(rule: Rule, m: int, width: int) -> list[tuple[slice, bool]]:
+def _stretches(rule: Rule, m: int, width: int, step: int) -> list[tuple[slice, bool]]:
     """Stretches of at most so many keys that some query sees, and whether some query there does not see some key."""
     if rule.reach is None:
         return [(keys, False) for keys in cuts(m, width)]
-    (low, high), step = rule.reach, min(width, _FINE)
+    low, high = rule.reach
     starts = np.arange(0, m, step)
     # All distances to these keys lie between the two, whatever the order of the positions is.
     near = rule.q_at.min(axis=-1, keepdims=True) - np.maximum.reduceat(rule.k_at, starts, axis=-1)
@@ -319,19 +314,59 @@ def _stretches(rule: Rule, m: int, width: int) -> list[tuple[slice, bool]]:
     return found
 
 
-def _hidden(xp: ModuleType, rule: Rule, keys: slice) -> Array:
-    """Whether these keys are out of reach: (…, 1, n, keys)."""
+# ── Between the products: each is one launch on a GPU ────────────────────────────────────────────────────────────────
+
+
+@fused
+def _cap(xp: ModuleType, scores: Array, softcap: float) -> None:
+    xp.tanh(scores, out=scores)
+    scores *= softcap
+
+
+@fused
+def _mask(xp: ModuleType, scores: Array, at: Any, others: Any, low: int, high: int, *mask: Array) -> None:
+    """Applies a mask, if there is one, and hides keys that are out of reach: at (…, n, 1), others (…, 1, keys)."""
+    if xp is not np:  # where nobody waits to look at it, what overflows is NaN: −inf would pass for hidden
+        xp.copyto(scores, math.nan, where=scores == -math.inf)
+    for one in mask:
+        if one.dtype == bool:
+            xp.copyto(scores, -math.inf, where=~one)
+        else:
+            scores += one
     # One comparison for each bound: computing the n × m distances first would take twice as many passes.
-    low, high = rule.reach or (-_FAR, _FAR)
-    at, others = from_numpy(rule.q_at, xp)[..., :, None], from_numpy(rule.k_at[..., keys], xp)[..., None, :]
     hidden = at < others + low
-    if high < _FAR - 1:
+    if xp is not np or high < _FAR - 1:
         hidden |= at > others + high
-    return hidden
+    xp.copyto(scores, -math.inf, where=hidden)
 
 
-def _bias(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:
-    """A float mask in the dtype of the scores."""
+@fused
+def _top(xp: ModuleType, scores: Array) -> Array:
+    """The greatest score of each row."""
+    # In a row of −inf alone exp(score − top) would be exp(−inf + inf) = NaN: with the lowest finite number it is 0.
+    return xp.maximum(xp.max(scores, axis=-1), float(np.finfo(scores.dtype).min))
+
+
+@fused
+def _powers(xp: ModuleType, scores: Array, top: Array) -> None:
+    scores -= top  # exp(score) overflows float32 from 89 on; less the greatest, it is at most 1
+    xp.exp(scores, out=scores)
+
+
+@fused
+def _mean(xp: ModuleType, numerator: Array, total: Array) -> Array:
+    return xp.where(total == 0, 0, numerator / total)
+
+
+@fused
+def _finite(xp: ModuleType, x: Array) -> Array:
+    return xp.all(xp.isfinite(x), axis=-1)
+
+
+def _narrowed(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:
+    """A mask of bool as it is, and one of floats in the dtype of the scores."""
+    if mask.dtype == bool:
+        return mask
     # With a float64 mask, float32 scores + mask is a float64 sum, so the mask is converted first. But what is finite
     # must stay so: the lowest float64, which people use as "almost −inf", becomes the lowest float32.
     if mask.dtype.itemsize > dtype.itemsize:

@@ -48,15 +48,13 @@ class Tokenizer:
         self, path: Path, inner: Any, stop: Iterable[int], first: Iterable[int] = (), missing: Iterable[int] = ()
     ) -> None:
         self._path, self._inner = path, inner  # tokenizers.Tokenizer
-        self._first = tuple(first)  # ids that every text begins with, if inner does not add them itself
         self._missing = frozenset(missing)  # bytes that no token has, and that inner would drop silently
         self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.stop: frozenset[int] = frozenset(self._check(one) for one in stop)  # ids that end a text
+        self._first = self._checked(first)  # ids that every text begins with, if inner does not add them itself
+        self.stop: frozenset[int] = frozenset(self._checked(stop))  # ids that end a text
         # Names that become one token wherever they stand in a text: those who write must not use them by accident.
         added = inner.get_added_tokens_decoder().values()
         self.special: frozenset[str] = frozenset(token.content for token in added if token.special)
-        for one in self._first:
-            self._check(one)
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
         """The ids of a text; names of special tokens in it become those tokens.
@@ -75,30 +73,31 @@ class Tokenizer:
             ids = self._inner.encode(text, add_special_tokens=begin).ids
         return [*self._first, *ids] if begin else list(ids)
 
-    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of these ids, � where bytes make no character; ``special`` keeps the names of special tokens."""
-        checked, skip = [self._check(one) for one in ids], not checks.flag("special", special)
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these ids, without special tokens, and with � where bytes make no character."""
+        checked = self._checked(ids)
         with errors_prefixed_with(self._path):
-            return str(self._inner.decode(checked, skip_special_tokens=skip))
+            return str(self._inner.decode(checked))
 
-    def stream(self, ids: Iterable[int], *, special: bool = False) -> Iterator[str]:
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """The text of `decode` in parts, as the ids come; each part ends with a complete character."""
         last: list[int] = []  # what was yielded last: a decoder may treat the first token of a text in its own way
         fresh: list[int] = []
+        part = ""
         for one in ids:
             fresh.append(one)
-            text = self.decode(last + fresh, special=special)
-            part = text[len(self.decode(last, special=special)) :]
-            if part and not text.endswith("�"):  # perhaps a character whose other bytes are still to come
+            part = self.decode(last + fresh)[len(self.decode(last)) :]
+            if part and not part.endswith("�"):  # perhaps a character whose other bytes are still to come
                 yield part
-                last, fresh = fresh, []
-        if part := self.decode(last + fresh, special=special)[len(self.decode(last, special=special)) :]:
+                last, fresh, part = fresh, [], ""
+        if part:
             yield part
 
-    def _check(self, one: Any) -> int:
-        if (number := checks.integer("a token id", one, 0)) >= self.vocabulary:
-            raise ValueError(f"a token id must be below the size of the vocabulary, {self.vocabulary}, was {number}")
-        return number
+    def _checked(self, ids: Iterable[int]) -> list[int]:
+        numbers = [checks.integer("a token id", one, 0) for one in ids]
+        if (most := max(numbers, default=-1)) >= self.vocabulary:
+            raise ValueError(f"a token id must be below the size of the vocabulary, {self.vocabulary}, was {most}")
+        return numbers
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -117,12 +116,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def _stops(folder: Path, inner: Any) -> list[int]:
     """The ids that end a text, from the first file that says them."""
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).exists() and (ids := read_json(folder / name).get("eos_token_id")) is not None:
+    files = ("generation_config.json", "config.json", "tokenizer_config.json")
+    said = {name: read_json(folder / name) if (folder / name).exists() else {} for name in files}
+    for name in files[:2]:
+        if (ids := said[name].get("eos_token_id")) is not None:
             return list(checks.integers("eos_token_id", ids if isinstance(ids, list) else [ids], 0))
-    if not (folder / "tokenizer_config.json").exists():
-        return []
-    word = read_json(folder / "tokenizer_config.json").get("eos_token")
+    word = said["tokenizer_config.json"].get("eos_token")
     word = word.get("content") if isinstance(word, dict) else word
     one = inner.token_to_id(word) if isinstance(word, str) else None
     if word is not None and one is None:
@@ -139,11 +138,10 @@ def _byte_names() -> list[str]:
 def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
     def get(name: str, kind: type, *default: Any) -> Any:
         key = f"tokenizer.ggml.{name}"
-        if key not in reader.fields and not default:
-            raise ValueError(f"the metadata lacks {key}")
-        value = gguf_value(reader, key) if key in reader.fields else default[0]
-        if key in reader.fields and type(value) is not kind:
-            raise ValueError(f"{key} must be of type {kind.__name__}, was {type(value).__name__}")
+        if key not in reader.fields and default:
+            return default[0]
+        if key not in reader.fields or type(value := gguf_value(reader, key)) is not kind:
+            raise ValueError(f"the metadata must say {key}, of type {kind.__name__}")
         return value
 
     if (model := get("model", str)) != "gpt2":
@@ -151,34 +149,23 @@ def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
     if get("add_eos_token", bool, False):
         raise ValueError("this tokenizer ends every text with a token (add_eos_token), and nothing could follow it")
     cuts, tokens = checks.choice("tokenizer.ggml.pre", get("pre", str), tuple(_CUTS)), get("tokens", list)
-    inner = _byte_pairs(package, tokens, [tuple(merge.split(" ")) for merge in get("merges", list)], cuts)
-    kinds = get("token_type", list)
-    if len(kinds) != len(tokens):
-        raise ValueError(f"tokenizer.ggml.token_type must have one number for each token, had {len(kinds)}")
-    typed = list(zip(tokens, kinds, strict=True))
+    vocabulary = {word: i for i, word in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        raise ValueError("tokenizer.ggml.tokens must hold no token twice")
+    merges = [tuple(merge.split(" ")) for merge in get("merges", list)]
+    # Llama 3 keeps a word that is itself a token, whether merging pairs would lead to it or not.
+    inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=cuts == "llama-bpe"))
+    splits = [package.pre_tokenizers.Split(package.Regex(cut), "isolated") for cut in _CUTS[cuts]]
+    to_bytes = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = package.pre_tokenizers.Sequence([*splits, to_bytes])
+    inner.decoder = package.decoders.ByteLevel()
+    if cuts == "qwen2":
+        inner.normalizer = package.normalizers.NFC()
+    typed = list(zip(tokens, get("token_type", list), strict=True))
     special = [package.AddedToken(word, special=True, normalized=False) for word, kind in typed if kind == _CONTROL]
     inner.add_special_tokens(special)
     inner.add_tokens([package.AddedToken(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])
     ends = [get(f"{name}_token_id", int, None) for name in ("eos", "eot", "eom")]
-    begins = get("add_bos_token", bool, cuts == "llama-bpe")
-    first, words = [get("bos_token_id", int)] if begins else [], set(tokens)
-    missing = [byte for byte, name in enumerate(_byte_names()) if name not in words]
+    first = [get("bos_token_id", int)] if get("add_bos_token", bool, cuts == "llama-bpe") else []
+    missing = [byte for byte, name in enumerate(_byte_names()) if name not in vocabulary]
     return Tokenizer(path, inner, [one for one in ends if one is not None], first, missing)
-
-
-def _byte_pairs(package: Any, tokens: list[str], merges: list[tuple[str, ...]], cuts: str) -> Any:
-    vocabulary = {word: i for i, word in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
-        raise ValueError("tokenizer.ggml.tokens must hold no token twice")
-    if wrong := [pair for pair in merges if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}]:
-        rule = "tokenizer.ggml.merges must be pairs of tokens that make a token"
-        raise ValueError(f"{rule}, one was {' '.join(wrong[0])!r}")
-    # Llama 3 keeps a word that is itself a token, whether merging pairs would lead to it or not.
-    inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=cuts == "llama-bpe"))
-    before = [package.pre_tokenizers.Split(package.Regex(cut), "isolated") for cut in _CUTS[cuts]]
-    to_bytes = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.pre_tokenizer = package.pre_tokenizers.Sequence([*before, to_bytes])
-    inner.decoder = package.decoders.ByteLevel()
-    if cuts == "qwen2":
-        inner.normalizer = package.normalizers.NFC()
-    return inner

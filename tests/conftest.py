@@ -111,7 +111,7 @@ def xp(request: pytest.FixtureRequest):
     if request.param == "numpy":
         yield np
     elif request.param == "cupy":
-        yield pyrope.get("cupy")
+        yield pyrope.backend.get("cupy")
     else:
         before = sys.modules.get("cupy")
         sys.modules["cupy"] = double = DeviceDouble()

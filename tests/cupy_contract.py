@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import importlib
 import inspect
 import re
 from types import ModuleType
 
-import pyrope
+import pyrope.backend
 
 try:
     import cupy as real  # imports without a device; any use of one raises
@@ -27,8 +29,8 @@ def keywords(function: object) -> set[str] | None:
     except (TypeError, ValueError):  # compiled: the signature is the first line of the docstring
         first = (getattr(function, "__doc__", None) or "").strip().partition("\n")[0]
         match = re.search(r"\((.*)\)", first)
-        if not match:
-            return set()
+        if not match or "**" in match.group(1):
+            return None if match else set()
         return {part.partition("=")[0].strip(" \\*/") for part in match.group(1).split(",")} - {""}
 
 
@@ -78,10 +80,17 @@ def uses(source: str) -> set[str]:
 def _device() -> tuple[str, str]:
     """The device that CuPy computes on, and why there is none."""
     try:
-        cupy = pyrope.get("cupy")
+        cupy = pyrope.backend.get("cupy")
     except (ImportError, RuntimeError) as error:
         return "", str(error)
     return f"CuPy {cupy.__version__} on {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}", ""
+
+
+def counts() -> tuple[int, int]:
+    """How many kernels and products tests/cpucuda has launched so far, and how often the host fetched a result."""
+    numbers = (ctypes.c_long * 2)()
+    importlib.import_module("cpucuda_start").library.cpucuda_counts(numbers)
+    return tuple(numbers)
 
 
 DEVICE, NO_DEVICE = _device()

@@ -87,7 +87,7 @@ def linear_attention(q, k, v, m, rope, causal, phi=definition.elu_plus_one):
 
 def close(got, expected, allowed, xp=np) -> None:
     """Holds a result to its bound, number by number."""
-    assert pyrope.namespace(got) is xp
+    assert pyrope.backend.namespace(got) is xp
     got = wide(pyrope.to_numpy(got)).reshape(expected.shape)
     worst = abs(got - expected) - allowed
     assert (worst <= 0).all(), f"off by {abs(got - expected).max()}, allowed {np.max(allowed)}"

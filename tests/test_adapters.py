@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import itertools
 import os
 import pathlib
 import subprocess
@@ -128,9 +127,8 @@ def test_jax_does_not_cut_numbers_down_in_silence():
 
 
 def test_libraries_have_names(monkeypatch):
-    for wrong in ("numpy", "tensorflow", None):
-        with pytest.raises(ValueError, match="framework must be one of 'torch', 'jax', 'mlx', 'paddle', 'cupy'"):
-            framework(turned, wrong)
+    with pytest.raises(ValueError, match="framework must be one of 'torch', 'jax', 'mlx', 'paddle', 'cupy'"):
+        framework(turned, "tensorflow")
     for name, row in adapters.LIBRARIES.items():
         monkeypatch.setitem(sys.modules, row.module, None)
         with pytest.raises(ImportError, match=f"{name}.*cannot be imported"):
@@ -148,7 +146,7 @@ def test_cupy_functions(xp):
 
 # ── Shapes of API ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-AXES = [*map("".join, itertools.permutations("bhnd")), "nd", "dn", "hnd", "nhd", "bnd", "n(hd)", "b(nh)d", "(bh)nd"]
+AXES = ["bhnd", "bnhd", "nbhd", "dhnb", "nd", "dn", "hnd", "nhd", "bnd", "n(hd)", "b(nh)d", "(bh)nd"]
 
 
 @pytest.mark.parametrize("axes", AXES)
@@ -172,10 +170,10 @@ def test_axes_are_those_that_were_asked_for(axes, lead):
         assert shapes[0] == (3, sizes["h"] * 4)
 
 
-@pytest.mark.parametrize("axes", ["", "bhn", "bhd", "bnhdd", "xnd", "n(hd", "n()d", "bhnd "])
-def test_axes_must_make_sense(axes):
-    with pytest.raises(ValueError, match='axes must be n, d and any of b and h, each once, such as "bnhd"'):
-        with_axes(turned, axes)
+def test_axes_must_make_sense():
+    for axes in ("", "bhn", "bhd", "bnhdd", "xnd", "n(hd", "n()d", "bhnd "):
+        with pytest.raises(ValueError, match='axes must be n, d and any of b and h, each once, such as "bnhd"'):
+            with_axes(turned, axes)
 
 
 def from_the_first_byte(x):
@@ -287,25 +285,6 @@ def test_tables():
             call()
 
 
-@pytest.mark.parametrize("entries, first", [("half", [1, 1, 0, 0]), ("interleaved", [1, 0, 1, 0])])
-def test_entries_of_tables_by_themselves(entries, first):
-    seen, first, wide = [], np.array(first), lambda m: (np.ones((3, 4), np.float32) * m[:, None],)
-
-    def fn(x, cos):
-        seen.append((x[0, 1].tolist(), cos[1].tolist()))
-        y = (x + cos).astype(np.float32)
-        x *= 2
-        return y
-
-    x = X.copy()
-    out = from_cos_sin(fn, wide, part="x", entries=entries)(x, AT)
-    assert seen == [((X[0, 1] * own).tolist(), (5 * own).tolist()) for own in (first, 1 - first)]
-    assert_same_bits(out, (X + AT[:, None]).astype(np.float32))
-    assert (x == 2 * X).all()
-    with pytest.raises(ValueError, match="is for tables as wide as x, 4 features"):
-        from_cos_sin(fn, lambda m: (m[:, None],), part="x", entries=entries)(X, AT)
-
-
 def spoil(x, *rest):
     x[...] = 7
     return x.copy()
@@ -316,19 +295,14 @@ def spoil(x, *rest):
     from_offset(with_axes(spoil, "n(hd)")), from_cos_sin(spoil, lambda m: (m, m)),
     from_cos_sin(lambda q, k, *t: (q, spoil(k)), lambda m: (m, m), part="k"),
 ])  # fmt: skip
-def test_a_changed_input_is_seen(fn):
+def test_a_changed_input_is_seen_and_what_is_read_only_stays_so(fn):
     five = np.ones((4, 2, 2, 3, 2)).transpose(2, 1, 3, 4, 0)  # whose first axes cannot be merged without a copy
     for x in (np.ones((2, 3, 2, 4)), np.ones((4, 2, 3, 2)).transpose(1, 2, 3, 0), five):
         fn(x, np.array([4, 5]))
         assert (x == 7).all()
-
-
-@pytest.mark.parametrize("fn", [from_offset(spoil), with_axes(spoil, "bnhd")])
-def test_what_is_read_only_stays_so(fn):
-    x = np.ones((2, 3, 2, 4))
-    x.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        fn(x, np.array([4, 6]))
+        x.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            fn(x, np.array([4, 6]))
 
 
 def test_a_failure_tells_what_the_users_function_received():
@@ -372,11 +346,9 @@ def test_programs_get_and_give_arrays(program):
 @pytest.mark.parametrize("body, message", [
     ("print('no such thing'); sys.exit(5)", r"ended with status 5; it printed:\nno such thing"),
     ("os.kill(os.getpid(), 9)", "was killed by signal 9"),
-    ("pass", r"there is no file .*y\.npy; it printed nothing"),
-    ("open(y, 'w').write('hello')", "is not a valid .npy file"),
-    ("np.save(y, np.ones((2, 3)))", r"must be float64 of shape \(2, 4\), was float64 of shape \(2, 3\)"),
+    ("print(x, y)", r"{y}: there is no file {y}; it printed:\n{x} {y}"),  # and no path, which changes in every call
+    ("open(y, 'w').write('hello')", "{y} is not a valid .npy file: .*; it printed nothing"),
     ("np.save(y, np.load(x).astype('f4'))", r"must be float64 of shape \(2, 4\), was float32"),
-    ("open(y, 'wb').write(open(x, 'rb').read()[:-1])", "must hold 8 numbers of 8 bytes, has 63 bytes"),
     ("print('x' * 100000 + 'the end'); sys.exit(3)", r"it printed:\nx{1992}the end"),
 ])  # fmt: skip
 def test_bad_programs_are_told(program, body, message):
@@ -414,24 +386,44 @@ def test_a_program_that_takes_too_long_is_killed_with_its_children_and_not_start
             time.sleep(0.01)
 
 
-def test_programs_for_attention(tmp_path):
-    code = "import sys, numpy as np; q, *more, o = map(str, sys.argv[1:]); np.save(o, np.load(q) * np.load(more[-1]).sum())"
+def test_programs_for_attention():
+    code = "import sys, numpy as np; q, *more, o = sys.argv[1:]; np.save(o, np.load(q) * np.load(more[-1]).sum())"
     command = [sys.executable, "-c", code, "{q}", "{k}", "{v}"]
     q, k = np.ones((2, 1, 3, 4)), np.ones((2, 1, 5, 4))
     fn = from_attention_command([*command, "{segments}", "{mask}", "{o}"])
     assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "mask", "segments"]
     assert (fn(q, k, k) == 2 * 3 * 5).all() and not fn(q, k, k, mask=np.zeros((2, 1, 3, 5), bool)).any()
-    assert (
-        from_attention_command([*command, "{positions}", "{o}"], positions=True)(q, q, q, np.full((2, 3), 4)) == 24
-    ).all()
-    code = "import sys, numpy as np; q, k, v, g, *out = map(np.load, sys.argv[1:5]); [np.save(f, a * i) for f, a, i in zip(sys.argv[5:], (q, k, v), (1, 2, 3))]"
+    fused = from_attention_command([*command, "{positions}", "{o}"], positions=True)
+    assert (fused(q, q, q, np.full((2, 3), 4)) == 24).all()
+    code = "import sys, numpy as np; [np.save(y, np.load(x) * i) for i, (x, y) in enumerate(zip(sys.argv[1:], sys.argv[5:]))]"
     words = [sys.executable, "-c", code, *(f"{{{name}}}" for name in ("q", "k", "v", "g", "dq", "dk", "dv"))]
-    assert [dx.max() for dx in from_attention_command(words, backward=True)(q, k, k, q)] == [1, 2, 3]
-    with pytest.raises(ValueError, match="must not have {positions}"):
-        from_attention_command([*command, "{positions}", "{o}"])
+    assert [dx.max() for dx in from_attention_command(words, backward=True)(q, k, k, q)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("command, message", [
+    ("true {x} {y}", 'must say where {positions} goes, as in "./mine {x} {positions} {y}"'),
+    ("true {x} {positions} {y} {z}", 'must not have {z}; it is such as "./mine {x} {positions} {y}"'),
+    ("'true {x} {positions} {y}", "must be such as a shell splits, .*: No closing quotation"),
+    ("./nothing {x} {positions} {y}", "there is no program './nothing'"),
+])  # fmt: skip
+def test_commands_that_cannot_be_run_are_refused(command, message):
+    with pytest.raises(ValueError, match=message):
+        from_command(command)
 
 
 # ── Names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+FILES = {
+    "own_rope.py": "import own_helper as own\ndef turn(x): return own.same(x)\nclass Rope:\n    turn = turn\nnumber = 3\n",
+    "own_helper.py": "def same(x): return x\n",
+    "own_bad.py": "import no_such_package_anywhere",
+    "own_exit.py": "raise SystemExit('script')",
+    "own_odd.py": "def (:",
+    "sub/own_beside.py": "def same(x): return x\n",
+    "sub/other.py": "from __future__ import annotations\nimport own_beside\nfrom dataclasses import dataclass\n"
+    "@dataclass\nclass A:\n    b: int\nturn = own_beside.same\n",
+}
 
 
 @pytest.fixture
@@ -439,23 +431,9 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
-    (tmp_path / "own_rope.py").write_text(
-        "import own_helper\ndef turn(x): return own_helper.same(x)\n"
-        "class Rope:\n    @staticmethod\n    def turn(x): return x\nnumber = 3\n"
-    )
-    (tmp_path / "own_helper.py").write_text("def same(x): return x\n")
-    for name, text in (
-        ("bad", "import no_such_package_anywhere"),
-        ("exit", "raise SystemExit('script')"),
-        ("odd", "def (:"),
-    ):
-        (tmp_path / f"own_{name}.py").write_text(text)
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "other.py").write_text(
-        "from __future__ import annotations\nimport own_beside\nfrom dataclasses import dataclass\n"
-        "@dataclass\nclass A:\n    b: int\ndef turn(x): return own_beside.same(x)\n"
-    )
-    (tmp_path / "sub" / "own_beside.py").write_text("def same(x): return x\n")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     importlib.invalidate_caches()
     yield
     for name in set(sys.modules) - before:
@@ -476,9 +454,8 @@ def test_targets_are_found(here, target):
     ("own_rope:number", ValueError, "own_rope:number must be a function, was int"),
     ("own_rpe:turn", ValueError, "there is no module own_rpe, here or installed"),
     ("own_rope.deeper:turn", ValueError, "there is no module own_rope.deeper, .*not a package"),
-    ("own_rpe.py:turn", ValueError, "there is no file own_rpe.py"), ("sub/:turn", ValueError, "there is no file sub/"),
+    ("own_rpe.py:turn", ValueError, "there is no file own_rpe.py"), ("sub/:turn", ValueError, "there is no module sub/"),
     ("own_bad:turn", ImportFailed, "own_bad cannot be imported: .*No module named 'no_such_package_anywhere'"),
-    ("own_bad.py:turn", ImportFailed, "own_bad.py cannot be imported"),
     ("own_exit:turn", ImportFailed, "own_exit cannot be imported: SystemExit: script"),
     ("own_odd.py:turn", ImportFailed, "own_odd.py cannot be imported: SyntaxError"),
 ])  # fmt: skip

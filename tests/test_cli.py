@@ -55,24 +55,10 @@ def by_shell(*words):
 def test_table(run):
     code, output, _ = run(*PLAIN, "--position", "1")
     lines = output.splitlines()
-    assert (
-        code == 0 and lines[0] == "Rope(head_dim=8, base=10000.0, layout='half')" and lines[1] == "attention factor 1"
-    )
+    assert code == 0 and lines[:2] == ["Rope(head_dim=8, base=10000.0, layout='half')", "attention factor 1"]
     assert lines[2].split() == ["pair", "theta", "wavelength", "cos", "sin"]
     assert lines[4].split() == ["1", "0.1", "62.8318530718", "0.995004165278", "0.0998334166468"]
     assert len(lines) == 7 and max(map(len, lines)) <= 80
-
-
-def test_table_as_json(run):
-    words = ("table", "--head-dim", "128", "--base", "500000", "--layout", "half", "--scaling", LLAMA3, "--json")
-    output = json.loads(run(*words)[1])
-    rope = pyrope.Rope(128, 500000.0, "half", scaling=pyrope.Llama3(8.0, 1.0, 4.0, 8192))
-    assert output["rope"] == repr(rope) and output["theta"] == pyrope.frequencies(rope).tolist()
-    still = json.loads(run(*PLAIN, "--scaling", "Proportional(fraction=0.5)", "--json")[1])
-    assert still["wavelength"][2:] == [None, None]
-
-
-def test_long_lists_are_abbreviated_in_a_table_and_whole_in_json(run):
     factors = tuple(1 + k / 10 for k in range(16))
     scaling = f"LongRoPE(short={factors}, long={factors}, factor=4.0, original_length=64)"
     words = ["table", *ROPE, "--length", "128", "--scaling", scaling]
@@ -80,23 +66,27 @@ def test_long_lists_are_abbreviated_in_a_table_and_whole_in_json(run):
     assert str(factors) in json.loads(run(*words, "--json")[1])["rope"]
 
 
-def test_table_of_a_config(run, tmp_path):
+def test_table_as_json(run):
+    output = json.loads(run("table", *ROPE, "--scaling", LLAMA3, "--json")[1])
+    rope = pyrope.Rope(32, 10000.0, "half", scaling=pyrope.Llama3(8.0, 1.0, 4.0, 8192))
+    assert output["rope"] == repr(rope) and output["theta"] == pyrope.frequencies(rope).tolist()
+    still = json.loads(run(*PLAIN, "--scaling", "Proportional(fraction=0.5)", "--json")[1])
+    assert still["wavelength"][2:] == [None, None]
+
+
+def test_table_of_a_config(run, tmp_path, candidates):
     config = {"model_type": "llama", "head_dim": 8, "max_position_embeddings": 64,
               "rope_scaling": {"type": "dynamic", "factor": 2.0}}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = "table", "--config", str(tmp_path)
-    assert "DynamicNTK(factor=2.0, original_length=64, length=128)" in run(*words, "--length", "128")[1]
+    _, output, noted = run(*words, "--length", "128")
+    assert "DynamicNTK(factor=2.0, original_length=64, length=128)" in output and not noted
     assert "depend on the length: give --length" in run(*words)[2]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 40}))
     noted = "pyrope: layers 3, 7, 11, 15, 19, 23, 27, 31, … of this config are not rotated: the rope is of others\n"
     assert run(*words)[2] == noted
-
-
-def test_a_length_without_effect_is_noted(run, candidates):
     noted = "pyrope: --length has no effect: these frequencies do not depend on the length\n"
-    assert run(*PLAIN, "--length", "4096")[2] == noted
     assert run("check", f"{candidates}:late", *ROPE, "--length", "4096")[2] == noted  # once, though there is a child
-    assert run(*PLAIN, "--length", "4096", "--scaling", "DynamicNTK(factor=2.0, original_length=64)")[2] == ""
 
 
 # ── generate, trace, diff ────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,14 +217,14 @@ def candidates(tmp_path):
 def test_check_of_a_function_in_a_process_of_its_own(run, candidates):
     code, output, errors = run("check", f"{candidates}:right", *ROPE)
     assert code == 0 and output.startswith("rotation: RIGHT") and "compiling …" in errors
-    code, output, _ = run("check", f"{candidates}:late", *ROPE)
-    assert code == 1 and "positions one too high" in output and max(map(len, output.splitlines())) <= 80
     code, output, _ = run("check", f"{candidates}:crashes", "--attention", "softmax", "--json")
     assert code == 3 and "ends its process, with status 7" in json.loads(output)["failure"]["reason"]
+    code, output, _ = run("check", f"{candidates}.py:right", *ROPE)
+    assert code == 2 and not output
 
 
 @pytest.mark.parametrize("name, options, code, says", [
-    ("right", [*ROPE[:3], "500000", *ROPE[4:]], 1, "wrong base"),
+    ("late", ROPE, 1, "positions one too high"),
     ("heads_last", [*ROPE, "--axes", "bnhd", "--dtype", "float16", "--max-position", "2000"], 0, "RIGHT"),
     ("offset", [*ROPE, "--call", "offset", "--dtype", "float64", "--max-position", "2000"], 0, "RIGHT"),
     ("unscaled", ["--attention", "softmax", "--head-dim", "16"], 1, "scale: missing"),
@@ -265,36 +255,30 @@ def test_identify(run, candidates):
     assert code == 3 and json.loads(output)["verdict"] == "not judged"
 
 
-def test_the_gallery_says_where_it_was_not_as_expected(run, monkeypatch):
-    (exhibit,) = [exhibit for exhibit in gallery.exhibits() if exhibit.name == "rope_theta not read"]
-    monkeypatch.setattr(gallery, "exhibits", lambda: [exhibit._replace(faults=("direction",))])
-    code, output, _ = run("check")
-    assert code == 1 and "UNEXPECTED" in output
-    assert json.loads(run("check", "--json")[1])[0]["as_expected"] is False
+def test_the_gallery(run):
+    code, output, errors = run("check")
+    table, legend = output.split("\n\n")
+    head, *lines, last = table.splitlines()
+    assert (code, errors) == (0, "") and head.split()[:2] == ["implementation", "verdict"] and "equivalent" in legend
+    assert max(map(len, [*lines, *legend.splitlines()])) <= 80
+    assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
+    assert any("wrong base" in line for line in lines) and any("half 500000 Llama3" in line for line in lines)
 
 
-def test_verdicts_have_colours_on_a_terminal_unless_it_says_no(run, monkeypatch):
+def test_a_gallery_that_is_not_as_expected_and_its_colours(run, monkeypatch):
     exhibit = gallery.exhibits()[0]
-    monkeypatch.setattr(gallery, "exhibits", lambda: [exhibit])
+    monkeypatch.setattr(gallery, "exhibits", lambda: [exhibit._replace(faults=("direction",), verdict="wrong")])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert "\033[1;32mright\033[0m" in run("check")[1]
+    code, output, _ = run("check")
+    assert code == 1 and "UNEXPECTED" in output and "\033[1;32mright\033[0m" in output
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in run("check")[1]
+    assert json.loads(run("check", "--json")[1])[0]["as_expected"] is False
 
 
 # ── End to end ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_check_without_a_target_runs_the_gallery():
-    code, output, errors = by_shell("check")
-    assert (code, errors) == (0, "")
-    table, legend = output.split("\n\n")
-    head, *lines, last = table.splitlines()
-    assert max(map(len, [*lines, *legend.splitlines()])) <= 80 and head.split()[:2] == ["implementation", "verdict"]
-    assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
-    assert any("wrong base" in line for line in lines) and any("half 500000 Llama3" in line for line in lines)
 
 
 def test_the_words_of_a_shell_are_read_from_the_first_on(candidates):
@@ -306,7 +290,7 @@ def test_the_words_of_a_shell_are_read_from_the_first_on(candidates):
     assert (code, errors) == (1, "") and "one too high" in output
 
 
-def test_a_verdict_is_not_lost_with_its_reader(candidates, monkeypatch):
+def test_a_verdict_is_not_lost_with_its_reader_and_help_is_shown_in_ascii(candidates, monkeypatch):
     """As in ``pyrope check … | head``, where whoever reads has left before anything is printed."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     read, write = os.pipe()
@@ -315,11 +299,8 @@ def test_a_verdict_is_not_lost_with_its_reader(candidates, monkeypatch):
     run = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, timeout=300)
     os.close(write)
     assert (run.returncode, run.stderr) == (1, b"")
-
-
-def test_help_in_a_terminal_that_knows_only_ascii():
-    words, own = [sys.executable, "-m", "pyrope", "table", "--help"], {"PYTHONIOENCODING": "ascii"}
-    run = subprocess.run(words, env={**os.environ, **own}, capture_output=True)
+    own = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([sys.executable, "-m", "pyrope", "table", "--help"], env=own, capture_output=True)
     assert run.returncode == 0 and b"examples:" in run.stdout
 
 
@@ -353,66 +334,61 @@ def test_the_command_and_the_module_are_one():
 
 # ── Misuse ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-F = ["check", "json:dumps", *ROPE]
-SOFTMAX = ["check", "json:dumps", "--attention", "softmax"]
+F = ["check", "json:dumps", "--in-process", *ROPE]
+SOFTMAX = ["check", "json:dumps", "--in-process", "--attention", "softmax"]
+LINEAR = [*SOFTMAX[:-1], "linear"]
 PROGRAMS = ["check", "--attention", "softmax", "--exec"]
 
 
 @pytest.mark.parametrize("words, message", [
     (["table"], "give --config, or --head-dim, --base, --layout"),
     (["table", "--head-dim", "7", "--base", "10000", "--layout", "half"], "head_dim must be even, was 7"),
-    (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "leave out --head-dim, --base"),
+    (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "--head-dim, --base must be left out: --config says"),
     ([*PLAIN, "--layer-type", "full_attention"], "--layer-type needs --config"),
     ([*PLAIN, "--position", str(2**40)], "positions must lie within"),
+    ([*PLAIN[:-1], "neox"], "(did you mean 'half'?)"),
     ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
     ([*PLAIN, "--scaling", "Yarn(factor=4)"], "did you mean YaRN?"),
     ([*PLAIN, "--scaling", "Linear"], "with named arguments; was 'Linear'\n"),
-    ([*PLAIN, "--scaling", "linear"], "was 'linear' (did you mean Linear?)\n"),
     ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
-    ([*PLAIN, "--scaling", "Linear(fctor=4)"], "--scaling: Linear needs factor; was 'Linear(fctor=4)'"),
-    ([*PLAIN, "--scaling", "DynamicNTK(factor=2)"], "DynamicNTK needs factor, original_length and may have length; was"),
     ([*PLAIN, "--scaling", "Linear(factor=2, factor=3)"], "--scaling must be a call such as"),
     ([*PLAIN, "--scaling", "Linear(**{})"], "--scaling must be a call such as"),
+    ([*PLAIN, "--scaling", "DynamicNTK(factor=2)"], "DynamicNTK has factor, original_length, length; was 'DynamicNTK("),
     ([*PLAIN, "--scaling", "Linear(factor=0.5)"], "factor must be finite and at least 1"),
     (["generate", "--model", "smolm2", "hi"], "there is no model 'smolm2' (did you mean smollm2?)"),
     (["generate", "--model", "some-lab/Model-8B", "hi"], "the id of a model on the Hugging Face Hub"),
     (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"),
-    (["check", "--exec", "./no-such-program {x} {positions} {y}", *ROPE], "there is no program './no-such-program'"),
-    (["check", "--exec", "true {x} {positions} {y}", "--axes", "bnhd", *ROPE], "are for functions"),
-    (["check", "--exec", "./x {x}", *ROPE], "{positions}"),
-    (["check", "no_such_module:f", *ROPE], "no_such_module"),
-    (["check", "json:nothing", *ROPE], "nothing"),
-    (["check", "json", *ROPE], "module:function"),
-    (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),
-    ([*F, "--timeout", "0"], "--timeout must be"),
+    (["check", "--exec", "./x {x}", *ROPE], "must say where {positions} goes"),
+    (["check", "--exec", "true {x} {positions} {y}", "--axes", "bnhd", *ROPE], "--axes must be left out: only functions"),
+    (["check", "json", "--in-process", *ROPE], "module:function"),
+    (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),  # as the other process says
+    (["check", "json:dumps", *ROPE, "--timeout", "0"], "--timeout must be"),
     ([*F, "--exec", "x"], "or --exec, not both"),
-    ([*F, "--heads", "8"], "--heads is not for a rotation"),
-    ([*F, "--not-causal"], "--not-causal is not for a rotation"),
-    ([*F, "--no-cache"], "--cache is not for a rotation"),
+    ([*F, "--not-causal", "--heads", "8"], "--not-causal, --heads must be left out: not for a rotation"),
     ([*F, "--grade", "perfect"], "grade must be one of"),
     ([*F, "--autograd"], "--autograd needs --framework torch"),
-    (["check", "json:dumps", "--attention", "linear"], "give --config, or --head-dim, --base, --layout"),
-    (["check", "json:dumps", "--attention", "linear", "--window", "5"], "--window is not for linear"),
+    (LINEAR, "give --config, or --head-dim, --base, --layout"),
+    ([*LINEAR, *ROPE, "--window", "5"], "--window must be left out: not for linear attention"),
     ([*SOFTMAX, "--base", "5"], "give --config, or --head-dim, --layout"),
-    ([*SOFTMAX, "--feature-map", "exp"], "--feature-map is not for softmax"),
-    ([*SOFTMAX, "--strict"], "--strict is for rotations: leave it out"),
+    ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--strict, --axes must be left out: not for softmax attention"),
     ([*SOFTMAX, "--heads", "0"], "heads must be at least 1, was 0"),
     ([*SOFTMAX, "--call", "offset"], "--call offset is for attention with RoPE inside"),
-    ([*PROGRAMS, "true {x} {y}"], "must say where {q} goes, as in"),
-    ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], "must not have {positions}"),
+    ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], "must not have {positions}: attention gets them with RoPE inside"),
     ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"],
      'must say where {dq} goes, as in "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
     (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"),
     (["vectors", "--verify", "only-one"], "--verify needs two paths"),
+    (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"),
     (["vectors", "one", "two"], "need --verify"),
-    (["vectors", "one", "--heads", "3"], "--heads is for vectors of your own rope"),
-    (["diff", "no-such-file", "other"], "no-such-file"),
+    (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"),
+    (["vectors", "one", "--suite", "rotation", "--heads", "3", *ROPE], "--heads must be left out: rotations have no heads"),
+    (["diff", "no-such-file", "other"], "no-such-file does not exist\n"),
+    (["vectors", "--verify", "no-vectors", "other"], "no-vectors holds no test vectors"),
     (["trace", "x", "--tokens", "1,b", "-o", "t"], "--tokens must be integers with commas between them, was '1,b'"),
     (["trace", "x", "-o", "t"], "give --tokens or --text"),
     (["plot", "decay", "-o", "x.pdf"], "a picture must be a .png or .svg file, was 'x.pdf'"),
-    (["plot", "decay", "-o", "no/such/x.png"], "there is no directory"),
-    (["plot", "shift", "-o", "x.png", "--base", "5"], "the picture shift shows no rope: leave out --base"),
-    ([*F, "--plot", "x.jpg"], "a picture must be a .png or .svg file"),
+    (["plot", "shift", "-o", "x.png", "--base", "5"], "--base must be left out: the picture shift shows no rope"),
+    ([*F, "--plot", "no/such/x.png"], "there is no directory"),
     ([*F, "--html", "x.md"], "a page must be a .html or .htm file"),
 ])  # fmt: skip
 def test_misuse_exits_with_2(run, tmp_path, monkeypatch, words, message):
@@ -425,11 +401,7 @@ def test_misuse_exits_with_2(run, tmp_path, monkeypatch, words, message):
 @pytest.mark.parametrize("words, message", [
     (["chekc"], "did you mean check?"),
     (["check", "--haed-dim", "3"], "did you mean --head-dim?"),
-    (["vectors", "x", "--suite", "rotatoin"], "did you mean rotation?"),
     (["plot", "dekay", "-o", "x.png"], "did you mean decay?"),
-    ([*PLAIN[:-1], "neox"], "did you mean half?"),
-    ([*PLAIN[:-1], "llama"], "(llama is half in checkpoints of Hugging Face's form, interleaved in Meta's own)"),
-    (["identify", "x:f", "--head-dim", "8", "--dtype", "half"], "did you mean float16?"),
 ])  # fmt: skip
 def test_a_typo_gets_a_suggestion(exits, words, message):
     errors = exits(*words)

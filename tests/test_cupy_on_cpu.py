@@ -84,7 +84,7 @@ def test_what_was_built_is_kept_and_what_was_not_finished_is_not(build, tmp_path
 
 @pytest.fixture
 def cupy():
-    return pyrope.get("cupy")
+    return pyrope.backend.get("cupy")
 
 
 @on_cpu
@@ -141,7 +141,7 @@ def test_reductions_with_barriers_are_those_of_numpy(cupy, dtype, reverse, monke
 @on_cpu
 @given(data=st.data(), dtype=st.sampled_from(["f2", "f4", "f8", "c8", "c16"]))
 def test_products_are_those_of_numpy(data, dtype):
-    cupy = pyrope.get("cupy")
+    cupy = pyrope.backend.get("cupy")
     m, n, k, b = (data.draw(st.integers(1, most)) for most in (9, 9, 20, 3))
     rng = np.random.default_rng(0)
     a, c = (rng.integers(-3, 4, (b, *shape)).astype(dtype) for shape in ((m, k), (k, n)))  # every sum is exact
@@ -192,9 +192,8 @@ def test_without_kernels_every_test_fails():
 @pytest.mark.parametrize(
     ("mutation", "tests"),
     [
-        (r"in0 \* in1=in0 + in1", ROTATION[:1] + ATTENTION),
-        (r"in0 \+ in1=in0 - in1", ROTATION[:1]),
-        (r"b \* sin=b + sin", ROTATION[1:]),
+        (r"in0 \* in1=in0 + in1", ROTATION + ATTENTION),
+        (r"in0 \+ in1=in0 - in1", ROTATION),
         (r"cos\(in0\)=sin(in0)", TABLES),
         (r"sin\(in0\)=cos(in0)", TABLES),
     ],

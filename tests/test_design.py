@@ -121,11 +121,9 @@ def test_core_uses_only_what_cupy_has(path):
 
 @pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
 def test_the_contract_sees_the_core():
-    assert {"ElementwiseKernel", "may_share_memory", "take"} <= cupy_contract.uses(
-        (PACKAGE / "rotation.py").read_text()
-    )
-    assert {"einsum", "exp", "take"} <= cupy_contract.uses((PACKAGE / "layers.py").read_text())
-    assert {"empty", "isnan", "zeros"} <= cupy_contract.uses((PACKAGE / "model.py").read_text())
+    assert {"may_share_memory", "take"} <= cupy_contract.uses((PACKAGE / "rotation.py").read_text())
+    assert {"exp", "sum", "take"} <= cupy_contract.uses((PACKAGE / "layers.py").read_text())
+    assert {"isnan", "zeros"} <= cupy_contract.uses((PACKAGE / "model.py").read_text())
 
 
 def test_data_crosses_between_host_and_device_in_one_file():

@@ -54,7 +54,7 @@ def test_learned_is_a_row_of_the_table(xp, rows):
     table = np.arange(21.0).reshape(7, 3)
     for ids in (rows, np.array(rows, int), pyrope.from_numpy(np.array(rows, int), xp)):
         got = encodings.learned(ids, to_backend(table, xp))
-        assert pyrope.namespace(got) is xp
+        assert pyrope.backend.namespace(got) is xp
         assert pyrope.to_numpy(got).tolist() == [table[i].tolist() for i in rows]
 
 

@@ -1,4 +1,4 @@
-"""The well-known forms are right, the famous mistakes are named."""
+"""The gallery: what it expects of itself. That the well-known forms are right, and the famous mistakes named, test_cli sees."""
 
 from types import SimpleNamespace
 
@@ -8,17 +8,16 @@ from optional import package
 from pyrope import Rope
 from pyrope.oracle import gallery
 from pyrope.oracle.gallery import exhibits, run_gallery
-from pyrope.oracle.mistakes import MISTAKES, mistake
+from pyrope.oracle.mistakes import MISTAKES
 from pyrope.oracle.rotation import check_rotation
 
 GOOD = [exhibit for exhibit in exhibits() if exhibit.verdict == "right"]
 
 
-def test_the_gallery_is_as_expected():
-    rows = list(run_gallery())
-    assert [(row.name, row.report.faults, row.identified) for row in rows if not row.as_expected] == []
-    assert len(GOOD) >= 12 and sum(row.report.verdict == "wrong" for row in rows) >= 15
-    assert all(mistake(fault) is not MISTAKES["unexplained"] for row in rows for fault in row.report.faults)
+def test_what_there_is():
+    wrong = [exhibit for exhibit in exhibits() if exhibit.verdict == "wrong"]
+    assert len(GOOD) >= 12 and len(wrong) >= 15
+    assert all(fault.partition(":")[0] in MISTAKES and fault != "unexplained" for one in wrong for fault in one.faults)
 
 
 @pytest.mark.parametrize("k", range(len(GOOD)), ids=[exhibit.name for exhibit in GOOD])

@@ -15,14 +15,14 @@ import pyrope
 from pyrope import Rope, definition, encodings
 from pyrope.configs import still_layers
 from pyrope.files import load_npy, load_safetensors
-from pyrope.model import Config, Model
+from pyrope.model import Config, Model, weight_shapes
 from pyrope.oracle.traces import diff_traces, read_trace, write_trace
 from pyrope.oracle.vectors import Own, verify_vectors, write_vectors
 from pyrope.tokenizer import load_tokenizer
 
 HALF, SMALL = Rope(16, 10000.0, "half"), Rope(4, 1e4, "half")
 Y = np.ones((1, 3, 4))
-YARN = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn"}}  # fmt: skip
+YARN = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 64, "original_max_position_embeddings": 64, "rope_scaling": {"type": "yarn"}}  # fmt: skip
 
 
 def attention_of(**options):
@@ -48,7 +48,7 @@ REFUSED = {
     "h must be at most 65536, was 2147483648": lambda: encodings.alibi_slopes(2**31),
     "d must be at most 65536, was 2147483648": lambda: encodings.sinusoidal([0], 2**31),
     "d must be at most 65536, was 2147483650": lambda: encodings.sinusoidal_shift(0, 2**31 + 2),
-    "buckets must be at most 65536, was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
+    "buckets must be at most (1024|65536), was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
     r"max_distance must be at most 2\^31, was 1000": lambda: encodings.t5_buckets([0], causal=True, max_distance=10**30),
     r"positions must lie within ±2\^31, were from 0 to 999": lambda: pyrope.cos_sin(range(10**12), SMALL),
     r"n must be at most 2\^31, was 4294967296": lambda: pyrope.parallel.shard_positions(2**32, 0, 1),
@@ -60,7 +60,7 @@ REFUSED = {
     r"max_position_embeddings must be at most 2\^31, was 1000": lambda: Rope.from_config(YARN | {"max_position_embeddings": 10**400}),
     r"^(hidden_size|head_dim) must be at most (2\^31|65536), was 1[02]": lambda: Rope.from_config(YARN | {"hidden_size": 10**400}),
     # Other types
-    "config must be a Config, was dict": lambda: pyrope.weight_shapes({}),
+    "config must be a Config, was dict": lambda: weight_shapes({}),
     "weights must be a dict of arrays by name, was list": lambda: Model(PLAIN, []),
     "rope must be a Rope, was NoneType": lambda: pyrope.check_linear_attention(len, rope=None),
     "cache must be True or False, was 'no'": lambda: pyrope.check_attention(len, cache="no"),
@@ -87,7 +87,7 @@ def test_sizes_of_a_config_are_python_integers():
     sizes |= {"heads": 64, "key_heads": 32}
     small = {name: np.int8(size) for name, size in sizes.items()} | {"eps": np.float32(0.5), "scale": np.float16(2)}
     config = Config(**fields | small)
-    assert pyrope.weight_shapes(config)["layers.0.qkv.weight"] == (128 * 4, 8)
+    assert weight_shapes(config)["layers.0.qkv.weight"] == (128 * 4, 8)
     assert all(type(getattr(config, name)) is int for name in sizes) and type(config.eps) is type(config.scale) is float
 
 

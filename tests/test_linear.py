@@ -11,7 +11,8 @@ from references import close
 from strategies import arrays, dtypes, position_arrays, ropes, to_backend
 
 import pyrope
-from pyrope import Axes, LinearState, Rope, YaRN, definition, linear, linear_attention
+from pyrope import Axes, Rope, YaRN, definition, linear, linear_attention
+from pyrope.linear import LinearState
 
 HALF8 = Rope(8, 10000.0, "half")
 both = pytest.mark.parametrize("causal", [False, True])
@@ -42,7 +43,8 @@ def test_linear_attention_is_the_definition(xp, case, causal, chunk, stretch, sm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "_STRETCH", stretch)
         patch.setattr(linear, "_SMALL", small)
-        got = linear_attention(*device, m, rope, causal=causal, feature_map=name, chunk=chunk)
+        patch.setattr(linear, "_CHUNK", chunk)
+        got = linear_attention(*device, m, rope, causal=causal, feature_map=name)
     assert got.dtype == q.dtype and got.shape == (*q.shape[:-1], v.shape[-1])
     close(got, *references.linear_attention(q, k, v, m, rope, causal, definition.FEATURE_MAPS[name]), xp)
     for x, old in zip(device, before, strict=True):
@@ -58,7 +60,7 @@ def test_any_sequence_of_parts_is_the_definition(xp, case, steps):
     for a, b in zip(edges, edges[1:], strict=False):
         at, tokens, before = None if m is None else m[..., a:b], [x[..., a:b, :] for x in device], state
         held = None if before is None else pyrope.to_numpy(before.numerator).copy()
-        add = pyrope.linear_state(*tokens[1:], at, rope, feature_map=name)
+        add = pyrope.linear.linear_state(*tokens[1:], at, rope, feature_map=name)
         out, state = pyrope.linear_step(*tokens, at, rope, state=state, feature_map=name)
         parts.append(pyrope.to_numpy(out))
         total = add if before is None else before + add  # the states of two parts add up
@@ -82,9 +84,8 @@ def test_float32_sums_stay_accurate_and_memory_small():
     # Token by token every sum of n keys would be rounded n times; n × n weights would take 4 GB.
     rng, n = np.random.default_rng(0), 2**15
     q, k, v = (rng.standard_normal((1, n, 8)).astype(np.float32) for _ in "qkv")
-    out, tables = np.empty_like(q), pyrope.rotation_tables(range(n), HALF8, like=q)
-    with little_memory(3e6):
-        linear_attention(q, k, v, tables.positions, HALF8, causal=True, tables=tables, out=out)
+    with little_memory(8e6):  # of which tables and outputs are 4
+        out = linear_attention(q, k, v, range(n), HALF8, causal=True)
     double = linear_attention(*(x.astype(float) for x in (q, k, v)), range(n), HALF8, causal=True)
     assert (abs(out - double).max(axis=-1) <= 3e-6 * abs(double).max(axis=-1)).mean() > 0.99
 
@@ -93,18 +94,8 @@ def test_float32_sums_stay_accurate_and_memory_small():
 def test_the_attention_factor_is_left_out(causal):
     rope = Rope(8, 10000.0, "half", scaling=YaRN(2.0, 64, attention_factor=3.0))
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 8))
-    tables = pyrope.rotation_tables(range(5), rope.rotation_only, like=q)
     a = linear_attention(q, k, v, range(5), rope, causal=causal)
-    b = linear_attention(q, k, v, range(5), rope, causal=causal, tables=tables)
-    assert (a == b).all() and (a == linear_attention(q, k, v, range(5), rope.rotation_only, causal=causal)).all()
-
-
-@pytest.mark.parametrize("name", sorted(definition.FEATURE_MAPS))
-def test_feature_maps_are_those_of_the_definition(xp, name):
-    x = np.array([-1e4, -2.5, -0.0, 0.0, 0.5, 3.0, 700.0])
-    with np.errstate(over="ignore"):
-        got, exact = linear.FEATURE_MAPS[name](to_backend(x, xp)), definition.FEATURE_MAPS[name](x)
-    np.testing.assert_array_equal(pyrope.to_numpy(got), exact)
+    assert (a == linear_attention(q, k, v, range(5), rope.rotation_only, causal=causal)).all()
 
 
 @both
@@ -144,7 +135,7 @@ def test_denominators_that_are_not_positive(xp, causal):
     q, k, v = np.ones((3, 1, 4, 2))
     k[0, :, 0] = -2
     with pytest.raises(ValueError, match="denominators must be finite and positive"):
-        linear_attention(*on(xp, q, k, v), causal=causal, chunk=3, feature_map="identity")
+        linear_attention(*on(xp, q, k, v), causal=causal, feature_map="identity")
     out = linear_attention(*on(xp, q, k, v), causal=causal, feature_map="identity", denominators="nonzero")
     np.testing.assert_allclose(pyrope.to_numpy(out), 1)
     k[0, :, 0], v[..., 0] = -1, 5  # Σ φ(q)ᵀφ(k) is 0, and the numerator with a rope is not
@@ -155,13 +146,14 @@ def test_denominators_that_are_not_positive(xp, causal):
 
 
 @pytest.mark.parametrize("n, chunk", [(40, 64), (2300, 64), (40, 7)])
-def test_the_error_gives_the_place_in_the_sequence(n, chunk):
+def test_the_error_gives_the_place_in_the_sequence(n, chunk, monkeypatch):
+    monkeypatch.setattr(linear, "_CHUNK", chunk)
     q, k, v = np.ones((3, 2, 4, n, 8), np.float32)
     k[...], q[1, 3, n - 5], q[1, 3, n - 2] = -30, -60, -np.inf  # exp(−60)·… is below tiny/ε
     for causal in (False, True):
         place = re.escape(f"the output at (1, 3, {n - 5}) is wrong")
         with pytest.raises(ValueError, match=f"at least 9.9e-32 in float32, .*{place}"):
-            linear_attention(q, k, v, causal=causal, chunk=chunk)
+            linear_attention(q, k, v, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["elu+1", "relu", "relu2", "exp"])
@@ -212,18 +204,6 @@ def test_other_numbers_of_keys_and_groups_of_heads(xp):
     )
 
 
-@both
-def test_out_takes_the_result(xp, causal):
-    q, k, v = on(xp, *np.random.default_rng(0).standard_normal((3, 2, 5, 8)))
-    out = xp.zeros((2, 5, 16))[..., ::2]
-    assert linear_attention(q, k, v, range(5), HALF8, causal=causal, out=out) is out
-    expected = linear_attention(q, k, v, range(5), HALF8, causal=causal)
-    assert (pyrope.to_numpy(out) == pyrope.to_numpy(expected)).all()
-    for shared in (q, k, v):
-        with pytest.raises(ValueError, match="out must not share memory with q, k or v"):
-            linear_attention(q, k, v, causal=causal, out=shared)
-
-
 def test_positions_by_axis_by_batch_and_by_head(xp):
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 8))
     device = on(xp, x, x[::-1].copy(), x * 2)
@@ -235,7 +215,6 @@ def test_positions_by_axis_by_batch_and_by_head(xp):
 
 
 A = np.ones((2, 4, 8), np.float32)
-TABLES = pyrope.rotation_tables(range(4), HALF8, A)
 
 
 @pytest.mark.parametrize(
@@ -258,11 +237,7 @@ TABLES = pyrope.rotation_tables(range(4), HALF8, A)
         (A, A, A, {"rope": HALF8, "positions": np.zeros((3, 4), int)}, ValueError, "do not fit"),
         (A, A, A, {"rope": HALF8, "positions": [0.5] * 4}, TypeError, "positions must be integers"),
         (A, A, A, {"rope": "half", "positions": range(4)}, TypeError, "rope must be a Rope"),
-        (A, A, A, {"tables": TABLES}, ValueError, "or neither, nor tables"),
-        (A, A, A, {"rope": HALF8, "positions": range(1, 5), "tables": TABLES}, ValueError, "other positions"),
-        (A, A, A, {"chunk": 0}, ValueError, "chunk must be at least 1"),
         (A, A, A, {"causal": 1}, TypeError, "causal must be True or False"),
-        (A, A, A, {"out": np.empty((2, 4, 7), np.float32)}, ValueError, "out must have the shape and dtype"),
     ],
 )  # fmt: skip
 def test_bad_input(q, k, v, more, error, match):
@@ -273,7 +248,7 @@ def test_bad_input(q, k, v, more, error, match):
             pyrope.linear_step(q, k, v, **more)
 
 
-STATE = pyrope.linear_state(A, A, range(4), HALF8)
+STATE = pyrope.linear.linear_state(A, A, range(4), HALF8)
 BROKEN = LinearState(STATE.numerator, STATE.denominator[:1], 4, HALF8, "elu+1")
 
 
@@ -285,6 +260,6 @@ def test_states_of_another_kind(x, rope, more, state):
     with pytest.raises(ValueError, match="the state belongs to another rope, feature map, shape or dtype"):
         pyrope.linear_step(x, x, x, range(4), rope, state=state, **more)
     with pytest.raises(ValueError, match="the state belongs to another"):
-        state + pyrope.linear_state(x, x, range(4), rope, **more)
+        state + pyrope.linear.linear_state(x, x, range(4), rope, **more)
     with pytest.raises(TypeError, match="state must be a LinearState"):
         pyrope.linear_step(A, A, A, range(4), HALF8, state=(1, 2))

@@ -14,7 +14,7 @@ from pyrope import Axes, Rope, check_attention, check_rotation, identify
 from pyrope.oracle import gallery, page
 from pyrope.oracle.mistakes import MISTAKES
 from pyrope.oracle.readings import Readings, Side, errors_by_place
-from pyrope.oracle.report import ErrorRow, Failure, Finding, Report, by_faults, printable
+from pyrope.oracle.report import ErrorRow, Failure, Finding, Report, printable
 
 ROPE = Rope(32, 10000.0, "half")
 THETA = 10000.0 ** -(np.arange(16) / 16)
@@ -68,7 +68,7 @@ HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>
 def test_text_of_a_report_never_becomes_markup(words):
     plain, other = (Parts(page.document(text, *map(page.report_section, every_field(text)))) for text in ("x", words))
     assert other.tags == plain.tags and len(other.attributes) == len(plain.attributes)
-    assert other.text.count(printable(words)) >= 14
+    assert other.text.count(printable(words)) >= 13
 
 
 def test_a_page_loads_nothing_and_its_style_stays_in_the_report():
@@ -81,7 +81,7 @@ def test_a_page_loads_nothing_and_its_style_stays_in_the_report():
     assert not re.search(r"url\(|@import|javascript:", report.to_html())
     assert fragment in report.to_html() and fragment.startswith('<div class="pyrope">') and "<html" not in fragment
     rules = re.findall(r"(?:^|\})([^{}]*)\{", fragment.partition("<style>")[2].partition("</style>")[0])
-    assert len(rules) > 50 and all(rule.strip().startswith((".pyrope", "@media", "}")) for rule in rules)
+    assert len(rules) > 30 and all(rule.strip().startswith((".pyrope", "@media", "}")) for rule in rules)
 
 
 def test_every_issue_that_is_named_can_be_linked():
@@ -93,20 +93,15 @@ def test_every_issue_that_is_named_can_be_linked():
 
 def test_what_a_page_says():
     finding = Finding("off by one at the seams", "the fact", "the place", since=7)
-    errors = (ErrorRow("here", math.nan, 1e-3), ErrorRow("there", 2e-7, 0.0051, 3.0), ErrorRow("nowhere", 0.0, 1.0))
-    long = f"LongRoPE({tuple(range(20))})"
-    report = Report(
-        "sharding", long, "wrong", (finding,), "a grade", "9 calls", (("base", "1", "2"),), errors, ("a note",)
-    )
-    text = page.report_section(report)
+    errors = (ErrorRow("here", math.nan, 1e-3), ErrorRow("there", 2e-7, 0.0051, 3.0))
+    long, readings = f"LongRoPE({tuple(range(20))})", Readings(sides=(Side("base", "1", "2", False),))
+    told = "wrong", (finding,), "a grade", "9 calls", (), errors, ("a note",)
+    text = page.report_section(Report("sharding", long, *told, readings=readings))
     cells = [Parts(cell).text for cell in re.findall("<t[dh].*?</t[dh]>", text)]
-    assert cells == ["", "expected", "measured", "base", "1", "≠ 2",
-                     "where", "on a logarithmic scale", "worst", "allowed", "ulps",
-                     "here", "", "not finite", "0.001", "—", "there", "", "2e-07", "0.0051", "3",
-                     "nowhere", "", "0", "1", "—"]  # fmt: skip
-    assert text.count('class="bar"') == 1
+    assert cells == ["", "expected", "measured", "base", "1", "≠ 2", "error", "worst", "allowed", "ulps",
+                     "here", "not finite", "0.001", "—", "there", "2e-07", "0.0051", "3"]  # fmt: skip
     words = ["WRONG", "(0, 1, 2, …, 19: 20 numbers)", long, "a grade", "9 calls", "the fact", "the place", finding.cause,
-             finding.fix, "from position 7 on", "a note"]  # fmt: skip
+             finding.fix, "a note"]  # fmt: skip
     places = [Parts(text).text.find(word) for word in words]
     assert -1 not in places and places == sorted(places) and "<dd></dd>" not in text
 
@@ -122,31 +117,20 @@ def test_files(tmp_path):
 
 def test_many_reports_and_the_gallery():
     right = Report("one", "x", "right", errors=(ErrorRow("a", 1e-7, 1.0), ErrorRow("b", 2.5e-7, 1.0)))
-    wrong = [
-        Report(f"case {i}", "x", "wrong", (Finding(name, "f"),))
-        for i, name in enumerate(("direction", *["not split"] * 2))
-    ]
+    faults = enumerate(("direction", "not split", "not split"))
+    wrong = [Report(f"case {i}", "x", "wrong", (Finding(name, "f"),)) for i, name in faults]
     every = [right, *wrong, Report("lost", "x", "not judged", failure=Failure("r", "", ""))]
-    text = page.verification_section(every, by_faults(every))
-    assert page.summary(every) == "5 cases, 1 right, 3 wrong, 1 not judged" and page.summary(every) in Parts(text).text
-    assert [Parts(x).text for x in re.findall("<h2>.*?</h2>", text)] == ["not split: 2 cases", "direction: 1 case"]
-    titles = [Parts(x).text for x in re.findall("<summary>.*?</summary>", text)]
-    assert titles == [
-        "the same in 1 case more",
-        "✗ case 2",
-        "? not judged: 1 case",
-        "? lost",
-        "✓ right: 1 case",
-        "✓ one",
-    ]
     rows = [gallery.Row("first", right, ROPE, True), gallery.Row("second", wrong[0], None, False)]
-    text = page.gallery_section(rows)
-    lines = [
-        [Parts(x).text for x in re.findall("<span>.*?</span>", line)]
-        for line in re.findall("<summary>(.*?)</summary>", text)
-    ]
-    assert lines == [["first", "✓ right", "2.5e-07", "half 10000"], ["second", "✗ wrong", "—", "UNEXPECTED: direction"]]
-    assert "2 implementations, 1 judged as they should be" in Parts(text).text
+    for text, heads, titles, words in (
+        (page.verification_section(every), ["not split: 2 cases", "direction: 1 case"],
+         ["the same in 1 case more", "✗ wrong case 2", "? not judged: 1 case", "? not judged lost", "✓ right: 1 case",
+          "✓ right one"], "5 cases, 1 right, 3 wrong, 1 not judged"),
+        (page.gallery_section(rows), [],
+         ["✓ right first: half 10000; error 2.5e-07", "✗ wrong second: UNEXPECTED: direction; error 0"],
+         "2 implementations, 1 judged as they should be"),
+    ):  # fmt: skip
+        assert [Parts(x).text for x in re.findall("<h2>.*?</h2>", text)] == heads and words in Parts(text).text
+        assert [Parts(x).text for x in re.findall("<summary>.*?</summary>", text)] == titles
 
 
 # ── What was read ────────────────────────────────────────────────────────────────────────────────────────────────────

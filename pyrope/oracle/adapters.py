@@ -1,7 +1,7 @@
 """Wraps anything that rotates or attends as one kind of callable, fn(x, positions) or fn(q, k, v, …) on NumPy arrays.
 
 Adapters are put around each other: the array library inside, the shape of the API outside, such as
-``with_axes(from_torch(rope), "bnhd")``; docs/adapters.md has a line for each well-known API. If a function changes its
+``with_axes(from_torch(rope), "bnhd")``; docs/check.md has a line for each well-known API. If a function changes its
 input, x changes too, where x is writeable: an adapter hides no fault. Results are copies on the host, in the dtype that
 the function returned, bit by bit.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
 import itertools
@@ -24,7 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -49,7 +48,7 @@ class Library(NamedTuple):
     there: Callable[[Any, NumPyArray], Any]  # (library, x) -> its array
     home: Callable[[Any], Any]  # its array -> one of NumPy
     gradients: Callable[[Any, Function, Sequence[Any], Any], Sequence[Any]] | None  # Jᵀg; None for one that is zero
-    viewed: Callable[[Any, Any, str], Any] | None = None  # the same bits in another dtype, if NumPy lacks its bfloat16
+    views: bool = False  # bfloat16, which it does not exchange with NumPy, crosses as int16
     trait: str = ""
 
 
@@ -62,27 +61,24 @@ def _to_jax(jax: Any, x: NumPyArray) -> Any:
     return jax.numpy.array(x)
 
 
-def _torch_gradients(torch: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    out = fn(*(leaf.clone() for leaf in leaves))  # which may be changed in place, as a leaf may not
-    if not out.requires_grad:
-        return [None] * len(leaves)
-    return torch.autograd.grad(out, leaves, g.to(out.dtype), allow_unused=True)
-
-
-def _paddle_gradients(paddle: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
-    leaves = [x.detach().clone() for x in inputs]
-    for leaf in leaves:
-        leaf.stop_gradient = False
-    out = fn(*(leaf.clone() for leaf in leaves))
-    if out.stop_gradient:
-        return [None] * len(leaves)
-    return paddle.grad([out], leaves, [g.astype(out.dtype)], allow_unused=True)
-
-
 def _jax_gradients(jax: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
     out, pull = jax.vjp(fn, *inputs)
     return pull(g.astype(out.dtype))
+
+
+def _by_leaves(grad: str, flag: str, value: bool) -> Any:
+    """The gradients of torch and of Paddle, which record what is computed from leaves with this flag."""
+
+    def gradients(module: Any, fn: Function, inputs: Sequence[Any], g: Any) -> Any:
+        leaves = [x.detach().clone() for x in inputs]
+        for leaf in leaves:
+            setattr(leaf, flag, value)
+        out = fn(*(leaf.clone() for leaf in leaves))  # which may be changed in place, as a leaf may not
+        if getattr(out, flag) is not value:
+            return [None] * len(leaves)
+        return operator.attrgetter(grad)(module)([out], leaves, [g.to(out.dtype)], allow_unused=True)
+
+    return gradients
 
 
 LIBRARIES = {
@@ -90,21 +86,21 @@ LIBRARIES = {
         "torch", "Tensor",  # with the memory and the strides of x where torch allows it, else a copy
         lambda torch, x: torch.from_numpy(x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()),
         lambda y: y.detach().resolve_conj().resolve_neg().cpu().numpy(),
-        _torch_gradients, lambda torch, x, dtype: x.detach().view(getattr(torch, dtype)),
+        _by_leaves("autograd.grad", "requires_grad", True), views=True,
     ),
+    # float64 and positions from 2³¹ on need jax_enable_x64
     "jax": Library("jax", "Array", _to_jax, np.asarray, _jax_gradients, trait=COMPILES),
-    "mlx": Library(  # without a dtype, it would make float32 of float64
+    "mlx": Library(  # float64 on the CPU only; without a dtype, it would make float32 of it
         "mlx.core", "array", lambda mx, x: mx.array(np.array(x), dtype=getattr(mx, x.dtype.name)), np.asarray,
-        lambda mx, fn, inputs, g: mx.vjp(lambda *x: [fn(*x)], list(inputs), [g])[1],
-        lambda mx, x, dtype: x.view(getattr(mx, dtype)),
+        lambda mx, fn, inputs, g: mx.vjp(lambda *x: [fn(*x)], list(inputs), [g])[1], views=True,
     ),
     "paddle": Library(
         "paddle", "Tensor", lambda paddle, x: paddle.to_tensor(np.array(x)), lambda y: y.detach().numpy(),
-        _paddle_gradients, lambda _, x, dtype: x.detach().view(dtype),
+        _by_leaves("grad", "stop_gradient", False), views=True,
     ),
     "cupy": Library("cupy", "ndarray", lambda cupy, x: from_numpy(np.ascontiguousarray(x), cupy), to_numpy, None),
 }  # fmt: skip
-_BACKWARD = {"x": 1, "qkv": 3}  # gradients of what: of a rotation, which is linear, and of attention
+_BACKWARD = {None: 0, "x": 1, "qkv": 3}  # gradients of what: of a rotation, which is linear, and of attention
 
 
 def framework(fn: Function, name: str, backward: str | None = None, device: Any = None) -> Function:
@@ -115,8 +111,9 @@ def framework(fn: Function, name: str, backward: str | None = None, device: Any 
     gradient gets zeros. The gradient of x is taken at ones, so that a backward pass that reads x for g is wrong.
     """
     border = _Border(name, device)
-    count = 0 if backward is None else _BACKWARD[checks.choice("backward", backward, tuple(_BACKWARD))]
-    if count and border.library.gradients is None:
+    if backward not in _BACKWARD:
+        raise ValueError(f'backward must be None, "x" or "qkv", was {backward!r}')
+    if (count := _BACKWARD[backward]) and border.library.gradients is None:
         raise ValueError(f"{name} derives no backward pass: write one, and check that")
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -129,6 +126,11 @@ def framework(fn: Function, name: str, backward: str | None = None, device: Any 
         return result
 
     return wrapping(call, fn, border.library.trait)
+
+
+from_torch, from_jax, from_mlx, from_paddle, from_cupy = (
+    functools.partial(framework, name=name) for name in ("torch", "jax", "mlx", "paddle", "cupy")
+)
 
 
 class _Border:
@@ -144,8 +146,8 @@ class _Border:
         """An array on the other side; anything else as it is."""
         if not isinstance(x, np.ndarray):
             return x
-        if self.library.viewed is not None and x.dtype.name == "bfloat16":
-            y = self.library.viewed(self.module, self.library.there(self.module, x.view(np.int16)), "bfloat16")
+        if self.library.views and x.dtype.name == "bfloat16":
+            y = self.library.there(self.module, x.view(np.int16)).view(self.module.bfloat16)
         else:
             y = self.library.there(self.module, x)
         return y if self.device is None else y.to(self.device)
@@ -154,10 +156,9 @@ class _Border:
         """A copy of an array, or of each of several, on this side."""
         if isinstance(y, tuple | list):
             return tuple(map(self.home, y))
-        if self.library.viewed is None or not str(self.checked(y).dtype).endswith("bfloat16"):
-            return np.array(self.library.home(self.checked(y)))
-        bits = self.library.home(self.library.viewed(self.module, y, "int16"))
-        return np.array(bits).view(dtype_named("bfloat16"))
+        if self.library.views and str(self.checked(y).dtype).endswith("bfloat16"):
+            return np.array(self.library.home(y.view(self.module.int16))).view(dtype_named("bfloat16"))
+        return np.array(self.library.home(self.checked(y)))
 
     def checked(self, y: Any) -> Any:
         """y, if it is an array of the library."""
@@ -183,60 +184,31 @@ def _write_back(x: NumPyArray, after: NumPyArray) -> None:
         x[...] = after
 
 
-from_torch = functools.partial(framework, name="torch")
-from_jax = functools.partial(framework, name="jax")  # float64 and positions from 2³¹ on need jax_enable_x64
-from_mlx = functools.partial(framework, name="mlx")  # float64 on the CPU only
-from_paddle = functools.partial(framework, name="paddle")
-from_cupy = functools.partial(framework, name="cupy")
-
-
 # ── Shapes of API ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def from_cos_sin(apply: Function, tables: Function, *, part: str = "q", entries: str = "equal") -> Function:
+def from_cos_sin(apply: Function, tables: Function, *, part: str = "q") -> Function:
     """``apply(q, k, cos, sin)``, where tables(positions) -> (cos, sin): x goes in as q and as k.
 
-    ``part`` selects the result: "q" or "k", the first or the second, or "x" for ``apply(x, cos, sin)``. Tables as wide
-    as x have each number twice: ``entries="half"`` or "interleaved", by their layout, turns the features of each half
-    by themselves, with zeros in place of the other entries, which shows a backward pass that reads the wrong ones.
+    ``part`` selects the result: "q" or "k", the first or the second, or "x" for ``apply(x, cos, sin)``. `from_complex`
+    is the same for ``apply(q, k, freqs_cis)``, where tables(positions) -> cos + i·sin.
     """
     checks.choice("part", part, ("q", "k", "x"))
-    checks.choice("entries", entries, ("equal", "half", "interleaved"))
 
-    def turned(x: NumPyArray, every: Any) -> Any:
+    def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
+        made = tables(positions)
         operands = {"x": (x,), "q": (x, x.copy()), "k": (x.copy(), x)}[part]
-        result = hand_over(apply, *operands, *every)
+        result = hand_over(apply, *operands, *(made if isinstance(made, tuple | list) else (made,)))
         if isinstance(result, tuple | list):
             return result[part == "k"]
         if part == "k":
             raise Unreadable('returns one array, but part="k" is the second of two,', last_call(), "type")
         return result
 
-    def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
-        every = tables(positions)
-        return turned(x, every) if entries == "equal" else _by_entries(turned, x, every, entries)
-
     return candidate
 
 
-def _by_entries(turned: Function, x: NumPyArray, tables: Any, entries: str) -> Any:
-    """The sum of what the first and the second features of all pairs become by themselves."""
-    feature, results, tables = np.arange(x.shape[-1]), [], [np.asarray(table) for table in tables]
-    if any(table.shape[-1] != len(feature) for table in tables):
-        raise ValueError(f'entries="{entries}" is for tables as wide as x, {len(feature)} features')
-    first = feature < len(feature) // 2 if entries == "half" else feature % 2 == 0
-    for own in (first, ~first):
-        given = np.where(own, x, x.dtype.type(0))
-        results.append(turned(given, [np.where(own, table, 0).astype(table.dtype) for table in tables]))
-        if not isinstance(results[-1], np.ndarray):
-            return results[-1]  # which is for the caller to refuse
-        _write_back(x, np.where(own, given, x))
-    return (results[0].astype(np.float64) + results[1]).astype(results[0].dtype)
-
-
-def from_complex(apply: Function, tables: Function, *, part: str = "q") -> Function:
-    """``apply(q, k, freqs_cis)``, where tables(positions) -> cos + i·sin; ``part`` as for `from_cos_sin`."""
-    return from_cos_sin(apply, lambda positions: (tables(positions),), part=part)
+from_complex = from_cos_sin
 
 
 def cached(tables: Any, limit: int | None = None) -> Function:
@@ -269,6 +241,10 @@ def _length(positions: NumPyArray, limit: int | None) -> int:
     return length
 
 
+# Rows of x that one call rotates, their places in the sequence that it gets, its length, and what it gets besides.
+Part: TypeAlias = tuple[NumPyArray, NumPyArray, int, tuple[int, ...]]
+
+
 def from_sequential(fn: Function, limit: int = 8192) -> Function:
     """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for, which
     are below ``limit``; a position that repeats takes another call. Attention with RoPE inside, ``fn(q, k, v)``, gets
@@ -282,42 +258,46 @@ def from_sequential(fn: Function, limit: int = 8192) -> Function:
         ended[0] = first + positions.shape[-1]
         return ()
 
-    def rotation(x: NumPyArray, positions: NumPyArray) -> Any:
-        length, left, out = _length(positions, limit), np.arange(positions.size), None
-        while out is None or left.size:
+    def parts(positions: NumPyArray) -> Iterator[Part]:
+        length, left = _length(positions, limit), np.arange(positions.size)
+        while True:
             at, first = np.unique(positions[left], return_index=True)
-            rows, sequence = left[first], _blank(x, (*x.shape[:-2], length, x.shape[-1]))
-            sequence[..., at, :] = x[..., rows, :]
-            result = _checked(hand_over(fn, sequence), sequence.shape)
-            out = np.empty(x.shape, result.dtype) if out is None else out
-            out[..., rows, :] = result[..., at, :]
-            if x.flags.writeable:
-                x[..., rows, :] = sequence[..., at, :]
+            yield left[first], at, length, ()
             left = np.delete(left, first)
-        return out
+            if not left.size:
+                return
 
-    return _counting(fn, rotation, begin)
+    return _counting(fn, parts, begin)
 
 
 def from_offset(fn: Function) -> Function:
     """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run. Of attention with
     RoPE inside, ``fn(q, k, v, offset)``, all rows of a batch have one offset."""
 
-    def rotation(x: NumPyArray, positions: NumPyArray) -> Any:
-        edges, parts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size], []
+    def parts(positions: NumPyArray) -> Iterator[Part]:
+        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size]
         for start, end in itertools.pairwise(edges):
-            view = x[..., start:end, :]
-            part = _as_contiguous_as(x, view, view.shape)
-            result = hand_over(fn, part, int(positions[start]) if positions.size else 0)
-            parts.append(_checked(result, part.shape))
-            _write_back(view, part)
-        return np.concatenate(parts, axis=-2)
+            offset = int(positions[start]) if positions.size else 0
+            yield np.arange(start, end), np.arange(end - start), end - start, (offset,)
 
-    return _counting(fn, rotation, lambda positions: tuple(positions[:1, :1].ravel().tolist()))
+    return _counting(fn, parts, lambda positions: tuple(positions[:1, :1].ravel().tolist()))
 
 
-def _counting(fn: Function, rotation: Function, begin: Callable[[NumPyArray], tuple[int, ...]]) -> Function:
-    """A function that counts its positions: of rotation(x, positions (n,)), or of attention, fn(q, k, v, *begin)."""
+def _counting(fn: Function, parts: Callable[[NumPyArray], Iterator[Part]], begin: Function) -> Function:
+    """A function that counts its positions: a rotation, called for each part, or attention, fn(q, k, v, *begin)."""
+
+    def rotation(x: NumPyArray, positions: NumPyArray) -> Any:
+        out = None
+        for rows, places, length, more in parts(positions):
+            given = _blank(x, (*x.shape[:-2], length, x.shape[-1]))
+            given[..., places, :] = x[..., rows, :]
+            given.flags.writeable = x.flags.writeable
+            result = _checked(hand_over(fn, given, *more), given.shape)
+            out = np.empty(x.shape, result.dtype) if out is None else out
+            out[..., rows, :] = result[..., places, :]
+            if x.flags.writeable:
+                x[..., rows, :] = given[..., places, :]
+        return out
 
     def call(*arguments: NumPyArray, **options: NumPyArray) -> Any:
         *arrays, positions = arguments
@@ -333,23 +313,9 @@ def _counting(fn: Function, rotation: Function, begin: Callable[[NumPyArray], tu
     return wrapping(call, fn, COUNTS)
 
 
-def _as_contiguous_as(x: NumPyArray, view: NumPyArray, shape: Sequence[int]) -> NumPyArray:
-    """A view of x in this shape, as contiguous as x: so that a function that ignores strides is right and wrong in the
-    same calls as without an adapter. It is a copy where x is contiguous and the view is not, or where it must be, and
-    where its features are apart from each other: no model hands them over so, and complex views refuse them."""
-    if x.flags.c_contiguous:
-        given = np.ascontiguousarray(view).reshape(shape)
-        given.flags.writeable = x.flags.writeable
-        return given
-    given = view.reshape(shape)
-    if not np.may_share_memory(given, x) or given.strides[-1:] != (x.itemsize,):
-        given, numbers = _blank(x, shape), given
-        given[...] = numbers
-    return given
-
-
 def _blank(x: NumPyArray, shape: Sequence[int]) -> NumPyArray:
-    """Zeros like x: where it is no contiguous array, they are a part of a wider one."""
+    """Zeros like x: contiguous if x is, else a part of a wider array, so that a function that ignores strides is right
+    and wrong in the same calls as without an adapter."""
     wide = 0 if x.flags.c_contiguous else 8
     return np.zeros((*shape[:-1], shape[-1] + wide), x.dtype)[..., : shape[-1]]
 
@@ -368,8 +334,8 @@ def with_axes(fn: Function, axes: str) -> Function:
     """``fn(x, …)`` for x with these axes, in this order, out of b, h, n and d: "bnhd" and "bhnd" are usual; brackets
     merge axes, as in vLLM's "n(hd)", and a loop goes over those that are left out, as in "nd".
 
-    x (…, n, d) of any number of axes becomes (b, h, n, d). If it is contiguous, so is what fn gets, as from a model;
-    else fn gets a view of x with its strides, or a part of a wider array.
+    x (…, n, d) of any number of axes becomes (b, h, n, d). What fn gets is contiguous if x is, as from a model; else a
+    part of a wider array.
 
     >>> fn = with_axes(lambda x, positions: x + positions[:, None, None], "nhd")
     >>> fn(np.zeros((2, 3, 1)), np.array([0, 5, 9]))[1].ravel()
@@ -387,7 +353,9 @@ def with_axes(fn: Function, axes: str) -> Function:
         sizes = dict(zip(order, moved.shape[4 - len(order) :], strict=True))
         shape = tuple(math.prod(sizes.get(axis, 1) for axis in group) for group in groups)
         for place in np.ndindex(*moved.shape[: 4 - len(order)]):
-            given = _as_contiguous_as(x, moved[place], shape)
+            given = _blank(x, shape)
+            given[...] = moved[place].reshape(shape)
+            given.flags.writeable = x.flags.writeable
             result = _checked(hand_over(fn, given, *rest), shape)
             _write_back(moved[place], given.reshape(moved[place].shape))
             out = np.empty(moved.shape, result.dtype) if out is None else out
@@ -412,12 +380,8 @@ def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Func
     exchanged as uint16, the bits of each number; y must have the shape and dtype of x (docs/check.md). After
     ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
     """
-    run = _Program(command, ("x", "positions"), {"y": "x"}, timeout)
-
-    def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
-        return run({"x": x, "positions": np.asarray(positions, np.int64)})[0]
-
-    return wrapping(candidate, candidate, COMPILES)
+    program = _Program(command, ("x", "positions"), {"y": "x"}, timeout)
+    return wrapping(program, program, COMPILES)
 
 
 def from_attention_command(
@@ -429,62 +393,76 @@ def from_attention_command(
     {mask}, bool (b, 1, n, m), or {segments}, int64 (b, m), each call gets one: True, or 0, everywhere if nothing else
     is asked for. With ``backward`` it has {g}, and {dq}, {dk} and {dv} in place of {o}.
     """
-    placed = re.findall(r"\{(\w+)\}", " ".join(_words(command)))
-    if "positions" in placed and not positions:
-        raise ValueError("the command must not have {positions}: only attention with RoPE inside gets them, by rope=")
-    options = [name for name in ("mask", "segments") if name in placed]
-    names = ["q", "k", "v", *["g"] * backward, *["positions"] * positions, *options]
-    run = _Program(command, names, {"dq": "q", "dk": "k", "dv": "v"} if backward else {"o": "q"}, timeout)
-
-    def candidate(*arrays: NumPyArray, **given: NumPyArray) -> Any:
-        (b, _, n, _), m = arrays[0].shape, arrays[1].shape[-2]
-        plain = {"mask": np.ones((b, 1, n, m), bool), "segments": np.zeros((b, m), np.int64)}
-        every = plain | dict(zip(names, arrays, strict=False)) | given
-        made = run({name: every[name] for name in names})
-        return made if backward else made[0]
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-    candidate.__signature__ = signature  # type: ignore[attr-defined]
-    return wrapping(candidate, candidate, COMPILES)
+    names = ("q", "k", "v", *["g"] * backward, *["positions"] * positions)
+    results = {"dq": "q", "dk": "k", "dv": "v"} if backward else {"o": "q"}
+    program = _Program(command, names, results, timeout, {"mask": _see_all, "segments": _one_segment})
+    return wrapping(program, program, COMPILES)
 
 
-def _words(command: str | Sequence[str]) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+def _see_all(q: NumPyArray, k: NumPyArray) -> NumPyArray:
+    return np.ones((len(q), 1, q.shape[-2], k.shape[-2]), bool)
+
+
+def _one_segment(q: NumPyArray, k: NumPyArray) -> NumPyArray:
+    return np.zeros((len(q), k.shape[-2]), np.int64)
 
 
 class _Program:
-    """A program as a function of arrays by name; each result has the shape and dtype of the array named beside it."""
+    """A program as a function of arrays; each result has the shape and dtype of the array named beside it.
 
-    def __init__(self, command: Any, names: Sequence[str], results: Mapping[str, str], timeout: float) -> None:
-        self.words, self.names, self.results = _words(command), (*names, *results), results
-        self.timeout = checks.real("timeout", timeout, 0, open=True)
-        self.hung: CommandFailed | None = None  # a program that took too long once would do so in every other call
-        for name in self.names:
-            if not any(f"{{{name}}}" in word for word in self.words):
-                example = " ".join(["./mine", *(f"{{{name}}}" for name in self.names)])
-                raise ValueError(f'the command must say where {{{name}}} goes, as in "{example}"')
+    ``options`` are inputs that the command may have or not, made from q and k where a call does not give them.
+    """
+
+    def __init__(
+        self, command: Any, names: Sequence[str], results: Mapping[str, str], timeout: float,
+        options: Mapping[str, Function] | None = None,
+    ) -> None:  # fmt: skip
+        self.words, self.results, self.options = _words(command), results, options or {}
+        placed = re.findall(r"\{(\w+)\}", " ".join(self.words))
+        needed = [*names, *results]
+        example = " ".join(["./mine", *(f"{{{name}}}" for name in needed)])
+        if missing := [name for name in needed if name not in placed]:
+            raise ValueError(f'the command must say where {{{missing[0]}}} goes, as in "{example}"')
+        if unknown := [name for name in placed if name not in (*needed, *self.options)]:
+            inside = ": attention gets them with RoPE inside, by rope=" if unknown[0] == "positions" else ""
+            raise ValueError(f'the command must not have {{{unknown[0]}}}{inside}; it is such as "{example}"')
         if shutil.which(self.words[0]) is None:
             fix = ': pip install ".[mpi]" in a clone of pyrope' if self.words[0] in ("mpiexec", "mpirun") else ""
             raise ValueError(f"there is no program {self.words[0]!r} that can be run{fix}")
+        self.names = [*names, *(name for name in self.options if name in placed)]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
+        self.timeout = checks.real("timeout", timeout, 0, open=True)
+        self.hung: CommandFailed | None = None  # a program that took too long once would do so in every other call
 
-    def __call__(self, given: Mapping[str, NumPyArray]) -> list[NumPyArray]:
+    def __call__(self, *arrays: NumPyArray, **options: NumPyArray) -> Any:
         if self.hung is not None:
             raise self.hung
+        given = dict(zip(self.names, arrays, strict=False)) | options
+        given |= {name: self.options[name](given["q"], given["k"]) for name in self.names if name not in given}
+        given |= {"positions": np.asarray(given["positions"], np.int64)} if "positions" in given else {}
         with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
-            paths, log = {name: Path(directory, f"{name}.npy") for name in self.names}, Path(directory, "log")
+            paths = {name: os.path.join(directory, f"{name}.npy") for name in (*given, *self.results)}
             for name, array in given.items():
                 save_npy(paths[name], array)
-            pattern = re.compile(rf"\{{({'|'.join(self.names)})\}}")
-            self._run([pattern.sub(lambda match: str(paths[match[1]]), word) for word in self.words], log)
-            due = [(name, given[like].shape, given[like].dtype) for name, like in self.results.items()]
+            words = [re.sub(r"\{(\w+)\}", lambda match: paths[match[1]], word) for word in self.words]
+            log = Path(directory, "log")
             try:
-                return [load_npy(paths[name], f"what the program wrote as {{{name}}}", *like) for name, *like in due]
-            except ValueError as error:
-                raise CommandFailed(f"{error}{_tail(log)}") from error
+                self._run(words, log)
+                due = [(name, given[like].shape, given[like].dtype) for name, like in self.results.items()]
+                made = [load_npy(paths[name], f"what the program wrote as {{{name}}}", *like) for name, *like in due]
+            except (CommandFailed, ValueError) as error:
+                text = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
+                text = f"{error}; it printed{f':{chr(10)}{text}' if text else ' nothing'}"
+                for name, path in paths.items():  # which is another one in every call
+                    text = text.replace(path, f"{{{name}}}")
+                failed = CommandFailed(text)
+                self.hung = failed if isinstance(error.__cause__, subprocess.TimeoutExpired) else None
+                raise failed from error.__cause__
+        return made if len(made) > 1 else made[0]
 
     def _run(self, words: list[str], log: Path) -> None:
-        """Runs it to its end; its output goes to a file, and errors quote the last lines of that."""
+        """Runs it to its end; its output goes to a file."""
         own = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
         with open(log, "wb") as output:
             try:
@@ -497,11 +475,17 @@ class _Program:
             kill(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            self.hung = CommandFailed(f"{words[0]} took longer than {self.timeout:g} s and was killed{_tail(log)}")
-            raise self.hung from error
+            raise CommandFailed(f"{words[0]} took longer than {self.timeout:g} s and was killed") from error
         if status:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise CommandFailed(f"{words[0]} {how}{_tail(log)}")
+            raise CommandFailed(f"{words[0]} {how}")
+
+
+def _words(command: str | Sequence[str]) -> list[str]:
+    try:
+        return shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+    except ValueError as error:
+        raise ValueError(f"the command must be such as a shell splits, was {command!r}: {error}") from error
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -511,11 +495,6 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     except (AttributeError, OSError):  # Windows has no groups, and macOS refuses those that have ended
         process.kill()
     process.wait()
-
-
-def _tail(log: Path) -> str:
-    text = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
-    return f"; it printed:\n{text}" if text else "; it printed nothing"
 
 
 # ── Names on the command line ────────────────────────────────────────────────────────────────────────────────────────
@@ -533,14 +512,13 @@ def load_target(target: str) -> Function:
     place, _, name = checks.instance("target", target, str).rpartition(":")
     if not (place and all(part.isidentifier() for part in name.split("."))):
         raise ValueError(f'target must be "module:function" or "file.py:function", was {target!r}')
-    is_file = place.endswith(".py") or os.sep in place
-    for directory in (os.path.dirname(os.path.abspath(place)) if is_file else os.getcwd(), os.getcwd()):
-        if directory not in sys.path:
-            sys.path.insert(0, directory)
-    if is_file and not os.path.isfile(place):
+    if place.endswith(".py") and not os.path.isfile(place):
         raise ValueError(f"there is no file {place}")
+    for directory in (os.getcwd(), os.path.dirname(os.path.abspath(place)) if place.endswith(".py") else ""):
+        if directory and directory not in sys.path:
+            sys.path.insert(0, directory)
     try:
-        value = operator.attrgetter(name)(_imported(place, is_file))
+        value = operator.attrgetter(name)(_imported(place))
     except AttributeError as error:
         raise ValueError(f"{place} has no {name!r}: {error}") from error
     if not callable(value):
@@ -548,19 +526,18 @@ def load_target(target: str) -> Function:
     return value  # type: ignore[no-any-return]
 
 
-def _imported(place: str, is_file: bool) -> Any:
+def _imported(place: str) -> Any:
     """The module of this name, or in this file."""
     try:
-        if not is_file:
+        if not place.endswith(".py"):
             return importlib.import_module(place)
         name = f"pyrope_target_{re.sub(r'[^0-9a-zA-Z]', '_', os.path.abspath(place))}"
-        loader = importlib.machinery.SourceFileLoader(name, place)
-        spec = cast(importlib.machinery.ModuleSpec, importlib.util.spec_from_loader(name, loader))
+        spec: Any = importlib.util.spec_from_file_location(name, place)
         sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look there for their module
-        loader.exec_module(module)
+        spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:
-        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (place == missing or place.startswith(f"{missing}.")):
             raise ValueError(f"there is no module {place}, here or installed ({error})") from error
         raise ImportFailed(f"{place} cannot be imported: {type(error).__name__}: {error}") from error

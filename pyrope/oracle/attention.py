@@ -75,29 +75,28 @@ class Asked:
     """The candidate, called at once or, if a call has chunks, step by step."""
 
     def __init__(self, fn: Function, incremental: Begin, backward: bool) -> None:
-        self.fn, self.begin, self.step = fn, incremental, fn
+        self.fn, self.begin, self.made = fn, incremental, list[Function]()
         self.whole = Candidate(wrapping(self._tidy, fn), none_is_zero=backward)
-        self.steps = Candidate(lambda *arrays: self.step(*arrays))
+        self.steps = Candidate(self._step)
 
     def __call__(self, call: Call) -> list[Array]:
         """The result, or the three gradients, in float64. Raises `Unreadable`."""
-        if call.chunks:
-            return [self._by_steps(call)]
         given = {"q": call.q, "k": call.k, "v": call.v, "g": call.g, "positions": call.positions}
-        like = ["q"] if call.g is None else ["q", "k", "v"]
-        return self.whole({name: x for name, x in given.items() if x is not None}, like, call.options)
+        given = {name: x for name, x in given.items() if x is not None}
+        if call.chunks:
+            return [self._by_steps(call, given)]
+        return self.whole(given, ["q"] if call.g is None else ["q", "k", "v"], call.options)
 
     def _tidy(self, *arrays: Array, **options: Array) -> Any:
         """What fn returns; shapes that are mistakes with a name are put right, and the mistake is kept."""
         out, (b, h, n, d) = self.fn(*arrays, **options), arrays[0].shape
-        if getattr(out, "shape", None) == (b, n, h, d) and n != h and isinstance(out, np.ndarray):
+        if isinstance(out, np.ndarray) and out.shape == (b, n, h, d) and n != h:
             self.whole.behaviour["output: (b, n, h, d)"] = f"q is {(b, h, n, d)}, the result {out.shape}"
             return out.swapaxes(1, 2)
         if not self.whole.none_is_zero:
             return out
         out = (None, None, None) if out is None else out
-        several = isinstance(out, tuple | list)
-        return [self._gathered(x, like) for x, like in zip(out, arrays, strict=False)] if several else out
+        return list(map(self._gathered, out, arrays)) if isinstance(out, tuple | list) else out
 
     def _gathered(self, x: Any, like: Array) -> Any:
         """A gradient; that of a key head, if there is one of every query head that reads it, as their sum."""
@@ -109,29 +108,24 @@ class Asked:
         self.whole.behaviour["shared key heads: not summed"] = words
         return x.reshape(b, g, -1, t, d).sum(axis=2).astype(x.dtype)
 
-    def _by_steps(self, call: Call) -> Array:
+    def _by_steps(self, call: Call, given: dict[str, Array]) -> Array:
         """Every cache gets its rows, chunk after chunk, in turn with the others."""
-        out, rows = np.zeros(call.q.shape), np.array_split(np.arange(len(call.q)), call.caches)
-        caches, stop = [self._begun(call.q) for _ in rows], 0
+        out, rows, stop = np.zeros(call.q.shape), np.array_split(np.arange(len(call.q)), call.caches), 0
+        caches: list[list[Function]] = [[] for _ in rows]
         for count in call.chunks:
             at, stop = slice(stop, stop + count), stop + count
-            for self.step, part in zip(caches, rows, strict=True):
-                given = {name: x[part][:, :, at] for name, x in (("q", call.q), ("k", call.k), ("v", call.v))}
-                given |= {} if call.positions is None else {"positions": call.positions[part][:, at]}
-                out[part, :, at] = self.steps(given, ["q"])[0]
+            for self.made, part in zip(caches, rows, strict=True):
+                tokens = {
+                    name: x[part][:, at] if name == "positions" else x[part][:, :, at] for name, x in given.items()
+                }
+                out[part, :, at] = self.steps(tokens, ["q"])[0]
         return out
 
-    def _begun(self, q: Array) -> Function:
-        """A function with a cache; a failure to make one is told like any other."""
-        made = list[Function]()
-
-        def begin(q: Array) -> Array:
-            made.append(self.begin() if self.begin else self.fn)
-            return q
-
-        self.step = begin
-        self.steps({"q": q}, ["q"])
-        return made[0]
+    def _step(self, *arrays: Array) -> Any:
+        """A function with a cache is made when it is first called: a failure to make one is told like any other."""
+        if not self.made:
+            self.made.append(self.begin() if self.begin else self.fn)
+        return self.made[0](*arrays)
 
     def behaviour(self) -> dict[str, str]:
         for candidate in (self.whole, self.steps):
@@ -552,18 +546,15 @@ def check_attention(
         softcap=None if softcap is None else checks.in_range("softcap", softcap, spec.dtype),
         window=None if window is None else checks.integer("window", window, 1),
     )
-    if cache is not None:
-        checks.flag("cache", cache)
-    if cache and rope is not None:
+    if cache is not None and checks.flag("cache", cache) and rope is not None:
         raise ValueError(
             "cache=True demands calls with fewer queries than keys, but with RoPE inside every token has a query: "
             "give incremental= instead, or leave cache out"
         )
-    order = SOFTMAX_GRADES.index(checks.choice("grade", grade, SOFTMAX_GRADES))
-    _check_backward(backward, order + 1 < len(SOFTMAX_GRADES), bool(cache) or incremental is not None)
-    scope = Scope(few_queries=rope is None and cache is not False, groups=key_heads is None, effort=effort)
-    asked = _asked(fn, incremental, backward, framework)
-    return _judged(Check(spec, asked, replace(scope, backward=backward), max_position, order, cache))
+    few = rope is None and cache is not False
+    scope = Scope(few_queries=few, groups=key_heads is None, effort=effort, backward=backward)
+    asked, order = _asked(fn, incremental, backward, framework), _grade_index(grade, SOFTMAX_GRADES, backward)
+    return _judged(Check(spec, asked, scope, max_position, order, cache))
 
 
 def check_linear_attention(
@@ -575,18 +566,14 @@ def check_linear_attention(
     """The verdict about linear attention with RoPE, Eq. (19): fn(q, k, v, positions) -> o, or with ``backward``
     fn(q, k, v, g, positions) -> (dq, dk, dv). The options are those of `check_attention`; ``grade`` is one of
     `LINEAR_GRADES`."""
-    order = LINEAR_GRADES.index(checks.choice("grade", grade, LINEAR_GRADES))
     d = checks.instance("rope", rope, Rope).head_dim if head_dim is None else head_dim
-    spec = replace(
-        _spec(heads, key_heads, d, causal, rope, float_dtype(dtype)),
-        feature_map=checks.choice("feature_map", feature_map, MAPS),
-        scale=d**-0.5,
-    )
+    spec = _spec(heads, key_heads, d, causal, rope, float_dtype(dtype))
+    spec = replace(spec, feature_map=checks.choice("feature_map", feature_map, MAPS), scale=d**-0.5)
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
-    _check_backward(backward, order + 1 < len(LINEAR_GRADES), incremental is not None)
     scope = Scope(groups=key_heads is None, effort=effort, backward=backward)
-    return _judged(Check(spec, _asked(fn, incremental, backward, framework), scope, max_position, order))
+    asked, order = _asked(fn, incremental, backward, framework), _grade_index(grade, LINEAR_GRADES, backward)
+    return _judged(Check(spec, asked, scope, max_position, order))
 
 
 def assert_attention(fn: Function, **options: Any) -> None:
@@ -616,11 +603,10 @@ def _spec(
     return Spec(heads, g, head_dim, checks.flag("causal", causal), dtype, rope=rope)
 
 
-def _check_backward(backward: bool, graded: bool, cached: bool) -> None:
-    if checks.flag("backward", backward) and cached:
-        raise ValueError("a backward pass has no cache: leave out cache= and incremental=, or backward=")
-    if backward and graded:
+def _grade_index(grade: str, known: tuple[str, ...], backward: bool) -> int:
+    if checks.flag("backward", backward) and checks.choice("grade", grade, known) != known[-1]:
         raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
+    return known.index(checks.choice("grade", grade, known))
 
 
 def _asked(fn: Function, incremental: Begin, backward: bool, framework: str | None) -> Asked:
@@ -629,13 +615,13 @@ def _asked(fn: Function, incremental: Begin, backward: bool, framework: str | No
     from . import adapters
 
     derived = adapters.framework(fn, framework, "qkv" if backward else None)
-    if incremental is None:
-        return Asked(derived, None, backward)
-    begin = incremental
-    return Asked(derived, lambda: adapters.framework(begin(), framework), backward)
+    begin = None if incremental is None else lambda: adapters.framework(incremental(), framework)
+    return Asked(derived, begin, backward)
 
 
 def _judged(check: Check) -> Report:
+    if check.scope.backward and (check.cache or check.asked.begin is not None):
+        raise ValueError("a backward pass has no cache: leave out cache= and incremental=, or backward=")
     checks.choice("effort", check.scope.effort, EFFORTS)
     check.top = checks.integer("max_position", check.top, 512, checks.MAX_POSITION)
     options = check.asked.whole.accepts("mask", "segments") if check.spec.feature_map is None else ()

@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .candidate import BITS, UNIT
-from .frequencies import RAMPS, Meant, Measured, listed, meant, name_frequencies
+from .frequencies import RAMPS, Measured, listed, meant, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
 from .responses import narrowed
@@ -41,11 +41,11 @@ def differences(found: Description, rope: Rope) -> list[Difference]:
     if not found.known.any():
         return shapes
     due = meant(rope, found.shape.width)
-    truth, rest = Truth.of(found, due.rope), _rest(found)
+    truth, rest = Truth.of(found, due), _rest(found)
     if no_rotation := _terms(found, truth) or _lengths(found, truth):
         return shapes + no_rotation + rest
     start, factor = _start(found), _factor(found, rope) + rest
-    signs, axes, apart = _signs(found, due.rope), _axes(found, due.rope), _own_angles(found, due.rope)
+    signs, axes, apart = _signs(found, due), _axes(found, due), _own_angles(found, due)
     if not (shapes or signs or axes or start) and (inexact := _rounded(found, truth) or _inexact(found, truth)):
         return inexact + factor
     if apart:
@@ -278,10 +278,10 @@ def _own_angles(found: Description, rope: Rope) -> list[Difference]:
     return [Difference(fault, f"{fact}: {first}")]
 
 
-def _frequencies(found: Description, due: Meant, rope: Rope) -> tuple[list[Difference], Rope | None]:
+def _frequencies(found: Description, due: Rope, rope: Rope) -> tuple[list[Difference], Rope | None]:
     """What is wrong with the frequencies, and the rope that has them, if that is known; those of another width may also
     be as expected of the first pairs."""
-    measured, p = found.measured, len(due.theta)
+    measured, p = found.measured, due.pairs
     if p != rope.pairs:
         first = np.concatenate((frequencies(rope), np.zeros(p)))[:p]
         whole = np.arange(p) < np.count_nonzero(frequencies(rope))

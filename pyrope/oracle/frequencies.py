@@ -45,20 +45,14 @@ MULTIPLES = {  # of all angles
 
 
 class Named(NamedTuple):
-    """A mistake in the frequencies: its name, the fact, and the rope that has them, if that is known."""
+    """An explanation of frequencies: the mistake, if one is expected otherwise, the same in words, the rope that has
+    them, if there is one, and the frequencies that it predicts, if they are to be compared with those measured."""
 
     fault: str
     fact: str
     rope: Rope | None = None
-
-
-class Meant(NamedTuple):
-    """The expected rope, in the width that was measured."""
-
-    rope: Rope
-    theta: Array  # (p,)
-    w: Array  # (p,): without a rescaling
-    e: Array  # (p,): w = base^(−e)
+    theta: Any = None
+    errors: Any = 300  # roundings to float32 that each of them may have
 
 
 class Measured(NamedTuple):
@@ -89,15 +83,13 @@ class Measured(NamedTuple):
         return Measured(self.theta[some], self.unsure[some])
 
 
-def meant(rope: Rope, width: int) -> Meant:
+def meant(rope: Rope, width: int) -> Rope:
     """A rope in another width; without its rescaling and its axes, if these are for its own width alone."""
-    if width != rope.width:
-        plain = replace(rope, scaling=None, axes=None, rotary_dim=width)
-        with suppress(ValueError):
-            plain = replace(rope, rotary_dim=width)
-        rope = plain
-    e = exponents(rope)
-    return Meant(rope, frequencies(rope), rope.base**-e, e)
+    if width == rope.width:
+        return rope
+    with suppress(ValueError):
+        return replace(rope, rotary_dim=width)
+    return replace(rope, scaling=None, axes=None, rotary_dim=width)
 
 
 def span(theta: Array) -> str:
@@ -136,13 +128,19 @@ def narrow_dtype(measured: Measured) -> str:
 # ── What is wrong with frequencies, beside those that are expected ───────────────────────────────────────────────────
 
 
-def name_frequencies(measured: Measured, due: Meant) -> Named | None:
-    """What is wrong with the frequencies; None if nothing is."""
-    if right_frequencies(measured, due.rope).all():
+@np.errstate(all="ignore")
+def name_frequencies(measured: Measured, rope: Rope) -> Named | None:
+    """What is wrong with the frequencies, the first explanation that fits; None if nothing is."""
+    if right_frequencies(measured, rope).all():
         return None
-    with np.errstate(all="ignore"):
-        ways = (_narrow, _still, _of_others, _variant, _geometric, _listed, _parameter, _other_ramp, _published)
-        return next((named for way in ways if (named := way(measured, due)) is not None), _in_words(measured, due))
+    due = frequencies(rope)
+    for named in _explanations(measured, rope):
+        if named.theta is None:
+            return named
+        other = not (np.abs(named.theta - due) <= named.errors * U32 * due).all()  # else it is nearly what is expected
+        if other and measured.fits(named.theta, named.errors):
+            return named
+    return _in_words(measured, rope)
 
 
 def right_frequencies(measured: Measured, rope: Rope) -> Array:
@@ -151,66 +149,106 @@ def right_frequencies(measured: Measured, rope: Rope) -> Array:
     return np.asarray(np.abs(wrapped(measured.theta - frequencies(rope))) <= 4 * measured.unsure + 1.001 * rate)
 
 
-def _narrow(measured: Measured, due: Meant) -> Named | None:
-    name, turning = narrow_dtype(measured), due.theta > 0
-    off = np.abs(measured.theta[turning] / due.theta[turning] - 1)
-    if not name or off.max(initial=0) > 2.0**-4:
-        return None
-    fact = f"the frequencies are {name} numbers, off by up to {off.max():.2g} of themselves"
-    return Named(f"{name} inverse frequencies", fact)
+def _explanations(measured: Measured, rope: Rope) -> Iterator[Named]:
+    """What frequencies may be instead of those of a rope, the simplest first."""
+    yield from _narrow(measured, rope)
+    yield from _dealt(measured, rope)
+    yield from _variants(rope)
+    yield from _geometric(measured, rope)
+    yield from _lists(measured, rope)
+    yield from _parameters(measured, rope)
+    yield from _other_ramp(measured, rope)
+    for fact, other in ((one.fact, one.rope) for one in guess_rope(measured, replace(rope, scaling=None))):
+        if other != rope:  # else it is nearly that one, but not within its rounding
+            kind = "" if other is None or other.scaling is None else f": {RULES[type(other.scaling)]}"
+            yield Named(f"another rescaling{kind}", f"the frequencies are those of {fact}")
 
 
-def _still(measured: Measured, due: Meant) -> Named | None:
-    still = ~measured.turning & (due.theta > 8 * measured.unsure)
+def _narrow(measured: Measured, rope: Rope) -> Iterator[Named]:
+    name, due = narrow_dtype(measured), frequencies(rope)
+    off = np.abs(measured.theta / due - 1)[due > 0].max(initial=0)
+    if name and off <= 2.0**-4:
+        fact = f"the frequencies are {name} numbers, off by up to {off:.2g} of themselves"
+        yield Named(f"{name} inverse frequencies", fact)
+
+
+def _dealt(measured: Measured, rope: Rope) -> Iterator[Named]:
+    """Pairs that do not turn, and those that each have the frequency of some pair, but not of their own."""
+    due, p = frequencies(rope), rope.pairs
+    still = ~measured.turning & (due > 8 * measured.unsure)
     if still.all():
-        return Named("not rotated", "no pair turns")
-    if not still.any() or not measured.fits(np.where(still, 0, due.theta), theta_errors(due.rope)):
-        return None
-    return Named("some pairs not turned", f"all but these turn as expected: {listed(np.flatnonzero(still))}")
-
-
-def _of_others(measured: Measured, due: Meant) -> Named | None:
-    """Each pair has the frequency of some pair, but not of its own."""
-    p = len(due.theta)
-    near = np.array([measured.part(i).near(due.theta) for i in range(p)])
+        yield Named("not rotated", "no pair turns")
+    fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
+    yield Named("some pairs not turned", fact, theta=np.where(still, 0, due), errors=theta_errors(rope))
+    near = np.array([measured.part(i).near(due) for i in range(p)])
     whose = np.where(near.diagonal(), np.arange(p), np.argmax(near, axis=1))
     moved = np.flatnonzero(whose != np.arange(p))
-    if not near.any(axis=1).all() or not len(moved) or len(set(whose.tolist())) < max(2, p // 3) or p < 3:
-        return None
-    order = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
-    if (whose == np.arange(p)[::-1]).all():
-        order = "they are in reverse order, the slowest first"
-    return Named(
-        "frequencies in another order", f"{len(moved)} of {p} pairs have the frequency of another one: {order}"
-    )
+    if near.any(axis=1).all() and len(moved) and len(set(whose.tolist())) >= max(2, p // 3) and p > 2:
+        order = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
+        if (whose == np.arange(p)[::-1]).all():
+            order = "they are in reverse order, the slowest first"
+        fact = f"{len(moved)} of {p} pairs have the frequency of another one: {order}"
+        yield Named("frequencies in another order", fact)
 
 
-def _variant(measured: Measured, due: Meant) -> Named | None:
-    errors = np.maximum(theta_errors(due.rope), RAMPS)
-    plain = {"scaling ignored": replace(due.rope, scaling=None)}
-    fitting = ((fault, fact) for fault, fact, theta in _variants(due) if measured.fits(theta, errors))
-    return next((Named(fault, fact, plain.get(fault)) for fault, fact in fitting), None)
+def _variants(rope: Rope) -> Iterator[Named]:
+    """Other frequencies that a rope's own numbers make."""
+    theta, e, scaling, r, d = frequencies(rope), exponents(rope), rope.scaling, rope.width, rope.head_dim
+    w = rope.base**-e
+    for words, axes in _series(rope):
+        yield Named("series of the axes", words, theta=frequencies(replace(rope, axes=axes)))
+    if scaling is not None:
+        rule, ratio = f"{RULES[type(scaling)]} scaling", theta / w
+        if isinstance(scaling, Proportional):
+            fact = f"all {d} features turn, not {2 * np.count_nonzero(theta)}"
+            yield Named("whole head rotated", fact, theta=w / scaling.factor)
+        fact = f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}"
+        yield Named("scaling ignored", fact, replace(rope, scaling=None), w)
+        fact = f"the effect of {rule} on the frequencies is squared"
+        yield Named("scaling applied twice", fact, theta=w * ratio**2)
+        yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them", theta=w / ratio)
+    if scaling is None or isinstance(scaling, Linear):
+        for shift in (1, 0.5, -1) if rope.axes is None else ():
+            fact = f"pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
+            by = rope.base ** (-2 * shift / r)
+            fact = f"{fact}: all angles are {by:.9g} times what is expected"
+            yield Named("index counted from 1", fact, theta=theta * by)
+        for power, words in _exponents(r, d).items():
+            fact = f"the exponents are {words}, not 2i/{r}"
+            yield Named("wrong exponent", fact, theta=theta[0] * w**power)
+    for words, value in MULTIPLES.items():
+        yield Named("wrong unit of the angle", f"all angles are multiplied by {words}", theta=theta * value)
+    if not isinstance(scaling, Linear):
+        yield Named("rotated twice", "all angles are 2 times what is expected, as if rotated twice", theta=theta * 2)
+    if isinstance(scaling, DynamicNTK):
+        expected, stretches = _stretches(scaling, r)
+        for words, value in stretches.items():
+            fact = f"the base is multiplied by {value:.6g}, not {expected:.6g}: the stretch {words}"
+            yield Named("dynamic NTK formula", fact, theta=(rope.base * value) ** -e)
 
 
-def _variants(due: Meant) -> Iterator[tuple[str, str, Array]]:
-    """Other frequencies that a rope's own numbers make: the mistake, the fact, θ."""
-    rope, theta, w, _ = due
-    if rope.axes is not None:
-        yield from _series(rope)
-    if rope.scaling is None:
-        return
-    rule, ratio = f"{RULES[type(rope.scaling)]} scaling", theta / w
-    if isinstance(rope.scaling, Proportional):
-        fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
-        yield "whole head rotated", fact, w / rope.scaling.factor
-    yield "scaling ignored", f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}", w
-    yield "scaling applied twice", f"the effect of {rule} on the frequencies is squared", w * ratio**2
-    yield "scaling inverted", f"frequencies are multiplied where {rule} divides them", w / ratio
+def _exponents(r: int, d: int) -> dict[float, str]:
+    """What may stand in the place of 2i/r, by its quotient with that."""
+    known = {2: "4i/r", 0.5: "i/r", -1: "−2i/r, so that frequencies grow", r / d: f"2i/{d}, over the whole head",
+             1 / math.log(10): "those of log₁₀ where ln is meant", 0: "0, so that all pairs turn alike"}  # fmt: skip
+    return known | {r / k: f"2i/{k}" for k in (r - 2, r - 1, r + 1, r + 2, *range(256, 8193, 256)) if k > 0}
 
 
-def _series(rope: Rope) -> Iterator[tuple[str, str, Array]]:
+def _stretches(scaling: DynamicNTK, r: int) -> tuple[float, dict[str, float]]:
+    """By what NTK multiplies the base, and by what it may instead."""
+    s, n = scaling.factor, max(scaling.length or 0, scaling.original_length) / scaling.original_length
+    g, k = s * n - (s - 1), r / max(r - 2, 1)
+    return g**k, {
+        "without the exponent r/(r − 2)": g, "with the exponent (r − 2)/r": g ** (1 / k),
+        "of factor·N/L, without − (factor − 1)": (s * n) ** k, "of the factor, whatever the length": s**k,
+        "of N/L, without the factor": n**k,
+    }  # fmt: skip
+
+
+def _series(rope: Rope) -> Iterator[tuple[str, Axes]]:
     """Of axes: one series for all of them, or one for each."""
-    assert rope.axes is not None
+    if rope.axes is None:
+        return
     owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
     ways = {
         "one series runs over all axes": ("listed", owners, "shared"),
@@ -220,9 +258,9 @@ def _series(rope: Rope) -> Iterator[tuple[str, str, Array]]:
     }
     for words, way in ways.items():
         with suppress(ValueError):
-            other = Axes(*way)  # type: ignore[arg-type]
-            if tuple(axis for axis, _ in other.assign(rope.pairs)) == owners:
-                yield "series of the axes", words, frequencies(replace(rope, axes=other))
+            axes = Axes(*way)  # type: ignore[arg-type]
+            if tuple(axis for axis, _ in axes.assign(rope.pairs)) == owners:
+                yield words, axes
 
 
 # ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
@@ -259,87 +297,48 @@ def _shortest(log: float, near: float, steps: Iterable[float]) -> list[float]:
     return [number for number in numbers if abs(math.log(number) - log) <= near + 1e-12]
 
 
-def _geometric(measured: Measured, due: Meant) -> Named | None:
-    """A base, an exponent, or a multiple of its own, where a series without a ramp is expected."""
-    series, found = geometric(Measured(due.theta, 1e-14 * due.theta), due.e), geometric(measured, due.e)
+def _geometric(measured: Measured, rope: Rope) -> Iterator[Named]:
+    """A base or a multiple of its own, where a series without a ramp is expected."""
+    due, e, scaling = frequencies(rope), exponents(rope), rope.scaling
+    series, found = geometric(Measured(due, 1e-14 * due), e), geometric(measured, e)
     if found is None or series is None:
-        return None
-    (a, base), (first, ratio), rope = found, series, due.rope
-    power, multiple = math.log(base) / math.log(ratio), a / first
-    if abs(power - 1) < 1e-5:
-        return _multiplied(measured, due, multiple, ratio)
+        return
+    (a, base), (first, ratio) = found, series
+    multiple, same = a / first, abs(math.log(base) / math.log(ratio) - 1) < 1e-5
+    if same and abs(multiple - 1) < 1e-9:
+        return
     got, expected = (f"{'' if k == 1 else f'{k:.6g} times '}those of base {b:.8g}" for k, b in (found, series))
     fact = f"the frequencies are {got}, {expected} expected"
-    if a < 1 and base == rope.base:
-        return Named("another rescaling: linear", fact)
-    if abs(multiple - 1) < 1e-4 and (words := _exponent(due, power)):
-        return Named("wrong exponent", f"the exponents are {words}, not 2i/{rope.width}")
-    if isinstance(rope.scaling, DynamicNTK) and a == 1:
-        return Named("dynamic NTK formula", _stretch(due, base / rope.base, ratio / rope.base))
-    return Named("wrong base", fact)
-
-
-def _multiplied(measured: Measured, due: Meant, multiple: float, ratio: float) -> Named | None:
-    """All frequencies times one number."""
-    scaling, shift = due.rope.scaling, -math.log(multiple) / math.log(ratio) * due.rope.width / 2
-    if abs(multiple - 1) < 1e-9:
-        return None
-    by = f"all angles are {rounded(multiple, 4 * U32 + float(measured.relative.min())):.9g} times what is expected"
-    if due.rope.axes is None and min(abs(shift - 1), abs(shift - 0.5), abs(shift + 1)) < 1e-4:
-        fact = f"pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
-        return Named("index counted from 1", f"{fact}: {by}")
-    if unit := next((words for words, value in MULTIPLES.items() if abs(multiple / value - 1) < 1e-4), ""):
-        return Named("wrong unit of the angle", f"all angles are multiplied by {unit}")
-    if isinstance(scaling, Linear):
+    if same:
+        by = rounded(multiple, 4 * U32 + float(measured.relative.min()))
+        fact = f"all angles are {by:.9g} times what is expected"
+    if same and isinstance(scaling, Linear):
         factor = f"factor is {rounded(scaling.factor / multiple, 1e-5):.8g}, {scaling.factor:g} expected"
-        return Named("wrong scaling parameter: factor", f"{by}: {factor}")
-    if abs(multiple - 2) < 1e-4:
-        return Named("rotated twice", f"{by}, as if rotated twice")
-    return Named("another rescaling: linear" if multiple < 0.99 else "angles multiplied", by)
-
-
-def _exponent(due: Meant, power: float) -> str:
-    """What stands in the place of 2i/r, in words, if it is a simple number."""
-    r, d = due.rope.width, due.rope.head_dim
-    known = {2: "4i/r", 0.5: "i/r", -1: "−2i/r, so that frequencies grow", r / d: f"2i/{d}, over the whole head",
-             1 / math.log(10): "those of log₁₀ where ln is meant", 0: "0, so that all pairs turn alike"}  # fmt: skip
-    known |= {r / k: f"2i/{k}" for k in (r - 2, r - 1, r + 1, r + 2, *range(256, 8193, 256)) if k > 0}
-    return next((words for value, words in known.items() if abs(power - value) < 2e-5 and value != 1), "")
-
-
-def _stretch(due: Meant, got: float, expected: float) -> str:
-    """How the stretch of a base by NTK differs."""
-    scaling, r = due.rope.scaling, due.rope.width
-    assert isinstance(scaling, DynamicNTK)
-    s, n = scaling.factor, max(scaling.length or 0, scaling.original_length) / scaling.original_length
-    g, k = s * n - (s - 1), r / max(r - 2, 1)
-    ways = {"without the exponent r/(r − 2)": g, "with the exponent (r − 2)/r": g ** (1 / k),
-            "of factor·N/L, without − (factor − 1)": (s * n) ** k, "of the factor, whatever the length": s**k,
-            "of N/L, without the factor": n**k}  # fmt: skip
-    way = next((f": the stretch {words}" for words, value in ways.items() if abs(got / value - 1) < 1e-4), "")
-    return f"the base is multiplied by {got:.6g}, not {expected:.6g}{way}"
+        yield Named("wrong scaling parameter: factor", f"{fact}: {factor}")
+    elif multiple < 0.99 if same else a < 1 and base == rope.base:
+        yield Named("another rescaling: linear", fact)
+    elif isinstance(scaling, DynamicNTK) and a == 1:
+        fact = f"the base is multiplied by {base / rope.base:.6g}, not {ratio / rope.base:.6g}"
+        yield Named("dynamic NTK formula", fact)
+    yield Named("angles multiplied" if same else "wrong base", fact)
 
 
 # ── Rescalings: other numbers, other lists, other ramps ──────────────────────────────────────────────────────────────
 
 
-def _parameter(measured: Measured, due: Meant) -> Named | None:
+def _parameters(measured: Measured, rope: Rope) -> Iterator[Named]:
     """One number of the rescaling that is another, or the base, or both."""
-    rope, scaling = due.rope, due.rope.scaling
-    if scaling is None:
-        return None
-    for base in dict.fromkeys((rope.base, *_bases(measured, due.e))):
-        changed: list[dict[str, Any]] = [{}] * (base != rope.base)
-        for changes in changed + [*_changes(scaling, slowed(measured, base**-due.e))]:
+    scaling, e = rope.scaling, exponents(rope)
+    for base in dict.fromkeys((rope.base, *_bases(measured, e))) if scaling is not None else ():
+        unchanged: list[dict[str, Any]] = [{}] * (base != rope.base)
+        for changes in unchanged + [*_changes(scaling, slowed(measured, base**-e))]:
             with suppress(ValueError, ZeroDivisionError, OverflowError):
                 other = replace(rope, base=base, scaling=replace(scaling, **changes))
-                if not measured.fits(frequencies(other), theta_errors(other)):
-                    continue
                 parts = [f"{name} {value}, {getattr(scaling, name)} expected" for name, value in changes.items()]
                 parts += [f"base {base:.8g}, {rope.base:g} expected"] * (base != rope.base)
                 fault = "wrong base" if base != rope.base else f"wrong scaling parameter: {', '.join(changes)}"
-                return Named(fault, f"the frequencies are as with {'; and '.join(parts)}", other)
-    return None
+                fact = f"the frequencies are as with {'; and '.join(parts)}"
+                yield Named(fault, fact, other, frequencies(other), theta_errors(other))
 
 
 def _changes(scaling: Scaling, factor: float) -> Iterator[dict[str, Any]]:
@@ -367,20 +366,19 @@ def _bases(measured: Measured, e: Array) -> list[float]:
     return [base for base in dict.fromkeys(bases) if 1 < base <= 1e12]
 
 
-def _listed(measured: Measured, due: Meant) -> Named | None:
+def _lists(measured: Measured, rope: Rope) -> Iterator[Named]:
     """LongRoPE's lists: what each pair is divided by."""
-    scaling, fault = due.rope.scaling, "wrong list of factors"
-    if not isinstance(scaling, LongRoPE) or (np.abs(measured.theta / due.theta - 1) < 2.0**-7).all():
-        return None
+    scaling, fault, w, due = rope.scaling, "wrong list of factors", rope.base ** -exponents(rope), frequencies(rope)
+    if not isinstance(scaling, LongRoPE) or (np.abs(measured.theta / due - 1) < 2.0**-7).all():
+        return
     for name, factors in (("short", scaling.short), ("long", scaling.long)):
         f = np.array(factors)
         uses = {"": f, ", and multiplies": 1 / f, " in reverse": f[::-1], ", squared": f * f}
         uses |= {f", {k:+d} pair": np.roll(f, k) for k in (1, -1)}
         for how, other in uses.items():
-            if measured.fits(due.w / other):
-                return Named(fault, f"the {name} list is used{how}")
-    got, expected = (", ".join(f"{f:.5g}" for f in (due.w / theta)[:4]) for theta in (measured.theta, due.theta))
-    return Named(fault, f"the pairs are divided by {got}, …, where {expected}, … are expected")
+            yield Named(fault, f"the {name} list is used{how}", theta=w / other, errors=POWERS)
+    got, expected = (", ".join(f"{f:.5g}" for f in (w / theta)[:4]) for theta in (measured.theta, due))
+    yield Named(fault, f"the pairs are divided by {got}, …, where {expected}, … are expected")
 
 
 class Ramp(NamedTuple):
@@ -434,40 +432,30 @@ def slowed(measured: Measured, w: Array) -> float:
     return rounded(float(1 / ratio[best]), max(1e-5, float(off[best])))
 
 
-def _other_ramp(measured: Measured, due: Meant) -> Named | None:
-    scaling, first = due.rope.scaling, "pair" if isinstance(due.rope.scaling, YaRN) else "frequency"
+def _other_ramp(measured: Measured, rope: Rope) -> Iterator[Named]:
+    scaling, first = rope.scaling, "pair" if isinstance(rope.scaling, YaRN) else "frequency"
     if not isinstance(scaling, YaRN | Llama3):
-        return None
-    fits = (fit_ramp(measured, due.w, s, first) for s in (scaling.factor, slowed(measured, due.w)))
+        return
+    w, due = rope.base ** -exponents(rope), frequencies(rope)
+    fits = (fit_ramp(measured, w, s, first) for s in (scaling.factor, slowed(measured, w)))
     got = next((ramp for ramp in fits if ramp is not None), None)
-    expected = fit_ramp(Measured(due.theta, 1e-14 * due.theta), due.w, scaling.factor, first)
+    expected = fit_ramp(Measured(due, 1e-14 * due), w, scaling.factor, first)
     if got is None or expected is None:
-        return None
-    turns = scaling.original_length * due.w / TURN
+        return
+    turns = scaling.original_length * w / TURN
     fact = f"the ramp is {got.words(turns)}, where it should be {expected.words(turns)}"
-    if got.factor < 1:
-        return Named("scaling inverted", fact)
     how = "other ends" if got.how == expected.how else got.how
     how = "inverted" if (got.kept < got.divided) != (expected.kept < expected.divided) else how
-    return Named(f"wrong ramp: {how}", fact)
+    yield Named("scaling inverted" if got.factor < 1 else f"wrong ramp: {how}", fact)
 
 
-def _published(measured: Measured, due: Meant) -> Named | None:
-    """A published rule that is not expected."""
-    for words, rope in guess_rope(measured, replace(due.rope, scaling=None)):
-        if rope != due.rope:  # else it is nearly that one, but not within its rounding
-            kind = "" if rope is None or rope.scaling is None else f": {RULES[type(rope.scaling)]}"
-            return Named(f"another rescaling{kind}", f"the frequencies are those of {words}")
-    return None
-
-
-def _in_words(measured: Measured, due: Meant) -> Named:
+def _in_words(measured: Measured, rope: Rope) -> Named:
     """How far off the frequencies are, where no rule has them."""
-    wrong = np.flatnonzero(~right_frequencies(measured, due.rope))
-    ratio, more, i = (measured.theta / due.theta)[wrong], np.abs(measured.theta - due.theta)[wrong], int(wrong[0])
+    due, wrong = frequencies(rope), np.flatnonzero(~right_frequencies(measured, rope))
+    ratio, more, i = (measured.theta / due)[wrong], np.abs(measured.theta - due)[wrong], int(wrong[0])
     spread = f"{np.nanmin(ratio) - 1:+.2g} to {np.nanmax(ratio) - 1:+.2g} of themselves"
-    first = f"pair {i} turns by {measured.theta[i]:.10g}, {due.theta[i]:.10g} expected"
-    how = f"{len(wrong)} of {len(due.theta)} frequencies are off, by {spread}, {listed(wrong)}: {first}"
+    first = f"pair {i} turns by {measured.theta[i]:.10g}, {due[i]:.10g} expected"
+    how = f"{len(wrong)} of {len(due)} frequencies are off, by {spread}, {listed(wrong)}: {first}"
     if np.abs(ratio - 1).max() >= 2.0**-7:
         return Named("wrong frequencies", how)
     how += f"; each position adds up to {more.max():.2g} to the error of an angle"
@@ -479,20 +467,13 @@ def _in_words(measured: Measured, due: Meant) -> Named:
 # ── What frequencies are, whatever was expected ──────────────────────────────────────────────────────────────────────
 
 
-class Explanation(NamedTuple):
-    """A rule that has the measured frequencies, in words, and the rope, if the rule implies one."""
-
-    words: str
-    rope: Rope | None = None
-
-
 @np.errstate(all="ignore")
-def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Explanation]:
+def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Named]:
     """The rules that explain the frequencies of a rope whose layout, width, direction and axes are those of ``shape``.
 
     Several rules may have the same frequencies: then all of them are returned.
     """
-    named = [Explanation(f"as {rope!r}", rope) for rope in suspects if measured.fits(frequencies(rope), RAMPS)]
+    named = [Named("", f"as {rope!r}", rope) for rope in suspects if measured.fits(frequencies(rope), RAMPS)]
     turning, e = measured.turning, exponents(shape)
     count = int(turning.sum())
     if named or not turning[:count].all() or not count:
@@ -501,28 +482,28 @@ def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -
     if count == 1 and not e.any():
         theta = measured.theta[0]
         how = "any base without rescaling" if measured.fits([1.0]) else f"linear factor {1 / theta:.6g}"
-        return [Explanation(f"one pair, which turns by {rounded(theta, 1e-6):.6g}: {how}; its base does not show")]
+        return [Named("", f"one pair, which turns by {rounded(theta, 1e-6):.6g}: {how}; its base does not show")]
     if (found := geometric(measured, e)) is not None:
         return [_series_in_words(measured, shape, e, *found)]
     return [] if count < shape.pairs or shape.axes is not None else _blends(measured, shape, e)
 
 
-def _series_in_words(measured: Measured, shape: Rope, e: Array, a: float, base: float) -> Explanation:
+def _series_in_words(measured: Measured, shape: Rope, e: Array, a: float, base: float) -> Named:
     """The rope of a·base^(−e), if there is one."""
     s, tolerance, count, d = rounded(1 / a, 1e-12), measured.relative + POWERS * U32, len(e), shape.head_dim
     known = float((tolerance[e > 0] / e[e > 0]).min(initial=1))  # how far a base may be off, as each pair tells it
     name, factor = f"base {_give_or_take(base, known)}", _give_or_take(s, float(tolerance[0]), 9)
     if not 1 < base <= 1e12 or s < 1:
-        return Explanation(f"{name}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
+        return Named("", f"{name}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
     if count < shape.pairs:
         fraction = next(f for f in (2 * count / d, (2 * count + 0.5) / d) if int(f * d // 2) == count)
         rope = replace(shape, base=base, scaling=Proportional(fraction, s)) if shape.width == d else None
-        return Explanation(f"proportional, {name}" + (f", factor {factor}" if s != 1 else ""), rope)
+        return Named("", f"proportional, {name}" + (f", factor {factor}" if s != 1 else ""), rope)
     if s == 1:
         words = f"{name}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
-        return Explanation(words, replace(shape, base=base))
+        return Named("", words, replace(shape, base=base))
     words = f"{name}, linear scaling by {factor} (rotated twice with linear factor {2 * s:.9g} is the same)"
-    return Explanation(words, replace(shape, base=base, scaling=Linear(s)))
+    return Named("", words, replace(shape, base=base, scaling=Linear(s)))
 
 
 def _give_or_take(value: float, known: float, digits: int = 6) -> str:
@@ -530,7 +511,7 @@ def _give_or_take(value: float, known: float, digits: int = 6) -> str:
     return f"{value:.{digits}g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
 
 
-def _blends(measured: Measured, shape: Rope, e: Array) -> list[Explanation]:
+def _blends(measured: Measured, shape: Rope, e: Array) -> list[Named]:
     """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them; with the usual limits if
     these have it."""
     for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
@@ -541,8 +522,8 @@ def _blends(measured: Measured, shape: Rope, e: Array) -> list[Explanation]:
                 found.setdefault((type(rope.scaling), rope.scaling.original_length), rope)  # type: ignore[union-attr]
         if found:
             words = {rope: f"{RULES[kind].lower()}, base {base:g}, factor {s:.6g}" for (kind, _), rope in found.items()}
-            return [Explanation(f"{name}; as {rope.scaling!r}", rope) for rope, name in words.items()]
+            return [Named("", f"{name}; as {rope.scaling!r}", rope) for rope, name in words.items()]
         if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:
             name = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
-            return [Explanation(f"{name}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
+            return [Named("", f"{name}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
     return []

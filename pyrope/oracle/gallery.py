@@ -17,6 +17,12 @@ from .operator import identify
 from .report import Report
 from .rotation import check_rotation
 
+LEGEND = (
+    ("error", "the worst up to position 131071, absolute; a float32 angle, which most libraries have, is off by about "
+     "0.01 there, and right"),
+    ("equivalent", "other vectors than expected, the same scores"),
+    ("half 10000", "layout and base, read from the outputs"),
+)  # fmt: skip
 Rotation: TypeAlias = Callable[[Any, Any], Any]
 _D = 64
 
@@ -39,6 +45,14 @@ class Row(NamedTuple):
     report: Report
     identified: Rope | None  # what `identify` reads from it; with several axes, when all have the same position
     as_expected: bool
+
+    @property
+    def worst(self) -> float:
+        return max((error.worst for error in self.report.errors), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        head = {"name": self.name, "as_expected": self.as_expected, "identified": repr(self.identified)}
+        return head | self.report.to_dict()
 
     @property
     def remark(self) -> str:

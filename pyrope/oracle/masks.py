@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..backend import Array
-from .measured import Measured, blocks, read, where
+from .measured import Measured, blocks, where
 from .report import Finding
 from .steps import Call, Spec
 
 Ways: TypeAlias = Iterator[tuple[str, Any]]
-MOST = 700  # tokens of a call that is made again with more of them
 
 
 def runs(sees: Array) -> str:
@@ -30,16 +28,16 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     extra, missing = m.sees & ~m.visible & known, ~m.sees & m.visible & known
     if not (extra | missing).any():
         return []
-    fact, empty = _fact(m, extra | missing), ~m.visible.any(axis=-1, keepdims=True)
+    fact, empty = _fact(m, extra, missing), ~m.visible.any(axis=-1, keepdims=True)
     if extra.any() and not (extra & ~empty).any() and not missing.any():
         how = "mean of all values" if (m.sees | ~empty).all() else "not zeros"
         return [Finding(f"empty rows: {how}", f"queries that see no key have weights: {fact}")]
-    bands = [Finding(fault, fact) for fault in _band(m, known)]
     several = (extra | missing).any(axis=(0, 1, 3)).sum() > 2 or m.call.q.shape[2] > 8
-    if bands and several and not m.call.options:  # which may say it better
+    bands = [Finding(fault, fact) for fault in _band(m, known)] if several else []
+    if bands and not m.call.options:  # which may say it better
         return bands
-    if names := [fault for fault, mask in _masks(m.spec, m.call, _sizes(m)) if (mask == m.sees)[known].all()]:
-        return [Finding(_one_of(m, names), fact)]
+    if fault := next((fault for fault, mask in _masks(m.spec, m.call) if (mask == m.sees)[known].all()), ""):
+        return [Finding(fault, fact)]
     if bands:
         return bands
     if not extra.any() and not (missing & m.sees.any(axis=-1, keepdims=True)).any():
@@ -50,34 +48,14 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     return [Finding(f"{step} {how}", fact + where(m.call, x, some)) for how, x, some in both if x.any()]
 
 
-def _sizes(m: Measured) -> list[int]:
-    """Of blocks: the usual ones, and those that the first and the last key that is seen, or is not, suggest."""
-    keys, count = np.flatnonzero(m.sees.any(axis=(0, 1, 2))), m.sees.shape[-1]
-    ends = [int(keys.max()) + 1, count - int(keys.min()), count - 1 - int(keys.max())] if keys.size else []
-    ends += (np.setdiff1d(np.arange(count), keys)[:1] + 1).tolist()
-    return list(dict.fromkeys([*blocks(count), *(x for x in ends if 0 < x < count)]))
-
-
-def _one_of(m: Measured, names: list[str]) -> str:
-    """Of masks that are alike in this call, the one that also holds in longer ones, of the same numbers again."""
-    (n, t), call = (m.call.q.shape[2], m.call.k.shape[2]), m.call
-    for more in (1, t // 3 + 2, t + 5) if n * t < MOST**2 and not call.options and not call.chunks else ():
-        if len(names) > 1:
-            q = np.take(call.q, range(n + more if n == t else n), axis=2, mode="wrap")
-            k, v = (np.take(x, range(t + more), axis=2, mode="wrap") for x in (call.k, call.v))
-            at = None if call.positions is None else call.positions[:, :1] + np.arange(t + more)
-            other = replace(call, q=q, k=k, v=v, positions=at, judged=slice(None))
-            sees = Measured(m.spec, m.ask, other, read(m.ask, other).weights, m.close).sees
-            masks = {name: mask for name, mask in _masks(m.spec, other, _sizes(m)) if name in names}
-            names = [name for name, mask in masks.items() if (mask == sees).all()] or names
-    return names[0]
-
-
-def _fact(m: Measured, wrong: Array) -> str:
-    b, h, i, _ = np.argwhere(wrong)[0]
-    query, several = m.call.places[0][i], int(wrong.any(axis=-1).sum())
-    got, due = runs(m.sees[b, h, i]), runs(m.visible[b, h, i])
-    return f"query {query} of row {b}, head {h}, sees keys {got}, expected {due}; so do {several} queries in all"
+def _fact(m: Measured, extra: Array, missing: Array) -> str:
+    """The keys that the first wrong query sees, and which of them are too many or missing: long lists are cut off."""
+    several = (extra | missing).any(axis=-1)
+    at = tuple(np.argwhere(several)[0])
+    keys = f"sees keys {runs(m.sees[at])}, expected {runs(m.visible[at])}"
+    off = ", ".join(f"{words} {runs(x[at])}" for words, x in (("too many", extra), ("missing", missing)) if x[at].any())
+    query = f"query {m.call.places[0][at[2]]} of row {at[0]}, head {at[1]},"
+    return f"{query} {keys}: {off}; so do {int(several.sum())} queries in all"
 
 
 # ── Bands ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,14 +106,19 @@ def _width(w: int | None, width: int) -> str:
 # ── Other masks, (n, m) or (b, 1, n, m) ──────────────────────────────────────────────────────────────────────────────
 
 
-def _masks(spec: Spec, call: Call, sizes: Iterable[int]) -> Ways:
-    """Who else may see whom; ``sizes`` are those of blocks."""
+def _masks(spec: Spec, call: Call) -> Ways:
+    """Who else may see whom, where that is no matter of one key, one query, or their distance."""
     rows, j = call.places
     i, m, w = rows[:, None], call.k.shape[2], spec.window
     causal, near = (j <= i) | (not spec.causal), abs(i - j) < (m if w is None else w)
     right = causal & near
     yield from _options(call, causal, near)
-    yield from _calls(call, i, j, right) if call.chunks else ()
+    if call.chunks:
+        of, first = call.of, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
+        yield "cache: forgotten", right & (of[i] == of)
+        yield "causality: missing within a call", of <= of[i]
+        for x in range(1, m):
+            yield f"cache: the last {x} tokens of earlier calls alone are kept", right & (j >= first[i] - x)
     if w is not None:
         yield f"window: in blocks of {w}", causal & (i // w == j // w)
         yield from ((f"window: and the first {x} keys", causal & (near | (j < x))) for x in range(1, 9))
@@ -148,28 +131,13 @@ def _masks(spec: Spec, call: Call, sizes: Iterable[int]) -> Ways:
             yield f"causality: the first {x} keys seen by all queries", ((j <= i) | (j < x)) & near
         for words, place in parts(m):
             yield f"causality: counted {words}", (place <= place[np.clip(i, 0, m - 1)]) & near
-    for x in () if call.chunks else sizes:
-        same, full = i // x == j // x, m // x * x
+    for x in () if call.chunks else blocks(m):
+        same = i // x == j // x
         if spec.causal:
             yield f"causality: by blocks of {x}", (j // x <= i // x) & near
-        if m % x:
-            yield f"blocks: keys after the last full block of {x} left out", right & (j < full)
-            yield f"blocks: queries after the last full block of {x} left out", right & (i < full)
-        yield f"blocks: the last block of {x} keys left out", right & ((j < (m - 1) // x * x) | (m <= x))
         yield f"blocks: state lost between blocks of {x}", right & same
-        yield f"blocks: own block of {x} left out after the first", right & (~same | (i < x))
-        yield f"keys: key {x - 1} is not seen", right & (j != x - 1)
-        yield f"keys: the last {x} alone are read", right & (j >= m - x)
-        yield f"keys: the first {x} alone are read", right & (j < x)
-
-
-def _calls(call: Call, i: Array, j: Array, right: Array) -> Ways:
-    """What may be lost between calls with a cache."""
-    of, first = (np.repeat(x, call.chunks) for x in (range(len(call.chunks)), np.cumsum((0, *call.chunks[:-1]))))
-    yield "cache: forgotten", right & (of[i] == of)
-    for x in range(1, len(j)):
-        yield f"cache: the last {x} tokens of earlier calls alone are kept", right & (j >= first[i] - x)
-    yield "causality: missing within a call", of <= of[i]
+        if m > 2 * x:
+            yield f"blocks: own block of {x} left out after the first", right & (~same | (i < x))
 
 
 def _options(call: Call, causal: Array, near: Array) -> Ways:

@@ -15,6 +15,7 @@ import numpy as np
 from ..backend import Array
 from . import rules
 from .attention_calls import unit_values
+from .candidate import UNIT
 from .report import Finding
 from .steps import Allowed, Call, Parts, Spec, seen, weigh
 
@@ -34,7 +35,7 @@ def tokens(call: Call, some: Array) -> dict[str, Array]:
     row, head, i, j = (np.broadcast_to(x, some.shape)[some] for x in places)
     columns = {"the key": j, "the query": i, "the distance": i - j, "the head": head, "the row": row}
     if call.chunks:
-        of = np.repeat(np.arange(len(call.chunks)), call.chunks)
+        of = call.of
         columns |= {"the key is of an earlier call": of[j] < of[i], "the query is of a later call": of[i] > 0}
     return columns
 
@@ -51,6 +52,12 @@ def rows_where(limit: Allowed, answer: Array, what: str, at: Array) -> str:
     bad = (limit.error(answer) > limit.worst).any(axis=-1).ravel()
     rule = rules.simplest({f"the {what}": at[i], "the head": head, "the row": row}, bad)
     return f"where {rule.words}" if rule is not None and rule.share > 0.95 else ""
+
+
+def coarser(off: float, spec: Spec) -> str:
+    """The dtype whose rounding makes relative errors of this size, if it is coarser than that of the spec."""
+    due = UNIT[spec.dtype.name]
+    return next((name for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > due), "")
 
 
 class Reading(NamedTuple):
@@ -102,9 +109,10 @@ class Measured:
     call: Call
     read: Array
     close: float  # the relative error of a weight
+    due: Call  # the same, with the queries and keys that each head reads
 
     def __post_init__(self) -> None:
-        self.right: Parts = weigh(self.spec, self.call)
+        self.right: Parts = weigh(self.spec, self.due)
         self.linear = self.spec.feature_map is not None
         self.bad = ~np.isfinite(self.read).all(axis=-1, keepdims=True)  # which is told by itself
         self.weights: Array = np.where(self.bad, self.right.weights, self.read)

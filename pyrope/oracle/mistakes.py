@@ -461,6 +461,8 @@ _DEVICE = "run it where its device is, or hand over a version for the CPU"
 # Of a candidate that cannot be judged: what the words of its own exception suggest, the first that fits; "" fits all.
 FIXES = {
     "raised": (
+        ("argument: 'mask'", "give it a default, mask=None: most calls have none"),
+        ("argument: 'segments'", "give it a default, segments=None: most calls have none"),
         ("positional argument", f"{_CALLED}; if its arguments are others, {_WRAP}, such as from_cos_sin"),
         ("keyword argument", f"if its arguments are others, {_WRAP}, such as from_cos_sin"),
         ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),

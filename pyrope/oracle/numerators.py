@@ -15,16 +15,13 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from ..theta import LENGTH_DEPENDENT
 from . import turning
-from .candidate import UNIT
 from .masks import runs
-from .measured import Measured, Numerators, fit, read, where
+from .measured import Measured, Numerators, coarser, fit, where
 from .report import Finding
 from .responses import Function, narrowed, roundings
 from .steps import Call, Spec, capped, spread, weigh
 from .turning import Turn, Way, products, right_way, same
-from .values import head_maps, row_maps
 
 Ways: TypeAlias = Iterator[tuple[str, Any]]
 FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
@@ -34,9 +31,14 @@ SCORES = np.array([1.0, -12, -6, -3, -1, 3, 6, 12])
 CAPS = (30, 50, 20, 15, 10, 5, 100)
 
 
+def fits(m: Measured) -> bool:
+    """Whether numerators are the expected ones, as far as there are weights enough to compare."""
+    return not _made(m, right_way(m.spec, m.due), []).fit.share <= FITS
+
+
 def numerators(m: Measured) -> Numerators:
     """The step that makes other numerators, if there is one."""
-    best = _made(m, right_way(m.spec, m.call), [])
+    best = _made(m, right_way(m.spec, m.due), [])
     if np.isnan(best.fit.share):
         return Numerators([])  # no row has weights enough to compare
     for found, way in () if best.fit.share > FITS else _others(m):
@@ -48,7 +50,7 @@ def numerators(m: Measured) -> Numerators:
     best = best._replace(found=[*best.found, *_scale(m, best)])
     if best.fit.share >= LOOSELY and (best.fit.share > FITS or m.linear or best.found):
         return best
-    listed = (_bias, _single, _rounded, _foreign)
+    listed = (_bias, _single, _rounded)
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
     return best if best.fit.share >= LOOSELY else Numerators([_unlike(m, best.fit.near)])
@@ -78,8 +80,8 @@ def _centred(x: Array, some: Array) -> Array:
 def _others(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
     """How queries and keys are turned, as it is measured, then the other ways that are known."""
     if m.spec.rope is not None:
-        yield from turning.found(m.spec, m.ask, m.call)
-    for fault, way in _ways(m.spec, m.call):
+        yield from turning.found(m.spec, m.ask, m.call, m.due)
+    for fault, way in _ways(m.spec, m.due):
         yield [Finding(fault, PREDICTED)], way
 
 
@@ -115,13 +117,7 @@ def _scales(spec: Spec, m: int) -> dict[str, float]:
 
 
 def _ways(spec: Spec, call: Call) -> Ways:
-    way, (h, g) = right_way(spec, call), (call.q.shape[1], call.k.shape[1])
-    for words, index in head_maps(h, g):
-        yield f"heads: keys {words}", replace(way, k=way.k[:, index])
-    for words, rows in row_maps(len(way.k)):
-        yield f"batch: keys {words}", replace(way, k=way.k[rows])
-        turn = replace(way.turn_k, at=way.turn_k.at[rows]) if isinstance(way.turn_k, Turn) else way.turn_k
-        yield f"batch: keys {words}", replace(way, k=way.k[rows], turn_k=turn)
+    way = right_way(spec, call)
     if way.q.shape == way.k.shape:
         yield "operands: queries and keys exchanged", replace(way, q=way.k, k=way.q)
         yield "operands: keys compared with keys", replace(way, q=way.k)
@@ -137,23 +133,17 @@ def _ways(spec: Spec, call: Call) -> Ways:
 
 
 def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
-    """What is no matter of the positions of both: another pairing of one side, another length, few digits, keys in a
-    cache."""
+    """What is no matter of the positions of both: another pairing of one side, few digits, keys in a cache."""
     other = replace(q.rope, layout="interleaved" if q.rope.layout.startswith("half") else "half")
     yield "wrong pairing: of the keys alone", replace(way, turn_k=replace(k, rope=other))
     yield "wrong pairing: of the queries alone", replace(way, turn_q=replace(q, rope=other))
-    if isinstance(q.rope.scaling, LENGTH_DEPENDENT):
-        for rope in map(q.rope.at, (int(np.max(k.at)) + 1, k.at.shape[-1])):
-            turns = Turn.of(rope, q.at), Turn.of(rope, k.at)
-            yield "length taken from each call", replace(way, turn_q=turns[0], turn_k=turns[1])
     for bits, name in ((8, "bfloat16"), (11, "float16")):
         few = partial(narrowed, bits=bits)
         angles = replace(way, turn_q=replace(q, rounded=few), turn_k=replace(k, rounded=few))
         tables = replace(way, turn_q=replace(q, table=few), turn_k=replace(k, table=few))
         yield from ((f"precision: angles in {name}", angles), (f"precision: cos and sin in {name}", tables))
     if call.chunks:
-        of = np.repeat(np.arange(len(call.chunks)), call.chunks)
-        since = [np.maximum(i - of, 0) for i in range(len(call.chunks))]  # calls since that of a key
+        since = [np.maximum(i - call.of, 0) for i in range(len(call.chunks))]  # calls since that of a key
         again, raw = (tuple(replace(k, at=k.at * x) for x in times)
                       for times in ([1 + x for x in since], [x == 0 for x in since]))  # fmt: skip
         yield "cache: keys rotated again in each call", replace(way, later=again)
@@ -200,7 +190,7 @@ def _caps(spec: Spec, way: Way) -> Ways:
 
 def _logs(m: Measured) -> tuple[Array, Array]:
     """log(W/N) of the expected numerators, less its mean in each row, and where that says something."""
-    number = _made(m, right_way(m.spec, m.call), []).number
+    number = _made(m, right_way(m.spec, m.due), []).number
     some = m.sees & m.visible & (m.weights / number > 0)
     if m.linear:
         some = some & (np.abs(number) > 0.05 * np.abs(number).max(axis=-1, keepdims=True))
@@ -258,20 +248,20 @@ def _rounded(m: Measured) -> Finding | None:
         return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
-    near = [name for name, unit in UNIT.items() if 0.2 * unit < off < 6 * unit and unit > UNIT[m.spec.dtype.name]]
+    name = coarser(off, m.spec)
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
     pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
-    if pattern or not near:
+    if pattern or not name:
         return None
-    return Finding(f"precision: as if a step were rounded to {near[0]}", f"{words}, without a pattern")
+    return Finding(f"precision: as if a step were rounded to {name}", f"{words}, without a pattern")
 
 
 def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
     """The right weights with few digits at one step."""
     for words, few in roundings():
-        q, k = (few(x.astype(np.float64)) for x in (m.call.q, m.call.k))
+        q, k = (few(x.astype(np.float64)) for x in (m.due.q, m.due.k))
         for what, change in (("q and k", {"q": q, "k": k}), ("q", {"q": q}), ("k", {"k": k})):
-            yield f"{what} {words}", weigh(m.spec, replace(m.call, **change)).weights
+            yield f"{what} {words}", weigh(m.spec, replace(m.due, **change)).weights
         if not m.linear:
             yield f"scores {words}", definition.softmax(np.where(m.right.seen, few(m.right.scores), -np.inf))
         yield f"weights {words}", few(m.right.weights)
@@ -313,21 +303,6 @@ def _ratios(m: Measured, query: float, keys: Array) -> Array:
     v[..., range(n), range(n)] = 1
     out = m.ask(Call("single features", q, k, v, positions=at))[0, 0, -1, :n]
     return np.asarray(out / out[0])
-
-
-def _foreign(m: Measured) -> Finding | None:
-    """Whether keys of row 0, or of key head 0, alone change the weights of other rows, or of other heads."""
-    step = m.call.q.shape[1] // m.call.k.shape[1]
-    none = read(m.ask, replace(m.call, k=np.zeros_like(m.call.k))).weights
-    places = {"row": ("batch", np.s_[:1], np.s_[1:]), "head": ("heads", np.s_[:, :1], np.s_[:, step:])}
-    for what, (name, own, others) in places.items():
-        k = np.zeros_like(m.call.k)
-        k[own] = m.call.k[own]
-        off = np.abs(read(m.ask, replace(m.call, k=k)).weights - none)[others].max(initial=0)
-        if off > 10 * m.close:
-            words = f"keys of {what} 0 alone change weights of other {what}s by up to {off:.3g}"
-            return Finding(f"{name}: keys mixed", words)
-    return None
 
 
 def _unlike(m: Measured, near: Array) -> Finding:

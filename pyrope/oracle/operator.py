@@ -23,7 +23,7 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope, frequencies
 from .candidate import BITS, UNIT, Candidate, Unreadable
-from .frequencies import Explanation, Measured, guess_rope, listed, narrow_dtype, rounded, span
+from .frequencies import Measured, Named, guess_rope, listed, narrow_dtype, rounded, span
 from .positions import wrapped
 from .report import abbreviated, finite, printable
 from .tolerance import APPLICABLE, STEP, Expected, Tables, float_dtype
@@ -230,7 +230,7 @@ class Description:
             y[..., writes[:, j]] = size * (np.cos(angle[..., j]) * own + sign * np.sin(angle[..., j]) * other)
         return y
 
-    def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Explanation]:
+    def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Named]:
         """The rules that have these frequencies, which may be rounded to a narrow dtype; none where no layout has these
         pairs."""
         (layout, width, start), (theta, unsure) = self.shape, self.measured
@@ -256,7 +256,7 @@ class Description:
             "turning": width + (f", from {self.shape.start} on" if self.shape.start else ""),
             "direction": f"{self.direction:+d}",
             "frequencies": span(theta),
-            "rule": next((rule.words.partition(" (")[0] for rule in self.rules()), "no published rule"),
+            "rule": next((rule.fact.partition(" (")[0] for rule in self.rules()), "no published rule"),
             "offset": ", ".join(f"{one:.6g}" for one in self.offsets),
             "factor": f"{self.factor:.6g}",
         }
@@ -537,7 +537,7 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         uncertainty=tuple(measured.unsure[legible].tolist()),
         offset=offsets[0],
         attention_factor=found.factor * (1 if turning.any() or found.own.sum() >= 0 else -1),
-        explanations=tuple(rule.words for rule in rules) or (NO_RULE,) * bool(legible.any()),
+        explanations=tuple(rule.fact for rule in rules) or (NO_RULE,) * bool(legible.any()),
         rope=rope,
         precision=precision,
         behaviour=probe.candidate.watched(),

@@ -10,10 +10,10 @@ import os
 import re
 import textwrap
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .mistakes import mistake
 
@@ -21,11 +21,21 @@ VERDICTS = ("right", "equivalent", "wrong", "not judged")
 MOST = 3  # findings: what comes after them is mostly a consequence
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _WIDTH = 79
+NUMBERS = ("worst", "allowed", "ulps")  # the heads of columns of numbers
 _LINES, _LINE = 40, 400  # of what a candidate raised
 # Ten numbers or more in brackets.
 _LONG_LIST = re.compile(r"([\[(])((?:[-+.\w]+, ?){3})((?:[-+.\w]+, ?){6,})([-+.\w]+),?([\])])")
 # What a terminal obeys, but tabs and newlines; what turns text around; surrogates, which no file has.
 _NOT_TEXT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+class Part(NamedTuple):
+    """A part of what a report says, which text and pages show in their own way; what is empty is left out."""
+
+    title: str
+    rows: Sequence[tuple[str, str]] = ()  # names, and what is said of each
+    table: Sequence[tuple[str, ...]] = ()  # cells, those of the head first
+    lines: Sequence[str] = ()  # as they are
 
 
 @dataclass(frozen=True)
@@ -50,10 +60,10 @@ class Finding:
     def happened(self) -> str:
         return mistake(self.fault).happened
 
-    def rows(self) -> Iterator[tuple[str, str]]:
+    def part(self) -> Part:
         """Its fields in the order in which they are read."""
-        yield from (("fact", self.fact), ("where", self.where), ("cause", self.cause), ("fix", self.fix))
-        yield "happened", self.happened
+        rows = [("fact", self.fact), ("where", self.where), ("cause", self.cause), ("fix", self.fix)]
+        return Part(self.fault, [*rows, ("happened", self.happened)])
 
 
 @dataclass(frozen=True)
@@ -137,21 +147,26 @@ class Report:
     def __bool__(self) -> NoReturn:
         raise TypeError("a Report is neither true nor false: use report.ok, or the assert_… function")
 
-    def __str__(self) -> str:
-        lines = [f"{self.subject}: {self.verdict.upper()}", *_field("expected", self.expected)]
-        lines += [*_field("precision", self.precision or ""), *_field("tried", self.tried)]
-        for finding in self.findings:
-            lines += ["", *textwrap.wrap(finding.fault, _WIDTH, subsequent_indent="  ")]
-            lines += [line for name, words in finding.rows() for line in _field(name, words)]
+    def parts(self, sides: Sequence[tuple[str, str, str]] = ()) -> Iterator[Part]:
+        """All that it says below its verdict; ``sides``, if given, are what was measured in more words."""
+        head = [("expected", self.expected), ("precision", self.precision or ""), ("tried", self.tried)]
         if self.failure is not None:
-            parts = (("reason", self.failure.reason), ("received", self.failure.received), ("fix", self.failure.fix))
-            lines += [line for name, words in parts for line in _field(name, words)]
-            lines += ["", *(f"  {line}" for line in self.failure.frames)] if self.failure.frames else []
-        lines += ["", *_measured(self.measured)] if self.measured else []
-        lines += ["", *_errors(self.errors)] if self.errors else []
-        for note in self.notes:
-            lines += ["", *textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")]
-        return printable("\n".join(lines))
+            head += [("reason", self.failure.reason), ("received", self.failure.received), ("fix", self.failure.fix)]
+        yield Part("", head, lines=() if self.failure is None else self.failure.frames)
+        yield from (finding.part() for finding in self.findings)
+        if sides or self.measured:
+            yield Part("Expected and measured", table=[("", "expected", "measured"), *(sides or self.measured)])
+        if self.errors:
+            in_ulps = any(row.ulps is not None for row in self.errors)
+            rows = [(row.where, number(row.worst), number(row.allowed), number(row.ulps, ".3g")) for row in self.errors]
+            table = [("error", "worst", "allowed", "ulps"), *rows]
+            yield Part("Errors in numbers", table=[row[: 3 + in_ulps] for row in table])
+        if self.notes:
+            yield Part("Notes", [("note:", note) for note in self.notes])
+
+    def __str__(self) -> str:
+        parts = "\n\n".join(map(_text, self.parts()))
+        return printable(f"{self.subject}: {self.verdict.upper()}\n{parts}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with None for NaN and infinity, which JSON does not have."""
@@ -184,6 +199,17 @@ def by_faults(reports: Iterable[Report]) -> dict[tuple[str, ...], list[Report]]:
         if report.findings:
             groups.setdefault(report.faults, []).append(report)
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """How many cases there are, and how many have each verdict."""
+    verdicts = [report.verdict for report in reports]
+    numbers = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts or name == "right"]
+    return f"{cases_of(len(reports))}, {', '.join(numbers)}"
+
+
+def cases_of(count: int) -> str:
+    return f"{count} case{'' if count == 1 else 's'}"
 
 
 def finite(value: Any) -> Any:
@@ -227,24 +253,29 @@ def own_frames(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
     return tuple("".join(traceback.format_list(own[-4:])).splitlines())
 
 
-def _field(name: str, text: str) -> list[str]:
-    wrapper = textwrap.TextWrapper(_WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+def number(value: float | None, form: str = ".2g") -> str:
+    return "—" if value is None else f"{value:{form}}" if math.isfinite(value) else "not finite"
+
+
+def fields(rows: Iterable[tuple[str, str]], width: int = 10) -> list[str]:
+    """Lines of names, and of what is said of each; what is empty is left out."""
+    wrapper, lines = textwrap.TextWrapper(_WIDTH, subsequent_indent=" " * (width + 2)), list[str]()
     wrapper.break_on_hyphens = False  # options and the names of files stay in one line
-    return wrapper.wrap(abbreviated(text))
+    for name, words in rows:
+        wrapper.initial_indent = f"  {name:<{width}}"
+        lines += wrapper.wrap(abbreviated(words))
+    return lines
 
 
-def _measured(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    yield f"  {'':<14}{'expected':<30}measured"
-    for name, expected, measured in rows:
-        yield f"  {name:<14}{expected:<30}{measured}"
-
-
-def _errors(rows: tuple[ErrorRow, ...]) -> Iterator[str]:
-    in_ulps = any(row.ulps is not None for row in rows)
-    yield f"  {'error':<34}{'worst':>11}{'allowed':>11}" + f"{'ulps':>10}" * in_ulps
-    for row in rows:
-        ulps = f"{row.ulps:>10.3g}" if row.ulps is not None else ""
-        yield f"  {row.where:<34}{row.worst:>11.2g}{row.allowed:>11.2g}{ulps}"
+def _text(part: Part) -> str:
+    """A part as text. Tables and notes have no title: they say what they are."""
+    lines = textwrap.wrap(part.title, _WIDTH, subsequent_indent="  ") if part.rows and part.title != "Notes" else []
+    lines += fields(part.rows)
+    for row in part.table:
+        cells = zip(row, part.table[0], zip(*part.table, strict=True), strict=True)
+        sized = (f"{cell:{'>' if head in NUMBERS else '<'}{max(map(len, column))}}" for cell, head, column in cells)
+        lines.append(f"  {'  '.join(sized)}".rstrip())
+    return "\n".join([*lines, *([""] if part.lines else []), *(f"  {line}" for line in part.lines)])
 
 
 def _message(report: Report) -> str:

@@ -89,6 +89,11 @@ class Call:
         n, t = self.q.shape[-2], self.k.shape[-2]
         return (np.arange(n) if self.top_left else np.arange(t - n, t))[self.judged], np.arange(t)
 
+    @property
+    def of(self) -> Array:
+        """The call with a cache that each token comes in, (t,)."""
+        return np.repeat(np.arange(len(self.chunks)), self.chunks)
+
     def at(self) -> tuple[Any, Any]:
         """The positions of the judged queries and of the keys, (b, 1, n) and (b, 1, t)."""
         if self.positions is None:
@@ -285,39 +290,80 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def gradients(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, Array, Array]:
-    """dq, dk and dv for the gradient g of the output.
+class How(NamedTuple):
+    """How a backward pass is finished; None is as it should be."""
+
+    slope: Any = None  # of the softcap, a factor; of the feature map, a function; of dv, a factor of the weights
+    back: Any = None  # how dq and dk are turned back, and dv, which is not turned
+    left: Any = None  # weights, or their gradients, as they are multiplied from the left
+    gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
+    seen: Any = None  # of Eq. (19): the keys that dZ is summed over
+
+
+RIGHT = How()
+
+
+class Backward:
+    """dq, dk and dv for the gradient g of the output, each as the sum of its terms.
 
     dv = wᵀg, dw = g·vᵀ, D = Σ w∘dw = Σ g∘o. Softmax: ds = w∘(dw − D), times 1 − (s/c)² if there is a softcap c, then
     dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃). Eq. (19): dN = dw/Z and dZ = −D/Z for numerators and their sum Z, then
     dφ(q) = Rᵀ(dN·k̃) + dZ·Σφ(k), and φ′.
     """
-    (q, k, v), (q_at, k_at), rope, parts = spread(call), call.at(), spec.turns, weigh(spec, call, r)
-    linear, phi, g = spec.feature_map is not None, spec.feature_map or "identity", np.asarray(call.g, np.float64)
-    fq, fk = r.mapped(q, phi), r.mapped(k, phi)
-    tq, tk = r.turned(fq, q_at, rope), r.turned(fk, k_at, rope)
-    dw = g @ _t(v)
-    row, dw = (parts.weights * dw).sum(axis=-1, keepdims=True), r.summed(dw, g, _t(v))
-    if r.fine:  # D may be Σ g∘o, of an output that is rounded: dw's errors do not cancel in dw − D
-        row = r.added(row, np.square(g * parts.out).sum(axis=-1, keepdims=True), g.shape[-1])
-    if linear:
-        total = np.where(parts.total == 0, 1, parts.total)
-        ds, shares = (r.stored(np.where(parts.seen, x / total, 0), 2) for x in (dw, -row))
-    else:
-        ds = r.stored(parts.weights * (dw - row), 2) * cap_slope(parts.scores, spec.softcap) * spec.scale
-    back = rope and rope.transposed
-    dq, dk = r.turned(r.summed(ds @ tk, ds, tk), q_at, back), r.turned(r.summed(_t(ds) @ tq, _t(ds), tq), k_at, back)
-    if linear:
-        slope = SLOPES[phi]
-        dq = (dq + r.summed(shares @ fk, shares, fk)) * slope(q)
-        dk = (dk + r.summed(_t(shares) @ fq, _t(shares), fq)) * slope(k)
-    dv, groups = r.summed(_t(parts.weights) @ g, _t(parts.weights), g), call.k.shape[1]
-    dk, dv = (x.reshape(x.shape[0], groups, -1, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
-    return r.stored(dq, 2), r.stored(dk, 2), r.stored(dv)  # after a scale, or a slope
+
+    def __init__(self, spec: Spec, call: Call, r: Rounding = EXACT) -> None:
+        self.spec, self.call, self.r, self.parts = spec, call, r, weigh(spec, call, r)
+        (q, k, v), (q_at, self.at), phi = spread(call), call.at(), spec.feature_map or "identity"
+        self.g, fq, fk = np.asarray(call.g, np.float64), r.mapped(q, phi), r.mapped(k, phi)
+        tq, tk = r.turned(fq, q_at, spec.turns), r.turned(fk, self.at, spec.turns)
+        dw = self.g @ _t(v)
+        row, dw = (self.parts.weights * dw).sum(axis=-1, keepdims=True), r.summed(dw, self.g, _t(v))
+        if r.fine:  # D may be Σ g∘o, of an output that is rounded: dw's errors do not cancel in dw − D
+            row = r.added(row, np.square(self.g * self.parts.out).sum(axis=-1, keepdims=True), self.g.shape[-1])
+        rounded = r.fine and spec.feature_map is None  # the difference is
+        self.both, self.sides = (dw - row,) if rounded else (dw, -row), ((q, q_at, tk, fk), (k, self.at, tq, fq))
+
+    def terms(self, tensor: int, how: How = RIGHT) -> list[Array]:
+        """Those of dq, dk or dv, made as they should be or in another way."""
+        terms = self._of_values(how) if tensor == 2 else self._of_pairs(tensor, how)
+        gather, shape = how.gather or (lambda x: x.sum(axis=2)), (len(self.g), self.call.k.shape[1], -1)
+        return terms if tensor == 0 else [gather(x.reshape(*shape, *x.shape[2:])) for x in terms]
+
+    def _product(self, a: Array, b: Array) -> Array:
+        return self.r.summed(a @ b, a, b)
+
+    def _of_values(self, how: How) -> list[Array]:
+        w = (how.left or _t)(self.parts.weights * (1 if how.slope is None else how.slope))
+        return [(how.back or _same)(self._product(w, self.g))]
+
+    def _of_pairs(self, tensor: int, how: How) -> list[Array]:
+        x, at, turned, plain = self.sides[tensor]
+        spec, left, seen = self.spec, how.left or (_t if tensor else _same), self.parts.seen
+        back = how.back or (lambda x: self.r.turned(x, at, spec.turns and spec.turns.transposed))
+        if spec.feature_map is None:
+            slope = spec.scale * (cap_slope(self.parts.scores, spec.softcap) if how.slope is None else how.slope)
+            each = (self.r.stored(self.parts.weights * y, 2) * slope for y in self.both)
+            return [back(self._product(left(ds), turned)) for ds in each]
+        share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
+        dn, dz = (
+            np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or _same)(seen)), self.both, strict=True)
+        )
+        dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
+        return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
+
+
+def gradients(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, ...]:
+    """dq, dk and dv; the first two are rounded once more, after a scale or a slope."""
+    backward = Backward(spec, call, r)
+    return tuple(r.stored(sum(backward.terms(i)), times) for i, times in enumerate((2, 2, 1)))
 
 
 def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
+
+
+def _same(x: Array) -> Array:
+    return x
 
 
 # ── What is allowed ──────────────────────────────────────────────────────────────────────────────────────────────────

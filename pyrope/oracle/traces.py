@@ -12,13 +12,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from .. import checks, definition
-from ..backend import Array, to_numpy
-from ..files import PathLike, load_safetensors, save_safetensors
+from ..backend import Array, on_host
+from ..files import PathLike, errors_prefixed_with, load_safetensors, save_safetensors
 from ..theta import Rope
 from .candidate import UNIT
 from .frequencies import Measured, guess_rope
@@ -45,14 +46,14 @@ def write_trace(path: PathLike, arrays: Mapping[str, Array]) -> None:
 
 def read_trace(path: PathLike) -> dict[str, Array]:
     """The arrays of a trace, in the order of its metadata or, without one, in that of a forward pass."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist")
     arrays, metadata = load_safetensors(path)
-    try:
+    with errors_prefixed_with(Path(path)):
         order = json.loads(metadata["order"]) if "order" in metadata else sorted(arrays, key=_usual_place)
-    except (ValueError, RecursionError):
-        order = None
-    if not isinstance(order, list) or sorted(map(str, order)) != sorted(arrays):
-        raise ValueError(f"{path}: the order in its metadata must name every tensor once")
-    return {name: arrays[name] for name in order}
+        if sorted(order) != sorted(arrays):
+            raise ValueError("the order in its metadata must name every tensor once")
+        return {name: arrays[name] for name in order}
 
 
 def _usual_place(name: str) -> tuple[float, float, str]:
@@ -127,10 +128,8 @@ def _difference(name: str, a: Array, b: Array, limit: float) -> Difference:
     hidden = [np.isinf(x) if np.isinf(x).any() else x == 0 for x in (a, b)]
     if (not finite or name.endswith(("scores", "state"))) and (hidden[0] != hidden[1]).any():
         only = [int((x & ~y).sum()) for x, y in (hidden, hidden[::-1])]
-        return (
-            "masked otherwise",
-            f"{only[0]} numbers are 0 or infinite in the first only, {only[1]} in the second only",
-        )
+        words = f"{only[0]} numbers are 0 or infinite in the first only, {only[1]} in the second only"
+        return "masked otherwise", words
     return "other numbers", f"rows are off by up to {_distance(a, b):.3g} of their size"
 
 
@@ -159,7 +158,7 @@ def _turn(x: Array, y: Array, limit: float) -> Turn | None:
             turned = (after * before.conj()).reshape(-1, *before.shape[-2:]).sum(axis=0)  # long vectors weigh more
             theta = np.median(np.angle(turned[1:] * turned[:-1].conj()), axis=0)  # whatever a few rows do
             known = guess_rope(Measured(np.abs(theta), np.full(r // 2, limit / 4)), rope)
-            rule = "".join(f" ({explanation.words.partition(' (')[0]})" for explanation in known[:1])
+            rule = "".join(f" ({explanation.fact.partition(' (')[0]})" for explanation in known[:1])
             series = f"{abs(theta[0]):.3g} to {abs(theta[-1]):.3g}{rule}"
             part = f", {r} of {d} features, the {place}" if r < d else ""
             return Turn(layout + part, factor, turned, theta, series)
@@ -230,19 +229,12 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
 
 def _checked(trace: Trace) -> dict[str, Array]:
     """The trace on the host, if it is made of real numbers by name, as those in files are."""
-    host = {}
     for name, array in trace.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the names of a trace must be strings, {name!r} was {type(name).__name__}")
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"a trace must be arrays of real numbers by name, {name!r} was masked: fill it")
-        kind = getattr(array, "dtype", None)
-        if kind is None or not (kind.name in UNIT or kind.kind in "biu"):
-            raise TypeError(
-                f"a trace must be arrays of real numbers by name, {name!r} was {kind or type(array).__name__}"
-            )
-        host[name] = np.asarray(array) if isinstance(array, np.generic | np.ndarray) else to_numpy(array)
-    return host
+        kind, masked = getattr(array, "dtype", None), isinstance(array, np.ma.MaskedArray)
+        if not isinstance(name, str) or kind is None or masked or not (kind.name in UNIT or kind.kind in "biu"):
+            actual = "masked: fill it" if masked else str(kind or type(array).__name__)
+            raise TypeError(f"a trace must be arrays of real numbers by name, a string; {name!r} was {actual}")
+    return {name: np.asarray(on_host(array)) for name, array in trace.items()}
 
 
 def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[Step]:

@@ -29,7 +29,6 @@ from .report import Finding
 from .responses import Function, narrowed
 from .steps import Call, Spec, capped, seen, spread
 
-SIDES = ("queries", "keys")
 COUNTED = "counts, 0, 1, 2, …, whatever is given"
 BOTH = {"0": "not rotated", "−p": "direction", "2p": "rotated twice"}  # faults that are no matter of positions
 ALONE = {  # faults of one side that have a name of their own
@@ -37,6 +36,7 @@ ALONE = {  # faults of one side that have a name of their own
     "rotated twice": "rotation: {} twice",
 }  # fmt: skip
 TOP = 500  # the largest position by which frequencies are measured
+ROWS = 64  # of a batch in which pairs are read
 LONG = 400  # tokens of a call in which pairs are not read
 
 
@@ -86,7 +86,7 @@ class Way:
 def right_way(spec: Spec, call: Call) -> Way:
     (q, k, _), (q_at, k_at) = spread(call), call.at()
     phi = definition.FEATURE_MAPS[spec.feature_map or "identity"]
-    of = np.repeat(np.arange(len(call.chunks)), call.chunks)[call.places[0]] if call.chunks else None
+    of = call.of[call.places[0]] if call.chunks else None
     turns = Turn.of(spec.turns, q_at), Turn.of(spec.turns, k_at)
     return Way(q, k, *turns, phi, cap=lambda s: capped(s, spec.softcap), of=of)
 
@@ -126,13 +126,20 @@ class Relative:
 
     @cached_property
     def z(self) -> Array:
-        """e^{iΔ} times a factor, (b, n, m, p); NaN where it is not known. One pair is in each key head at a time."""
-        g, pairs = self.call.k.shape[1], np.arange(self.rope.pairs)
-        parts = [[self._read(pairs[i : i + g], which) for which in (0, 1)] for i in range(0, len(pairs), g)]
-        return np.concatenate([(one + other) / 2 + 1j * (one - other) / 2 for one, other in parts], axis=-1)
+        """e^{iΔ} times a factor, (b, n, m, p); NaN where it is not known. One pair is in each key head at a time, and
+        all of them, read in two ways each, are the rows of a few batches: calls may be slow."""
+        (b, g), count = self.call.k.shape[:2], self.rope.pairs
+        groups = [np.arange(i, min(i + g, count)) for i in range(0, count, g)]
+        probes = [self._probe(group, which) for group in groups for which in (0, 1)]
+        size = max(1, ROWS // (b if self.spec.feature_map else 2 * b))
+        parts = [self._read(probes[i : i + size]) for i in range(0, len(probes), size)]
+        one, other = np.concatenate(parts).reshape(len(groups), 2, *parts[0].shape[1:]).swapaxes(0, 1)
+        z = (one + other) / 2 + 1j * (one - other) / 2  # (groups, b, h, n, m)
+        every = z[:, :, :: self.call.q.shape[1] // g].swapaxes(1, 2)
+        return np.moveaxis(every.reshape(-1, *every.shape[2:])[:count], 0, -1)
 
-    def _read(self, pairs: Array, which: int) -> Array:
-        """cos Δ + sin Δ, or cos Δ − sin Δ."""
+    def _probe(self, pairs: Array, which: int) -> tuple[Array, Array]:
+        """q and k whose products are cos Δ + sin Δ, or cos Δ − sin Δ, of these pairs."""
         slices = definition.pairs(self.rope.layout, self.rope.width, self.rope.start)[0]
         reads, step = [np.arange(self.rope.head_dim)[s] for s in slices], self.call.q.shape[1] // self.call.k.shape[1]
         off, on = (0.0, self.spec.scale**-0.5) if self.spec.feature_map is None else (-40.0, 1.0)
@@ -141,28 +148,31 @@ class Relative:
             q[:, head * step, :, reads[which][pair]] = on
             for feature in reads:
                 k[:, head, :, feature[pair]] = on
-        visible = np.broadcast_to(seen(self.spec, self.call), (*q.shape[:3], k.shape[2]))
-        read = self._numerators if self.spec.feature_map is not None else self._scores
-        return read(q, k, visible)[:, : len(pairs) * step : step].transpose(0, 2, 3, 1)
+        return q, k
+
+    def _read(self, probes: list[tuple[Array, Array]]) -> Array:
+        """The numerators of linear attention, or the scores: every other key is zeros in each of two rows for one, and
+        its score is 0."""
+        q, k = (np.stack(x) for x in zip(*probes, strict=True))
+        visible, cap = np.broadcast_to(seen(self.spec, self.call), (*q.shape[1:4], k.shape[3])), self.spec.softcap
+        if self.spec.feature_map is not None:
+            return np.where(visible, self._weights(q, k) * visible.sum(axis=-1, keepdims=True), np.nan)
+        odd = np.arange(k.shape[3]) % 2 == 1
+        both = self._weights(np.stack((q, q)), np.stack([np.where(x[:, None], k, 0) for x in (odd, ~odd)]))
+        logs = np.where(visible, np.log(np.maximum(both, 1e-300)), np.nan)
+        some = np.stack((~odd, odd)).reshape(2, *[1] * (logs.ndim - 2), -1)  # the keys that are zeros
+        zero = np.nanmean(np.where(some, logs, np.nan), axis=-1, keepdims=True)
+        scores = np.where(odd, *(logs - zero))
+        return scores if cap is None else cap * np.arctanh(np.clip(scores / cap, -0.999, 0.999))
 
     def _weights(self, q: Array, k: Array) -> Array:
-        dtype = self.call.q.dtype
-        *calls, _ = unit_values(replace(self.call, q=q.astype(dtype), k=k.astype(dtype)))
-        return np.concatenate([self.ask(call) for call in calls], axis=-1)[..., : k.shape[2]]
-
-    def _numerators(self, q: Array, k: Array, visible: Array) -> Array:
-        return np.where(visible, self._weights(q, k) * visible.sum(axis=-1, keepdims=True), np.nan)
-
-    def _scores(self, q: Array, k: Array, visible: Array) -> Array:
-        """Scores by two calls: every other key is zeros in each, and its score is 0."""
-        out, cap = np.full(visible.shape, np.nan), self.spec.softcap
-        for odd in (0, 1):
-            some = np.arange(k.shape[2]) % 2 == odd
-            logs = np.log(np.maximum(self._weights(q, np.where(some[:, None], k, 0)), 1e-300))
-            logs = np.where(visible, logs, np.nan)
-            scores = logs - np.nanmean(np.where(some, np.nan, logs), axis=-1, keepdims=True)
-            out = np.where(some, scores, out)
-        return out if cap is None else cap * np.arctanh(np.clip(out / cap, -0.999, 0.999))
+        """(…, b, h, n, d) and (…, b, g, m, d) -> (…, b, h, n, m)."""
+        rows, dtype, at = q.shape[:-3], self.call.q.dtype, self.call.positions
+        many = [x.reshape(-1, *x.shape[-3:]).astype(dtype) for x in (q, k)]
+        at = None if at is None else np.tile(at, (len(many[0]) // len(at), 1))
+        *calls, _ = unit_values(replace(self.call, q=many[0], k=many[1], v=many[1], positions=at))
+        weights = np.concatenate([self.ask(call) for call in calls], axis=-1)[..., : k.shape[-2]]
+        return weights.reshape(*rows, *weights.shape[1:])
 
     @cached_property
     def uneven(self) -> float:
@@ -185,22 +195,22 @@ class Relative:
 # ── Frequencies and pairs ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def found(spec: Spec, ask: Ask, call: Call) -> Iterator[tuple[list[Finding], Way]]:
+def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Finding], Way]]:
     """How queries and keys are turned instead, and what that is called: by other positions, or else by other angles."""
     assert spec.turns is not None
     call = replace(call, options={}, judged=slice(None))
-    right, loose = right_way(spec, call), 0.02 + 8 * UNIT[spec.dtype.name]
+    right, loose = right_way(spec, replace(due, judged=slice(None))), 0.02 + 8 * UNIT[spec.dtype.name]
     for words, rope in _ropes(spec.turns) if call.k.shape[2] <= LONG else ():
         here = Relative(spec, ask, call, rope)
         if here.uneven > loose:
             continue
         fact = f"the pairs that turn are those of layout {rope.layout!r}, {rope.width} features wide"
-        paired, theta = [Finding(words, fact)] if words else [], rope.direction * frequencies(rope)
-        at = _acts(here, [theta, theta])
-        if at is not None:
+        paired, theta = [Finding(words, fact)] if words else [], [rope.direction * frequencies(rope)] * 2
+        named = None
+        if (at := _acts(here, theta)) is not None:
             named, at = _moved(call, at)
-            yield [*paired, *named], _way(right, rope, [theta, theta], at)
-        if at is None or not named:
+            yield [*paired, *named], _way(right, rope, theta, at)
+        if not named:
             yield from _by_frequencies(here, paired, right)
 
 
@@ -213,10 +223,10 @@ def _by_frequencies(here: Relative, paired: list[Finding], right: Way) -> Iterat
         call = Call("frequencies", q, k, v, positions=at)
         sides = [_frequencies(x, call) for x in Relative(here.spec, here.ask, call, here.rope).turned]
         theta = [side.theta for side in sides]
-        acts = _acts(here, theta)
-        if acts is not None:
+        if (acts := _acts(here, theta)) is not None:
             named, acts = _moved(here.call, acts)
-            yield [*paired, *_named(sides, here.rope), *named], _way(right, here.rope, theta, acts)
+            faults = _sides(*(_fault(side, here.rope) for side in sides))
+            yield [*paired, *faults, *named], _way(right, here.rope, theta, acts)
             return
 
 
@@ -228,8 +238,7 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
     widths = {"whole head rotated": rope.head_dim, "wrong rotary width: half of it": rope.width // 4 * 2}
     for words, width in widths.items() if rope.scaling is None else ():
         if width not in (0, rope.width):
-            yield words, replace(rope, rotary_dim=width)
-            yield words, replace(rope, rotary_dim=width, layout=other)
+            yield from ((words, replace(rope, rotary_dim=width, layout=layout)) for layout in (rope.layout, other))
 
 
 def _frequencies(turned: Array, call: Call) -> Measured:
@@ -243,18 +252,6 @@ def _frequencies(turned: Array, call: Call) -> Measured:
     return Measured(theta + slope, (4 * off + 1e-7) / squares**0.5)
 
 
-def _named(sides: list[Measured], rope: Rope) -> Iterator[Finding]:
-    """What is wrong with the frequencies of both sides, or of one."""
-    faults = [_fault(side, rope) for side in sides]
-    if faults[0] and faults[1] and faults[0].fault == faults[1].fault:
-        yield faults[0]
-        return
-    for side, fault in zip(SIDES, faults, strict=True):
-        if fault is not None:
-            name = ALONE.get(fault.fault, f"{fault.fault.partition(':')[0]}: of the {side} alone").format(side)
-            yield Finding(name, f"of the {side} alone: {fault.fact}")
-
-
 def _fault(side: Measured, rope: Rope) -> Finding | None:
     """What is wrong with the frequencies of one side."""
     due = meant(rope, rope.width)
@@ -264,31 +261,36 @@ def _fault(side: Measured, rope: Rope) -> Finding | None:
     return Finding("direction", "all pairs turn the other way") if back is None else Finding(ahead.fault, ahead.fact)
 
 
+def _sides(queries: Finding | None, keys: Finding | None) -> Iterator[Finding]:
+    """What is wrong with both sides, once if it is the same, or with one."""
+    if queries and keys and queries.fault == keys.fault:
+        yield queries
+        return
+    for side, fault in (("queries", queries), ("keys", keys)):
+        if fault is not None:
+            step, _, how = fault.fault.partition(": ")
+            name = f"{step}: {side} at {how}" if step == "positions" else f"{step}: of the {side} alone"
+            yield Finding(ALONE.get(fault.fault, name).format(side), f"of the {side} alone: {fault.fact}")
+
+
 # ── Positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _acts(here: Relative, theta: list[Array]) -> list[Array] | None:
-    """The positions that queries and keys act at, (b, n) each, up to one number for each row; None if the angles of one
-    side are those of no position."""
-    first = np.asarray(here.call.positions, np.float64)[:, :1, None]  # where the first key should be
-    turned = (x * np.exp(1j * first * theta[1]) for x in here.turned)
-    both = [_side(x, side, here.call) for x, side in zip(turned, theta, strict=True)]
-    known = [x for x in both if x is not None]
-    return known if len(known) == 2 else None
-
-
-def _side(turned: Array, theta: Array, call: Call) -> Array | None:
-    """The same of one side; NaN where it is not known."""
-    (b, n, p), known = turned.shape, np.isfinite(turned).all(axis=-1)
-    if not np.abs(theta).max(initial=0):
-        return np.where(known, 0.0, np.nan)
-    most = 2.0 * np.abs(np.asarray(call.positions)).max(initial=1) + 10
-    acts, off = acts_at(np.nan_to_num(turned, nan=1.0).reshape(b * n, p), theta, most)
-    good = (off < (0.1 if UNIT[call.q.dtype.name] > 1e-4 else 5e-3)).reshape(b, n) & known
-    if good.sum() < 0.9 * known.sum():
-        return None
-    acts = np.where(np.abs(acts - np.rint(acts)) < 0.05, np.rint(acts), acts)
-    return np.where(good, np.reshape(acts, (b, n)), np.nan)
+    """The positions that queries and keys act at, (b, n) each, up to one number for each row, NaN where they are not
+    known; None if the angles of one side are those of no position."""
+    at, close = np.asarray(here.call.positions, np.float64), 0.1 if UNIT[here.spec.dtype.name] > 1e-4 else 5e-3
+    both = list[Array]()
+    for turned, side in zip(here.turned, theta, strict=True):
+        known = np.isfinite(turned).all(axis=-1)
+        turned = turned * np.exp(1j * at[:, :1, None] * theta[1])  # the first key is where it should be
+        acts, off = acts_at(np.nan_to_num(turned, nan=1.0).reshape(-1, len(side)), side, 2 * np.abs(at).max() + 10)
+        good = known & ((off < close).reshape(known.shape) | (not side.any()))
+        if good.sum() < 0.9 * known.sum():
+            return None
+        acts = np.where(np.abs(acts - np.rint(acts)) < 0.05, np.rint(acts), acts)
+        both.append(np.where(good, np.reshape(acts, known.shape), np.nan))
+    return both
 
 
 def _way(right: Way, rope: Rope, theta: list[Array], at: list[Array]) -> Way:
@@ -306,20 +308,10 @@ def _moved(call: Call, at: list[Array]) -> tuple[list[Finding], list[Array]]:
         acts = at[1] - at[1][:, :1] + p[:, :1]
         some = ", ".join(f"{p[-1, j]:g} as {acts[-1, j]:.6g}" for j in range(1, min(p.shape[1], 9), 2))
         return [Finding("positions: others", f"keys are turned as at other positions, up to a shift: {some}")], at
-    q, k = min(both, key=lambda pair: (pair[0] != pair[1] and 0 not in pair, sum(pair)))
-    return list(_relation(listed[q][0], listed[k][0])), [listed[q][1], listed[k][1]]
-
-
-def _relation(q: str, k: str) -> Iterator[Finding]:
-    """What it is called that queries act at q, and keys at k."""
-    if q == k:
-        if q != "p":
-            yield Finding(BOTH.get(q, f"positions: {q}"), f"tokens are turned as at {q}")
-        return
-    for side, words in zip(SIDES, (q, k), strict=True):
-        if words != "p":
-            name = ALONE.get(BOTH.get(words, ""), f"positions: {{}} at {words}").format(side)
-            yield Finding(name, f"{side} are turned as at {words}")
+    pair = min(both, key=lambda pair: (pair[0] != pair[1] and 0 not in pair, sum(pair)))
+    named = [Finding(BOTH.get(x, f"positions: {x}"), f"turned as at {x}") for x in (listed[i][0] for i in pair)]
+    wrong = (name if i else None for i, name in zip(pair, named, strict=True))
+    return list(_sides(*wrong)), [listed[i][1] for i in pair]
 
 
 def _start(acts: Array, other: Array) -> Array | None:
@@ -330,7 +322,7 @@ def _start(acts: Array, other: Array) -> Array | None:
 
 
 def _relations(call: Call, p: Array, at: list[Array]) -> Iterable[tuple[str, Array]]:
-    """What positions may have been made of p, (b, n): the simplest first."""
+    """What positions may have been made of p, (b, n): p itself, then the simplest first."""
     counted = np.broadcast_to(np.arange(p.shape[1], dtype=np.float64), p.shape)
     yield "p", p
     if (np.diff(p) <= 0).all():  # where a count is −p, up to a shift
@@ -338,13 +330,12 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterable[tuple[str, Arr
     yield from (("0", 0 * p), ("−p", -p), ("2p", 2 * p))
     yield from ((f"p {by:+d}", p + by) for by in (1, -1, 2, -2))
     if call.chunks:
-        first = np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
-        later = np.repeat(np.arange(len(call.chunks)), call.chunks) > 0
+        of, first = call.of, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
         yield "0, 1, 2, … in each call", counted - first
-        yield "p less the first of its call, after the first call", np.where(later, p - p[:, first], p)
+        yield "p less the first of its call, after the first call", np.where(of > 0, p - p[:, first], p)
         for by in (1, -1):
-            yield f"p {by:+d} after the first call", p + by * later
-            yield f"counts, 0, 1, 2, …, {by:+d} after the first call", counted + by * later
+            yield f"p {by:+d} after the first call", p + by * (of > 0)
+            yield f"counts, 0, 1, 2, …, {by:+d} after the first call", counted + by * (of > 0)
     yield COUNTED, counted
     yield "those of row 0 of the batch", np.broadcast_to(p[:1], p.shape)
     yield "p less the first of its row", p - p[:, :1]
@@ -363,8 +354,7 @@ def _measured(p: Array, acts: Array) -> Iterator[tuple[str, Array]]:
     known = np.isfinite(acts)
     if not known.any():
         return
-    lost = np.abs(np.rint((p - acts)[known])).astype(np.int64)
-    if (period := int(np.gcd.reduce(lost))) > 1:
+    if (period := int(np.gcd.reduce(np.abs(np.rint((p - acts)[known])).astype(np.int64)))) > 1:
         yield f"p modulo {period}", p % period
     for top in (np.rint(np.nanmax(acts)), *np.unique(p)[::-1][:100]):
         yield f"min(p, {top:g})", np.minimum(p, top)

@@ -1,151 +1,136 @@
-"""What becomes of the values before and after they are weighed: o = Σ w·v of the values given, or of what else.
+"""What becomes of the values before and after they are weighed, and whose queries, keys and values each head reads.
 
-Values of one key alone, of one head and row alone, and of many sizes show whether they are turned, of another head, or
-rounded, clipped, or otherwise not themselves.
+o = Σ w·v of the values given, or of what else: an argument of one row, or of one head, that is negated shows whom it
+reaches, and values of many sizes show whether they are rounded, clipped, or otherwise not themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import product
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .measured import Ask, read
+from .measured import Ask
 from .report import Finding
 from .responses import Response, examples, response
-from .steps import EXACT, Allowed, Call, Spec, weigh
+from .steps import Allowed, Call, Spec, weigh
 
-Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
-UNREADABLE = {"batch: mixed", "heads: mixed", "values: not only summed"}  # so that there are no weights
 ONES = 4  # features of all values that are 1
 CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
+MOST = 64  # rows, or heads, whose readers are looked for
+NOT_SUMMED = "values: not only summed"  # so that there are no weights
+NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 
-def head_maps(h: int, g: int) -> Iterator[tuple[str, Array]]:
-    """Which of the h spread key heads a query head may read instead of its own."""
-    own, heads = np.arange(h), [np.arange(h) % g * (h // g), np.zeros(h, int), np.arange(h)[::-1], np.roll(range(h), 1)]
-    for words, index in zip(("tiled", "head 0 for all", "reversed", "shifted by one"), heads, strict=True):
-        if ((own * g // h) != (index * g // h)).any():
-            yield words, index
+# ── Rows and heads ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def row_maps(b: int) -> Iterator[tuple[str, Array]]:
-    """Which row of a batch may be read instead of the own one."""
-    if b > 1:
-        yield "row 0 for all", np.zeros(b, int)
-        yield "rows reversed", np.arange(b)[::-1]
-        yield "rows shifted by one", np.roll(np.arange(b), 1)
+def sources(ask: Ask, call: Call, close: float) -> tuple[list[Finding], Call]:
+    """Who reads the queries, keys and values of others, and a call in which each head has what it reads."""
+    found, moved = list[Finding](), call
+    for axis, what, step in ((0, "row", "batch"), (1, "head", "heads")):
+        others = dict[str, Array]()
+        for name in NAMES:
+            x = getattr(call, name)
+            reached = _reached(ask, call, name, axis, close)
+            if not reached.any(axis=0).all():
+                continue
+            if (several := reached.sum(axis=0)).max() > 1:
+                some = np.flatnonzero(reached.reshape(len(reached), -1)[:, several.argmax()])
+                words = f"one {what} reads the {NAMES[name]} of {what}s {', '.join(map(str, some))}"
+                return [Finding(f"{step}: {'keys ' * (name == 'k')}mixed", words)], call
+            first = reached.argmax(axis=0)
+            due = np.arange(len(x))[:, None] if axis == 0 else np.arange(first.shape[1]) * x.shape[1] // first.shape[1]
+            if (first != due).any():
+                others[name] = first
+        if others:
+            found.append(_misread(others, what, step))
+            moved = replace(moved, **{name: _taken(getattr(moved, name), x, axis) for name, x in others.items()})
+    return found, moved
+
+
+def _reached(ask: Ask, call: Call, name: str, axis: int, close: float) -> Array:
+    """Which rows, or heads, of an argument change the results of which heads, (count, b, h)."""
+    given, base = getattr(call, name), np.nan_to_num(ask(call))
+    changed = np.zeros((given.shape[axis], *base.shape[:2]), bool)
+    for i in range(len(changed) if len(changed) <= MOST else 0):
+        x = given.copy()
+        np.moveaxis(x, axis, 0)[i] *= -1
+        off = np.abs(np.nan_to_num(ask(replace(call, **{name: x}))) - base).max(axis=(2, 3))
+        changed[i] = off > close * np.abs(base).max()
+    return changed
+
+
+def _taken(x: Array, whose: Array, axis: int) -> Array:
+    """x as each of the (b, h) heads reads it."""
+    b, h = whose.shape
+    x = x if x.shape[1] == h or axis == 1 else definition.repeat_heads(x, h)
+    return x[whose, np.arange(h)] if axis == 0 else x[np.arange(b)[:, None], whose]
+
+
+def _misread(others: dict[str, Array], what: str, step: str) -> Finding:
+    """The queries, keys or values of others: of all three, it is the result that is elsewhere."""
+    first = next(iter(others.values()))
+    numbers = first[:, 0] if what == "row" else first[-1]
+    listed, own, count = ", ".join(map(str, numbers[:8])), np.arange(len(numbers)), int(first.max()) + 1
+    if len(others) == 3:
+        fault = "batch: results of other rows" if what == "row" else "output: of other heads"
+        return Finding(fault, f"{what}s 0, 1, … return the results of {what}s {listed}")
+    known = {
+        f"{what} 0 for all": 0 * own,
+        "tiled": own % count,
+        "reversed": own[::-1],
+        "shifted by one": np.roll(own, 1),
+    }
+    how = next((words for words, x in known.items() if (numbers == x).all()), f"of other {what}s")
+    whose = " and ".join(NAMES[name] for name in others)
+    which = "" if whose == "values and keys" else f"{whose} "
+    return Finding(f"{step}: {which}{how}", f"{what}s 0, 1, … read the {whose} of {what}s {listed}")
+
+
+# ── Values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Values:
-    """The values of one call; ``weights`` are those that were read, better ones if values are turned."""
+    """The values of one call, of which each head reads those of ``due``; ``weights`` are those that were read."""
 
     def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
         self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, _finite(offset)
-        self.close, self.rng = CLOSE[spec.dtype.name], np.random.default_rng(12)
-        self.v = self._spread(call.v.astype(np.float64))
+        self.close, self.rng, self.v = CLOSE[spec.dtype.name], np.random.default_rng(12), self._spread(call.v)
 
-    def _spread(self, x: Array) -> Array:
-        return definition.repeat_heads(x, self.call.q.shape[1])
+    def _spread(self, v: Array) -> Array:
+        return definition.repeat_heads(v.astype(np.float64), self.call.q.shape[1])
 
     def _asked(self, v: Array) -> Array:
         out = self.ask(replace(self.call, v=v.astype(self.call.v.dtype)))
         return _finite(out[:, :, self.call.judged] - self.offset)
 
-    def found(self, answer: Array, allowed: Allowed) -> list[Finding]:
-        """What is added to the output, and whether values are turned, of other heads, or not themselves."""
-        listed, room = list(self._added()), 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)
-        summed = (np.abs(self.weights @ self.v + self.offset - answer) <= room).all()
-        if summed or not np.isfinite(answer).any():
-            return listed
-        if turned := next((words for words, turn, undo in self._turns() if self._undone(turn, undo, answer, room)), ""):
-            fact = f"outputs are those of values that are {turned}"
-            listed.append(Finding(f"values: {turned}", fact))
-        elsewhere = list(self._sources())
-        if turned or elsewhere:
-            return [*listed, *elsewhere]
-        return [*listed, *(self._responses(answer) or self._not_summed())]
+    def summed(self, due: Call, answer: Array, allowed: Allowed) -> bool:
+        """Whether the answer is the sum of the values that are read, times their weights."""
+        v, room = self._spread(due.v), 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)
+        return bool((np.abs(self.weights @ v + self.offset - answer) <= room).all())
 
-    def _not_summed(self) -> list[Finding]:
-        once, twice = (self._asked(by * self.call.v.astype(np.float64)).reshape(1, -1) for by in (1, 2))
-        if _parallel(once, twice):
-            return []
-        return [Finding("values: not only summed", "twice the values do not give twice the output")]
-
-    def _added(self) -> Iterator[Finding]:
+    def added(self) -> Iterator[Finding]:
         size = float(np.abs(self.offset).max(initial=0))
         if size > 10 * self.close:
             number = f"{self.offset.flat[0]:.4g}" if np.ptp(self.offset) < 0.01 * size else "something"
             yield Finding(f"output: {number} is added", f"for values of 0 it returns up to {size:.4g}")
 
-    # ── Values that are turned, or features in another order ──
-
-    def _turns(self) -> Iterator[tuple[str, Change, Change]]:
-        """What may be done to values, in words, and what undoes it."""
-        if self.spec.rope is not None:
-            ropes = self.spec.rope.rotation_only, self.spec.rope.rotation_only.transposed
-            there, back = (partial(lambda x, call, rope: EXACT.turned(x, call.at()[1], rope), rope=r) for r in ropes)
-            yield "rotated", there, back
-            yield "rotated backwards", back, there
-        yield "features in reversed order", lambda x, call: x[..., ::-1], lambda x, call: x[..., ::-1]
-
-    def _undone(self, turn: Change, undo: Change, answer: Array, room: Array) -> bool:
-        """Whether weights that are read with values that undo it explain the answer: then they are kept."""
-        own = self.ask
-
-        def ask(call: Call) -> Array:
-            return own(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
-
-        w, v = read(ask, self.call).weights, self._spread(turn(self.call.v.astype(np.float64), self.call))
-        w = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)  # undone values are rounded
-        if not (np.abs(w @ v + self.offset - answer) <= room + 10 * self.close * np.abs(v).max()).all():
-            return False
-        self.ask, self.weights = ask, w
-        return True
-
-    # ── Values of other heads and rows ──
-
-    def _sources(self) -> Iterator[Finding]:
-        """Which rows and key heads each head reads: all values are zeros but for those of one."""
-        (b, g), h = self.call.v.shape[:2], self.call.q.shape[1]
-        if b * g > 64:
-            return
-        size, reached = float(np.abs(self.v).max()), np.zeros((b, g, b, h), bool)
-        for i, j in product(range(b), range(g)):
-            v = np.zeros(self.call.v.shape)
-            v[i, j] = size
-            reached[i, j] = np.abs(self._asked(v)).max(axis=(2, 3)) > 100 * self.close * size
-        rows, heads = np.any(reached, axis=1), np.any(reached, axis=0)  # (b, b, h), (g, b, h)
-        own = np.arange(h) * g // h
-        for what, step, by, due in (("row", "batch", rows, np.arange(b)[:, None]), ("head", "heads", heads, own)):
-            first, count = by.argmax(axis=0), by.sum(axis=0)
-            numbers = ", ".join(map(str, (first[:, 0] if what == "row" else first[0])[:8]))
-            if (count > 1).any():
-                several = ", ".join(map(str, np.flatnonzero(by.reshape(len(by), -1)[:, count.argmax()])))
-                yield Finding(f"{step}: mixed", f"one {what} reads the values of {what}s {several}")
-            elif (count == 1).all() and (first != due).any():
-                maps = row_maps(b) if what == "row" else ((words, i * g // h) for words, i in head_maps(h, g))
-                same = (words for words, i in maps if (first == (i[:, None] if what == "row" else i)).all())
-                words = f"{what}s 0, 1, … read the values of {'key ' * (what == 'head')}{what}s {numbers}"
-                yield Finding(f"{step}: values {next(same, f'of other {what}s')}", words)
-
-    # ── Values that are not themselves ──
-
-    def _responses(self, answer: Array) -> list[Finding]:
+    def changed(self, answer: Array) -> list[Finding]:
         """What comes out of values of many sizes; weights, read by values of 1, are divided by what becomes of 1."""
         read = [self._first(sizes) for sizes in (False, True)]
         found = [response(v, y, self.close, scaled=not sole) for v, y, sole in read]
         best = next((i for i, x in enumerate(found) if x.function is not None), 0 if found[0].words else 1)
         (v, y, sole), told = read[best], found[best]
         one = y[..., :ONES] if told.function is None else told.function(np.ones((1, 1, 1, 1)))
-        if not told.words or np.ptp(one) > 10 * self.close * np.abs(one).max():
-            return []  # it depends on more than on the value
+        if not told.words or np.ptp(one) > 10 * self.close * np.abs(one).max():  # it depends on more than on the value
+            once, twice = (self._asked(by * self.call.v.astype(np.float64)) for by in (1, 2))
+            words = "twice the values do not give twice the output"
+            return [] if _parallel(once, twice) else [Finding(NOT_SUMMED, words)]
         self.weights = self.weights / one.flat[0] if one.flat[0] and sole else self.weights
         step = "output" if self._after(told, answer) else "values"
         return [Finding(f"{step}: {told.words}", f"of values, {examples(v[..., :1, :], y)}")]
@@ -178,12 +163,10 @@ class Values:
         return bool(np.abs(after - answer).mean() < 0.5 * np.abs(before - answer).mean())
 
 
-def _finite(x: Array) -> Array:
+def _finite(x: Any) -> Array:
     """With 0 in the place of what is not a number."""
     return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _parallel(x: Array, y: Array) -> bool:
-    """Whether vectors (…, d) point the same way."""
-    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
-    return bool(((x * y).sum(axis=-1) > 0.995 * lengths)[lengths > 0].all())
+    return bool((x * y).sum() > 0.995 * np.linalg.norm(x) * np.linalg.norm(y))

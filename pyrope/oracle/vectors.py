@@ -20,13 +20,22 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from .. import checks, theta
 from ..backend import Array
-from ..files import PathLike, dtype_named, load_npy, load_safetensors, read_json, save_npy
+from ..files import (
+    PathLike,
+    check_file,
+    dtype_named,
+    errors_prefixed_with,
+    load_npy,
+    load_safetensors,
+    read_json,
+    save_npy,
+)
 from ..phase import cos_sin
 from ..theta import Axes, Rope
 from .attention import Asked, Check, examine
@@ -300,35 +309,21 @@ def write_vectors(
     """Writes a suite ("rotation", "attention", "linear", "all" of these three, or "gradients") to a directory, and
     returns its manifest: the standard cases, or those for one's own rope, of one dtype or of all.
 
-    The directory appears when all is written. One that exists is replaced if it is empty, or holds such vectors and
-    nothing else.
+    The directory, which must be new or empty, appears when all is written.
     """
     target, listed = Path(os.path.realpath(directory)), cases(suite, own, dtype)
-    _check_replaceable(target)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(f"{directory} must be a new or an empty directory: name another, or remove what is there")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         (draft / "npy").mkdir(parents=True)
         manifest = {"format": FORMAT, "version": VERSION, "cases": [_written(draft, case) for case in listed]}
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        os.rename(draft, target)
+        os.replace(draft, target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return manifest
-
-
-def _check_replaceable(target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} must be a directory, or nothing yet")
-    known = {"npy", "manifest.json"}
-    if (target / "manifest.json").is_file():
-        known |= {part["npy"] for entry in read_manifest(target) for part in entry["arrays"].values()}
-    for path in target.rglob("*"):
-        if (name := path.relative_to(target).as_posix()) not in known:
-            words = f"holds something else than test vectors, such as {name}"
-            raise ValueError(f"{target} {words}: name an empty or a new directory")
 
 
 def _written(draft: Path, case: Case) -> dict[str, Any]:
@@ -376,18 +371,28 @@ def _rope_from_json(value: Any) -> Rope | None:
     return Rope(**fields, scaling=scaling, axes=None if axes is None else Axes(**axes))
 
 
-def read_manifest(directory: Path) -> list[dict[str, Any]]:
-    """The cases of the manifest of a directory."""
+def _read_cases(directory: Path) -> list[Case]:
     path = directory / "manifest.json"
     if not path.is_file():
         raise ValueError(f"{directory} holds no test vectors: there is no manifest.json")
     manifest = read_json(path)
-    if manifest.get("format") != FORMAT or not isinstance(manifest.get("cases"), list):
-        raise ValueError(f'{path} is no manifest of test vectors: it must have "format": "{FORMAT}", and cases')
-    if manifest.get("version") != VERSION:
-        raise ValueError(f"{path} has version {manifest.get('version')!r}, this pyrope reads {VERSION}: write it anew")
-    listed: list[dict[str, Any]] = manifest["cases"]
-    return listed
+    with errors_prefixed_with(path):
+        if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+            rule = f'the file must have "format": "{FORMAT}", "version": {VERSION}'
+            raise ValueError(f"{rule}, has {manifest.get('format')!r}, {manifest.get('version')!r}: write it anew")
+        return [_case_from_json(entry) for entry in manifest["cases"]]
+
+
+def _case_from_json(entry: dict[str, Any]) -> Case:
+    names = ("name", "kind", "backward", "dtype", "options", "explains", "rope")
+    if missing := [name for name in names if name not in entry]:
+        raise ValueError(f"a case must have {', '.join(names)}; {missing[0]} is missing: write it anew")
+    case = Case(**{**{name: entry[name] for name in names}, "rope": _rope_from_json(entry["rope"])})
+    if not re.fullmatch(r"[\w+-][\w.+-]*", case.name):  # it is part of a path
+        raise ValueError(f"the name of a case must have letters, digits, - and . alone, was {case.name!r}")
+    checks.choice("kind", case.kind, SUITES[:3])
+    _ = Own(cast(Rope, case.rope), **case.options) if case.kind == "rotation" else case.spec  # checks the options
+    return case
 
 
 # ── Judgement ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -401,28 +406,15 @@ def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, Array],
     dtype of the case, bfloat16 in .npy as uint16 bits.
     """
     directory = Path(directory)
+    chosen = [case for case in _read_cases(directory) if fnmatch.fnmatchcase(case.name, only)]
     given: Mapping[str, Array] | Path = outputs if isinstance(outputs, Mapping) else Path(outputs)
+    if isinstance(given, Path) and not given.exists():
+        raise FileNotFoundError(f"{given} does not exist")
     if isinstance(given, Path) and not given.is_dir():
         given = load_safetensors(given)[0]
-    chosen = [case for case in _read_cases(directory) if fnmatch.fnmatchcase(case.name, only)]
     if not chosen:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
     return [_judged(case, directory, given) for case in chosen]
-
-
-def _read_cases(directory: Path) -> list[Case]:
-    listed, names = [], ("name", "kind", "backward", "dtype", "options", "explains")
-    try:
-        for entry in read_manifest(directory):
-            case = Case(rope=_rope_from_json(entry["rope"]), **{name: entry[name] for name in names})
-            if not re.fullmatch(r"[\w+-][\w.+-]*", case.name):  # it is part of a path
-                raise ValueError(f"the name of a case must have letters, digits, - and . alone, was {case.name!r}")
-            checks.choice("kind", case.kind, SUITES[:3])
-            _ = case.spec if case.kind != "rotation" or case.rope is None else Own(case.rope, **case.options)
-            listed.append(case)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the manifest in {directory} is incomplete: {error!r}; write the vectors anew") from error
-    return listed
 
 
 def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> Report:
@@ -452,14 +444,9 @@ def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> R
 def _read_rows(case: Case, directory: Path) -> Rows:
     rows = {}
     for name in case.inputs:
-        path = directory / _path(case, name)
-        try:
-            if not path.is_file():  # opening a FIFO would wait forever
-                raise ValueError(f"there is no file {path}")
+        with errors_prefixed_with(path := check_file(directory / _path(case, name))):
             array = np.load(path, allow_pickle=False)
-        except Exception as error:  # whatever NumPy makes of a damaged header
-            raise ValueError(f"{name} of {case.name} cannot be read: {error}; write the vectors anew") from error
-        rows[name] = array.view(dtype_named("bfloat16")) if array.dtype == np.uint16 else array
+            rows[name] = array.view(dtype_named("bfloat16")) if array.dtype == np.uint16 else array
     if case.kind == "rotation":
         rows["positions"] = np.moveaxis(rows["positions"], -1, 0)
     if len({len(array) for array in rows.values()}) > 1:

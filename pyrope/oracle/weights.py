@@ -15,18 +15,16 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .candidate import UNIT
 from .masks import masked
-from .measured import Ask, Measured, Numerators, blocks, read, where
-from .numerators import numerators
+from .measured import Ask, Measured, Numerators, blocks, coarser, read, where
+from .numerators import fits, numerators
 from .report import Finding
 from .responses import narrowed
 from .steps import EXACT, Allowed, Call, Spec, weigh
-from .values import UNREADABLE, Values
+from .values import NOT_SUMMED, Values, sources
 
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
-MOST = 64  # heads of all rows whose results are looked for in other places
 
 
 def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) -> list[Finding]:
@@ -35,75 +33,54 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN alone have no median
         if whole := next(_whole(spec, call, answer, allowed), None):
             return [whole]
-        values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
-        listed = values.found(answer, allowed)
-        if any(x.fault in UNREADABLE for x in listed):
+        values, due, taken = Values(spec, ask, call, *read(ask, call)), call, list[Finding]()
+        listed, finite, looks = [*values.added()], np.isfinite(answer).any(), CLOSE[spec.dtype.name]
+        if finite and not (
+            values.summed(due, answer, allowed) and fits(Measured(spec, ask, call, values.weights, looks[0], due))
+        ):
+            moved, due = sources(ask, call, 10 * looks[0])
+            listed += moved
+        if finite and not values.summed(due, answer, allowed) and not any("mixed" in x.fault for x in listed):
+            listed += values.changed(answer)
+        if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):
             return listed
-        for close in CLOSE[spec.dtype.name]:
-            taken = apart(Measured(spec, values.ask, call, values.weights, close))
+        for close in looks:
+            taken = apart(Measured(spec, ask, call, values.weights, close, due))
             if taken or listed:
                 break
     if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
         taken = [x for x in taken if not x.fault.startswith("precision")]
     if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
         taken = [x for x in taken if x.fault != "not finite"]
-    return _merged([*listed, *taken])
-
-
-def _merged(found: list[Finding]) -> list[Finding]:
-    """Each fault once; what keys and values have alike is one."""
-    names = {finding.fault: finding for finding in found}
-    for fault in [fault for fault in names if ": values " in fault]:
-        if (keys := names.pop(fault.replace(": values ", ": keys "), None)) is not None:
-            both = f"{names[fault].fact}; {keys.fact}"
-            names[fault] = replace(names[fault], fault=fault.replace(": values ", ": "), fact=both)
-    return list(names.values())
+    return [*listed, *taken]
 
 
 def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[Finding]:
-    """Mistakes that predict the answer, in all its numbers, and right results in other places."""
+    """Mistakes that predict the answer, in all its numbers."""
     room = 2 * allowed.worst.max(axis=-1, keepdims=True) + allowed.worst.max() / 4
     error = float(np.square(answer - allowed.truth).mean())
     for fault, out in _outputs(spec, call):
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
         if near and np.square(out - answer).mean() < 0.01 * error:
             yield Finding(fault, f"all {answer.size} outputs are those of this mistake")
-    (b, h), whose = answer.shape[:2], places(answer, allowed)
-    rows, heads = whose // h, whose % h
-    if (whose < 0).any() or not answer.any():
-        return
-    if (heads != np.arange(h)).any():
-        numbers = ", ".join(map(str, heads[-1]))
-        yield Finding("output: of other heads", f"heads 0, 1, … return the results of heads {numbers}")
-    elif (rows != np.arange(b)[:, None]).any():
-        numbers = ", ".join(map(str, rows[:, 0]))
-        yield Finding("batch: results of other rows", f"rows 0, 1, … return the results of rows {numbers}")
 
 
 def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
     """Results of other arguments, and right results in other places."""
-    out, (b, h, n, d) = weigh(spec, call).out, call.q.shape
-    yield "values: keys and values exchanged", weigh(spec, replace(call, k=call.v, v=call.k)).out
-    yield "values: keys used as values", weigh(spec, replace(call, v=call.k)).out
-    if spec.rope is not None:
-        turned = EXACT.turned(call.k.astype(np.float64), call.at()[1], spec.rope)
-        yield "values: rotated keys used as values", weigh(spec, replace(call, v=turned)).out
+    (b, h, n, d), out, k, v = call.q.shape, weigh(spec, call).out, call.k, call.v
     yield "output: zeros", np.zeros_like(out)
     if out.shape == call.q.shape:
         yield "output: heads and tokens exchanged", out.swapaxes(1, 2).reshape(out.shape)
         yield "output: heads merged by a reshape", out.reshape(b, n, h, d).swapaxes(1, 2)
         yield "output: tokens in reversed order", out[:, :, ::-1]
         yield "output: shifted by one token", np.roll(out, 1, axis=2)
-
-
-def places(answer: Array, allowed: Allowed) -> Array:
-    """The head, counted over all rows, whose right result each head returns, (b, h); −1 if there is none."""
-    (b, h), truth = answer.shape[:2], allowed.truth.reshape(-1, *answer.shape[2:])
-    whose, room = np.full(b * h, -1), 3 * allowed.worst.reshape(truth.shape)
-    for i, out in enumerate(answer.reshape(truth.shape) if b * h <= MOST else ()):
-        near = (np.abs(truth - out) <= room).all(axis=(1, 2))
-        whose[i] = i if near[i] else int(near.argmax()) if near.any() else -1
-    return whose.reshape(b, h)
+    values = {"keys used as values": k, "features in reversed order": v[..., ::-1]}
+    if spec.rope is not None:
+        ropes = {"rotated": spec.rope.rotation_only, "rotated backwards": spec.rope.rotation_only.transposed}
+        values |= {words: EXACT.turned(v.astype(np.float64), call.at()[1], rope) for words, rope in ropes.items()}
+        values["rotated keys used as values"] = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
+    yield from ((f"values: {words}", weigh(spec, replace(call, v=x)).out) for words, x in values.items())
+    yield "values: keys and values exchanged", weigh(spec, replace(call, k=v, v=k)).out
 
 
 def apart(m: Measured) -> list[Finding]:
@@ -262,8 +239,7 @@ def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> It
             running = narrowed(running + narrowed(key, bits), bits)
         yield f"precision: sum in {name}", running
     if m.call.chunks:
-        of = np.repeat(range(len(m.call.chunks)), m.call.chunks)
-        yield "of earlier calls lost", summed(np.where(of[i] == of, own, 0))
+        yield "of earlier calls lost", summed(np.where(m.call.of[i] == m.call.of, own, 0))
 
 
 def _off(total: Array, other: Array) -> float:
@@ -303,9 +279,8 @@ def _added(m: Measured, total: Array, right: Array, unit: Array) -> Finding | No
 def _another(m: Measured, ratio: Array) -> Finding:
     """A sum with few digits, if it is too large as often as too small; or by its place."""
     off = float(np.sqrt(np.nanmean(np.square(ratio - 1))))
-    near = [name for name, u in UNIT.items() if 0.1 * u < off < 8 * u and u > UNIT[m.spec.dtype.name]]
-    if near and abs(np.nanmean(ratio) - 1) < 0.7 * off:
-        return Finding(f"precision: normaliser as if rounded to {near[0]}", _spread(ratio))
+    if (name := coarser(off, m.spec)) and abs(np.nanmean(ratio) - 1) < 0.7 * off:
+        return Finding(f"precision: normaliser as if rounded to {name}", _spread(ratio))
     wrong = np.abs(ratio - 1) > m.close / 5
     return Finding("normaliser: another sum", _spread(ratio) + where(m.call, wrong, np.ones(m.sees.shape, bool)))
 

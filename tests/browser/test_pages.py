@@ -14,7 +14,7 @@ import pytest
 import pyrope
 from pyrope import LongRoPE, Rope, check_attention, check_rotation, identify
 from pyrope.oracle import gallery, page, traces
-from pyrope.oracle.report import Failure, Report, by_faults
+from pyrope.oracle.report import Failure, Report
 
 pytestmark = pytest.mark.skipif(
     chromium.PROGRAM is None and not os.environ.get("CI"), reason=f"Chromium is missing: {chromium.INSTALL}"
@@ -47,7 +47,7 @@ def sections() -> dict[str, list]:
         "failed": [page.report_section(failed)],
         "attention": [page.report_section(attention)],
         "trace": [page.report_section(trace)],
-        "vectors": [page.verification_section(every, by_faults(every))],
+        "vectors": [page.verification_section(every)],
         "gallery": [page.gallery_section(rows)],
         "identified": [page.identification_section(identify(gallery.rotate_half, 64))],
         "unknown": [page.identification_section(identify(lambda x, m: x * (1 + m[:, None] % 2).astype(x.dtype), 16))],
@@ -85,7 +85,7 @@ CUT_OFF = """(() => {
   return [...wide, ...cut.map(named)].slice(0, 5);
 })()"""
 
-# Words whose contrast to what is behind them is below 4.5, and marks of pictures below 3 (WCAG 2.2, AA).
+# Words whose contrast to what is behind them is below 4.5 (WCAG 2.2, AA).
 FAINT = """(() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
   const luminance = c => c.slice(0, 3).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
@@ -104,7 +104,6 @@ FAINT = """(() => {
     if (e.tagName == "STYLE" || !box.width) continue;
     if ([...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim()))
       look(e, style.color, 4.5);
-    if (e.matches(".bar")) look(e.parentElement, style.backgroundColor, 3);
   }
   return faint.slice(0, 5);
 })()"""

@@ -63,12 +63,16 @@ def main(directory: str) -> int:
         return int(bool(toolkit()))
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         rows = [row for some in pool.map(judge, sources, chunksize=4) for row in some]
+    ours: dict[str, list[tuple[int, int]]] = {}
     for name, architecture, status, log in rows:
         if status:
             print(f"{name} for {architecture}: status {status}\n{log}")
         elif name.startswith("pyrope"):
             used, spilled = max(map(int, USED.findall(log))), max(map(int, SPILLED.findall(log)))
-            print(f"{name} for {architecture}: {used} registers, {spilled} bytes spilled")
+            ours.setdefault(name, []).append((used, spilled))
+    for name, numbers in sorted(ours.items()):
+        used, spilled = zip(*numbers, strict=True)
+        print(f"{name}: {min(used)} to {max(used)} registers, {max(spilled)} bytes spilled, {len(numbers)} kernels")
     refused = sum(status != 0 for _, _, status, _ in rows)
     print(
         f"NVIDIA's compiler made machine code of {len(rows) - refused} of {len(rows)} kernels, {len(sources)} sources"

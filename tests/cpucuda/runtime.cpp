@@ -35,7 +35,7 @@ enum { HOST = 1, DEVICE = 2, POISON = 0xA5, GUARD = 0x5A, GUARD_BYTES = 256 };
 struct Block { size_t size; int kind; };
 std::map<uintptr_t, Block> blocks;  // by address
 std::mutex memory_lock, launch_lock;
-struct { long compiled, launches, gemms, allocations, misaligned; } counts;
+struct { long compiled, launches, gemms, allocations, misaligned, fetched; } counts;
 
 bool setting(const char* name) { const char* v = getenv(name); return v && *v && *v != '0'; }
 
@@ -88,6 +88,7 @@ int copy(void* to, const void* from, size_t n, int kind) {  // kind: 0 host-host
         if ((kind == 1 || kind == 3) && !inside(to)) return INVALID_VALUE;
         if ((kind == 2 || kind == 3) && !inside(from)) return INVALID_VALUE;
     }
+    counts.fetched += kind == 2;
     memmove(to, from, n);
     return 0;
 }
@@ -571,6 +572,9 @@ int cublasGemmStridedBatchedEx_v11(void* h, int ta, int tb, int m, int n, int k,
                                    int ldc, long long sc, int count, int compute, int algorithm) {
     return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, A, at, lda, sa, B, bt, ldb, sb, beta, C, ct, ldc, sc, count, compute, algorithm);
 }
+
+// For tests: launches of kernels and of products, and copies to the host, so far.
+void cpucuda_counts(long* two) { two[0] = counts.launches + counts.gemms, two[1] = counts.fetched; }
 
 #include "missing.inc"
 

@@ -20,9 +20,10 @@ from transformers.models.llama import modeling_llama
 from transformers.models.t5 import modeling_t5
 
 import pyrope
-from pyrope import Rope, Tables, definition, encodings
+from pyrope import Rope, definition, encodings
 from pyrope.layers import Norm
 from pyrope.model import Config, Layer
+from pyrope.rotation import Tables
 
 # ── ONNX ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
