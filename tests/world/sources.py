@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import ggml
+import numpy as np
 import pytest
 
 
@@ -45,6 +46,20 @@ def alone(name: str) -> Any:
             sys.modules[package] = bare[package] = types.ModuleType(package)
             bare[package].__path__ = list(spec.submodule_search_locations or ())
         return importlib.import_module(name)
+
+
+def onnx_session(node: Any, inputs: dict[str, tuple[Any, Any]], outputs: list[str]) -> Any:
+    """What runs one node of onnxruntime's own; inputs by name: NumPy dtype and shape."""
+    import onnx
+    import onnxruntime
+    from onnx.helper import make_graph, make_model, make_opsetid, make_tensor_value_info
+
+    kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for name, (dtype, _) in inputs.items()}
+    given = [make_tensor_value_info(name, kinds[name], shape) for name, (_, shape) in inputs.items()]
+    results = [make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs]
+    opsets = [make_opsetid("", 20), make_opsetid("com.microsoft", 1)]
+    model = make_model(make_graph([node], "graph", given, results), opset_imports=opsets, ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def need_ggml() -> None:

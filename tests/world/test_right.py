@@ -9,7 +9,7 @@ from typing import Any
 import ggml
 import numpy as np
 import pytest
-from sources import alone, need_ggml
+from sources import alone, need_ggml, onnx_session
 
 from pyrope import Axes, Rope, check_attention, check_linear_attention, check_rotation, cos_sin, identify, rotate
 from pyrope.files import dtype_named
@@ -78,21 +78,11 @@ def torchtune() -> Any:
 
 
 def onnxruntime() -> Any:
-    import onnx
-    import onnxruntime
-    from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+    from onnx.helper import make_node
 
-    node, kind = (
-        make_node("RotaryEmbedding", ["x", "at", "cos", "sin"], ["y"], domain="com.microsoft"),
-        onnx.TensorProto,
-    )
-    shapes = {"x": ["b", "h", "n", 64], "at": ["b", "n"], "cos": [8192, 32], "sin": [8192, 32]}
-    kinds = {name: kind.INT64 if name == "at" else kind.FLOAT for name in shapes}
-    inputs = [make_tensor_value_info(name, kinds[name], shape) for name, shape in shapes.items()]
-    opsets = [make_opsetid("", 20), make_opsetid("com.microsoft", 1)]
-    graph = make_graph([node], "graph", inputs, [make_tensor_value_info("y", kind.FLOAT, None)])
-    model = make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    node = make_node("RotaryEmbedding", ["x", "at", "cos", "sin"], ["y"], domain="com.microsoft")
+    inputs = {"x": ("f4", ["b", "h", "n", 64]), "at": ("i8", ["b", "n"])}
+    session = onnx_session(node, inputs | dict.fromkeys(("cos", "sin"), ("f4", [8192, 32])), ["y"])
     cos, sin = cos_sin(range(8192), HALF, np.float32)
 
     def fn(x: Any, at: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import ggml
 import numpy as np
 import pytest
-from sources import need_ggml, taken
+from sources import need_ggml, onnx_session, taken
 
 from pyrope import Axes, Linear, LongRoPE, Rope, YaRN, check_rotation, cos_sin, rotate
 from pyrope.oracle.adapters import from_jax, from_mlx, from_offset, from_sequential, from_torch, with_axes
@@ -217,9 +217,7 @@ def olmo_core() -> Any:
 
 
 def onnxruntime() -> Any:
-    import onnx
-    import onnxruntime
-    from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+    from onnx.helper import make_node
 
     names = ["q", "k", "v", "", "", "past", "total", "cos", "sin", "position_ids"]
     heads = {"num_heads": 2, "kv_num_heads": 2, "do_rotary": 1}
@@ -228,12 +226,8 @@ def onnxruntime() -> Any:
     feeds = {name: rng.standard_normal((1, 4, 32)).astype(np.float32) for name in "qkv"}
     feeds |= {"past": np.array([3], np.int32), "total": np.array(4, np.int32), "cos": cos, "sin": sin}
     feeds["position_ids"] = np.array([[0, 1, 2, 3]])
-    kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds.items()}
-    inputs = [make_tensor_value_info(name, kinds[name], array.shape) for name, array in feeds.items()]
-    outputs = [make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("y", "keys", "values")]
-    opsets = [make_opsetid("", 20), make_opsetid("com.microsoft", 1)]
-    model = make_model(make_graph([node], "graph", inputs, outputs), opset_imports=opsets, ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    inputs = {name: (array.dtype, array.shape) for name, array in feeds.items()}
+    session = onnx_session(node, inputs, ["y", "keys", "values"])
     given = ([0, 1, 2, 3], [0, 7, 9, 100])
     one, other = (session.run(None, feeds | {"position_ids": np.array([at])})[0] for at in given)
     return "equal bits" if (one == other).all() else "", "as 0, 1, 2, 3"
