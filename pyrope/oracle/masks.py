@@ -32,7 +32,7 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     if extra.any() and not (extra & ~empty).any() and not missing.any():
         how = "mean of all values" if (m.sees | ~empty).all() else "not zeros"
         return [Finding(f"empty rows: {how}", f"queries that see no key have weights: {fact}")]
-    several = (extra | missing).any(axis=(0, 1, 3)).sum() > 2 or m.call.q.shape[2] > 8
+    several = (extra | missing).any(axis=(0, 1, 3)).sum() > 2 or m.call.q.shape[2] > 8 or m.spec.window is not None
     bands = [Finding(fault, fact) for fault in _band(m, known)] if several else []
     if bands and not m.call.options:  # which may say it better
         return bands
@@ -164,12 +164,8 @@ def parts(m: int) -> Iterator[tuple[str, Array]]:
     """The place of each of m tokens in its part, (m,), where a row is split among ranks."""
     j = np.arange(m)
     for ranks in (2, 4, 3, 8):
-        cuts, chunks = [m * i // ranks for i in range(ranks + 1)], np.array_split(j, 2 * ranks)
         yield f"in each of {ranks} parts", j % -(-m // ranks)
-        yield f"in each of {ranks} parts", j - np.repeat(cuts[:-1], np.diff(cuts))
-        within, firsts = np.zeros(m, int), np.zeros(m, int)
+        firsts, chunks = j.copy(), np.array_split(j, 2 * ranks)
         for one, other in zip(chunks[:ranks], chunks[::-1], strict=False):
-            both = np.concatenate((one, other))
-            within[both], firsts[both] = np.arange(len(both)), np.concatenate((one, np.resize(one, len(other))))
-        yield f"by {ranks} ranks in a zigzag", within
+            firsts[other] = np.resize(one, len(other))
         yield f"by {ranks} ranks in a zigzag, those of the first chunk for both", firsts

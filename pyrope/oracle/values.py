@@ -31,12 +31,12 @@ NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 def sources(ask: Ask, call: Call, close: float) -> tuple[list[Finding], Call]:
     """Who reads the queries, keys and values of others, and a call in which each head has what it reads."""
-    found, moved = list[Finding](), call
+    found, moved, base = list[Finding](), call, np.nan_to_num(ask(call))
     for axis, what, step in ((0, "row", "batch"), (1, "head", "heads")):
         others = dict[str, Array]()
         for name in NAMES:
             x = getattr(call, name)
-            reached = _reached(ask, call, name, axis, close)
+            reached = _reached(ask, call, base, name, axis) > close * np.abs(base).max()
             if not reached.any(axis=0).all():
                 continue
             if (several := reached.sum(axis=0)).max() > 1:
@@ -53,16 +53,15 @@ def sources(ask: Ask, call: Call, close: float) -> tuple[list[Finding], Call]:
     return found, moved
 
 
-def _reached(ask: Ask, call: Call, name: str, axis: int, close: float) -> Array:
-    """Which rows, or heads, of an argument change the results of which heads, (count, b, h)."""
-    given, base = getattr(call, name), np.nan_to_num(ask(call))
-    changed = np.zeros((given.shape[axis], *base.shape[:2]), bool)
-    for i in range(len(changed) if len(changed) <= MOST else 0):
+def _reached(ask: Ask, call: Call, base: Array, name: str, axis: int) -> Array:
+    """By how much each row, or head, of an argument that is negated changes the results of the heads, (count, b, h)."""
+    given = getattr(call, name)
+    off = np.zeros((given.shape[axis], *base.shape[:2]))
+    for i in range(len(off) if len(off) <= MOST else 0):
         x = given.copy()
         np.moveaxis(x, axis, 0)[i] *= -1
-        off = np.abs(np.nan_to_num(ask(replace(call, **{name: x}))) - base).max(axis=(2, 3))
-        changed[i] = off > close * np.abs(base).max()
-    return changed
+        off[i] = np.abs(np.nan_to_num(ask(replace(call, **{name: x}))) - base).max(axis=(2, 3))
+    return off
 
 
 def _taken(x: Array, whose: Array, axis: int) -> Array:

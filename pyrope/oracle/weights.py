@@ -19,7 +19,6 @@ from .masks import masked
 from .measured import Ask, Measured, Numerators, blocks, coarser, read, where
 from .numerators import fits, numerators
 from .report import Finding
-from .responses import narrowed
 from .steps import EXACT, Allowed, Call, Spec, weigh
 from .values import NOT_SUMMED, Values, sources
 
@@ -35,9 +34,8 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
             return [whole]
         values, due, taken = Values(spec, ask, call, *read(ask, call)), call, list[Finding]()
         listed, finite, looks = [*values.added()], np.isfinite(answer).any(), CLOSE[spec.dtype.name]
-        if finite and not (
-            values.summed(due, answer, allowed) and fits(Measured(spec, ask, call, values.weights, looks[0], due))
-        ):
+        made = fits(Measured(spec, ask, call, values.weights, looks[0], due))
+        if finite and not (made and values.summed(due, answer, allowed)):
             moved, due = sources(ask, call, 10 * looks[0])
             listed += moved
         if finite and not values.summed(due, answer, allowed) and not any("mixed" in x.fault for x in listed):
@@ -123,11 +121,11 @@ def _dropped(m: Measured) -> Finding | None:
 def _functions(m: Measured) -> Finding | None:
     """Other functions of the right scores, which predict all weights."""
 
-    def near(w: Array, other: Array, close: float) -> bool:
-        return bool((np.abs(w - other) <= close * (np.abs(w) + 0.01)).all())
+    def off(w: Array, other: Array) -> float:
+        return float((np.abs(w - other) / (np.abs(w) + 0.01)).max())
 
-    for fault, w in () if near(m.weights, m.right.weights, m.close) else _other_weights(m):
-        if near(w, m.weights, m.close) and not near(w, m.right.weights, 10 * m.close):
+    for fault, w in _other_weights(m) if off(m.weights, m.right.weights) > m.close else ():
+        if off(w, m.weights) <= m.close and off(w, m.right.weights) > 10 * m.close:
             return Finding(fault, m.sums())
     return None
 
@@ -210,15 +208,15 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     unit = np.ones_like(c) if m.linear else np.exp(-m.top(m.right.scores))  # 1, as numerators have it
     for how, other in _other_totals(m, sees, made, unit):
         if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.3:
-            yield Finding(how if how.startswith("precision") else f"normaliser: {how}", m.sums())
+            yield Finding(f"normaliser: {how}", m.sums())
             return
-    yield _multiple(m, total / right) or _added(m, total, right, unit) or _another(m, total / right)
+    yield _unlisted(m, total, right, unit)
 
 
 def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:
     """What else numerators may be divided by, (b, h, n, 1)."""
     (i, j), own = (m.call.places[0][:, None], m.call.places[1]), np.where(sees, made.plain, 0)
-    total, rotated = summed(own), summed(np.where(sees, made.number, 0))
+    total = summed(own)
     yield "missing", unit + 0 * total
     yield "missing", 1 + 0 * total
     yield "the number of keys", summed(sees) * unit + 0 * total
@@ -226,18 +224,11 @@ def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> It
     yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
     yield "1 added (softmax1, a sink)", total + unit
     yield "summed over the heads", np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
-    yield "rotated", rotated
-    yield "the absolute value of the rotated one", np.abs(rotated)
-    yield "of its own key alone", summed(np.where(i == j, own, 0))
+    yield "rotated", summed(np.where(sees, made.number, 0))
     yield "without the own key", summed(np.where((i == j) & (i > 0), 0, own))
     yield "at least 1", np.maximum(total, unit)
     for x in blocks(len(j)):
         yield f"of earlier blocks of {x} lost", summed(np.where(i // x == j // x, own, 0))
-    for bits, name in ((8, "bfloat16"), (11, "float16")):
-        running = np.zeros_like(total)
-        for key in np.split(own, own.shape[-1], axis=-1):
-            running = narrowed(running + narrowed(key, bits), bits)
-        yield f"precision: sum in {name}", running
     if m.call.chunks:
         yield "of earlier calls lost", summed(np.where(m.call.of[i] == m.call.of, own, 0))
 
@@ -250,39 +241,31 @@ def _even(x: Array, close: float) -> bool:
     return bool(np.nanmin(x) > 0 and np.nanmax(x) / np.nanmin(x) < 1 + close)
 
 
-def _spread(ratio: Array) -> str:
-    return f"they are divided by {np.nanmin(ratio):.5g} to {np.nanmax(ratio):.5g} times the right sum"
-
-
-def _multiple(m: Measured, ratio: Array) -> Finding | None:
-    """All weights times one number."""
-    times, factor = 1 / float(np.nanmedian(ratio)), 1.0 if m.spec.rope is None else m.spec.rope.attention_factor
-    if not _even(ratio, 2 * m.close) or abs(times - 1) < 5 * m.close:
-        return None
-    applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
-    how = "attention factor applied" if applied else f"times {times:.4g}"
-    return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
-
-
-def _added(m: Measured, total: Array, right: Array, unit: Array) -> Finding | None:
-    """One number that is added to the sum, or the least that it may be."""
-    ratio, least = total / right, np.nanmin(total)
-    for more in (total - right, (total - right) / unit):
-        if _even(more, max(1e3 * m.close, 0.1)):
-            return Finding(f"normaliser: {float(np.nanmedian(more)):.3g} added", _spread(ratio))
+def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
+    """All weights times one number, one that is added to the sum, or the least that it may be; a sum with few digits,
+    if it is too large as often as too small; or by its place."""
+    ratio, more, least = total / right, total - right, np.nanmin(total)
+    times, off = 1 / float(np.nanmedian(ratio)), float(np.sqrt(np.nanmean(np.square(ratio - 1))))
+    fact = f"they are divided by {np.nanmin(ratio):.5g} to {np.nanmax(ratio):.5g} times the right sum"
+    if _even(ratio, 2 * m.close) and abs(times - 1) > 5 * m.close:
+        factor = 1.0 if m.spec.rope is None else m.spec.rope.attention_factor
+        applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
+        how = "attention factor applied" if applied else f"times {times:.4g}"
+        return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
+    for x, whole in ((more, False), (more / unit, not m.linear)):
+        if _even(x, max(1e3 * m.close, 0.1)):
+            number = float(np.nanmedian(x))
+            if whole and number > 1.5 and abs(number - round(number)) < 0.01:
+                fault = f"keys: {number:.0f} of zeros are seen"
+                return Finding(fault, f"{fact}, as keys of zeros, padding or never written, make it")
+            return Finding(f"normaliser: {number:.3g} added", fact)
     low = ratio > 1 + m.close / 5
     if low.sum() > 2 and np.abs(total[low] / least - 1).max() < m.close:
-        return Finding(f"normaliser: at least {least:.4g}", _spread(ratio))
-    return None
-
-
-def _another(m: Measured, ratio: Array) -> Finding:
-    """A sum with few digits, if it is too large as often as too small; or by its place."""
-    off = float(np.sqrt(np.nanmean(np.square(ratio - 1))))
+        return Finding(f"normaliser: at least {least:.4g}", fact)
     if (name := coarser(off, m.spec)) and abs(np.nanmean(ratio) - 1) < 0.7 * off:
-        return Finding(f"precision: normaliser as if rounded to {name}", _spread(ratio))
+        return Finding(f"precision: normaliser as if rounded to {name}", fact)
     wrong = np.abs(ratio - 1) > m.close / 5
-    return Finding("normaliser: another sum", _spread(ratio) + where(m.call, wrong, np.ones(m.sees.shape, bool)))
+    return Finding("normaliser: another sum", fact + where(m.call, wrong, np.ones(m.sees.shape, bool)))
 
 
 def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
