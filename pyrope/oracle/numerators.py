@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,14 +16,12 @@ from .. import definition
 from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
-from .masks import runs
-from .measured import Measured, Numerators, coarser, fit, where
+from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
 from .report import Finding
 from .responses import Function, narrowed, roundings
 from .steps import Call, Spec, capped, spread, weigh
 from .turning import Turn, Way, products, right_way, same
 
-Ways: TypeAlias = Iterator[tuple[str, Any]]
 FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
 FEATURES = np.array([1.0, -3, -2, -1, -0.5, 0.5, 2, 3])

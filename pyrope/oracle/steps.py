@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,18 +102,19 @@ class Call:
         return at[..., self.places[0]], at
 
 
+@dataclass(frozen=True)
 class Rounding:
-    """How an implementation rounds; without units it is exact."""
+    """How an implementation rounds, by its unit roundoffs; without them it is exact."""
 
-    def __init__(self, fine: float = 0.0, coarse: float = 0.0, weights: float = 0.0, angle: float = 0.0) -> None:
-        self.fine, self.coarse, self.weights, self.angle = fine, coarse, weights, angle  # unit roundoffs
-        self.seed, self.rng = 0, np.random.default_rng(0)
+    fine: float = 0.0
+    coarse: float = 0.0
+    weights: float = 0.0
+    angle: float = 0.0
+    seed: int = 0
 
-    def run(self, seed: int) -> Rounding:
-        """The same with errors of its own."""
-        other = Rounding(self.fine, self.coarse, self.weights, self.angle)
-        other.seed, other.rng = seed, np.random.default_rng(seed)
-        return other
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
 
     @property
     def unit(self) -> float:
@@ -403,7 +404,7 @@ def allowed(
     most = SAMPLES if call.g is not None or t < FEW or call.alike else 1
 
     def limits(runs: int) -> list[Allowed]:
-        noisy.extend(results(spec, call, rounding.run(i)) for i in range(len(noisy) + 1, runs + 1))
+        noisy.extend(results(spec, call, replace(rounding, seed=i)) for i in range(len(noisy) + 1, runs + 1))
         each = zip(truth, zip(*noisy, strict=True) if noisy else [()] * len(truth), sizes, strict=True)
         return [_tolerance(spec, call, x, samples, size, keys) for x, samples, size in each]
 

@@ -21,8 +21,7 @@ from ..theta import Rope, frequencies
 from .attention_calls import unit_values
 from .candidate import UNIT
 from .frequencies import Measured, meant, name_frequencies
-from .masks import parts
-from .measured import Ask
+from .measured import Ask, parts
 from .operator import ladder, unwrap
 from .positions import acts_at, wrapped
 from .report import Finding

@@ -15,8 +15,7 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .masks import masked
-from .measured import Ask, Measured, Numerators, blocks, coarser, read, where
+from .measured import Ask, Measured, Numerators, blocks, coarser, masked, read, where
 from .numerators import fits, numerators
 from .report import Finding
 from .steps import EXACT, Allowed, Call, Spec, weigh
@@ -252,13 +251,15 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
         applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
         how = "attention factor applied" if applied else f"times {times:.4g}"
         return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
-    for x, whole in ((more, False), (more / unit, not m.linear)):
+    count = np.rint(more / unit)
+    if not m.linear and np.nanmax(count) > 1 and np.nanmax(np.abs(more / unit - count)) < 0.02:
+        some = f"{np.nanmin(count):.0f} to " * bool(np.nanmin(count) < np.nanmax(count)) + f"{np.nanmax(count):.0f}"
+        return Finding(
+            f"keys: {some} of zeros are seen", f"{fact}, as keys of zeros, padding or never written, make it"
+        )
+    for x in (more, more / unit):
         if _even(x, max(1e3 * m.close, 0.1)):
-            number = float(np.nanmedian(x))
-            if whole and number > 1.5 and abs(number - round(number)) < 0.01:
-                fault = f"keys: {number:.0f} of zeros are seen"
-                return Finding(fault, f"{fact}, as keys of zeros, padding or never written, make it")
-            return Finding(f"normaliser: {number:.3g} added", fact)
+            return Finding(f"normaliser: {float(np.nanmedian(x)):.3g} added", fact)
     low = ratio > 1 + m.close / 5
     if low.sum() > 2 and np.abs(total[low] / least - 1).max() < m.close:
         return Finding(f"normaliser: at least {least:.4g}", fact)
