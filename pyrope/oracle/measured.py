@@ -257,7 +257,7 @@ def _masks(spec: Spec, call: Call) -> Ways:
             yield f"causality: the first {x} keys seen by all queries", ((j <= i) | (j < x)) & near
         for words, place in parts(m):
             yield f"causality: counted {words}", (place <= place[np.clip(i, 0, m - 1)]) & near
-    for x in () if call.chunks else blocks(m):
+    for x in blocks(m) if len(rows) > 8 and not call.chunks else ():  # of few queries, other rules may hold, too
         same = i // x == j // x
         if spec.causal:
             yield f"causality: by blocks of {x}", (j // x <= i // x) & near

@@ -19,8 +19,8 @@ from .attention_calls import unit_values
 from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
 from .report import Finding
 from .responses import Function, narrowed, roundings
-from .steps import Call, Spec, capped, spread, weigh
-from .turning import Turn, Way, products, right_way, same
+from .steps import Call, Spec, capped, same, spread, weigh
+from .turning import Turn, Way, products, right_way
 
 FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
 PREDICTED = "the ratios of the weights of a query are those of this mistake"

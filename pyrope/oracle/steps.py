@@ -335,11 +335,11 @@ class Backward:
 
     def _of_values(self, how: How) -> list[Array]:
         w = (how.left or _t)(self.parts.weights * (1 if how.slope is None else how.slope))
-        return [(how.back or _same)(self._product(w, self.g))]
+        return [(how.back or same)(self._product(w, self.g))]
 
     def _of_pairs(self, tensor: int, how: How) -> list[Array]:
         x, at, turned, plain = self.sides[tensor]
-        spec, left, seen = self.spec, how.left or (_t if tensor else _same), self.parts.seen
+        spec, left, seen = self.spec, how.left or (_t if tensor else same), self.parts.seen
         back = how.back or (lambda x: self.r.turned(x, at, spec.turns and spec.turns.transposed))
         if spec.feature_map is None:
             slope = spec.scale * (cap_slope(self.parts.scores, spec.softcap) if how.slope is None else how.slope)
@@ -347,7 +347,7 @@ class Backward:
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
         dn, dz = (
-            np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or _same)(seen)), self.both, strict=True)
+            np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or same)(seen)), self.both, strict=True)
         )
         dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
         return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
@@ -363,7 +363,7 @@ def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
 
 
-def _same(x: Array) -> Array:
+def same(x: Array) -> Array:
     return x
 
 

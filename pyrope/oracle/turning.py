@@ -26,7 +26,7 @@ from .operator import ladder, unwrap
 from .positions import acts_at, wrapped
 from .report import Finding
 from .responses import Function, narrowed
-from .steps import Call, Spec, capped, seen, spread
+from .steps import Call, Spec, capped, same, seen, spread
 
 COUNTED = "counts, 0, 1, 2, …, whatever is given"
 BOTH = {"0": "not rotated", "−p": "direction", "2p": "rotated twice"}  # faults that are no matter of positions
@@ -40,10 +40,6 @@ LONG = 400  # tokens of a call in which pairs are not read
 
 
 # ── How numerators come about ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def same(x: Array) -> Array:
-    return x
 
 
 @dataclass(frozen=True)

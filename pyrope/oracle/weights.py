@@ -34,15 +34,17 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
         values, due, taken = Values(spec, ask, call, *read(ask, call)), call, list[Finding]()
         listed, finite, looks = [*values.added()], np.isfinite(answer).any(), CLOSE[spec.dtype.name]
         made = fits(Measured(spec, ask, call, values.weights, looks[0], due))
+        if finite and not values.summed(due, answer, allowed):
+            listed += values.turned(answer, allowed)
         if finite and not (made and values.summed(due, answer, allowed)):
-            moved, due = sources(ask, call, 10 * looks[0])
+            moved, due = sources(values.ask, call, 10 * looks[0])
             listed += moved
         if finite and not values.summed(due, answer, allowed) and not any("mixed" in x.fault for x in listed):
             listed += values.changed(answer)
         if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):
             return listed
         for close in looks:
-            taken = apart(Measured(spec, ask, call, values.weights, close, due))
+            taken = apart(Measured(spec, values.ask, call, values.weights, close, due))
             if taken or listed:
                 break
     if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
@@ -71,12 +73,10 @@ def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
         yield "output: heads merged by a reshape", out.reshape(b, n, h, d).swapaxes(1, 2)
         yield "output: tokens in reversed order", out[:, :, ::-1]
         yield "output: shifted by one token", np.roll(out, 1, axis=2)
-    values = {"keys used as values": k, "features in reversed order": v[..., ::-1]}
+    yield "values: keys used as values", weigh(spec, replace(call, v=k)).out
     if spec.rope is not None:
-        ropes = {"rotated": spec.rope.rotation_only, "rotated backwards": spec.rope.rotation_only.transposed}
-        values |= {words: EXACT.turned(v.astype(np.float64), call.at()[1], rope) for words, rope in ropes.items()}
-        values["rotated keys used as values"] = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
-    yield from ((f"values: {words}", weigh(spec, replace(call, v=x)).out) for words, x in values.items())
+        turned = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
+        yield "values: rotated keys used as values", weigh(spec, replace(call, v=turned)).out
     yield "values: keys and values exchanged", weigh(spec, replace(call, k=v, v=k)).out
 
 
