@@ -24,7 +24,7 @@ ONES = 4  # features of all values that are 1
 CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 MOST = 64  # rows, or heads, whose readers are looked for
 Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
-NOT_SUMMED = "values: not only summed"  # so that there are no weights
+NOT_SUMMED = "values: not only summed"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 

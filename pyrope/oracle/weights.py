@@ -31,19 +31,11 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN alone have no median
         if whole := next(_whole(spec, call, answer, allowed), None):
             return [whole]
-        values, due, taken = Values(spec, ask, call, *read(ask, call)), call, list[Finding]()
-        listed, finite, looks = [*values.added()], np.isfinite(answer).any(), CLOSE[spec.dtype.name]
-        made = fits(Measured(spec, ask, call, values.weights, looks[0], due))
-        if finite and not values.summed(due, answer, allowed):
-            listed += values.turned(answer, allowed)
-        if finite and not (made and values.summed(due, answer, allowed)):
-            moved, due = sources(values.ask, call, 10 * looks[0])
-            listed += moved
-        if finite and not values.summed(due, answer, allowed) and not any("mixed" in x.fault for x in listed):
-            listed += values.changed(answer)
-        if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):
+        values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
+        listed, due = _carried(values, answer, allowed) if np.isfinite(answer).any() else ([*values.added()], call)
+        if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):  # so that there are no weights
             return listed
-        for close in looks:
+        for close in CLOSE[spec.dtype.name]:
             taken = apart(Measured(spec, values.ask, call, values.weights, close, due))
             if taken or listed:
                 break
@@ -52,6 +44,19 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
     if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
         taken = [x for x in taken if x.fault != "not finite"]
     return [*listed, *taken]
+
+
+def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Finding], Call]:
+    """What becomes of values on their way to the output, and the call with what each head reads."""
+    spec, due, close = values.spec, values.call, CLOSE[values.spec.dtype.name][0]
+    listed, made = [*values.added()], fits(Measured(spec, values.ask, due, values.weights, close, due))
+    if not values.summed(due, answer, allowed):
+        listed += values.turned(answer, allowed)
+    if not (made and values.summed(due, answer, allowed)):
+        moved, due = sources(values.ask, due, 10 * close)
+        listed += moved
+    mixed = any("mixed" in x.fault for x in listed)
+    return [*listed, *([] if mixed or values.summed(due, answer, allowed) else values.changed(answer))], due
 
 
 def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[Finding]:
