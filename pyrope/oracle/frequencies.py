@@ -195,8 +195,7 @@ def _dealt(measured: Measured, rope: Rope) -> Iterator[Named]:
 def _variants(rope: Rope) -> Iterator[Named]:
     """Other frequencies that a rope's own numbers make."""
     theta, w, scaling = frequencies(rope), rope.base ** -exponents(rope), rope.scaling
-    for words, axes in _series(rope):
-        yield Named("series of the axes", words, theta=frequencies(replace(rope, axes=axes)))
+    yield from (Named("series of the axes", words, theta=other) for words, other in _series(rope))
     if scaling is not None:
         rule, ratio = f"{RULES[type(scaling)]} scaling", theta / w
         if isinstance(scaling, Proportional):
@@ -222,13 +221,12 @@ def _multiples(rope: Rope) -> Iterator[tuple[str, str, float]]:
         yield "rotated twice", ", as if rotated twice", 2.0
 
 
-def _series(rope: Rope) -> Iterator[tuple[str, Axes]]:
+def _series(rope: Rope) -> Iterator[tuple[str, Array]]:
     """Of axes: one series for all of them, or one for each."""
-    if rope.axes is None:
-        return
-    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
-    yield "one series runs over all axes", Axes("listed", owners, "shared")
-    yield "each axis has a series of its own", Axes("listed", owners, "own")
+    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs)) if rope.axes is not None else ()
+    with suppress(ValueError):  # where there is no such list: axes without pairs, or no axes at all
+        yield "one series runs over all axes", frequencies(replace(rope, axes=Axes("listed", owners, "shared")))
+        yield "each axis has a series of its own", frequencies(replace(rope, axes=Axes("listed", owners, "own")))
 
 
 # ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
