@@ -48,10 +48,9 @@ class Sizes(NamedTuple):
     model: tuple[int, int, int] = (32000, 768, 12)  # vocabulary, width, layers
     prefill: int = 512
     steps: int = 40  # tokens that are decoded
-    checked: tuple[int, ...] = (64, 128)  # head sizes
 
 
-TINY = Sizes(2, 64, 256, (192, 768), 3, (64, 128, 2), 16, 3, (16,))
+TINY = Sizes(2, 64, 256, (192, 768), 3, (64, 128, 2), 16, 3)
 
 
 class Row(NamedTuple):
@@ -242,36 +241,7 @@ def smollm2(steps: int) -> Iterator[Row]:
             yield Row(f"llama.cpp, its file, {count} threads", f"{1e3 / speed:.2f} ms")
 
 
-# ── The oracle ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def checks(d: int) -> dict[str, Callable[[], pyrope.Report]]:
-    rope, other = Rope(d, 10000.0, "half"), Rope(d, 500000.0, "half")
-
-    def scaled(scale: float) -> Callable[..., Any]:
-        return lambda q, k, v: pyrope.attention(q, k, v, causal=True, scale=scale)
-
-    return {
-        "rotation, right": lambda: pyrope.check_rotation(lambda x, m: pyrope.rotate(x, m, rope), rope),
-        "rotation, wrong base": lambda: pyrope.check_rotation(lambda x, m: pyrope.rotate(x, m, other), rope),
-        "attention, right": lambda: pyrope.check_attention(scaled(d**-0.5), head_dim=d),
-        "attention, wrong scale": lambda: pyrope.check_attention(scaled(1.0), head_dim=d),
-    }
-
-
-def oracle(sizes: Sizes) -> Iterator[Row]:
-    """CPU time of all cores; what a slow candidate takes for its own calls comes on top."""
-    for d in sizes.checked:
-        yield Row(f"checks, head size {d}")
-        for name, check in checks(d).items():
-            check()  # what is cached by the first check is not its cost
-            start = time.process_time()
-            report = check()
-            yield Row(name, f"{time.process_time() - start:.2f} s", to=report.verdict)
-            yield peak("its memory", check)
-
-
-PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": models, "The oracle": oracle}
+PARTS = {"Rotation": rotation, "Attention": attention, "Whole models": models}
 
 
 def main(output: pathlib.Path, quick: bool) -> None:
