@@ -29,6 +29,7 @@ _FINE = 128  # keys: by so many they are skipped, or masked
 _FEW = 64  # queries: for fewer the lengths of the keys cost more than they spare
 _SAFE = 60.0  # exp of a score within ±60, and the sum of 10¹² of them, is an ordinary float32
 _FAR = 2**62  # beyond any distance of two positions
+_LOWEST = {np.dtype(name): float(np.finfo(name).min) for name in ("float32", "float64")}  # finite numbers
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,7 @@ def _top(xp: ModuleType, scores: Array) -> Array:
     """The greatest score of each row."""
     # In a row of −inf alone exp(score − top) would be exp(−inf + inf) = NaN: with the lowest finite number it is 0.
     top = scores.max(axis=-1) if xp is np else xp.max(scores, axis=-1)  # the method is quicker, and cannot be fused
-    return xp.maximum(top, float(np.finfo(scores.dtype).min))
+    return xp.maximum(top, _LOWEST[scores.dtype])
 
 
 @fused

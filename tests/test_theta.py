@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import truth
-from hypothesis import given
+from hypothesis import example, given
 from strategies import ropes
 
 import pyrope
@@ -19,11 +19,13 @@ from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rop
 HALF = {"head_dim": 8, "base": 10000.0, "layout": "half"}
 
 
+@example(Rope(16, 10000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 64)))  # pairs that are kept, blended and divided
 @given(ropes())
 def test_frequencies_are_the_floats_nearest_to_the_truth(rope):
     assert pyrope.frequencies(rope).tolist() == [float(t) for t in truth.theta(rope)]  # Eq. (15)
 
 
+@example(Rope(**HALF, scaling=YaRN(2.0, 64, attention_factor=2.0**20)))
 @given(ropes())
 def test_attention_factor_is_the_float_nearest_to_the_truth(rope):
     assert rope.attention_factor == float(truth.attention_factor(rope))
