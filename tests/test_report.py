@@ -203,6 +203,7 @@ def test_an_error_that_cannot_be_printed_is_still_told():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork")  # of JAX, if another test has imported it
 def test_a_child_of_a_candidate_ends_with_its_call():
     """Or it would go on with the check, and with the tests, beside its parent."""
     parent, ends = os.getpid(), []
