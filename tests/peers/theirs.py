@@ -33,7 +33,7 @@ def theta_bound(rope: Rope) -> Any:
 
 def float32_bound(x: Any, positions: Any, rope: Rope) -> Any:
     """Error allowed to each feature of x (…, n, d), rotated with tables of float32 angles."""
-    expected = Expected(Tables(rope, positions), np.asarray(x, np.float64), np.asarray(positions), "float32")
+    expected = Expected(Tables(rope, positions), np.asarray(x, np.float64), np.atleast_2d(positions), "float32")
     return expected.allowed(ANGLE32)
 
 
