@@ -111,6 +111,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests what a typo may have meant."""
 
     typed: Sequence[str] = ()  # the words of the command line
+    is_child = False  # whether another pyrope has started this one, and watches the time
 
     def error(self, message: str) -> NoReturn:
         known = {word.partition("=")[0]: [f"--{name}" for name in OPTIONS] for word in Parser.typed if word[:2] == "--"}
@@ -127,12 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="version", version=f"pyrope {__version__}")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        summary, _, about = (inspect.getdoc(command.run) or "").partition("\n")
+        about, _, epilog = (inspect.getdoc(command.run) or "").partition("\n\n")
+        summary = about.partition("\n")[0]
         one = commands.add_parser(
             name,
             help=summary.rstrip("."),
-            description=textwrap.fill(f"{summary} {about}".strip(), 79),
-            epilog=command.epilog,
+            description=textwrap.fill(about, 79),
+            epilog=epilog + (f"\n\n{_pictures()}" if command.run is plot else ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,  # which keeps the lines of the examples
             argument_default=argparse.SUPPRESS,
         )
@@ -207,10 +209,10 @@ def _takes_rope(given: Given) -> bool:
 def _rope(given: Given) -> Rope:
     """Takes the options of a rope out of those that were given."""
     own = _take(given, ROPE)
-    length, config, scaling = (own.pop(name, None) for name in ("length", "config", "scaling"))
+    length, config = own.pop("length", None), own.pop("config", None)
     if config is not None:
         read = _take(own, "layout layer-type")
-        _refuse({**own, **({} if scaling is None else {"scaling": 1})}, "must be left out: --config says it already")
+        _refuse(own, "must be left out: --config says it already")
         rope = Rope.from_config(config, **read)
         if still := still_layers(config):
             layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
@@ -219,7 +221,8 @@ def _rope(given: Given) -> Rope:
         _refuse(_take(own, "layer-type"), "needs --config")
         if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
             raise ValueError(f"give --config, or {', '.join(missing)}")
-        rope = Rope(**own, scaling=None if scaling is None else _scaling(scaling))
+        scaling = {"scaling": _scaling(own.pop("scaling"))} if "scaling" in own else {}
+        rope = Rope(**own, **scaling)
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
@@ -238,6 +241,8 @@ def _candidate(box: Given, kind: str | None, rotates: bool, backward: bool) -> A
         if kind is None:
             return adapters.from_command(command, timeout=timeout)
         return adapters.from_attention_command(command, positions=rotates, backward=backward, timeout=timeout)
+    if not Parser.is_child:
+        _refuse(_take(box, "timeout"), "must be left out: --in-process has no time limit")
     framework, call = box.get("framework", "numpy"), box.get("call", "positions")
     if "autograd" in box and framework in ("numpy", "cupy"):
         own = "for a backward pass of your own: --backward"
@@ -275,11 +280,17 @@ def _apart(given: Given) -> int:
     """The exit code of this command in a process of its own, so that a crash or a hang gets a verdict too."""
     timeout = checks.real("--timeout", given.get("timeout", 60.0), 0, open=True)
     command, *words = Parser.typed
-    ended = isolation.run_apart("pyrope.cli:main", [command, "--in-process", *words], timeout)
+    ended = isolation.run_apart("pyrope.cli:judge_apart", [command, "--in-process", *words], timeout)
     if isinstance(ended, Failure):
-        raise NotJudged(Report(given["target"], f"what {' '.join(words)} says", "not judged", failure=ended))
+        raise NotJudged(Report(given["target"], f"pyrope {' '.join(Parser.typed)}", "not judged", failure=ended))
     print(_coloured(ended.output), end="")
     return ended.code
+
+
+def judge_apart(words: Sequence[str]) -> int:
+    """`main`, in the process that `_apart` starts."""
+    Parser.is_child = True
+    return main(words)
 
 
 # ── The commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -294,7 +305,27 @@ CHECKS: dict[str | None, tuple[str, Callable[..., Report]]] = {
 def check(given: Given, output: Output) -> int:
     """Is this RoPE right, how far off is it, and what went wrong?
     Compares a rotation, or with --attention a whole attention, as a black box, with the truth. Without a target, it
-    judges the embedded gallery of well-known implementations, good and broken."""
+    judges the embedded gallery of well-known implementations, good and broken.
+
+    examples:
+      pyrope check                                    # the embedded gallery
+      pyrope check mymodel.rope:apply --head-dim 128 --base 10000 --layout half
+      pyrope check rope.py:rotate --framework torch --config config.json --autograd
+      pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json
+      pyrope check rope.py:rotate_back --config config.json --backward --html r.html
+      pyrope check attention.py:flash --attention softmax --heads 32 --key-heads 8
+      pyrope check linear.py:attend --attention linear --config config.json
+      pyrope check --attention softmax \\
+          --exec "mpiexec -n 4 python mine.py {q} {k} {v} {o}"
+
+    a target is module:function or file.py:function, called as fn(x, positions) on
+    arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
+    with RoPE inside, on arrays (b, h, n, d) and positions (b, n); with --backward
+    as fn(g, positions), or fn(q, k, v, g) or fn(q, k, v, g, positions), which
+    returns the gradient of x, or those of q, k and v
+
+    exit 0: right, or equivalent; 1: wrong; 2: misuse; 3: not judged, because the
+    target raised, crashed, took too long or returned nothing readable"""
     if "target" not in given and "exec" not in given:
         return _gallery(given, output)
     kind = given.pop("attention", None)
@@ -352,7 +383,15 @@ def _gallery(given: Given, output: Output) -> int:
 
 def identify(given: Given, output: Output) -> int:
     """What does this RoPE do?
-    Reads layout, base, scaling, offset and precision out of a rotation, as a black box."""
+    Reads layout, base, scaling, offset and precision out of a rotation, as a black box.
+
+    examples:
+      pyrope identify mymodel.rope:apply --head-dim 128
+      pyrope identify --exec "./my_rope {x} {positions} {y}" --head-dim 64
+      pyrope identify vision.py:rotate --head-dim 128 --position-axes 3
+
+    exit 0: read; 2: misuse; 3: not judged, because the target raised, crashed, took
+    too long or returned nothing readable"""
     box, axes = _take(given, BOX), given.pop("position_axes", None)
     if "head_dim" not in given:
         raise ValueError("give --head-dim, the size of a head")
@@ -366,7 +405,13 @@ def identify(given: Given, output: Output) -> int:
 
 def table(given: Given, output: Output) -> int:
     """Frequencies and wavelengths of a rope.
-    With --position also cos and sin there."""
+    With --position also cos and sin there.
+
+    examples:
+      pyrope table --head-dim 128 --base 10000 --layout half
+      pyrope table --head-dim 64 --base 500000 --layout half --position 4096 \\
+          --scaling "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
+      pyrope table --config path/to/config.json --length 131072 --json"""
     position, rope = given.pop("position", None), _rope(given)
     columns = {"theta": frequencies(rope), "wavelength": wavelengths(rope)}
     if position is not None:
@@ -384,15 +429,23 @@ def table(given: Given, output: Output) -> int:
 
 def write_vectors(given: Given, output: Output) -> int:
     """Test vectors for any language; judges what you computed from them.
-    Writes portable test vectors; with --verify, judges what another project computed from them."""
+    Writes portable test vectors; with --verify, judges what another project computed from them.
+
+    examples:
+      pyrope vectors vectors/                         # write them all
+      pyrope vectors vectors/ --config config.json --dtype bfloat16
+      pyrope vectors --verify vectors/ outputs/ --html report.html    # judge them
+
+    exit 0: all right, or equivalent; 1: some are wrong; 2: misuse; 3: some are not
+    judged, because they are missing or cannot be read, and no other is wrong"""
     directory = given.pop("directory")
     if given.pop("verify", False):
         return _verify(directory, given, output)
     if given.keys() & {"outputs", "only"} or output != Output():
         raise ValueError("a second path, --html, --json and --only need --verify")
-    own, chosen = _own_vectors(given), "max_position" in given
+    chosen, own = "max_position" in given, _own_vectors(given)
     _progress("writing …")
-    manifest = vectors.write_vectors(directory, own=own, **_take(given, "suite dtype"))
+    manifest = vectors.write_vectors(directory, own=own, **given)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {directory}")
     if own is not None:
@@ -402,21 +455,20 @@ def write_vectors(given: Given, output: Output) -> int:
 
 def _own_vectors(given: Given) -> vectors.Own | None:
     """What says how the vectors for one's own rope are; None: the standard ones."""
-    config, more = given.get("config"), {name: given[name] for name in ("heads", "key_heads") if name in given}
-    last = given.get("max_position")
+    more, config = _take(given, "heads key-heads max-position"), given.get("config")
     if not _takes_rope(given) and "head_dim" not in given:
-        _refuse(_take(given, "heads key-heads max-position"), "needs a rope of your own: give --config, or its numbers")
+        _refuse(more, "needs a rope of your own: give --config, or its numbers")
         return None
     rope = _rope(given)
     if config is not None or given.get("suite") == "rotation":
         why = "--config says it already" if config is not None else "rotations have no heads"
-        _refuse(more, f"must be left out: {why}")
+        _refuse({name: x for name, x in more.items() if name != "max_position"}, f"must be left out: {why}")
     if config is not None:
-        more = head_counts(config)
-        if last is None and not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
+        more |= head_counts(config)
+        if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
             last = min((position_count(config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
-            last = max(last, vectors.LEAST_POSITION)
-    return vectors.Own(rope, **more, max_position=last)
+            more.setdefault("max_position", max(last, vectors.LEAST_POSITION))
+    return vectors.Own(rope, **more)
 
 
 def _verify(directory: str, given: Given, output: Output) -> int:
@@ -447,7 +499,11 @@ def _grouped(reports: Sequence[Report]) -> Iterator[str]:
 
 def trace(given: Given, output: Output) -> int:
     """Writes every intermediate of a forward pass to a file.
-    Runs a checkpoint over some tokens and writes every named intermediate."""
+    Runs a checkpoint over some tokens and writes every named intermediate.
+
+    examples:
+      pyrope trace path/to/checkpoint --tokens 1,15043,3186 -o ours.safetensors
+      pyrope trace smollm2 --text "The capital of France is" -o ours.safetensors"""
     path = _checkpoint(given["checkpoint"])
     if ("tokens" in given) == ("text" in given):
         raise ValueError("give --tokens or --text" + ", not both" * ("text" in given))
@@ -468,13 +524,23 @@ def _integers(text: str) -> list[int]:
 
 
 def diff(given: Given, output: Output) -> int:
-    """Where two traces begin to differ, how, and what that suggests."""
+    """Where two traces begin to differ, how, and what that suggests.
+
+    examples:
+      pyrope diff theirs.safetensors ours.safetensors --html report.html
+
+    exit 0: the same up to rounding, or equivalent; 1: they differ; 2: misuse, or
+    files that cannot be read or have nothing in common"""
     return output.show_report(traces.diff_traces(given.pop("first"), given.pop("second"), **given))
 
 
 def generate_text(given: Given, output: Output) -> int:
     """Text by a real model, token by token.
-    Continues a prompt and prints the text as it is computed; the speed goes to stderr."""
+    Continues a prompt and prints the text as it is computed; the speed goes to stderr.
+
+    examples:
+      pyrope generate --model smollm2 "What is the capital of France?"
+      pyrope generate "Once upon a time" --model model.gguf --temperature 0.8"""
     name, prompt, chat = given.pop("model"), given.pop("prompt"), given.pop("chat", None)
     if prompt == "-" and sys.stdin is None:
         raise ValueError("the prompt is to be read from standard input, but that is closed: give it as an argument")
@@ -517,9 +583,14 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
     """Prints text as it comes, then the speed."""
     times = [time.perf_counter()]
-    timed = (token for token in tokens if times.append(time.perf_counter()) is None)  # type: ignore[func-returns-value]
+
+    def timed() -> Iterator[int]:
+        for token in tokens:
+            times.append(time.perf_counter())
+            yield token
+
     try:
-        for text in tokenizer.stream(timed):
+        for text in tokenizer.stream(timed()):
             print(text, end="", flush=True)
     finally:
         print(flush=True)
@@ -533,13 +604,17 @@ def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
 def plot(given: Given, output: Output) -> int:
     """Pictures of what RoPE does.
     Draws one picture, as SVG or PNG by the suffix of the file. To draw a rope of your own, give --config, or all of
-    --head-dim, --base and --layout (shift, rotation and sharding show none)."""
+    --head-dim, --base and --layout (shift, rotation and sharding show none).
+
+    examples:
+      pyrope plot decay -o decay.svg
+      pyrope plot wavelengths -o theta.png --config path/to/config.json"""
     name, file = given.pop("name"), given.pop("output")
     plots.check_file(file)
     if "rope" not in inspect.signature(plots.PLOTS[name]).parameters:
         _refuse(given, f"must be left out: the picture {name} shows no rope")
     _progress("drawing …")
-    plots.draw(name, file, **({"rope": _rope(given)} if given else {}))
+    plots.draw(name, file, _rope(given) if given else None)
     _progress("")
     print(f"{name} drawn in {file}")
     return 0
@@ -601,42 +676,13 @@ def _say(text: str) -> None:
 
 
 class Command(NamedTuple):
-    """A command: its function, whose docstring describes it; its arguments by position; its options; its examples,
-    without the word pyrope; and what is said after them."""
+    """A command: its function, whose docstring is its help; its arguments by position; its options, in groups."""
 
     run: Callable[[Given, Output], int]
     places: dict[str, str]
     groups: dict[str, str]
-    examples: tuple[str, ...]
-    notes: str = ""
-
-    @property
-    def epilog(self) -> str:
-        return "\n".join(
-            ["examples:", *(f"  pyrope {line}" for line in self.examples), *["", self.notes] * bool(self.notes)]
-        )
 
 
-_NOT_JUDGED = "3: not judged, because the\ntarget raised, crashed, took too long or returned nothing readable"
-_CHECK = f"""\
-a target is module:function or file.py:function, called as fn(x, positions) on
-arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
-with RoPE inside, on arrays (b, h, n, d) and positions (b, n); with --backward
-as fn(g, positions), or fn(q, k, v, g) or fn(q, k, v, g, positions), which
-returns the gradient of x, or those of q, k and v
-
-exit 0: right, or equivalent; 1: wrong; 2: misuse; {_NOT_JUDGED}"""
-_VECTORS = """\
-exit 0: all right, or equivalent; 1: some are wrong; 2: misuse; 3: some are not
-judged, because they are missing or cannot be read, and no other is wrong"""
-_DIFF = """\
-exit 0: the same up to rounding, or equivalent; 1: they differ; 2: misuse, or
-files that cannot be read or have nothing in common"""
-_WRAPPED = textwrap.TextWrapper(79, initial_indent="  ", subsequent_indent=" " * 15)
-_LISTED = (_WRAPPED.fill(f"{name:<13}{str(make.__doc__).partition(chr(10))[0]}") for name, make in plots.PLOTS.items())
-_PICTURES = "\n".join(["pictures:", *_LISTED])
-_MODEL = 'a Hugging Face folder, a GGUF file, or "smollm2"'
-_TRACED = "trace path/to/checkpoint --tokens 1,15043,3186 -o ours.safetensors"
 COMMANDS = {
     "check": Command(check, {"target?": "module:function, or nothing: the gallery"}, {
         "what to check": f"{TARGET} backward autograd",
@@ -645,62 +691,34 @@ COMMANDS = {
         "attention (RoPE is inside if a rope is given; linear attention needs it)":
             "attention heads key-heads not-causal window softcap scale cache no-cache feature-map",
         "the output": "json html plot",
-    }, (
-        "check                                    # the embedded gallery",
-        "check mymodel.rope:apply --head-dim 128 --base 10000 --layout half",
-        "check rope.py:rotate --framework torch --config config.json --autograd",
-        'check --exec "./my_rope {x} {positions} {y}" --config config.json',
-        "check rope.py:rotate_back --config config.json --backward --html r.html",
-        "check attention.py:flash --attention softmax --heads 32 --key-heads 8",
-        "check fused.py:attend --attention softmax --config config.json",
-        "check linear.py:attend --attention linear --config config.json",
-        'check --attention softmax \\\n      --exec "mpiexec -n 4 python mine.py {q} {k} {v} {o}"',
-    ), _CHECK),
+    }),
     "identify": Command(identify, {"target?": "module:function"}, {
         "what to read": f"{TARGET} head-dim position-axes dtype max-position", "the output": "json html",
-    }, (
-        "identify mymodel.rope:apply --head-dim 128",
-        'identify --exec "./my_rope {x} {positions} {y}" --head-dim 64',
-        "identify vision.py:rotate --head-dim 128 --position-axes 3",
-    ), f"exit 0: read; 2: misuse; {_NOT_JUDGED}"),
-    "table": Command(table, {}, {"the rope": ROPE, "the output": "position json"}, (
-        "table --head-dim 128 --base 10000 --layout half",
-        "table --head-dim 64 --base 500000 --layout half --position 4096 \\\n"
-        '      --scaling "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"',
-        "table --config path/to/config.json --length 131072 --json",
-    )),
+    }),
+    "table": Command(table, {}, {"the rope": ROPE, "the output": "position json"}),
     "vectors": Command(write_vectors, {
         "directory": "where the vectors are, or will be",
         "outputs?": "with --verify: a folder of .npy, or a .safetensors file",
     }, {"what to write": "suite dtype", "what to judge": "verify only json html",
-        "your own rope": f"{ROPE} heads key-heads max-position"}, (
-        "vectors vectors/                         # write them all",
-        "vectors vectors/ --suite gradients       # of backward passes",
-        "vectors vectors/ --config config.json --dtype bfloat16",
-        "vectors --verify vectors/ outputs/ --html report.html    # judge them",
-    ), _VECTORS),
-    "trace": Command(trace, {"checkpoint": _MODEL}, {"options": "tokens text output backend model-dtype"}, (
-        _TRACED,
-        'trace smollm2 --text "The capital of France is" -o ours.safetensors',
-    )),
+        "your own rope": f"{ROPE} heads key-heads max-position"}),
+    "trace": Command(trace, {"checkpoint": 'a Hugging Face folder, a GGUF file, or "smollm2"'}, {
+        "options": "tokens text output backend model-dtype",
+    }),
     "diff": Command(diff, {
         "first": "the trace that is taken to be right, a .safetensors file", "second": "the trace that is held to it",
-    }, {"options": "tolerance json html"}, (
-        _TRACED,
-        "diff theirs.safetensors ours.safetensors --html report.html",
-    ), _DIFF),
+    }, {"options": "tolerance json html"}),
     "generate": Command(generate_text, {"prompt": 'the text to continue, or "-" for standard input'}, {
         "options": "model max-new-tokens temperature top-k top-p seed chat plain ignore backend model-dtype",
-    }, (
-        'generate --model smollm2 "What is the capital of France?"',
-        'generate --model path/to/folder --max-new-tokens 50 "Once upon a time"',
-        'generate --model model.gguf --temperature 0.8 --seed 1 "…"',
-    )),
-    "plot": Command(plot, {"name": "one of the pictures below"}, {"options": "output", "the rope": ROPE}, (
-        "plot decay -o decay.svg",
-        "plot wavelengths -o theta.png --config path/to/config.json",
-    ), _PICTURES),
+    }),
+    "plot": Command(plot, {"name": "one of the pictures below"}, {"options": "output", "the rope": ROPE}),
 }  # fmt: skip
+
+
+def _pictures() -> str:
+    """The names of all pictures, with what each shows."""
+    wrapped = textwrap.TextWrapper(79, initial_indent="  ", subsequent_indent=" " * 15)
+    lines = (wrapped.fill(f"{name:<13}{inspect.getdoc(make)}".partition("\n")[0]) for name, make in plots.PLOTS.items())
+    return "\n".join(["pictures:", *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,7 +25,7 @@ from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaR
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Figure: TypeAlias = Any  # matplotlib.figure.Figure, which need not be installed
-SUFFIXES = (".png", ".svg")
+TOKENS = 48  # in maps of attention
 _BLUE, _RED, _GREEN, _ORANGE, _PURPLE, _GREY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#999999"
 _SIGNS = ("#053061", "#4393c3", "white", "#d6604d", "#67001f")  # −most … 0 … most
 _LINES: tuple[dict[str, Any], ...] = (
@@ -83,12 +83,12 @@ def _bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
 # ── Θ and the rotation ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def rotation_figure(count: int = 7) -> Figure:
+def rotation_figure() -> Figure:
     """One vector at positions 0, 1, 2, …, turned by a fast and by a slow pair."""
     figure, axes = _figure("Position m turns each pair of features by the angle m·θ, Eq. (13)", 1, 2, (8.4, 4.9))
-    colours = _matplotlib("").colormaps["Blues"]
+    colours, count = _matplotlib("").colormaps["Blues"], 7
     for i, (panel, pair) in enumerate(zip(axes, ("the first pair, θ = 1", "the second pair, θ = 0.1"), strict=True)):
-        for m in range(checks.integer("count", count, 1)):
+        for m in range(count):
             a, b = math.cos(m * 0.1**i), math.sin(m * 0.1**i)
             shade = colours(0.25 + 0.7 * m / count)  # later positions are darker
             panel.plot([0, a], [0, b], color=shade, linewidth=1.6, marker="o", markevery=[1], markersize=4)
@@ -100,18 +100,18 @@ def rotation_figure(count: int = 7) -> Figure:
     return figure
 
 
-def shift_figure(distance: int = 5, d: int = 16) -> Figure:
+def shift_figure() -> Figure:
     """Sinusoidal positions, Eq. (4), and the matrix that turns each into that of a later position."""
     from . import encodings
 
-    title = f"Sinusoidal positions: one matrix T takes p(m) to p(m + {distance}), whatever m is (d = {d})"
+    title = "Sinusoidal positions: one matrix T takes p(m) to p(m + 5), whatever m is (d = 16)"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 5.2))
-    table = encodings.sinusoidal(np.arange(64), d).T
+    table = encodings.sinusoidal(np.arange(64), 16).T
     image = left.imshow(table, cmap="cividis", vmin=-1.0, vmax=1.0, interpolation="nearest", aspect="auto")
     _label(left, "the encoding p(m), Eq. (4)", "position m", "feature")
     _bar(image, left, "element of p(m)")
-    image = _map(right, encodings.sinusoidal_shift(distance, d), 1.0, signed=True)
-    _label(right, f"T({distance}): a rotation in each pair, as in RoPE", "feature in", "feature out")
+    image = _map(right, encodings.sinusoidal_shift(5, 16), 1.0, signed=True)
+    _label(right, "T(5): a rotation in each pair, as in RoPE", "feature in", "feature out")
     _bar(image, right, "element of T; white is 0, a bar marks the clearly negative ones")
     return figure
 
@@ -159,9 +159,9 @@ def wavelengths_figure(rope: Rope | None = None) -> Figure:
     return figure
 
 
-def decay_figure(rope: Rope | None = None, distances: int = 256, scores: int = 12) -> Figure:
+def decay_figure(rope: Rope | None = None) -> Figure:
     """Long-term decay: the curve of Figure 2, and scores, which stay below the bound that it gives."""
-    rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(distances)
+    rope, at, scores = rope or Rope(128, 10000.0, "interleaved"), np.arange(256), 12
     title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
     figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
     curve = definition.decay(*cos_sin(at, rope.rotation_only))  # without the attention factor, as the paper has it
@@ -195,9 +195,9 @@ def _bounded_scores(distances: Any, rope: Rope, count: int) -> Float64:
     return np.asarray(np.abs(h @ (cos + 1j * sin).T) / (steps * rope.pairs)[:, None])
 
 
-def scores_figure(rope: Rope | None = None, distances: int = 400) -> Figure:
+def scores_figure(rope: Rope | None = None) -> Figure:
     """The score of equal vectors by their distance, for each rescaling: (a²/p)·Σ cos (m−n)θ."""
-    ropes, at = _compared(rope), np.arange(distances)
+    ropes, at = _compared(rope), np.arange(400)
     # Tables have one factor a already: Eq. (16) of two rotated vectors has two.
     scores = {name: cos_sin(at, one)[0].mean(axis=-1) * one.attention_factor for name, one in ropes.items()}
     others = [name for name in ropes if name != "none"] or ["none"]
@@ -215,9 +215,9 @@ def scores_figure(rope: Rope | None = None, distances: int = 400) -> Figure:
     return figure
 
 
-def precision_figure(rope: Rope | None = None, octaves: int = 20) -> Figure:
+def precision_figure(rope: Rope | None = None) -> Figure:
     """The error of cos mθ and sin mθ by position, for the usual ways to lose digits."""
-    rope = rope or Rope(128, 10000.0, "half")
+    rope, octaves = rope or Rope(128, 10000.0, "half"), 20
     title = f"How precision dies with position, d = {rope.width}, base {rope.base:g}"
     figure, (axes,) = _figure(title, 1, 1, (7.6, 4.8))
     for style, marker, (name, errors) in zip(_LINES, "os^v", precision_errors(rope, octaves).items(), strict=False):
@@ -262,17 +262,17 @@ def _bfloat16(x: Any) -> Any:
 # ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def causal_weights(rope: Rope, length: int, noise: float) -> tuple[Float64, Float64, Float64]:
+def causal_weights(rope: Rope, noise: float) -> tuple[Float64, Float64, Float64]:
     """Weights (n, n) of softmax without positions and with RoPE, Eq. (2), and of linear attention, Eq. (19), of
     queries and keys at random around one common direction, as those of trained models are."""
     rng, d = np.random.default_rng(0), rope.head_dim
     common = rng.standard_normal(d)
-    q, k = (common + noise * rng.standard_normal((1, length, d)) for _ in "qk")
-    mask, phi, scale = np.tri(length, dtype=bool), definition.elu_plus_one, d**-0.5
+    q, k = (common + noise * rng.standard_normal((1, TOKENS, d)) for _ in "qk")
+    mask, phi, scale = np.tri(TOKENS, dtype=bool), definition.elu_plus_one, d**-0.5
 
     def turn(x: Any, rope: Rope = rope) -> Any:
         pairs = definition.pairs(rope.layout, rope.width, rope.start)
-        return definition.rotate(x, *cos_sin(np.arange(length), rope), *pairs)
+        return definition.rotate(x, *cos_sin(np.arange(TOKENS), rope), *pairs)
 
     plain = definition.attention_scores(q, k, mask, scale)
     rotated = definition.attention_scores(turn(q), turn(k), mask, scale)
@@ -280,14 +280,14 @@ def causal_weights(rope: Rope, length: int, noise: float) -> tuple[Float64, Floa
     return definition.softmax(plain)[0], definition.softmax(rotated)[0], (weights / total)[0]
 
 
-def attention_figure(rope: Rope | None = None, length: int = 48) -> Figure:
+def attention_figure(rope: Rope | None = None) -> Figure:
     """The weights of causal softmax attention without positions and with RoPE, Eq. (2)."""
     names = ("without positions: near and far alike", "with RoPE: near keys weigh more")
-    title = f"Who attends to whom: {length} random, similar tokens under causal softmax attention, Eq. (2)"
+    title = f"Who attends to whom: {TOKENS} random, similar tokens under causal softmax attention, Eq. (2)"
     figure, axes = _figure(title, 1, 2, (9.2, 5.6))
-    maps = causal_weights(rope or Rope(64, 10000.0, "half"), length, noise=0.5)
+    maps = causal_weights(rope or Rope(64, 10000.0, "half"), noise=0.5)
     for panel, name, weights in zip(axes, names, maps, strict=False):
-        shown = np.where(np.tri(length, dtype=bool), weights, np.nan)
+        shown = np.where(np.tri(TOKENS, dtype=bool), weights, np.nan)
         image = _map(panel, np.sqrt(shown), 0.5)
         _label(panel, name, "key n (position)", "query m (position)")
     bar = _bar(image, axes, "weight of a key; hatched: hidden", extend="max")
@@ -296,14 +296,14 @@ def attention_figure(rope: Rope | None = None, length: int = 48) -> Figure:
     return figure
 
 
-def linear_figure(rope: Rope | None = None, length: int = 48) -> Figure:
+def linear_figure(rope: Rope | None = None) -> Figure:
     """The effective weights and the row sums of Eq. (19), beside softmax."""
     rope = rope or Rope(16, 100.0, "half")  # small: every pair turns in the picture, so that weights go below 0
-    _, softmax, weights = causal_weights(rope, length, noise=1.0)
+    _, softmax, weights = causal_weights(rope, noise=1.0)
     title = "With RoPE, the weights of linear attention may be negative and no longer add up to 1"
     figure, (left, middle, right) = _figure(title, 1, 3, (12.6, 5.4))
     name = f"linear, Eq. (19), φ = elu + 1, d = {rope.width}, base {rope.base:g}"
-    at, visible = np.arange(length), np.tri(length, dtype=bool)
+    at, visible = np.arange(TOKENS), np.tri(TOKENS, dtype=bool)
     for panel, matrix, title in ((left, softmax, "softmax, Eq. (2)"), (middle, weights, name)):
         image = _map(panel, np.where(visible, matrix * (at + 1)[:, None], np.nan), 3.0)
         _label(panel, title, "key n (position)", "query m (position)")
@@ -321,11 +321,11 @@ def linear_figure(rope: Rope | None = None, length: int = 48) -> Figure:
     return figure
 
 
-def sharding_figure(length: int = 16, ranks: int = 4) -> Figure:
+def sharding_figure() -> Figure:
     """Who computes which score of a causal mask, if a sequence is split among ranks, and how much work each has."""
     from .parallel import SCHEMES, shard_positions
 
-    n, last = checks.integer("length", length, 1), max(checks.integer("ranks", ranks, 1) - 1, 1)
+    n, ranks = 16, 4
     title = f"{n} tokens on {ranks} ranks: a rank computes the scores of the queries that it holds"
     figure, axes = _figure(title, 2, 3, (10.6, 7.4), sharey="row")
     colours = _matplotlib(".cm").cividis.reversed()  # safe for the colour-blind, and in grey darker from rank to rank
@@ -335,13 +335,14 @@ def sharding_figure(length: int = 16, ranks: int = 4) -> Figure:
         owner, work = np.empty(n), [int((shard + 1).sum()) for shard in shards]  # a query at m sees m + 1 keys
         for rank, shard in enumerate(shards):
             owner[shard] = rank
-            for m in shard.tolist() if n <= 32 else []:
+            for m in shard.tolist():
                 above.text(m, m, f"{rank}", ha="center", va="center", color=ink[rank])
         above.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
         seen = np.where(np.tri(n, dtype=bool), owner[:, None], np.nan)
-        above.imshow(seen, cmap=colours, vmin=0, vmax=last, interpolation="nearest")
+        above.imshow(seen, cmap=colours, vmin=0, vmax=ranks - 1, interpolation="nearest")
         _label(above, f"{scheme}: the rank of each query", "key n (position)", "query m (position)")
-        bars = below.bar(range(ranks), work, color=[colours(r / last) for r in range(ranks)], edgecolor="black")
+        shades = [colours(rank / (ranks - 1)) for rank in range(ranks)]
+        bars = below.bar(range(ranks), work, color=shades, edgecolor="black")
         for colour, text in zip(ink, below.bar_label(bars, label_type="center"), strict=True):
             text.set_color(colour)
         below.axhline(sum(work) / ranks, **_LINES[1])
@@ -353,9 +354,9 @@ def sharding_figure(length: int = 16, ranks: int = 4) -> Figure:
 # ── What was read of a candidate ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def operator_figure(rope: Rope | None = None, position: int = 3) -> Figure:
+def operator_figure(rope: Rope | None = None) -> Figure:
     """R(m) of a candidate that takes other pairs, beside the expected one; pyrope check --plot draws that of yours."""
-    rope = rope or Rope(16, 10000.0, "half")
+    rope, position = rope or Rope(16, 10000.0, "half"), 3
     other = replace(rope, layout="half" if rope.layout == "interleaved" else "interleaved")
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
     pairs = (definition.pairs(one.layout, one.width, one.start) for one in (other, rope))
@@ -439,13 +440,19 @@ _FIGURES = (rotation_figure, shift_figure, wavelengths_figure, decay_figure, sco
 PLOTS: dict[str, Callable[..., Figure]] = {make.__name__.removesuffix("_figure"): make for make in _FIGURES}
 
 
-def check_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the path if a picture can be written there; to be called before anything is computed."""
+def check_path(path: str | os.PathLike[str], what: str, suffixes: tuple[str, ...]) -> Path:
+    """Returns the path if such a file can be written there; to be called before anything is computed."""
     file = Path(path)
-    if file.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"a picture must be a {' or '.join(SUFFIXES)} file, was {str(path)!r}")
+    if file.suffix.lower() not in suffixes:
+        raise ValueError(f"{what} must be a {' or '.join(suffixes)} file, was {str(path)!r}")
     if not file.parent.is_dir():
         raise FileNotFoundError(f"there is no directory {file.parent} to put {file.name} into")
+    return file
+
+
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """Returns the path if a picture can be drawn and written there."""
+    file = check_path(path, "a picture", (".png", ".svg"))
     _matplotlib(".figure")
     return file
 
@@ -472,8 +479,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
         figure.savefig(file, dpi=150)
 
 
-def draw(name: str, path: str | os.PathLike[str], **options: Any) -> None:
-    """Draws the picture of this name, one of `PLOTS`, into an SVG or PNG file; options are those of its function.
+def draw(name: str, path: str | os.PathLike[str], rope: Rope | None = None) -> None:
+    """Draws the picture of this name, one of `PLOTS`, into an SVG or PNG file; of a rope, if it shows one.
 
     >>> draw("decay", "decay.jpg")
     Traceback (most recent call last):
@@ -481,6 +488,4 @@ def draw(name: str, path: str | os.PathLike[str], **options: Any) -> None:
     """
     make = PLOTS[checks.choice("name", name, tuple(PLOTS))]
     check_file(path)
-    if options.get("rope") is not None:
-        check_rope(options["rope"])
-    save(make(**options), path)
+    save(make() if rope is None else make(rope=check_rope(rope)), path)

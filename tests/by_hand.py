@@ -147,7 +147,7 @@ def softmax_attention(
 
 
 def turned(x, positions, rope):
-    m = positions[:, None, :, None] * theta(rope)
+    m = positions[:, None, -x.shape[2] :, None] * theta(rope)  # where queries are fewer, they are the last
     return turn(x, np.cos(m).astype(x.dtype), rope.direction * np.sin(m).astype(x.dtype), rope)
 
 

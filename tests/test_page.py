@@ -102,6 +102,8 @@ def test_what_a_page_says():
                      "here", "not finite", "0.001", "—", "there", "2e-07", "0.0051", "3"]  # fmt: skip
     words = ["WRONG", "(0, 1, 2, …, 19: 20 numbers)", long, "a grade", "9 calls", "the fact", "the place", finding.cause,
              finding.fix, "a note"]  # fmt: skip
+    measured = Report("sharding", long, "right", measured=(("base", "1", "2"), ("layout", "half", "half")))
+    assert "≠ 2" in page.report_section(measured) and "≠ half" not in page.report_section(measured)
     places = [Parts(text).text.find(word) for word in words]
     assert -1 not in places and places == sorted(places) and "<dd></dd>" not in text
 
@@ -141,7 +143,6 @@ def readings(fn, rope=ROPE):
 
 
 @pytest.mark.parametrize("fn, names", [
-    (lambda x, m: rotated(x, m, THETA), set()),
     (lambda x, m: rotated(x, m.astype(np.float32), THETA.astype(np.float32)), set()),
     (lambda x, m: rotated(x, m, DOUBLED), {"frequencies", "rule"}),
     (lambda x, m: rotated(x, m, -THETA), {"direction"}),
@@ -193,6 +194,7 @@ def test_pages_have_pictures_where_matplotlib_is_and_tables_everywhere(monkeypat
     assert all(value.startswith("data:image/svg+xml;base64,") for p in with_pictures for n, value in p.attributes
                if n == "src")  # fmt: skip
     assert "rotation of 32 features, float32: base 10000" in with_pictures[0].text
+    assert "Identified and measured" in with_pictures[0].text
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     without = Parts(report.to_html())

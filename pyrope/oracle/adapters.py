@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -395,16 +396,14 @@ def from_attention_command(
     """
     names = ("q", "k", "v", *["g"] * backward, *["positions"] * positions)
     results = {"dq": "q", "dk": "k", "dv": "v"} if backward else {"o": "q"}
-    program = _Program(command, names, results, timeout, {"mask": _see_all, "segments": _one_segment})
+    program = _Program(command, names, results, timeout, _EVERYTHING_SEEN)
     return wrapping(program, program, COMPILES)
 
 
-def _see_all(q: NumPyArray, k: NumPyArray) -> NumPyArray:
-    return np.ones((len(q), 1, q.shape[-2], k.shape[-2]), bool)
-
-
-def _one_segment(q: NumPyArray, k: NumPyArray) -> NumPyArray:
-    return np.zeros((len(q), k.shape[-2]), np.int64)
+_EVERYTHING_SEEN: Mapping[str, Function] = {
+    "mask": lambda q, k: np.ones((len(q), 1, q.shape[-2], k.shape[-2]), bool),
+    "segments": lambda q, k: np.zeros((len(q), k.shape[-2]), np.int64),
+}
 
 
 class _Program:
@@ -415,9 +414,9 @@ class _Program:
 
     def __init__(
         self, command: Any, names: Sequence[str], results: Mapping[str, str], timeout: float,
-        options: Mapping[str, Function] | None = None,
+        options: Mapping[str, Function] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self.words, self.results, self.options = _words(command), results, options or {}
+        self.words, self.results, self.options = _words(command), results, options
         placed = re.findall(r"\{(\w+)\}", " ".join(self.words))
         needed = [*names, *results]
         example = " ".join(["./mine", *(f"{{{name}}}" for name in needed)])
@@ -463,10 +462,10 @@ class _Program:
 
     def _run(self, words: list[str], log: Path) -> None:
         """Runs it to its end; its output goes to a file."""
-        own = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
+        void, both = subprocess.DEVNULL, subprocess.STDOUT
         with open(log, "wb") as output:
             try:
-                process = subprocess.Popen(words, stdout=output, **own)  # type: ignore[call-overload]
+                process = subprocess.Popen(words, stdin=void, stdout=output, stderr=both, start_new_session=True)
             except (OSError, ValueError) as error:
                 raise CommandFailed(f"{words[0]} cannot be started: {error}") from error
         try:
@@ -520,7 +519,7 @@ def load_target(target: str) -> Function:
     try:
         value = operator.attrgetter(name)(_imported(place))
     except AttributeError as error:
-        raise ValueError(f"{place} has no {name!r}: {error}") from error
+        raise ValueError(f"{place} has no {name!r}") from error
     if not callable(value):
         raise ValueError(f"{target} must be a function, was {type(value).__name__}")
     return value  # type: ignore[no-any-return]

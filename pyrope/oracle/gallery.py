@@ -115,41 +115,28 @@ def concatenating(x: Any, positions: Any) -> Any:
     return np.concatenate((first * cos - second * sin, first * sin + second * cos), axis=-1).astype(x.dtype)
 
 
-def indexed_cache(adjacent: bool) -> Rotation:
-    """A row of (cos, sin) for each position, indexed by position ids: vLLM's for GPT-NeoX; for adjacent features each
-    entry is repeated, as Hugging Face does it for GPT-J."""
-    angles = _angles(np.arange(131072), _D, 10000.0)
-    cache = np.concatenate((np.cos(angles), np.sin(angles)), axis=-1)
+def indexed_cache() -> Rotation:
+    """A row of (cos, sin) for each position, indexed by position ids, as in vLLM; the table grows as in GPT-NeoX."""
+    cache = [np.empty((0, _D), np.float32)]
 
     def fn(x: Any, positions: Any) -> Any:
-        cos, sin = np.split(cache[positions], 2, axis=-1)
-        if adjacent:
-            return (x * np.repeat(cos, 2, -1) + _rotate_adjacent(x) * np.repeat(sin, 2, -1)).astype(x.dtype)
-        first, second = np.split(x, 2, axis=-1)
+        needed = int(positions.max(initial=-1)) + 1
+        if needed > len(cache[0]):
+            angles = _angles(np.arange(needed), _D, 10000.0)
+            cache[0] = np.concatenate((np.cos(angles), np.sin(angles)), axis=-1)
+        (cos, sin), (first, second) = (np.split(y, 2, axis=-1) for y in (cache[0][positions], x))
         return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).astype(x.dtype)
 
     return fn
 
 
-def glm_stacked(x: Any, positions: Any, r: int = _D // 2) -> Any:
+def glm_stacked(x: Any, positions: Any) -> Any:
     """GLM: the first r features in adjacent pairs, an axis of their own, stacked again; the rest passes."""
+    r = _D // 2
     angles = _angles(positions, r, 10000.0)
     pairs, cos, sin = x[..., :r].reshape(*x.shape[:-1], r // 2, 2), np.cos(angles), np.sin(angles)
     turned = pairs[..., 0] * cos - pairs[..., 1] * sin, pairs[..., 1] * cos + pairs[..., 0] * sin
     return np.concatenate((np.stack(turned, -1).reshape(*x.shape[:-1], r), x[..., r:]), axis=-1).astype(x.dtype)
-
-
-def growing_cache() -> Rotation:
-    """Rotate-half with a table that grows when a longer sequence comes: GPT-NeoX's."""
-    tables = [np.empty((0, _D // 2), np.float32)]
-
-    def fn(x: Any, positions: Any) -> Any:
-        needed = int(positions.max(initial=-1)) + 1
-        if needed > len(tables[0]):
-            tables[0] = _angles(np.arange(needed), _D, 10000.0)
-        return _halves(x, tables[0][positions])
-
-    return fn
 
 
 def llama3_scaled(x: Any, positions: Any) -> Any:
@@ -212,11 +199,8 @@ def exhibits() -> list[Exhibit]:
         Exhibit("RoFormer, repeated table", roformer_repeat, adjacent),
         Exhibit("concatenating form", concatenating, Rope(_D, 10000.0, "interleaved-to-half")),
         Exhibit("concatenating, interleaved", concatenating, adjacent, verdict="equivalent"),
-        Exhibit("indexed cache of (cos, sin)", indexed_cache(adjacent=False), half),
-        Exhibit("indexed cache, interleaved", indexed_cache(adjacent=True), adjacent),
-        Exhibit("GLM, stacked, whole head", lambda x, m: glm_stacked(x, m, _D), adjacent),
+        Exhibit("indexed cache that grows", indexed_cache(), half),
         Exhibit("GLM, stacked, half the head", glm_stacked, replace(adjacent, rotary_dim=_D // 2)),
-        Exhibit("rotate-half, growing cache", growing_cache(), half),
         Exhibit("Llama 3.1, rescaled", llama3_scaled, llama3),
         Exhibit("Qwen2-VL, three axes", sectioned, grid),
     ]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .gallery import Row
     from .operator import Identification
 
-SUFFIXES = (".html", ".htm")
 SYMBOLS = {"right": "✓", "equivalent": "≈", "wrong": "✗", "not judged": "?"}
 # Where the issues are that `mistakes` names by the last part alone, such as vllm#590.
 REPOSITORIES = {place.rpartition("/")[2]: place for place in (
@@ -37,16 +36,14 @@ REPOSITORIES = {place.rpartition("/")[2]: place for place in (
 )}  # fmt: skip
 _ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a page loads nothing and runs nothing
-_PAPER = """--paper: #ffffff; --card: #f6f7f9; --ink: #1b1f24; --quiet: #57606a; --rule: #d5dae0; --link: #0a5bb5;
-  --right: #1a6e33; --equivalent: #14606b; --wrong: #a8201a; --not-judged: #7a4f00;
-  color-scheme: light;"""
 _STYLE = """
-.pyrope { PAPER background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
+.pyrope { color-scheme: light dark; --paper: light-dark(#ffffff, #15181c); --card: light-dark(#f6f7f9, #1e2329);
+  --ink: light-dark(#1b1f24, #e6e9ec); --quiet: light-dark(#57606a, #a3adb8); --rule: light-dark(#d5dae0, #3a424b);
+  --link: light-dark(#0a5bb5, #7db8ff); --right: light-dark(#1a6e33, #7fd897); --wrong: light-dark(#a8201a, #ff9d95);
+  --equivalent: light-dark(#14606b, #7fd3de); --not-judged: light-dark(#7a4f00, #f3c46b);
+  background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
-@media (prefers-color-scheme: dark) { .pyrope { --paper: #15181c; --card: #1e2329; --ink: #e6e9ec; --quiet: #a3adb8;
-  --rule: #3a424b; --link: #7db8ff; --right: #7fd897; --equivalent: #7fd3de; --wrong: #ff9d95; --not-judged: #f3c46b;
-  color-scheme: dark; } }
-@media print { .pyrope { PAPER --card: #ffffff; --ink: #000000; --quiet: #444444; font-size: 11pt; padding: 0; }
+@media print { .pyrope { color-scheme: light; font-size: 11pt; padding: 0; }
   .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; }
   .pyrope h2, .pyrope h3, .pyrope h4, .pyrope thead { break-after: avoid; } }
 .pyrope * { box-sizing: border-box; }
@@ -80,11 +77,11 @@ _STYLE = """
   border-radius: 6px; }
 .pyrope details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem .75rem; }
 .pyrope summary { cursor: pointer; font-weight: 600; }
-""".replace("PAPER", _PAPER)
+"""
 _BODY = """
-html { background: #ffffff; -webkit-text-size-adjust: 100%; } body { margin: 0; }
-.pyrope { max-width: 64rem; margin: 0 auto; border-radius: 0; }
-@media screen and (prefers-color-scheme: dark) { html { background: #15181c; } }
+html { color-scheme: light dark; background: light-dark(#ffffff, #15181c); -webkit-text-size-adjust: 100%; }
+body { margin: 0; } .pyrope { max-width: 64rem; margin: 0 auto; border-radius: 0; }
+@media print { html { color-scheme: light; } }
 """
 
 
@@ -115,13 +112,8 @@ def joined(parts: Iterable[str]) -> Markup:
 
 
 def check_file(path: PathLike) -> Path:
-    """Returns the path if a page can be written there; to be called before anything is computed."""
-    file = Path(path)
-    if file.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"a page must be a {' or '.join(SUFFIXES)} file, was {str(path)!r}")
-    if not file.parent.is_dir():
-        raise FileNotFoundError(f"there is no directory {file.parent} to put {file.name} into")
-    return file
+    """Returns the path if a page can be written there."""
+    return plots.check_path(path, "a page", (".html", ".htm"))
 
 
 def write_page(path: PathLike, title: str, *sections: Markup) -> None:
@@ -207,10 +199,15 @@ def report_section(report: Report, level: str = "h1", pictures: bool = True) -> 
     readings: Readings | None = report.readings() if callable(report.readings) else report.readings
     about, _, why = report.headline.partition(f": {report.verdict.upper()}")
     heading = "h2" if level == "h1" else "h4"
-    sides = [(name, due, got if same else f"≠ {got}") for name, due, got, same in (readings.sides if readings else ())]
-    shown = [_part(part, heading) for part in report.parts(sides)]
-    drawn = _pictures(readings, heading, report.verdict) if pictures else ()
+    shown = [_part(part, heading) for part in report.parts(_sides(readings, report.measured))]
+    drawn = _pictures(readings, heading, report.verdict) if pictures and readings is not None else ()
     return element("section", _verdict(report.verdict, f"{about}{why}", level), *shown, *drawn)
+
+
+def _sides(readings: Readings | None, measured: Iterable[tuple[str, str, str]] = ()) -> list[tuple[str, str, str]]:
+    """What was read beside what was expected, or what a report says it measured; what differs is marked."""
+    rows = (readings.sides if readings is not None else ()) or [(*row, row[1] == row[2]) for row in measured]
+    return [(name, due, got if same else f"≠ {got}") for name, due, got, same in rows]
 
 
 def _part(part: Part, heading: str) -> Markup:
@@ -221,18 +218,18 @@ def _part(part: Part, heading: str) -> Markup:
     return element("div", *title, *rows, *table, *lines, class_="finding" if "fact" in dict(part.rows) else None)
 
 
-def _pictures(readings: Readings | None, heading: str, verdict: str = "right") -> list[Markup]:
+def _pictures(readings: Readings, heading: str, verdict: str = "right") -> list[Markup]:
     """What was read, drawn; nothing without matplotlib."""
     drawn: list[tuple[str, Any, str]] = []  # a title, a figure, and words below it
     with contextlib.suppress(ImportError):
-        if readings is not None and (shown := readings.operators) is not None:
+        if (shown := readings.operators) is not None:
             figure = plots.operator_map(shown.position, shown.measured, shown.expected, readings.reference)
             alike = "No pair differs here: the findings say in which calls one does."
             words = alike if verdict == "wrong" and not shown.differs else ""
             drawn.append((f"R(m) at position {shown.position}", figure, words))
-        if readings is not None and readings.errors is not None:
+        if readings.errors is not None:
             drawn.append((f"Errors by {readings.errors.place}", plots.errors_chart(*readings.errors), ""))
-        if readings is not None and readings.frequencies is not None and len(readings.frequencies.measured):
+        if readings.frequencies is not None and len(readings.frequencies.measured):
             drawn.append(("Frequencies by pair", plots.frequencies_chart(*readings.frequencies), ""))
     return [part for title, figure, words in drawn for part in (element(heading, title), _figure(title, figure, words))]
 
@@ -253,8 +250,12 @@ def identification_section(result: Identification) -> Markup:
     rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
     head = _verdict("right" if named else "not judged", f"{title}: {rule}", name="")
     rope = [element("p", element("code", repr(result.rope)))] if named else []
-    read = None if result.readings is None else rotation_readings(result.readings, result.rope, "identified")
-    return element("section", head, _definitions(result.rows()), *rope, *_pictures(read, "h2"))
+    parts = [head, _definitions(result.rows()), *rope]
+    if result.readings is not None:
+        read = rotation_readings(result.readings, result.rope, "identified")
+        table = [_part(Part("Identified and measured", table=[("", "identified", "measured"), *_sides(read)]), "h2")]
+        parts += [*(table if read.sides else []), *_pictures(read, "h2")]
+    return element("section", *parts)
 
 
 def verification_section(reports: Sequence[Report]) -> Markup:

@@ -69,12 +69,19 @@ def _usual_place(name: str) -> tuple[float, float, str]:
 
 def _distance(a: Array, b: Array) -> float:
     """The largest difference of two rows, relative to the row or, for small rows, to the mean one."""
-    off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+    off = _off(a, b)
     if not off.any():
         return 0.0
     rows = _size(np.where(np.isfinite(a), a, 0.0))
     far = _size(off) / np.maximum(np.maximum(rows, _size(rows.ravel())), 1e-300)
     return float(np.nan_to_num(far, nan=math.inf).max())
+
+
+def _off(a: Array, b: Array) -> Array:
+    """How far off each number is: not at all, where both are hidden as −inf, or both are NaN."""
+    with np.errstate(all="ignore"):
+        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+    return np.asarray(np.where(np.isnan(off), np.inf, off))
 
 
 def _size(x: Array) -> Array:
@@ -116,8 +123,12 @@ def _orders(a: Array, b: Array) -> Iterator[tuple[str, str, Array, Array]]:
 
 
 def _difference(name: str, a: Array, b: Array, limit: float) -> Difference:
-    nan, finite = [int(np.isnan(x).sum()) for x in (a, b)], np.isfinite(a).all() and np.isfinite(b).all()
-    for kind, fact, x, y in _forms(a, b) if finite else ():
+    nan, shared = [int(np.isnan(x).sum()) for x in (a, b)], False
+    if a.shape == b.shape:  # what both hide, as −inf, says nothing about the rest
+        shared = np.isinf(a) & (a == b)
+    shown = [np.where(shared, 0.0, x) for x in (a, b)]
+    finite = all(np.isfinite(x).all() for x in shown)
+    for kind, fact, x, y in _forms(*shown) if finite else ():
         if _distance(x, y) <= limit:
             return kind, fact
     if a.shape != b.shape:
@@ -286,7 +297,7 @@ def _finding(differing: list[Step], first: Trace, second: Trace) -> Finding:
     step, (a, b) = differing[0], _alike(first, second, differing[0].name)
     stage, where = step.name.rpartition(".")[2], f"first at {step.name}"
     if a.shape == b.shape:
-        at = np.unravel_index(int(np.argmax(np.nan_to_num(np.abs(b - a), nan=np.inf))), a.shape)
+        at = np.unravel_index(int(np.argmax(_off(a, b))), a.shape)
         where += f", most at {tuple(map(int, at))}: {a[at]:.6g} in the first, {b[at]:.6g} in the second"
     if len(differing) > 1:
         where += f"; {len(differing)} names differ in all, and those after the first may follow from it"

@@ -414,7 +414,8 @@ def verify_vectors(directory: PathLike, outputs: PathLike | Mapping[str, Array],
         given = load_safetensors(given)[0]
     if not chosen:
         raise ValueError(f"no case has a name like {only!r}: see the manifest in {directory}")
-    return [_judged(case, directory, given) for case in chosen]
+    with errors_prefixed_with(directory / "manifest.json"):  # whose options may be no numbers
+        return [_judged(case, directory, given) for case in chosen]
 
 
 def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> Report:
@@ -456,9 +457,9 @@ def _read_rows(case: Case, directory: Path) -> Rows:
 
 def _read_output(given: Mapping[str, Array] | Path, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """An output; whatever is wrong with it, or with its file, is a ValueError."""
-    if isinstance(given, Path):
+    if isinstance(given, Path) and (given / f"{name}.npy").exists():
         return load_npy(given / f"{name}.npy", name, shape, dtype_named(dtype))
-    if name not in given:
+    if isinstance(given, Path) or name not in given:
         raise ValueError(f"there is no output {name!r}")
     array = np.asarray(given[name])
     array = array.view(dtype_named(dtype)) if dtype == "bfloat16" and array.dtype == np.uint16 else array
