@@ -23,11 +23,6 @@ ROPE = Rope(16, 10000.0, "half")
 FEW = {"heads": 2, "head_dim": 16, "effort": "few"}
 
 
-def plain(fn):
-    """Without the options that its signature has."""
-    return lambda q, k, v: fn(q, k, v)
-
-
 # ── Right ones ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -73,55 +68,14 @@ def test_no_right_linear_attention_is_accused(spec, name, chunk, dtype):
     assert report.verdict == "right", str(report)
 
 
-USUAL = [  # what it is by hand, what is asked for
-    ({"compute": np.float32}, {}),
-    ({"compute": np.float32, "block": 16, "window": 9}, {"window": 9}),
-    ({"compute": np.float32, "causal": False, "softcap": 5.0}, {"causal": False, "softcap": 5.0}),
-    ({"compute": np.float32, "rope": ROPE, "scale": 0.5}, {"rope": ROPE, "scale": 0.5}),
-]
-
-
-@pytest.mark.parametrize(("by", "meant"), USUAL)
-def test_no_right_softmax_attention_is_accused_in_any_call(by, meant):
+@pytest.mark.parametrize("options", [{"window": 9, "block": 16}, {"rope": ROPE, "scale": 0.5}])
+def test_no_right_softmax_attention_is_accused_in_any_call(options):
     """Masks, segments, other key heads, decoding, sizes of numbers, memory."""
-    report = check_attention(softmax_attention(**by), heads=4, head_dim=16, **meant)
+    meant = {name: value for name, value in options.items() if name != "block"}
+    report = check_attention(softmax_attention(**options, compute=np.float32), heads=4, head_dim=16, **meant)
     assert report.verdict == "right", str(report)
     assert ("fewer queries" in report.tried) == ("rope" in meant)
     assert "mask=" not in report.tried
-
-
-def test_no_right_linear_attention_is_accused_in_any_call():
-    for chunk in (None, 32):
-        report = check_linear_attention(linear_attention(ROPE, chunk=chunk, compute=np.float32), rope=ROPE)
-        assert report.verdict == "right", str(report)
-
-
-# ── Masks and segments ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "slip", ["mask ignored", "mask alone", "mask inverted", "segments ignored", "segments inverted"]
-)
-def test_masks_and_segments_are_asked_for_by_the_signature(slip):
-    right = softmax_attention()
-
-    def fn(q, k, v, mask=None, segments=None):
-        if mask is not None:
-            if slip == "mask alone":  # instead of beside causality
-                return softmax_attention(causal=False)(q, k, v, mask=mask, segments=segments)
-            mask = {"mask ignored": None, "mask inverted": ~mask}.get(slip, mask)
-        if segments is not None:
-            segments = {
-                "segments ignored": None,
-                "segments inverted": np.arange(k.shape[2])[None] * 0 + segments % 2,
-            }.get(slip, segments)
-        return right(q, k, v, mask=mask, segments=segments)
-
-    report = check_attention(fn, heads=2, head_dim=16)
-    assert report.verdict == "wrong"
-    assert (
-        check_attention(plain(fn), heads=2, head_dim=16).verdict == "right"
-    )  # what is not in the signature is not asked
 
 
 # ── Fewer queries than keys, and more ────────────────────────────────────────────────────────────────────────────────
@@ -183,8 +137,6 @@ def begin(slip=""):
         past[:] = [np.concatenate(both, axis=2) for both in zip(past, new, strict=True)] if past else new
         if slip == "forgets" and past[0].shape[2] > 128:
             past[:] = [x[:, :, -128:] for x in past]
-        if slip == "refuses" and len(past[0]) == 1:
-            raise ValueError("one row")
         return attend(q, *past).astype(v.dtype)
 
     return step
@@ -218,16 +170,10 @@ def test_a_right_cache_is_right_and_two_live_side_by_side():
 # ── Values and other numbers: each slip shows in one kind of call ────────────────────────────────────────────────────
 
 SLIPS = {
-    "values rounded to bfloat16": lambda f, q, k, v: f(q, k, by_hand.rounded(v, 8).astype(v.dtype)),
-    "values clipped": lambda f, q, k, v: f(q, k, np.clip(v, -3, 3)),
     "output clipped": lambda f, q, k, v: np.clip(f(q, k, v), -1e4, 1e4),
     "values below 1e-6 lost": lambda f, q, k, v: f(q, k, np.where(np.abs(v) < 1e-6, 0, v).astype(v.dtype)),
-    "NaN spreads": lambda f, q, k, v: f(q, k, v) + 0 * q.sum(axis=2, keepdims=True),
-    "n = 77": lambda f, q, k, v: f(q, k, v) * np.float32(1 + 0.01 * (q.shape[2] == 77)),
     "batch 17": lambda f, q, k, v: f(q, k, v) * np.float32(1 + 0.01 * (len(q) >= 17)),
     "5,000 keys": lambda f, q, k, v: f(q, k, v) * np.float32(1 + 0.01 * (k.shape[2] > 4096)),
-    "strides": lambda f, q, k, v: f(q, k, v if v.flags.c_contiguous else v[..., ::-1]),
-    "scores beyond 88": lambda f, q, k, v: f(q, k, v) if np.abs(q).max() < 100 else np.full_like(q, np.nan),
 }
 
 
@@ -241,45 +187,6 @@ def test_a_slip_in_one_kind_of_call_is_found(slip):
 
 
 # ── Backwards ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def backward(q, k, v, g, scale=None, row=True):
-    """The gradients of causal softmax attention, as in the paper of FlashAttention."""
-    dtype, (b, h, n, _), groups, t = q.dtype, q.shape, k.shape[1], k.shape[2]
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    q, k, v, g = (x.astype(np.float64) for x in (q, k, v, g))
-    k, v = (np.repeat(x, h // groups, axis=1) for x in (k, v))
-    s = np.where(by_hand.visible(n, t), q @ k.swapaxes(-1, -2) * scale, -np.inf)
-    w = np.exp(s - s.max(axis=-1, keepdims=True))
-    w /= w.sum(axis=-1, keepdims=True)
-    dw = g @ v.swapaxes(-1, -2)
-    ds = w * (dw - row * (w * dw).sum(axis=-1, keepdims=True)) * scale
-    dk, dv = (
-        x.reshape(b, groups, -1, t, x.shape[-1]).sum(axis=2) for x in (ds.swapaxes(-1, -2) @ q, w.swapaxes(-1, -2) @ g)
-    )
-    return (ds @ k).astype(dtype), dk.astype(dtype), dv.astype(dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_gradients_by_hand_are_right(dtype, groups):
-    options = {
-        "heads": 4,
-        "key_heads": groups,
-        "head_dim": 16,
-        "backward": True,
-        "effort": "few",
-        "dtype": DTYPES[dtype],
-    }
-    report = check_attention(backward, **options)
-    assert report.verdict == "right", str(report)
-    assert report.subject == "attention, backward"
-    assert check_attention(lambda *given: backward(*given, row=False), **options).verdict == "wrong"
-
-
-def test_none_is_a_gradient_of_zeros():
-    report = check_attention(lambda q, k, v, g: (None, *backward(q, k, v, g)[1:]), **FEW, backward=True)
-    assert report.faults == ("gradients: zero",)
 
 
 @pytest.mark.parametrize("name", [None, "elu+1", "relu2", "exp"])
@@ -317,33 +224,7 @@ def test_the_oracles_gradients_are_finite_differences_of_the_definition(name, ca
             assert found[i][index] == pytest.approx((near[0] - near[1]) / (2 * h), abs=1e-7, rel=1e-7)
 
 
-def test_the_truth_of_a_call_is_the_definition():
-    rng = np.random.default_rng(2)
-    q, k, v = rng.standard_normal((1, 4, 3, 8)), rng.standard_normal((1, 2, 7, 8)), rng.standard_normal((1, 2, 7, 8))
-    spec = steps.Spec(4, 2, 8, True, np.dtype(np.float64), 0.5, 4, 3.0)
-    out = steps.weigh(spec, steps.Call("", q, k, v)).out
-    by = softmax_attention(window=4, softcap=3.0, scale=0.5)(q, k, v)
-    np.testing.assert_allclose(out, by, atol=1e-14)  # 7 keys, a few roundings of 2⁻⁵³ each
-
-
 # ── The rest ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_same_candidate_gets_the_same_report():
-    def slow_state(q, k, v):
-        return softmax_attention()(q, k, v) * np.float32(1 + 0.1 * (k.shape[2] == 129))
-
-    reports = [str(check_attention(slow_state, heads=2, head_dim=16)) for _ in range(2)]
-    assert reports[0] == reports[1]
-    assert "WRONG" in reports[0]
-
-
-def test_a_candidate_that_changes_with_time_is_said_to():
-    count = iter(range(10**6))
-    report = check_attention(
-        lambda q, k, v: softmax_attention()(q, k, v) * np.float32(1 + 0.1 * (next(count) % 2)), **FEW
-    )
-    assert report.faults[0].startswith("state:")
 
 
 def test_fewer_key_heads_are_tried_where_they_are_taken():
@@ -406,20 +287,37 @@ def test_bad_options_of_linear_attention_are_refused_with_their_rule(error, word
         check_linear_attention(linear_attention(ROPE), **({"rope": ROPE} | options))
 
 
+def eager(q, k, v, cut=np.inf):
+    """In float16 products overflow before they are scaled, and a query that sees nothing sees all."""
+    n, t = q.shape[2], k.shape[2]
+    lowest = np.triu(np.full((n, t), np.finfo(np.float16).min, np.float16), t - n + 1)
+    with np.errstate(all="ignore"):
+        s = (q.astype(np.float32) @ k.astype(np.float32).swapaxes(2, 3)).astype(np.float16)
+        s = (np.clip(s, -cut, cut) / np.float16(8) + lowest).astype(np.float32)
+        w = np.exp(s - s.max(axis=-1, keepdims=True))
+        return ((w / w.sum(axis=-1, keepdims=True)) @ v.astype(np.float32)).astype(np.float16)
+
+
 def test_two_answers_that_are_excused_are_both_set_aside():
-    """As eager code in float16: products overflow before they are scaled, and a query that sees nothing sees all."""
-
-    def eager(q, k, v):
-        n, t = q.shape[2], k.shape[2]
-        lowest = np.triu(np.full((n, t), np.finfo(np.float16).min, np.float16), t - n + 1)
-        with np.errstate(all="ignore"):
-            s = (
-                (q.astype(np.float32) @ k.astype(np.float32).swapaxes(2, 3)).astype(np.float16) / np.float16(8)
-            ) + lowest
-            w = np.exp(s.astype(np.float32) - s.max(axis=-1, keepdims=True).astype(np.float32))
-            return ((w / w.sum(axis=-1, keepdims=True)) @ v.astype(np.float32)).astype(np.float16)
-
     report = check_attention(eager, dtype=np.float16)
-    assert (
-        report.verdict == "right" and len([note for note in report.notes if "overflow" in note or "zeros" in note]) == 2
-    )
+    assert report.verdict == "right", str(report)
+    assert len([note for note in report.notes if "overflow" in note or "zeros" in note]) == 2
+
+
+def test_an_overflow_that_is_hidden_is_wrong():
+    report = check_attention(lambda q, k, v: eager(q, k, v, np.float16(65504)), dtype=np.float16, cache=False)
+    assert report.verdict == "wrong"
+    assert "products q·k beyond float16" in str(report)
+
+
+def test_a_wrong_rotation_is_explained_in_few_calls():
+    """A call may start a program: pairs are read in batches, 32 of them in two ways each."""
+    asked, fn = [], softmax_attention(rope=Rope(64, 500000.0, "half"))
+
+    def slow(*arrays):
+        asked.append(1)
+        return fn(*arrays)
+
+    report = check_attention(slow, heads=1, rope=Rope(64, 10000.0, "half"), effort="few")
+    assert report.faults == ("wrong base",)
+    assert len(asked) < 40

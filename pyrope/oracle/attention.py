@@ -350,8 +350,9 @@ def _changing(check: Check) -> Finding | None:
         except Unreadable as error:
             return Finding("state: the same call is refused later", f'"{t.call.name}", made again: {error.reason}')
         room = [2 * limit.worst for limit in check.limits(t.call)]
-        if off := [n for x in again if (n := _unlike(t.answers, x, room))]:
-            fact = f'"{t.call.name}", made again, returns other numbers: {off[0]} of {sum(x.size for x in t.answers)}'
+        off = max(_unlike(t.answers, x, room) for x in again)
+        if off:
+            fact = f'"{t.call.name}", made again, returns other numbers: {off} of {sum(x.size for x in t.answers)}'
             for dropped in (x for x in _diagnosed(check, t) if x.fault == "dropout"):
                 return replace(dropped, where=fact)
             rule = _rule(check)
@@ -362,10 +363,8 @@ def _changing(check: Check) -> Finding | None:
 
 def _unlike(before: list[Array], after: list[Array], room: list[Array]) -> int:
     """How many numbers differ by more than rounding explains."""
-    off = 0
-    for a, b, most in zip(before, after, room, strict=True):
-        off += int((~((np.abs(a - b) <= most) | (a == b) | (np.isnan(a) & np.isnan(b)))).sum())
-    return off
+    both = ([np.nan_to_num(x, nan=1e300) for x in answers] for answers in (before, after))
+    return sum(int((np.abs(a - b) > most).sum()) for a, b, most in zip(*both, room, strict=True))
 
 
 def _rule(check: Check) -> rules.Rule | None:
@@ -491,12 +490,12 @@ def _size(call: Call) -> float:
 
 def _compared(t: Tried) -> Iterator[tuple[str, str, str]]:
     """The answers to a call that nothing explains, beside the right ones: name, expected, measured."""
-    for name, limit, answer in zip(TENSORS if len(t.answers) > 1 else ("output",), t.limits, t.answers, strict=True):
-        truth, got = limit.truth, np.nan_to_num(answer)
+    for name, limit, answer in zip(TENSORS, t.limits, t.answers, strict=False):
+        truth, got, of = limit.truth, np.nan_to_num(answer), f"{name} " * (len(t.answers) > 1)
         sizes, both = [float(np.sqrt(np.square(x).mean())) for x in (truth, got)], float((truth * got).mean())
-        yield f"{name}, root mean square", f"{sizes[0]:.6g}", f"{sizes[1]:.6g}"
-        yield f"{name}, correlation", "1", f"{both / max(sizes[0] * sizes[1], 1e-300):.6g}"
-        yield f"{name}, factor by least squares", "1", f"{both / max(sizes[0] ** 2, 1e-300):.6g}"
+        yield f"{of}rms", f"{sizes[0]:.6g}", f"{sizes[1]:.6g}"
+        yield f"{of}correlation", "1", f"{both / max(sizes[0] * sizes[1], 1e-300):.6g}"
+        yield f"{of}factor", "1", f"{both / max(sizes[0] ** 2, 1e-300):.6g}"
 
 
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:

@@ -124,11 +124,15 @@ def calls(draw: Draw) -> Iterator[Call]:
     kinds += [_positions(draw, base)] if draw.spec.rope is not None and not scope.counted else []
     kinds += [_edge(draw)] + [_heads(draw)] * scope.groups
     kinds += [_decoding(draw)] * scope.few_queries + [_caches(draw)] * scope.caches
-    mixed = (call for turn in zip_longest(*kinds) for call in turn if call is not None)
+    mixed: Iterable[Call] = in_turn(kinds)
     if scope.backward:
         narrow = draw.spec.feature_map is not None and draw.spec.dtype == np.float16  # sums beyond 65504, or below 2⁻²⁴
         mixed = (call for call in mixed if _differentiable(call) and not (narrow and call.k.shape[2] > 130))
     yield from _few_shapes(base, mixed) if scope.compiled else mixed
+
+
+def in_turn(kinds: Iterable[Iterable[Any]]) -> Iterator[Any]:
+    return (x for turn in zip_longest(*kinds) for x in turn if x is not None)
 
 
 def unit_values(call: Call) -> Iterator[Call]:
@@ -191,10 +195,10 @@ def _heads(draw: Draw) -> Iterator[Call]:
 
 def _decoding(draw: Draw) -> Iterator[Call]:
     """Fewer queries than keys, which are the last of the tokens, and more."""
-    kinds = [[(n, t) for n, t in FEW], [(1, t) for t in (draw.near, *KEYS)]]
+    kinds = [[*FEW], [(1, t) for t in (draw.near, *KEYS)]]
     if draw.scope.effort == "thorough":
         kinds.append([(n, t) for t in (24, 70, 131, 400, 1100, 8200) for n in (1, 2, 7, 16, 23)])
-    for n, t in (pair for turn in zip_longest(*kinds) for pair in turn if pair is not None):
+    for n, t in in_turn(kinds):
         if draw.fits(1, n, t):
             yield draw.random(f"{n} of {t} tokens", t, n, b=2 if t < 400 else 1)
 
@@ -303,49 +307,49 @@ def _at(call: Call, positions: Array) -> Call:
 
 def _values(draw: Draw, base: Call) -> Iterator[Call]:
     """Numbers of other sizes: large, tiny, equal and zero values, small and sharp scores, NaN in one row."""
-    spec, kind, t = draw.spec, draw.spec.dtype.type, base.k.shape[2]
-    power = 30 if spec.dtype.name != "float16" else 6 if spec.feature_map is None else 2
-    for name, factor in (("large values", 2.0**power), ("tiny values", 2.0**-power)):
-        call = draw.random(name, t, b=3)
-        yield replace(call, v=call.v * kind(factor))
-    one, zero, equal = (draw.random(name, 9) for name in ("one large value", "zero values", "equal values"))
-    one.v[:, :, 2] *= kind(100)
-    zero.v[:, :, 1::3], equal.v[...] = 0, equal.v[:, :, :1]
-    nan = replace(draw.random("NaN in one query", 9), judged=np.r_[0:4, 5:9])
-    nan.q[:, :, 4] = np.nan
-    large = draw.random("a large row of q", 9)
-    large.q[:, :, 4] = np.abs(large.q[:, :, 4]) * kind(16 if spec.dtype.name == "float16" else 512)
-    yield from (one, nan, zero, *[large] * (spec.feature_map != "exp"), equal)
-    empty = draw.random("zero queries and keys", 9)
-    empty.q[:, :, 1::2], empty.k[:, :, ::3] = 0, 0
-    yield empty
-    tiny = draw.random("small queries", 9)
-    yield replace(tiny, q=tiny.q * kind(2.0**-8))
-    yield from _denominators(draw) if spec.feature_map is not None else _scores(draw, t)
-
-
-def _scores(draw: Draw, t: int) -> Iterator[Call]:
-    spec, kind = draw.spec, draw.spec.dtype.type
-    sharp = draw.random("sharp scores", t, b=3)
-    yield replace(sharp, q=sharp.q * kind(6))
-    if spec.dtype.itemsize > 2:
-        yield replace(draw.random("scores of a hundred", t), q=sharp.q[:2] * kind(32))
+    spec, t, half = draw.spec, base.k.shape[2], draw.spec.dtype.name == "float16"
+    every, row, size = np.s_[:], np.s_[:, :, 4], 2.0 ** ((6 if spec.feature_map is None else 2) if half else 30)
+    listed: list[tuple[str, int, int, dict[str, tuple[Any, float]]]] = [
+        ("large values", t, 3, {"v": (every, size)}), ("tiny values", t, 3, {"v": (every, 1 / size)}),
+        ("one large value", 9, 2, {"v": (np.s_[:, :, 2], 100)}), ("NaN in one query", 9, 2, {"q": (row, np.nan)}),
+        ("zero values", 9, 2, {"v": (np.s_[:, :, 1::3], 0)}), ("small queries", 9, 2, {"q": (every, 2.0**-8)}),
+        ("zero queries and keys", 9, 2, {"q": (np.s_[:, :, 1::2], 0), "k": (np.s_[:, :, ::3], 0)}),
+    ]  # fmt: skip
+    if spec.feature_map != "exp":
+        listed.append(("a large row of q", 9, 2, {"q": (row, 16 if half else 512)}))
+    if spec.feature_map is None:
+        listed.append(("sharp scores", t, 3, {"q": (every, 6)}))
+        listed += [("scores of a hundred", t, 2, {"q": (every, 192)})] * (spec.dtype.itemsize > 2)
     if spec.softcap is not None:
-        yield replace(draw.random("scores beyond the softcap", t, b=3), q=sharp.q * kind(3 * spec.softcap))
+        listed.append(("scores beyond the softcap", t, 3, {"q": (every, 18 * spec.softcap)}))
+    for name, tokens, b, changes in listed:
+        call = draw.random(name, tokens, b=b)
+        for argument, (some, factor) in changes.items():
+            getattr(call, argument)[some] *= spec.dtype.type(factor)
+        yield replace(call, judged=np.r_[0:4, 5:9]) if np.isnan(call.q).any() else call
+    equal = draw.random("equal values", 9)
+    yield replace(equal, v=np.repeat(equal.v[:, :, :1], 9, axis=2))
+    yield from _denominators(draw) if spec.feature_map is not None else _saturated_scores(draw)
+
+
+def _saturated_scores(draw: Draw) -> Iterator[Call]:
+    spec, half = draw.spec, draw.spec.dtype.name == "float16"
     if (still := _still(spec)) is not None:
-        large = min(LARGE, 60000 * spec.scale) if spec.dtype.name == "float16" else LARGE
+        large = min(LARGE, 60000 * spec.scale) if half else LARGE
         yield _saturated(draw, still, large, f"scores of ±{large:g}")
-        if spec.dtype.name == "float16" and spec.scale < 0.5:
+        if half and spec.scale < 0.5:
             yield _saturated(draw, still, 81920 * spec.scale, PRODUCTS)
         yield _many(draw, still)
 
 
 def _saturated(draw: Draw, still: int, score: float, name: str) -> Call:
-    """Scores of ± this, one positive in three: a query that sees no positive key returns the mean of the others."""
-    call, size = draw.random(name, BASE, b=3, alike=True), (score / draw.spec.scale) ** 0.5
-    sign = np.where(np.arange(BASE) % 3, -1.0, 1.0) * np.array([1, 1, -1])[:, None]
+    """Scores of ± this, one positive in three: a query that sees no positive key returns the mean of the others.
+    Products beyond float16 grow from key to key: cut off at its largest number, they are alike."""
+    call, size, at = draw.random(name, BASE, b=3, alike=True), (score / draw.spec.scale) ** 0.5, np.arange(BASE)
+    sign = np.where(at % 3, -1.0, 1.0) * np.array([1, 1, -1])[:, None]
+    grown = np.where(sign > 0, 1 + at / 64, 1) if name == PRODUCTS else 1
     call.q[...], call.k[...] = 0, 0
-    call.q[..., still], call.k[..., still] = 2 * size, sign[:, None] * size / 2
+    call.q[..., still], call.k[..., still] = 2 * size, (sign * grown)[:, None] * size / 2
     return call
 
 

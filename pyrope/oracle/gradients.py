@@ -168,11 +168,16 @@ class Gradients:
         truth, answer = self.limits[i].truth, self.answers[i]
         if np.abs(answer).max() <= 1e-9 * np.abs(truth).max():
             return [("gradients: zero", "it is zero everywhere")]
-        small = self.limits[i].worst > 6 * self.near * np.abs(truth)  # they have larger errors
-        known = np.where(small, np.nan, answer)
-        each = (-1, 1, truth.shape[-1])
-        found = response(truth.reshape(each), known.reshape(each), self.near)
-        return [(f"gradients: {found.words}", examples(truth, answer))] if found.function is not None else []
+        size, each = np.abs(truth), (-1, 1, truth.shape[-1])
+        for small in (
+            size <= 1e-3 * size.max(),
+            size < self.limits[i].worst / (6 * self.near),
+        ):  # their errors are larger
+            known = np.where(small, np.nan, answer)
+            found = response(truth.reshape(each), known.reshape(each), self.near)
+            if found.function is not None:
+                return [(f"gradients: {found.words}", examples(truth, answer))]
+        return []
 
     def _terms(self, made: Backward, i: int) -> list[Fault]:
         """The faults and facts of one tensor, if some multiples of its terms, made in some way, are its numbers."""

@@ -312,7 +312,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "let rows that see no key be zeros"),
     "blocks": Mistake("a loop over n // block blocks, or a state that is lost, replaced or read too late",
         "round the number of blocks up, and mask the last one; read the state, then add the block to it"),
-    "keys": Mistake("a mask, or a loop over the keys that begins or ends elsewhere, or counts some twice",
+    "keys": Mistake("a mask, or a loop over the keys that begins or ends elsewhere, counts some twice, drops the last "
+        "partial block, or reads padding or slots that were never written",
         "compare the keys that are listed here with those expected"),
     "cache": Mistake("keys and values, or the state, or its normaliser, are not kept, cut, or kept in the wrong place",
         "let a call of n new tokens after m old ones be the last n rows of one of m + n"),
@@ -345,6 +346,9 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "treat all values alike"),
     "state": Mistake("a mask, a table, a state or a buffer is kept from an earlier call",
         "begin each call anew, or compare the key"),
+    "state: the same call gives other numbers": Mistake("randomness, such as dropout that is left on, memory that is "
+        "read before it is written, or a state that is kept from an earlier call",
+        "model.eval(), dropout_p=0.0; write all of the result; begin each call anew"),
     "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
     "some calls": Mistake("a path of its own for these calls", "look at what they have in common"),
     "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),

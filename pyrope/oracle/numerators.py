@@ -9,25 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import definition
 from ..backend import Array
 from . import turning
-from .masks import runs
-from .measured import Measured, Numerators, coarser, fit, where
+from .attention_calls import unit_values
+from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
 from .report import Finding
 from .responses import Function, narrowed, roundings
-from .steps import Call, Spec, capped, spread, weigh
-from .turning import Turn, Way, products, right_way, same
+from .steps import Call, Spec, capped, same, spread, weigh
+from .turning import Turn, Way, products, right_way
 
-Ways: TypeAlias = Iterator[tuple[str, Any]]
 FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
 FEATURES = np.array([1.0, -3, -2, -1, -0.5, 0.5, 2, 3])
-SCORES = np.array([1.0, -12, -6, -3, -1, 3, 6, 12])
 CAPS = (30, 50, 20, 15, 10, 5, 100)
 
 
@@ -107,8 +104,8 @@ def _scales(spec: Spec, m: int) -> dict[str, float]:
     s, d, factor = spec.scale, spec.head_dim, 1.0 if spec.rope is None else spec.rope.attention_factor
     named = {"missing": 1 / s, "applied twice": s, "inverted": 1 / s**2, "1/√d, not the model's": d**-0.5 / s}
     named |= {"exp2 without log₂ e": np.log(2), "log₂ e without exp2": 1 / np.log(2)}
-    named |= {"attention factor missing": factor**-2, "attention factor on one side alone": 1 / factor}
-    named |= {"attention factor twice": factor**2, "attention factor once too often": factor}
+    powers = {"missing": -2, "on one side alone": -1, "twice": 2, "once too often": 1}
+    named |= {f"attention factor {words}": factor**power for words, power in powers.items()}
     widths = {"the rotated part": spec.rope.width if spec.rope else d, "half a head": d // 2}
     widths |= {"all heads": spec.heads * d, "all key heads": spec.key_heads * d}
     named |= {f"1/√ of the width of {what}": width**-0.5 / s for what, width in widths.items()}
@@ -268,40 +265,26 @@ def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
 
 
 def _single(m: Measured) -> Finding | None:
-    """What single features, or scores, act as: all features of a vector are alike, and tokens at one position."""
-    spec, given = m.spec, FEATURES if m.linear else SCORES
-    if spec.head_dim < len(given) or (spec.window or len(given)) < len(given) or m.call.chunks:
+    """What single features of linear attention act as: all features of a vector are alike, and tokens at position 0."""
+    spec, count = m.spec, len(FEATURES)
+    if spec.feature_map is None or spec.head_dim < count or m.call.chunks:
         return None
-    size = 1.0 if m.linear else (spec.scale * spec.head_dim) ** -0.5
-    got, again, back = (
-        _ratios(m, q, size * keys) for q, keys in ((size, given), (2 * size, given), (size, given[::-1]))
-    )
-    back = back[::-1] / back[-1]  # in the other order: positions are all 0, and must not matter
-    if not (np.isfinite(got).all() and (got > 0).all()) or np.abs(back / got - 1).max() > 20 * m.close:
+    got, again, back = (_ratios(m, q, keys) for q, keys in ((1, FEATURES), (2, FEATURES), (1, FEATURES[::-1])))
+    due = definition.FEATURE_MAPS[spec.feature_map](FEATURES)
+    due, unlike = due / due[0], np.abs(np.stack((again, back[::-1] / back[-1])) / got - 1).max() > 20 * m.close
+    if not (got > 0).all() or unlike or (np.abs(got - due) < 5 * m.close * (1 + np.abs(due))).all():
         return None
-    if spec.feature_map is not None:
-        due = definition.FEATURE_MAPS[spec.feature_map](FEATURES)
-        due, what, fault = due / due[0], "φ of {}, over φ(1), is {}, expected {}", "feature map: another function"
-        unlike = np.abs(again / got - 1).max() > 20 * m.close
-    else:
-        due = capped(SCORES, spec.softcap)
-        got, fault = np.log(got) + due[0], "scores: another function of q·k"
-        what = "beside one of 1, scores of {} act as {}, expected {}"
-        unlike = np.ptp(np.diff(np.sort(got)) / np.diff(np.sort(SCORES))) < 0.01
-    if (np.abs(got - due) < 5 * m.close * (1 + np.abs(due))).all() or unlike:
-        return None
-    numbers = (", ".join(f"{x:.4g}" for x in y[1:]) for y in (given, got, due))
-    return Finding(fault, what.format(*numbers))
+    numbers = (", ".join(f"{x:.4g}" for x in y[1:]) for y in (FEATURES, got, due))
+    return Finding("feature map: another function", "φ of {}, over φ(1), is {}, expected {}".format(*numbers))
 
 
 def _ratios(m: Measured, query: float, keys: Array) -> Array:
-    """The weights that the last query gives to keys (n,), over that of the first key, at one position; each number is
-    that of all features."""
-    n, (h, d), g, dtype = len(keys), (m.call.q.shape[1], m.call.q.shape[3]), m.call.k.shape[1], m.call.q.dtype
+    """The weights that the last query gives to keys (n,), over that of the first key; each number is that of all
+    features."""
+    n, (_, h, _, d), g, dtype = len(keys), m.call.q.shape, m.call.k.shape[1], m.call.q.dtype
     q, k = np.full((1, h, n, d), query, dtype), np.broadcast_to(keys[:, None], (1, g, n, d)).astype(dtype)
-    v, at = np.zeros((1, g, n, d), dtype), None if m.call.positions is None else np.zeros((1, n), np.int64)
-    v[..., range(n), range(n)] = 1
-    out = m.ask(Call("single features", q, k, v, positions=at))[0, 0, -1, :n]
+    *calls, _ = unit_values(Call("single features", q, k, k, positions=np.zeros((1, n), np.int64)))
+    out = m.ask(calls[0])[0, 0, -1, :n]
     return np.asarray(out / out[0])
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,18 +102,19 @@ class Call:
         return at[..., self.places[0]], at
 
 
+@dataclass(frozen=True)
 class Rounding:
-    """How an implementation rounds; without units it is exact."""
+    """How an implementation rounds, by its unit roundoffs; without them it is exact."""
 
-    def __init__(self, fine: float = 0.0, coarse: float = 0.0, weights: float = 0.0, angle: float = 0.0) -> None:
-        self.fine, self.coarse, self.weights, self.angle = fine, coarse, weights, angle  # unit roundoffs
-        self.seed, self.rng = 0, np.random.default_rng(0)
+    fine: float = 0.0
+    coarse: float = 0.0
+    weights: float = 0.0
+    angle: float = 0.0
+    seed: int = 0
 
-    def run(self, seed: int) -> Rounding:
-        """The same with errors of its own."""
-        other = Rounding(self.fine, self.coarse, self.weights, self.angle)
-        other.seed, other.rng = seed, np.random.default_rng(seed)
-        return other
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
 
     @property
     def unit(self) -> float:
@@ -334,11 +335,11 @@ class Backward:
 
     def _of_values(self, how: How) -> list[Array]:
         w = (how.left or _t)(self.parts.weights * (1 if how.slope is None else how.slope))
-        return [(how.back or _same)(self._product(w, self.g))]
+        return [(how.back or same)(self._product(w, self.g))]
 
     def _of_pairs(self, tensor: int, how: How) -> list[Array]:
         x, at, turned, plain = self.sides[tensor]
-        spec, left, seen = self.spec, how.left or (_t if tensor else _same), self.parts.seen
+        spec, left, seen = self.spec, how.left or (_t if tensor else same), self.parts.seen
         back = how.back or (lambda x: self.r.turned(x, at, spec.turns and spec.turns.transposed))
         if spec.feature_map is None:
             slope = spec.scale * (cap_slope(self.parts.scores, spec.softcap) if how.slope is None else how.slope)
@@ -346,7 +347,7 @@ class Backward:
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
         dn, dz = (
-            np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or _same)(seen)), self.both, strict=True)
+            np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or same)(seen)), self.both, strict=True)
         )
         dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
         return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
@@ -362,7 +363,7 @@ def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
 
 
-def _same(x: Array) -> Array:
+def same(x: Array) -> Array:
     return x
 
 
@@ -403,7 +404,7 @@ def allowed(
     most = SAMPLES if call.g is not None or t < FEW or call.alike else 1
 
     def limits(runs: int) -> list[Allowed]:
-        noisy.extend(results(spec, call, rounding.run(i)) for i in range(len(noisy) + 1, runs + 1))
+        noisy.extend(results(spec, call, replace(rounding, seed=i)) for i in range(len(noisy) + 1, runs + 1))
         each = zip(truth, zip(*noisy, strict=True) if noisy else [()] * len(truth), sizes, strict=True)
         return [_tolerance(spec, call, x, samples, size, keys) for x, samples, size in each]
 

@@ -21,13 +21,12 @@ from ..theta import Rope, frequencies
 from .attention_calls import unit_values
 from .candidate import UNIT
 from .frequencies import Measured, meant, name_frequencies
-from .masks import parts
-from .measured import Ask
+from .measured import Ask, parts
 from .operator import ladder, unwrap
 from .positions import acts_at, wrapped
 from .report import Finding
 from .responses import Function, narrowed
-from .steps import Call, Spec, capped, seen, spread
+from .steps import Call, Spec, capped, same, seen, spread
 
 COUNTED = "counts, 0, 1, 2, …, whatever is given"
 BOTH = {"0": "not rotated", "−p": "direction", "2p": "rotated twice"}  # faults that are no matter of positions
@@ -36,15 +35,11 @@ ALONE = {  # faults of one side that have a name of their own
     "rotated twice": "rotation: {} twice",
 }  # fmt: skip
 TOP = 500  # the largest position by which frequencies are measured
-ROWS = 64  # of a batch in which pairs are read
+ROWS = 96  # of a batch in which pairs are read
 LONG = 400  # tokens of a call in which pairs are not read
 
 
 # ── How numerators come about ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def same(x: Array) -> Array:
-    return x
 
 
 @dataclass(frozen=True)
@@ -128,15 +123,27 @@ class Relative:
     def z(self) -> Array:
         """e^{iΔ} times a factor, (b, n, m, p); NaN where it is not known. One pair is in each key head at a time, and
         all of them, read in two ways each, are the rows of a few batches: calls may be slow."""
-        (b, g), count = self.call.k.shape[:2], self.rope.pairs
+        g, count = self.call.k.shape[1], self.rope.pairs
         groups = [np.arange(i, min(i + g, count)) for i in range(0, count, g)]
         probes = [self._probe(group, which) for group in groups for which in (0, 1)]
-        size = max(1, ROWS // (b if self.spec.feature_map else 2 * b))
-        parts = [self._read(probes[i : i + size]) for i in range(0, len(probes), size)]
+        parts = [self._read(probes[i : i + self.many]) for i in range(0, len(probes), self.many)]
         one, other = np.concatenate(parts).reshape(len(groups), 2, *parts[0].shape[1:]).swapaxes(0, 1)
         z = (one + other) / 2 + 1j * (one - other) / 2  # (groups, b, h, n, m)
         every = z[:, :, :: self.call.q.shape[1] // g].swapaxes(1, 2)
         return np.moveaxis(every.reshape(-1, *every.shape[2:])[:count], 0, -1)
+
+    @cached_property
+    def many(self) -> int:
+        """How often the call may be made at once: one time alone, if its answer is another one in a larger batch."""
+        times = max(1, ROWS // len(self.call.q))
+        once, often = self.ask(self.call), self.ask(self._tiled(self.call.q, self.call.k, times))
+        return times if np.allclose(np.concatenate([once] * times), often, rtol=1e-3, atol=1e-3, equal_nan=True) else 1
+
+    def _tiled(self, q: Array, k: Array, times: int) -> Call:
+        """The call so often, in one batch, with these queries and keys, or as often as they come."""
+        v, at = (np.concatenate([x] * times) for x in (self.call.v, np.asarray(self.call.positions)))
+        q, k = (x if len(x) == len(v) else np.concatenate([x] * times) for x in (q, k))
+        return replace(self.call, q=q, k=k, v=v, positions=at)
 
     def _probe(self, pairs: Array, which: int) -> tuple[Array, Array]:
         """q and k whose products are cos Δ + sin Δ, or cos Δ − sin Δ, of these pairs."""
@@ -167,12 +174,14 @@ class Relative:
 
     def _weights(self, q: Array, k: Array) -> Array:
         """(…, b, h, n, d) and (…, b, g, m, d) -> (…, b, h, n, m)."""
-        rows, dtype, at = q.shape[:-3], self.call.q.dtype, self.call.positions
-        many = [x.reshape(-1, *x.shape[-3:]).astype(dtype) for x in (q, k)]
-        at = None if at is None else np.tile(at, (len(many[0]) // len(at), 1))
-        *calls, _ = unit_values(replace(self.call, q=many[0], k=many[1], v=many[1], positions=at))
-        weights = np.concatenate([self.ask(call) for call in calls], axis=-1)[..., : k.shape[-2]]
-        return weights.reshape(*rows, *weights.shape[1:])
+        lead, dtype, b, read = q.shape[:-4], self.call.q.dtype, len(self.call.q), list[Array]()
+        q, k = (x.reshape(-1, *x.shape[-3:]).astype(dtype) for x in (q, k))
+        for i in range(0, len(q), b * self.many):
+            some = np.s_[i : i + b * self.many]
+            *calls, _ = unit_values(self._tiled(q[some], k[some], len(q[some]) // b))
+            read.append(np.concatenate([self.ask(call) for call in calls], axis=-1))
+        weights = np.concatenate(read)[..., : k.shape[-2]]
+        return weights.reshape(*lead, b, *weights.shape[1:])
 
     @cached_property
     def uneven(self) -> float:

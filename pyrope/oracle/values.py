@@ -6,23 +6,25 @@ reaches, and values of many sizes show whether they are rounded, clipped, or oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .measured import Ask
+from .measured import Ask, read
 from .report import Finding
 from .responses import Response, examples, response
-from .steps import Allowed, Call, Spec, weigh
+from .steps import EXACT, Allowed, Call, Spec, weigh
 
 ONES = 4  # features of all values that are 1
 CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 MOST = 64  # rows, or heads, whose readers are looked for
-NOT_SUMMED = "values: not only summed"  # so that there are no weights
+Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
+NOT_SUMMED = "values: not only summed"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 
@@ -31,12 +33,12 @@ NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 def sources(ask: Ask, call: Call, close: float) -> tuple[list[Finding], Call]:
     """Who reads the queries, keys and values of others, and a call in which each head has what it reads."""
-    found, moved = list[Finding](), call
-    for axis, what, step in ((0, "row", "batch"), (1, "head", "heads")):
+    found, moved, base = list[Finding](), call, np.nan_to_num(ask(call))
+    for axis, what, step in ((1, "head", "heads"), (0, "row", "batch")):
         others = dict[str, Array]()
         for name in NAMES:
             x = getattr(call, name)
-            reached = _reached(ask, call, name, axis, close)
+            reached = _reached(ask, call, base, name, axis) > close * np.abs(base).max()
             if not reached.any(axis=0).all():
                 continue
             if (several := reached.sum(axis=0)).max() > 1:
@@ -53,16 +55,15 @@ def sources(ask: Ask, call: Call, close: float) -> tuple[list[Finding], Call]:
     return found, moved
 
 
-def _reached(ask: Ask, call: Call, name: str, axis: int, close: float) -> Array:
-    """Which rows, or heads, of an argument change the results of which heads, (count, b, h)."""
-    given, base = getattr(call, name), np.nan_to_num(ask(call))
-    changed = np.zeros((given.shape[axis], *base.shape[:2]), bool)
-    for i in range(len(changed) if len(changed) <= MOST else 0):
+def _reached(ask: Ask, call: Call, base: Array, name: str, axis: int) -> Array:
+    """By how much each row, or head, of an argument that is negated changes the results of the heads, (count, b, h)."""
+    given = getattr(call, name)
+    off = np.zeros((given.shape[axis], *base.shape[:2]))
+    for i in range(len(off) if len(off) <= MOST else 0):
         x = given.copy()
         np.moveaxis(x, axis, 0)[i] *= -1
-        off = np.abs(np.nan_to_num(ask(replace(call, **{name: x}))) - base).max(axis=(2, 3))
-        changed[i] = off > close * np.abs(base).max()
-    return changed
+        off[i] = np.abs(np.nan_to_num(ask(replace(call, **{name: x}))) - base).max(axis=(2, 3))
+    return off
 
 
 def _taken(x: Array, whose: Array, axis: int) -> Array:
@@ -100,10 +101,13 @@ class Values:
 
     def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
         self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, _finite(offset)
-        self.close, self.rng, self.v = CLOSE[spec.dtype.name], np.random.default_rng(12), self._spread(call.v)
+        self.close, self.rng = CLOSE[spec.dtype.name], np.random.default_rng(12)
+        self.turn: Change = _as_given
+        self.v = self._spread(call)
 
-    def _spread(self, v: Array) -> Array:
-        return definition.repeat_heads(v.astype(np.float64), self.call.q.shape[1])
+    def _spread(self, call: Call) -> Array:
+        """The values that each head weighs."""
+        return definition.repeat_heads(self.turn(call.v.astype(np.float64), self.call), self.call.q.shape[1])
 
     def _asked(self, v: Array) -> Array:
         out = self.ask(replace(self.call, v=v.astype(self.call.v.dtype)))
@@ -111,8 +115,24 @@ class Values:
 
     def summed(self, due: Call, answer: Array, allowed: Allowed) -> bool:
         """Whether the answer is the sum of the values that are read, times their weights."""
-        v, room = self._spread(due.v), 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)
-        return bool((np.abs(self.weights @ v + self.offset - answer) <= room).all())
+        room = 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)
+        room = room + (
+            0 if self.turn is _as_given else 10 * self.close * np.abs(self.v).max()
+        )  # undone values are rounded
+        return bool((np.abs(self.weights @ self._spread(due) + self.offset - answer) <= room).all())
+
+    def turned(self, answer: Array, allowed: Allowed) -> list[Finding]:
+        """Values that are turned, or with features in another order: weights, read with values that undo it, explain
+        the answer, and are kept."""
+        own, weights = self.ask, self.weights
+        for words, turn, undo in _turns(self.spec):
+            self.turn, self.ask = turn, partial(_undone, own, undo)
+            w = read(self.ask, self.call).weights
+            self.weights = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)
+            if self.summed(self.call, answer, allowed):
+                return [Finding(f"values: {words}", f"outputs are those of values that are {words}")]
+        self.turn, self.ask, self.weights = _as_given, own, weights
+        return []
 
     def added(self) -> Iterator[Finding]:
         size = float(np.abs(self.offset).max(initial=0))
@@ -159,8 +179,30 @@ class Values:
             return False
         due = weigh(self.spec, self.call).weights
         w = due if np.abs(due - self.weights).max() < 0.01 else self.weights  # it may be the output that is rounded
-        before, after = w @ self._spread(found.function(self.call.v.astype(np.float64))), found.function(w @ self.v)
+        changed = found.function(self.call.v.astype(np.float64))
+        before, after = w @ self._spread(replace(self.call, v=changed)), found.function(w @ self.v)
         return bool(np.abs(after - answer).mean() < 0.5 * np.abs(before - answer).mean())
+
+
+def _as_given(v: Array, call: Call) -> Array:
+    return v
+
+
+def _reversed(v: Array, call: Call) -> Array:
+    return v[..., ::-1]
+
+
+def _undone(ask: Ask, undo: Change, call: Call) -> Array:
+    return ask(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
+
+
+def _turns(spec: Spec) -> Iterator[tuple[str, Change, Change]]:
+    """What may be done to values, in words, and what undoes it."""
+    if spec.rope is not None:
+        ropes = spec.rope.rotation_only, spec.rope.rotation_only.transposed
+        there, back = (partial(lambda v, call, rope: EXACT.turned(v, call.at()[1], rope), rope=rope) for rope in ropes)
+        yield from (("rotated", there, back), ("rotated backwards", back, there))
+    yield "features in reversed order", _reversed, _reversed
 
 
 def _finite(x: Any) -> Array:

@@ -15,11 +15,9 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .masks import masked
-from .measured import Ask, Measured, Numerators, blocks, coarser, read, where
+from .measured import Ask, Measured, Numerators, blocks, coarser, masked, read, where
 from .numerators import fits, numerators
 from .report import Finding
-from .responses import narrowed
 from .steps import EXACT, Allowed, Call, Spec, weigh
 from .values import NOT_SUMMED, Values, sources
 
@@ -33,19 +31,12 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN alone have no median
         if whole := next(_whole(spec, call, answer, allowed), None):
             return [whole]
-        values, due, taken = Values(spec, ask, call, *read(ask, call)), call, list[Finding]()
-        listed, finite, looks = [*values.added()], np.isfinite(answer).any(), CLOSE[spec.dtype.name]
-        if finite and not (
-            values.summed(due, answer, allowed) and fits(Measured(spec, ask, call, values.weights, looks[0], due))
-        ):
-            moved, due = sources(ask, call, 10 * looks[0])
-            listed += moved
-        if finite and not values.summed(due, answer, allowed) and not any("mixed" in x.fault for x in listed):
-            listed += values.changed(answer)
-        if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):
+        values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
+        listed, due = _carried(values, answer, allowed) if np.isfinite(answer).any() else ([*values.added()], call)
+        if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):  # so that there are no weights
             return listed
-        for close in looks:
-            taken = apart(Measured(spec, ask, call, values.weights, close, due))
+        for close in CLOSE[spec.dtype.name]:
+            taken = apart(Measured(spec, values.ask, call, values.weights, close, due))
             if taken or listed:
                 break
     if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
@@ -53,6 +44,19 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
     if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
         taken = [x for x in taken if x.fault != "not finite"]
     return [*listed, *taken]
+
+
+def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Finding], Call]:
+    """What becomes of values on their way to the output, and the call with what each head reads."""
+    spec, due, close = values.spec, values.call, CLOSE[values.spec.dtype.name][0]
+    listed, made = [*values.added()], fits(Measured(spec, values.ask, due, values.weights, close, due))
+    if not values.summed(due, answer, allowed):
+        listed += values.turned(answer, allowed)
+    if not (made and values.summed(due, answer, allowed)):
+        moved, due = sources(values.ask, due, 10 * close)
+        listed += moved
+    mixed = any("mixed" in x.fault for x in listed)
+    return [*listed, *([] if mixed or values.summed(due, answer, allowed) else values.changed(answer))], due
 
 
 def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[Finding]:
@@ -74,12 +78,10 @@ def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
         yield "output: heads merged by a reshape", out.reshape(b, n, h, d).swapaxes(1, 2)
         yield "output: tokens in reversed order", out[:, :, ::-1]
         yield "output: shifted by one token", np.roll(out, 1, axis=2)
-    values = {"keys used as values": k, "features in reversed order": v[..., ::-1]}
+    yield "values: keys used as values", weigh(spec, replace(call, v=k)).out
     if spec.rope is not None:
-        ropes = {"rotated": spec.rope.rotation_only, "rotated backwards": spec.rope.rotation_only.transposed}
-        values |= {words: EXACT.turned(v.astype(np.float64), call.at()[1], rope) for words, rope in ropes.items()}
-        values["rotated keys used as values"] = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
-    yield from ((f"values: {words}", weigh(spec, replace(call, v=x)).out) for words, x in values.items())
+        turned = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
+        yield "values: rotated keys used as values", weigh(spec, replace(call, v=turned)).out
     yield "values: keys and values exchanged", weigh(spec, replace(call, k=v, v=k)).out
 
 
@@ -123,11 +125,11 @@ def _dropped(m: Measured) -> Finding | None:
 def _functions(m: Measured) -> Finding | None:
     """Other functions of the right scores, which predict all weights."""
 
-    def near(w: Array, other: Array, close: float) -> bool:
-        return bool((np.abs(w - other) <= close * (np.abs(w) + 0.01)).all())
+    def off(w: Array, other: Array) -> float:
+        return float((np.abs(w - other) / (np.abs(w) + 0.01)).max())
 
-    for fault, w in () if near(m.weights, m.right.weights, m.close) else _other_weights(m):
-        if near(w, m.weights, m.close) and not near(w, m.right.weights, 10 * m.close):
+    for fault, w in _other_weights(m) if off(m.weights, m.right.weights) > m.close else ():
+        if off(w, m.weights) <= m.close and off(w, m.right.weights) > 10 * m.close:
             return Finding(fault, m.sums())
     return None
 
@@ -210,15 +212,15 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     unit = np.ones_like(c) if m.linear else np.exp(-m.top(m.right.scores))  # 1, as numerators have it
     for how, other in _other_totals(m, sees, made, unit):
         if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.3:
-            yield Finding(how if how.startswith("precision") else f"normaliser: {how}", m.sums())
+            yield Finding(f"normaliser: {how}", m.sums())
             return
-    yield _multiple(m, total / right) or _added(m, total, right, unit) or _another(m, total / right)
+    yield _unlisted(m, total, right, unit)
 
 
 def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:
     """What else numerators may be divided by, (b, h, n, 1)."""
     (i, j), own = (m.call.places[0][:, None], m.call.places[1]), np.where(sees, made.plain, 0)
-    total, rotated = summed(own), summed(np.where(sees, made.number, 0))
+    total = summed(own)
     yield "missing", unit + 0 * total
     yield "missing", 1 + 0 * total
     yield "the number of keys", summed(sees) * unit + 0 * total
@@ -226,18 +228,11 @@ def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> It
     yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
     yield "1 added (softmax1, a sink)", total + unit
     yield "summed over the heads", np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
-    yield "rotated", rotated
-    yield "the absolute value of the rotated one", np.abs(rotated)
-    yield "of its own key alone", summed(np.where(i == j, own, 0))
+    yield "rotated", summed(np.where(sees, made.number, 0))
     yield "without the own key", summed(np.where((i == j) & (i > 0), 0, own))
     yield "at least 1", np.maximum(total, unit)
     for x in blocks(len(j)):
         yield f"of earlier blocks of {x} lost", summed(np.where(i // x == j // x, own, 0))
-    for bits, name in ((8, "bfloat16"), (11, "float16")):
-        running = np.zeros_like(total)
-        for key in np.split(own, own.shape[-1], axis=-1):
-            running = narrowed(running + narrowed(key, bits), bits)
-        yield f"precision: sum in {name}", running
     if m.call.chunks:
         yield "of earlier calls lost", summed(np.where(m.call.of[i] == m.call.of, own, 0))
 
@@ -250,39 +245,33 @@ def _even(x: Array, close: float) -> bool:
     return bool(np.nanmin(x) > 0 and np.nanmax(x) / np.nanmin(x) < 1 + close)
 
 
-def _spread(ratio: Array) -> str:
-    return f"they are divided by {np.nanmin(ratio):.5g} to {np.nanmax(ratio):.5g} times the right sum"
-
-
-def _multiple(m: Measured, ratio: Array) -> Finding | None:
-    """All weights times one number."""
-    times, factor = 1 / float(np.nanmedian(ratio)), 1.0 if m.spec.rope is None else m.spec.rope.attention_factor
-    if not _even(ratio, 2 * m.close) or abs(times - 1) < 5 * m.close:
-        return None
-    applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
-    how = "attention factor applied" if applied else f"times {times:.4g}"
-    return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
-
-
-def _added(m: Measured, total: Array, right: Array, unit: Array) -> Finding | None:
-    """One number that is added to the sum, or the least that it may be."""
-    ratio, least = total / right, np.nanmin(total)
-    for more in (total - right, (total - right) / unit):
-        if _even(more, max(1e3 * m.close, 0.1)):
-            return Finding(f"normaliser: {float(np.nanmedian(more)):.3g} added", _spread(ratio))
+def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
+    """All weights times one number, one that is added to the sum, or the least that it may be; a sum with few digits,
+    if it is too large as often as too small; or by its place."""
+    ratio, more, least = total / right, total - right, np.nanmin(total)
+    times, off = 1 / float(np.nanmedian(ratio)), float(np.sqrt(np.nanmean(np.square(ratio - 1))))
+    fact = f"they are divided by {np.nanmin(ratio):.5g} to {np.nanmax(ratio):.5g} times the right sum"
+    if _even(ratio, 2 * m.close) and abs(times - 1) > 5 * m.close:
+        factor = 1.0 if m.spec.rope is None else m.spec.rope.attention_factor
+        applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
+        how = "attention factor applied" if applied else f"times {times:.4g}"
+        return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
+    count = np.rint(more / unit)
+    if not m.linear and np.nanmax(count) > 1 and np.nanmax(np.abs(more / unit - count)) < 0.02:
+        some = f"{np.nanmin(count):.0f} to " * bool(np.nanmin(count) < np.nanmax(count)) + f"{np.nanmax(count):.0f}"
+        return Finding(
+            f"keys: {some} of zeros are seen", f"{fact}, as keys of zeros, padding or never written, make it"
+        )
+    for x in (more, more / unit):
+        if _even(x, max(1e3 * m.close, 0.1)):
+            return Finding(f"normaliser: {float(np.nanmedian(x)):.3g} added", fact)
     low = ratio > 1 + m.close / 5
     if low.sum() > 2 and np.abs(total[low] / least - 1).max() < m.close:
-        return Finding(f"normaliser: at least {least:.4g}", _spread(ratio))
-    return None
-
-
-def _another(m: Measured, ratio: Array) -> Finding:
-    """A sum with few digits, if it is too large as often as too small; or by its place."""
-    off = float(np.sqrt(np.nanmean(np.square(ratio - 1))))
+        return Finding(f"normaliser: at least {least:.4g}", fact)
     if (name := coarser(off, m.spec)) and abs(np.nanmean(ratio) - 1) < 0.7 * off:
-        return Finding(f"precision: normaliser as if rounded to {name}", _spread(ratio))
+        return Finding(f"precision: normaliser as if rounded to {name}", fact)
     wrong = np.abs(ratio - 1) > m.close / 5
-    return Finding("normaliser: another sum", _spread(ratio) + where(m.call, wrong, np.ones(m.sees.shape, bool)))
+    return Finding("normaliser: another sum", fact + where(m.call, wrong, np.ones(m.sees.shape, bool)))
 
 
 def counts(m: Measured, made: Numerators) -> Iterator[Finding]:

@@ -80,6 +80,8 @@ wrong("causal by position", "Keys at later positions are hidden, whatever their 
 wrong("window ignored", "There is no window.", window=5)
 wrong("softcap missing", "There is no softcap.", **CAP)
 wrong("softcap's derivative missing", "The softcap has no derivative.", CAPPED[0], **CAP)
+wrong("another softcap's derivative", "The derivative is that of tanh(s), not of 2·tanh(s/2).", CAPPED[0],
+      ("    dq = ds", "    ds = ds / np.cosh(2 * np.arctanh(t / 2)) ** 2\n    dq = ds"), **CAP)
 wrong("nothing rotated", "Nothing is rotated.", given("positions = None"), **TURNS)
 table(wrong, returned, "dq and dk become {}.", {
     "not turned back": "dq, dk", "turned on": "turn(dq, positions), turn(dk, positions)",
@@ -100,7 +102,7 @@ table(conditional, after, "Done last: {}.", {
 }, key_heads=4)
 conditional("sorted positions", "Positions are sorted.", given("positions = np.sort(positions, axis=-1)"), **TURNS)
 table(damaged, after, "Done last: {}.", {
-    "in float16": "dq, dk, dv = (x.astype(np.float16).astype(dtype) for x in (dq, dk, dv))", "NaN": "dq = dq * np.float32(np.nan)",
+    "in float16": "dq, dk, dv = (x.astype(np.float16).astype(dtype) for x in (dq, dk, dv))", "clipped": "dq = np.clip(dq, -1, 1)", "NaN": "dq = dq * np.float32(np.nan)",
     "another dtype": "dk = dk.astype(np.float16)",
     "overwritten": "new = dq, dk, dv; dq, dk, dv = x = KEPT.setdefault(q.shape, [*map(np.copy, new)]); [*map(np.copyto, x, new)]",
 }, key_heads=4)
@@ -125,6 +127,8 @@ wrong("not turned back", "dq and dk are not rotated back.", (_BACK, "dn @ tk, dn
 wrong("by a count", "dq and dk are rotated back by 0, 1, 2, ….", (_BACK, _BACK.replace("positions", "np.arange(n)[None]")))
 table(wrong, slot("dd = -(", "dd = {}("), "The derivative of the denominator is multiplied by {} instead of −1.",
       {"no derivative of the denominator": "0 * ", "another derivative of the denominator": "1 * "})
+wrong("mask transposed", "The derivative of the denominator is masked by the transposed mask.", ("(dd * seen) @ k", "(dd * seen.T) @ k"),
+      ("(dd * seen).swap", "(dd * seen.T).swap"))
 wrong("no derivative of φ", "The feature map has no derivative.", ("    dq, dk = dq * np.where", "    _ = dq * np.where"))
 wrong("not causal", "Every query sees every key.", ("np.arange(n) <= np", "np.arange(n) - n <= np"))
 wrong("causal by position", "Keys at later positions are hidden, whatever their order.",
