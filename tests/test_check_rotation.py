@@ -1,9 +1,6 @@
 """`check_rotation`: right rotations are never accused, wrong ones always, and what a report says beside its verdict."""
 
 import math
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 
 import by_hand
@@ -14,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from strategies import DTYPES, ropes
 
 import pyrope
-from pyrope import Axes, DynamicNTK, LongRoPE, Mismatch, NotJudged, Rope, YaRN, assert_rotation, check_rotation
+from pyrope import Axes, DynamicNTK, Mismatch, NotJudged, Rope, YaRN, assert_rotation, check_rotation
 from pyrope.oracle.rotation import recorded_calls
 
 ROPE = Rope(16, 10000.0, "half")
@@ -24,9 +21,9 @@ RIGHT = rotation(ROPE)
 # ── Right ones ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def candidate_of(rope, kind, product=np.float32):
+def candidate_of(rope, kind):
     """Float64 throughout, float32 from Θ on, or float32 tables of float64 angles."""
-    f32 = {"angle": np.float32, "tables": np.float32, "product": product}
+    f32 = dict.fromkeys(("angle", "tables", "product"), np.float32)
     return rotation(rope, **{"float64": {}, "float32": f32, "tables": {"tables": np.float32}}[kind])
 
 
@@ -43,11 +40,7 @@ KINDS = st.sampled_from(["float64", "float32", "tables"])
 @given(rope=ropes(), kind=KINDS, dtype=st.sampled_from(["float16", "bfloat16", "float32"]), backward=st.booleans())
 def test_no_right_rotation_is_accused(rope, kind, dtype, backward):
     options = {"dtype": DTYPES[dtype], "effort": "few", "equivalent": "wrong"}
-    options |= (
-        {}
-        if rope.scaling is None or not hasattr(rope.scaling, "length")
-        else {"max_position": max(rope.scaling.length - 1, 1)}
-    )
+    options |= {"max_position": _length(rope)} if hasattr(rope.scaling, "length") else {}
     if backward:  # of R(m)ᵀ: the other direction, written where it is read
         reads, _, writes = rope.layout.partition("-to-")
         turned = replace(rope, layout=f"{writes}-to-{reads}" if writes else reads, direction=-rope.direction)
@@ -61,22 +54,6 @@ def test_no_right_rotation_is_accused(rope, kind, dtype, backward):
 def test_no_right_rotation_is_accused_in_any_call(rope, kind):
     report = check_rotation(each_row(candidate_of(rope, kind), rope), rope, min_position=-300, batched=True)
     assert report.verdict == "right", str(report)
-
-
-@settings(max_examples=25)
-@given(rope=ropes(with_axes=False), kind=KINDS)
-def test_float64_is_graded_by_its_angles(rope, kind):
-    grade = "float64 angle" if kind == "float64" else "float32 angle"
-    report = check_rotation(
-        candidate_of(rope, kind, np.float64),
-        rope,
-        dtype=np.float64,
-        effort="few",
-        max_position=min(4096, _length(rope)),
-    )
-    assert report.verdict == "right", str(report)
-    order = ["tables or products in x's dtype", "float64 angle", "float32 angle"]
-    assert order.index(report.precision) <= order.index(grade)
 
 
 def _length(rope):
@@ -120,11 +97,11 @@ def at_most(limit):
     return lambda x, positions: RIGHT(x, np.minimum(positions, limit))
 
 
-@pytest.mark.parametrize(("least", "verdict"), [(0, "right"), (-1, "wrong"), (-200, "wrong")])
-def test_negative_positions_are_tried_where_they_are_claimed(least, verdict):
-    report = check_rotation(
-        lambda x, positions: RIGHT(x, abs(positions)), ROPE, min_position=least, effort="few" if least < -1 else "usual"
-    )
+@pytest.mark.parametrize(
+    ("least", "effort", "verdict"), [(0, "usual", "right"), (-1, "usual", "wrong"), (-200, "few", "wrong")]
+)
+def test_negative_positions_are_tried_where_they_are_claimed(least, effort, verdict):
+    report = check_rotation(lambda x, m: RIGHT(x, abs(m)), ROPE, min_position=least, effort=effort)
     assert report.verdict == verdict
     assert ("not tried: negative positions" in report.tried) == (least == 0)
 
@@ -141,14 +118,7 @@ def test_the_largest_position_is_tried_and_none_beyond():
     assert max(seen) == 77
 
 
-def test_positions_of_each_row_are_tried_where_they_are_claimed():
-    def first_row(x, positions):
-        return RIGHT(x, positions if positions.ndim == 1 else positions[:1])
-
-    assert check_rotation(first_row, ROPE, effort="usual").verdict == "right"
-    assert check_rotation(first_row, ROPE, batched=True).verdict == "wrong"
-    assert check_rotation(each_row(RIGHT, ROPE), ROPE, batched=True).verdict == "right"
-
+def test_a_candidate_that_refuses_what_it_claims_is_not_judged():
     def refuses(x, positions):
         if positions.ndim > 1:
             raise ValueError("one row of positions")
@@ -156,30 +126,21 @@ def test_positions_of_each_row_are_tried_where_they_are_claimed():
 
     report = check_rotation(refuses, ROPE, batched=True)
     assert report.verdict == "not judged"
-    assert "one row of positions" in report.failure.reason
-    assert "batched=" in report.failure.reason
+    assert "batched=" in report.failure.reason and "one row of positions" in report.failure.reason
 
 
 # ── Lengths that decide Θ ────────────────────────────────────────────────────────────────────────────────────────────
 
-LONG = LongRoPE((1.0,) * 8, (4.0,) * 8, 4.0, 512, 1.0, 1024)
-BY_LENGTH = [replace(ROPE, scaling=DynamicNTK(2.0, 512, 1024)), replace(ROPE, scaling=LONG)]
 
-
-@pytest.mark.parametrize("rope", BY_LENGTH)
-def test_frequencies_may_follow_the_length_of_each_call_and_a_note_says_so(rope):
-    made = {n: rotation(rope.at(n)) for n in (512, 513)}
+def test_frequencies_may_follow_the_length_of_each_call_and_a_note_says_so():
+    rope, made = replace(ROPE, scaling=DynamicNTK(2.0, 512, 1024)), {}
 
     def by_call(x, positions):
         n = max(int(positions.max(initial=0)) + 1, 512)
-        n = n if isinstance(rope.scaling, DynamicNTK) else 512 + (n > 512)
-        if n not in made:
-            made[n] = rotation(rope.at(n))
-        return made[n](x, positions)
+        return made.setdefault(n, rotation(rope.at(n)))(x, positions)
 
     fixed, follows = check_rotation(rotation(rope), rope), check_rotation(by_call, rope)
-    assert (fixed.verdict, follows.verdict) == ("right", "right"), str(follows)
-    assert fixed.notes == ()
+    assert (fixed.verdict, fixed.notes, follows.verdict) == ("right", (), "right"), str(follows)
     assert any("follow the largest position of each call" in note for note in follows.notes)
     assert check_rotation(rotation(rope.at(512)), rope, effort="few").verdict == "wrong"
 
@@ -202,18 +163,6 @@ def test_a_table_that_ends_is_judged_up_to_its_end():
     wrong = check_rotation(lambda x, positions: short(x, positions) * 1.5, ROPE)
     assert wrong.verdict == "wrong"
     assert any("up to 1000" in note for note in wrong.notes)
-
-
-def test_nan_from_the_candidate_is_wrong_and_nan_in_x_must_stay():
-    lost = check_rotation(
-        lambda x, positions: np.nan_to_num(RIGHT(x, positions), nan=0.0, posinf=9.0, neginf=9.0), ROPE
-    )
-    assert lost.verdict == "wrong"
-    assert lost.precision is None
-    some = check_rotation(lambda x, positions: np.where(positions[:, None] == 64, np.nan, RIGHT(x, positions)), ROPE)
-    assert some.verdict == "wrong"
-    assert some.findings[0].since == 64
-    assert check_rotation(lambda x, positions: np.full_like(x, np.nan), ROPE, effort="few").verdict == "wrong"
 
 
 # ── What a report says beside the verdict ────────────────────────────────────────────────────────────────────────────
@@ -248,27 +197,8 @@ def test_errors_are_measured_in_ulps_of_the_pair():
     assert all(row.worst <= row.allowed for row in rows.values())
     wrong = check_rotation(lambda x, positions: RIGHT(x, positions + 1), ROPE, effort="few").errors
     assert all(row.ulps is None and row.worst > row.allowed for row in wrong)
-
-
-def test_another_thread_does_not_change_a_report():
-    def at_77(x, positions):
-        return RIGHT(x, positions + (x.shape[-2] == 77))
-
-    quiet, done = str(check_rotation(at_77, ROPE)), threading.Event()
-    assert "77" in quiet
-
-    def load():
-        x = np.random.default_rng(0).standard_normal((200, 200))
-        while not done.is_set():
-            x = np.tanh(x @ x)
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
-        assert str(check_rotation(at_77, ROPE)) == quiet
-    finally:
-        done.set()
-        thread.join()
+    clipped = check_rotation(lambda x, positions: RIGHT(np.clip(x, -10, 10), positions), ROPE)  # in some calls alone
+    assert clipped.verdict == "wrong" and any(row.worst > row.allowed for row in clipped.errors)
 
 
 def test_recorded_calls_are_those_that_few_makes():
@@ -276,10 +206,14 @@ def test_recorded_calls_are_those_that_few_makes():
     report = check_rotation(lambda x, positions: answers[x.tobytes(), positions.tobytes()], ROPE, effort="few")
     assert report.verdict == "right"
     off = {key: y * np.float32(1.001) for key, y in answers.items()}
-    assert (
-        check_rotation(lambda x, positions: off[x.tobytes(), positions.tobytes()], ROPE, effort="few").verdict
-        == "wrong"
-    )
+    report = check_rotation(lambda x, positions: off[x.tobytes(), positions.tobytes()], ROPE, effort="few")
+    assert report.verdict == "wrong"
+
+
+def test_what_changes_without_a_reason_is_random():
+    rng = np.random.default_rng(0)
+    report = check_rotation(lambda x, m: RIGHT(x, m) * (rng.random(x.shape) > 0.01).astype(x.dtype), ROPE)
+    assert report.faults == ("random",)
 
 
 def test_assert_rotation_raises_what_it_reports():
@@ -299,25 +233,19 @@ def test_assert_rotation_raises_what_it_reports():
     (ValueError, "equivalent must be .*, was 'maybe'", {"equivalent": "maybe"}),
     (ValueError, "effort must be one of .*, was 'huge'", {"effort": "huge"}),
     (ValueError, "max_position must be .*, was 0", {"max_position": 0}),
-    (TypeError, "max_position must be .*, was 1.5|max_position must be", {"max_position": 1.5}),
+    (TypeError, "max_position must be", {"max_position": 1.5}),
     (ValueError, "min_position must be 0, or negative .*, was 3", {"min_position": 3}),
     (TypeError, "batched must be", {"batched": "yes"}),
     (TypeError, "backward must be", {"backward": 1}),
     (TypeError, "dtype must be one of .*int32", {"dtype": np.int32}),
     (TypeError, "dtype must be one of .*'float8'", {"dtype": "float8"}),
+    (TypeError, "fn must be a function of x and positions, was int", {"fn": 3}),
+    (TypeError, "rope", {"rope": 10000.0}),
+    (ValueError, "length", {"rope": replace(ROPE, scaling=DynamicNTK(2.0, 512))}),  # Θ is open
 ])  # fmt: skip
-def test_bad_options_are_refused_with_their_rule(error, words, options):
+def test_bad_arguments_are_refused_with_their_rule(error, words, options):
     with pytest.raises(error, match=words):
-        check_rotation(RIGHT, ROPE, **options)
-
-
-def test_bad_arguments_are_refused_with_their_rule():
-    with pytest.raises(TypeError, match="fn must be a function of x and positions, was int"):
-        check_rotation(3, ROPE)
-    with pytest.raises(TypeError, match="rope"):
-        check_rotation(RIGHT, 10000.0)
-    with pytest.raises(ValueError, match="length"):  # Θ is open
-        check_rotation(RIGHT, replace(ROPE, scaling=DynamicNTK(2.0, 512)))
+        check_rotation(**({"fn": RIGHT, "rope": ROPE} | options))
 
 
 # ── Independence of the engine ───────────────────────────────────────────────────────────────────────────────────────
@@ -338,26 +266,6 @@ def test_a_broken_engine_changes_no_verdict(monkeypatch):
     assert pyrope.check_linear_attention(by_hand.linear_attention(ROPE), rope=ROPE, effort="few").verdict == "right"
 
 
-def test_the_oracle_imports_no_engine():
-    code = """import sys, types
-package = types.ModuleType("pyrope")
-package.__path__ = [sys.argv[1]]
-sys.modules["pyrope"] = package
-import pyrope.oracle.rotation, pyrope.oracle.attention, pyrope.oracle.operator, pyrope.oracle.sharding
-print(*sorted(name for name in sys.modules if name.startswith("pyrope.")))
-"""
-    out = subprocess.run(
-        [sys.executable, "-c", code, *pyrope.__path__], capture_output=True, text=True, check=True
-    ).stdout.split()
-    engine = {
-        f"pyrope.{name}"
-        for name in ("rotation", "softmax", "linear", "layers", "encodings", "plots", "parallel", "cli")
-    }
-    assert "pyrope.oracle.steps" in out
-    assert not engine & set(out)
-    assert not [name for name in out if name in ("pyrope.model", "pyrope.checkpoints", "pyrope.configs")]
-
-
 def test_axes_take_positions_with_a_first_axis():
     rope = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))
     shapes = set()
@@ -365,14 +273,6 @@ def test_axes_take_positions_with_a_first_axis():
         lambda x, positions: (shapes.add(positions.shape[0]), rotation(rope)(x, positions))[1], rope, effort="few"
     )
     assert (report.verdict, shapes) == ("right", {3})
-    swapped = check_rotation(lambda x, positions: rotation(rope)(x, positions[[0, 2, 1]]), rope, effort="few")
-    assert swapped.verdict == "wrong"
     text = check_rotation(lambda x, positions: RIGHT(x, positions.reshape(x.shape[-2])), rope, effort="few")
     assert text.verdict == "not judged"
     assert "this rope has 3 axes, so positions are (3, n)" in text.failure.fix
-
-
-def test_the_table_of_errors_shows_what_is_wrong():
-    fn = rotation(ROPE)
-    report = check_rotation(lambda x, positions: fn(np.clip(x, -10, 10), positions), ROPE)
-    assert report.verdict == "wrong" and any(row.worst > row.allowed for row in report.errors)

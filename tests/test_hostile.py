@@ -42,7 +42,7 @@ REFUSED = {
     # Sizes have limits
     "head_dim must be at most 65536, was 2000000000": lambda: Rope.from_config({"model_type": "llama", "head_dim": 2 * 10**9, "rope_theta": 1e4}),
     "head_dim must be at most 65536, was 65538": lambda: Rope(65538, 10000.0, "half"),
-    "head_dim must be at most 2048, was 2050": lambda: pyrope.identify(len, 2050),
+    "head_dim must be at most 1024, was 2050": lambda: pyrope.identify(len, 2050),
     "num_hidden_layers must be at most 65536, was 2000000000": lambda: still_layers({"model_type": "llama", "num_hidden_layers": 2 * 10**9}),
     "rotary_dim must be at most 65536, was": lambda: Rope(8, 10000.0, "half", 10**30),
     "h must be at most 65536, was 2147483648": lambda: encodings.alibi_slopes(2**31),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
+from ..theta import LENGTH_DEPENDENT, Rope
 
 DENSE = 130  # every length up to here is tried
 LENGTHS = (
@@ -126,48 +127,48 @@ class Call(NamedTuple):
 
     @property
     def at(self) -> Array:
-        """int64 positions that broadcast to the axes of x but the last: (…, n), or (axes, …, n)."""
+        """int64 positions (axes, …, n) that broadcast to the axes of x but the last; one axis if they have none."""
         m = self.positions.astype(np.int64)
         m = m[..., None, :] if self.own == "(b, n)" else m
-        if m.ndim == (4 if self.own else 2):  # of several axes: the others stand before n
-            return m.reshape(len(m), *[1] * (self.x.ndim - m.ndim), *m.shape[1:])
-        return m
-
-    @property
-    def several(self) -> bool:
-        """Whether positions have axes."""
-        return bool(self.positions.ndim == {"": 2, "(b, n)": 3, "(b, 1, n)": 4}[self.own])
+        m = m if m.ndim == (4 if self.own else 2) else m[None]
+        return m.reshape(len(m), *[1] * (self.x.ndim - m.ndim), *m.shape[1:])
 
     def each(self) -> Array:
-        """The position of every row, (axes, …, n), with one axis if positions have none."""
-        at = self.at if self.several else self.at[None]
-        return np.broadcast_to(at, (len(at), *self.x.shape[:-1]))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.x.shape, *self.positions.shape)
+        """The position of every row, (axes, …, n)."""
+        return np.broadcast_to(self.at, (len(self.at), *self.x.shape[:-1]))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides which calls are made."""
+    """What is asked of a candidate: it decides which calls are made."""
 
-    head_dim: int
+    rope: Rope
     dtype: np.dtype[Any]
     top: int  # the largest position
-    axes: int | None = None  # None: positions are (n,)
     least: int = 0  # the least position
     batched: bool = False
     effort: str = "usual"
+    worst: str = ""  # the worst grade that is accepted
+    strict: bool = False  # whether features in another order are wrong
+    backward: bool = False
+    derived: str | None = None  # the framework whose derivative of the candidate is judged
     compiled: bool = False  # whether each new shape is compiled
-    lengths: tuple[int, ...] = ()  # where the rope changes its rule
+
+    @property
+    def axes(self) -> int | None:
+        return None if self.rope.axes is None else self.rope.axes.count
+
+    @property
+    def expected(self) -> str:
+        by = f", by the derivative that {self.derived} takes of the candidate" if self.derived else ""
+        return f"the transpose of {self.rope.transposed!r}{by}" if self.backward else repr(self.rope)
 
 
 class Maker:
     """Makes the calls of a plan; ordinary random numbers are in every one of them."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.d, self.top = plan, plan.head_dim, plan.top
+        self.plan, self.d, self.top = plan, plan.rope.head_dim, plan.top
         self.few = 3 if plan.axes == 2 else 2  # heads: not as many as axes, or axes might be taken for heads
         self.rng = np.random.default_rng(2104)
         self.noise = self.rng.standard_normal((2**10, self.d)).astype(plan.dtype)
@@ -209,13 +210,9 @@ class Maker:
 
     def all(self) -> list[Call]:
         """Every call but the opening and the sample."""
-        if self.plan.effort == "few":
-            return []
-        parts = [self.lengths, self.orders, self.memories, self.contents]
-        parts += [] if self.plan.compiled else [self.shapes, self.alone, self.large]
-        rounds = 3 if self.plan.effort == "thorough" else 1
+        rounds = {"few": 0, "usual": 1, "thorough": 3}[self.plan.effort]
+        parts = [self.lengths, self.plain, self.memories, self.contents, *[self.batches] * self.plan.batched]
         calls = [call for _ in range(rounds) for part in parts for call in part()]
-        calls += [*self.switches(), *self.negative(), *(self.batches() if self.plan.batched else ())]
         return [call for call in calls if call.positions.max(initial=0) <= self.top]
 
     def lengths(self) -> Iterator[Call]:
@@ -235,23 +232,27 @@ class Maker:
             if n <= DENSE or not k % 2:
                 yield self.call(lead, np.arange(n) + (start if 0 <= start <= self.top + 1 - n else 0))
 
-    def shapes(self) -> Iterator[Call]:
-        n = min(5, self.top)
-        for lead in [*((h,) for h in HEADS), *((b, 2) for b in BATCHES), *GROUPS]:
-            if math.prod(lead) * n * self.d <= LARGEST:
-                yield self.call(lead, self.scattered(n))
-        yield from (self.call((h,), self.scattered(h)) for h in (FEW, 16, 24) if h <= self.top)  # as many heads as rows
+    def plain(self) -> Iterator[Call]:
+        """Ordinary numbers of many shapes, at positions in many orders."""
+        for lead, m in self._shapes():
+            if math.prod(lead) * len(m) * self.d <= LARGEST:
+                yield self.call(lead, m)
 
-    def alone(self) -> Iterator[Call]:
-        """One row, as in decoding."""
+    def _shapes(self) -> Iterator[tuple[tuple[int, ...], Any]]:
+        """The axes of x before its rows, and the positions."""
+        yield from (((2,), m) for n in (FEW, 21) for m in orders(n))
+        leads = [*((h,) for h in HEADS), *((b, 2) for b in BATCHES), *GROUPS]
+        yield from ((lead, self.scattered(min(5, self.top))) for lead in leads)
+        yield from (((h,), self.scattered(h)) for h in (FEW, 16, 24))  # as many heads as rows
         for k, m in enumerate((*ALONE, self.top)):
-            yield self.call(LEADS[k % 3], [m])
-            if k % 3 == 0:
-                yield self.call((2, 3), [m])
-
-    def orders(self) -> Iterator[Call]:
-        for n in (FEW,) if self.plan.compiled else (FEW, 21):
-            yield from (self.call((2,), m) for m in orders(n))
+            yield from ((lead, [m]) for lead in (LEADS[k % 3], (2, 3))[: 1 + (k % 3 == 0)])
+        yield (32,), self.scattered(LARGEST // (32 * self.d))  # as a prompt: an index, or a grid, may end before it
+        scaling, least = self.plan.rope.scaling, self.plan.least
+        n = scaling.original_length if isinstance(scaling, LENGTH_DEPENDENT) else 0  # where a rope changes its rule
+        for length in (n // 2, n - 1, n, n + 1, n + 2, 2 * n) if n else ():
+            yield (2,), np.unique(np.maximum([1, length // 3, length // 2, length - 2, length - 1], 0))
+        for lead in ((2,), (2, 3)) if least else ():
+            yield lead, [-1, 0, least, -(-least // 2), max(-7, least), 1, -1, max(-2, least)]
 
     def memories(self) -> Iterator[Call]:
         """The same numbers held in every way; other numbers in the very memory of the call before, and at the same
@@ -263,29 +264,11 @@ class Maker:
         for _ in range(3):
             yield Call(self.x(2, FEW), self.at(self.scattered(FEW)), memory=REUSED, places=REUSED)
         batch = np.ascontiguousarray(self.x(2, FEW, 4)).swapaxes(1, 2)
-        if not self.plan.compiled:
-            yield Call(batch, m, memory="transposed, rows before heads")
+        yield Call(batch, m, memory="transposed, rows before heads")
 
     def contents(self) -> Iterator[Call]:
         for label, x in contents(self.x(2, FEW), self.plan.dtype.name):
             yield Call(x, self.at(self.scattered(FEW)), values=label)
-
-    def large(self) -> Iterator[Call]:
-        """As many numbers as a prompt has in a model: an index, or a grid, may end before them."""
-        n = LARGEST // (32 * self.d)
-        if 0 < n <= self.top:
-            yield self.call((32,), self.scattered(n))
-
-    def switches(self) -> Iterator[Call]:
-        """Calls as long as the lengths at which a rope changes its rule."""
-        for length in self.plan.lengths:
-            if 2 <= length <= self.top:
-                yield self.call((2,), np.unique([0, 1, length // 3, length // 2, length - 2, length - 1]))
-
-    def negative(self) -> Iterator[Call]:
-        if least := self.plan.least:
-            m = np.array([-1, 0, least, -(-least // 2), max(-7, least), 1, -1, max(-2, least)])
-            yield from (Call(self.x(*lead, len(m)), self.at(m)) for lead in ((2,), (2, 3)))
 
     def batches(self) -> Iterator[Call]:
         """Rows of a batch with positions of their own, (b, n) and (b, 1, n)."""
@@ -297,9 +280,3 @@ class Maker:
             for each in (m, counted):
                 yield Call(self.x(b, h, n), self.at(each), own="(b, n)")
                 yield Call(self.x(b, h, n), self.at(each[:, None]), own="(b, 1, n)")
-
-
-def of_few_shapes(calls: list[Call], most: int = 12) -> list[Call]:
-    """The calls that have one of the first shapes."""
-    shapes = list(dict.fromkeys(call.shape for call in calls))[:most]
-    return [call for call in calls if call.shape in shapes]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, LENGTH_DEPENDENT, DynamicNTK, Rope
-from .calls import REUSED, USUAL, Call, Maker, Plan, of_few_shapes
+from .calls import REUSED, USUAL, Call, Maker, Plan
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, plan_calls
+from .positions import STATE
 from .rows import Answer, of_calls
 from .rules import simplest
 from .tolerance import APPLICABLE, Expected, Tables
@@ -20,40 +21,23 @@ from .tolerance import APPLICABLE, Expected, Tables
 BLOCK = 2**15  # numbers that are compared at a time: more do not fit into a cache
 POISON, POISONED = 97.25, 2**14  # what stands in memory before a call of at most so many numbers
 HOPELESS, EVERY = 60, 16  # after so many calls, of which nearly all rows are wrong, only each 16th is made
+SHAPES = 12  # where each new one is compiled
 AGAIN = 6  # calls that are made once more at the end
 RUNS = 16  # of a candidate that counts its positions: so many runs of them in a call
-
-
-class Task(NamedTuple):
-    """What a candidate is asked to do."""
-
-    rope: Rope
-    strict: bool = False  # whether features in another order are wrong
-    backward: bool = False
-    worst: str = ""  # the worst grade that is accepted
-    derived: str | None = None  # the framework whose derivative of the candidate is judged
-
-    @property
-    def subject(self) -> str:
-        return "rotation, backward" if self.backward else "rotation"
-
-    @property
-    def expected(self) -> str:
-        by = f", by the derivative that {self.derived} takes of the candidate" if self.derived else ""
-        return f"the transpose of {self.rope.transposed!r}{by}" if self.backward else repr(self.rope)
 
 
 class Check:
     """One run of a check: the calls, the answers, and which rows are wrong."""
 
-    def __init__(self, candidate: Candidate, plan: Plan, task: Task) -> None:
-        self.candidate, self.plan, self.task, self.rope = candidate, plan, task, task.rope
+    def __init__(self, candidate: Candidate, plan: Plan) -> None:
+        self.candidate, self.plan, self.rope = candidate, plan, plan.rope
         self.dtype, self.unit = plan.dtype.name, UNIT[plan.dtype.name]
         self.grades = list(APPLICABLE[self.dtype])  # that hold so far, best first
         self.answers: list[Answer] = []
         self.refused: list[tuple[Call, Unreadable]] = []
         self.notes: list[str] = []
-        self.state, self.spoilt = "", False  # how the same call, made again, differs, and whether it was right before
+        self.state: tuple[str, str] | None = None  # what it is that the same call, made again, differs, in words
+        self.spoilt = False  # whether it was right before
         self.order: Array | None = None  # of an equivalent candidate: (d, d), brings outputs into the expected order
         self.by_call = False  # whether Θ follows the largest position of each call, as that of a length may
         self.right = self.turning = 0  # rows that turn, and how many of them are right
@@ -90,11 +74,10 @@ class Check:
     def _calls(self, maker: Maker, first: list[Call]) -> list[Call]:
         if COMPILES in self.candidate.traits:
             maker.plan = replace(self.plan, compiled=True)
-            calls = of_few_shapes([*first, *maker.all()])
-            self.notes.append(
-                f"shapes are compiled, or calls start programs: {len({c.shape for c in calls})} shapes were tried"
-            )
-            return calls
+            made = [(call, (call.x.shape, call.positions.shape)) for call in [*first, *maker.all()]]
+            shapes = list(dict.fromkeys(shape for _, shape in made))[:SHAPES]
+            self.notes.append(f"shapes are compiled, or calls start programs: {len(shapes)} shapes were tried")
+            return [call for call, shape in made if shape in shapes]
         calls = maker.all()
         if COUNTS in self.candidate.traits:
             calls = [call for call in calls if np.count_nonzero(np.diff(call.positions) != 1) <= RUNS]
@@ -158,7 +141,10 @@ class Check:
             with suppress(Unreadable):
                 again = self.ask(call)
                 self.spoilt = self.spoilt or (not wrong.any() and bool(self.compare(call, again).any()))
-                self.state = self.state or self._changed(call, y, again)
+                if not self.state and (words := self._changed(call, y, again)):
+                    twice = self.ask(call)
+                    added = not self.compare(call, twice - again).any()  # to what was there before
+                    self.state = STATE if added or not self._changed(call, again, twice) else "random", words
 
     def _changed(self, call: Call, y: Any, again: Array) -> str:
         """How two answers to the same call differ by more than rounding, in words."""
@@ -247,7 +233,7 @@ class Check:
 
     def unpermuted(self) -> Array | None:
         """The signed permutation that brings outputs into the expected order, (d, d), if there is one."""
-        d, at = self.plan.head_dim, np.array([0, self.plan.top])
+        d, at = self.rope.head_dim, np.array([0, self.plan.top])
         at = at if self.plan.axes is None else np.stack([at] * self.plan.axes)
         units = Call(np.eye(d, dtype=self.plan.dtype)[:, None].repeat(2, 1), at)
         with suppress(Unreadable):

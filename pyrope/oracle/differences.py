@@ -5,10 +5,9 @@ Causes come first, and what follows from a difference that was named is not said
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,44 +15,41 @@ import numpy as np
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .candidate import BITS, UNIT
-from .frequencies import RAMPS, Measured, listed, meant, name_frequencies
+from .frequencies import RAMPS, Measured, Named, listed, meant, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
 from .responses import narrowed
 from .tolerance import U32, Tables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
-BACKWARDS, SWAPPED = "some pairs turn backwards", "sine and cosine swapped"
+BACKWARDS = "some pairs turn backwards"
 VAGUE = ("wrong frequencies", "inexact frequencies")
-
-
-class Difference(NamedTuple):
-    """The name of a mistake, and what was measured of it."""
-
-    fault: str
-    fact: str
+# Own and other term of both outputs that are a matter of the direction, the frequencies or the factor.
+USUAL = [["cos", "sin"], ["cos", "−sin"], ["1", "0"], ["cos without the factor", "sin without the factor"]]
 
 
 @np.errstate(all="ignore")  # a candidate may return anything
-def differences(found: Description, rope: Rope) -> list[Difference]:
+def differences(found: Description, rope: Rope) -> list[Named]:
     """How a description differs from that of a rope, causes first."""
-    shapes = _shapes(found, rope)
+    shapes = [*_shapes(found, rope)]
     if not found.known.any():
         return shapes
     due = meant(rope, found.shape.width)
-    truth, rest = Truth.of(found, due), _rest(found)
-    if no_rotation := _terms(found, truth) or _lengths(found, truth):
+    truth, rest = Truth.of(found, due), [*_rest(found)]
+    if no_rotation := [*_terms(found, truth)] or [*_lengths(found)]:
         return shapes + no_rotation + rest
-    start, factor = _start(found), _factor(found, rope) + rest
-    signs, axes, apart = _signs(found, due), _axes(found, due), _own_angles(found, due)
-    if not (shapes or signs or axes or start) and (inexact := _rounded(found, truth) or _inexact(found, truth)):
-        return inexact + factor
+    start, factor = [*_start(found)], [*_factor(found, rope), *rest]
+    signs, axes, apart = [*_signs(found, due)], [*_axes(found, due)], [*_own_angles(found, due)]
+    inexact = chain(_rounded(found, truth), _inexact(found, truth))
+    if not (shapes or signs or axes or start) and (one := next(inexact, None)):
+        return [one, *factor]
     if apart:
         return shapes + signs + apart + start + factor
     if found.straight < found.at[-1] // 2:  # a matter of the positions: frequencies mean little
         return shapes + axes + factor
-    numbers, follows = _frequencies(found, due, rope)
-    if follows is not None and not _factor(found, follows):  # the factor of lengths comes with the frequencies
+    numbers = [*_frequencies(found, due, rope)]
+    follows = numbers[0].rope if numbers else None
+    if follows is not None and not [*_factor(found, follows)]:  # the factor of lengths comes with the frequencies
         factor = rest
     if numbers and numbers[0].fault not in VAGUE:  # beyond half a turn for a position pairs seem to turn backwards
         signs = [one for one in signs if one.fault != BACKWARDS]
@@ -65,47 +61,43 @@ def differences(found: Description, rope: Rope) -> list[Difference]:
 # ── Pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pairing(reached: Array, expected: Array) -> Difference:
+def pairing(reached: Array, expected: Array) -> Named:
     """Where outputs are made from other features than those of any layout: bool (d, d), output and input."""
     wrong = (reached & ~expected).any(axis=1) | (reached.sum(axis=1) > 2)
     f, mixed = int(np.argmax(wrong)), (reached.sum(axis=1) > 2).mean() > 0.25
     got, due = (_and(np.flatnonzero(made[f])) for made in (reached, expected))
     count = f"{int(wrong.sum())} of {len(wrong)} outputs are made from other features than expected"
-    return Difference("features mixed" if mixed else "wrong pairing", f"{count}: output {f} from {got}, not {due}")
+    return Named("features mixed" if mixed else "wrong pairing", f"{count}: output {f} from {got}, not {due}")
 
 
 def _and(some: Any) -> str:
     return " and ".join(map(str, some[:4])) + " …" * (len(some) > 4)
 
 
-def _shapes(found: Description, rope: Rope) -> list[Difference]:
+def _shapes(found: Description, rope: Rope) -> Iterator[Named]:
     """Other pairs, or other features that turn."""
     got, due, d = found.shape, shape_of(rope), found.head_dim
-    if got == due:
-        return []
     made, expected = (", ".join(f"({a}, {b})" for a, b in shape.features(d)[0][:3].tolist()) for shape in (got, due))
     fact = f"the pairs are {got.layout}, {made}, …, where {due.layout}, {expected}, … are expected"
     turning = int(found.measured.turning.sum())
+    # A part of a head whose pairs are those of all of it, or the reverse.
     apart = got.layout == due.layout == "half" and turning == np.count_nonzero(frequencies(rope)) < d // 2
-    other = got.layout != due.layout and min(got.width, due.width) > 2
-    if apart and d in (got.width, due.width):  # a part of a head whose pairs are those of all of it, or the reverse
-        return [Difference("wrong pairing", fact)]
-    said = [Difference("wrong pairing", fact)] if other else []
-    if (got.width, got.start) != (due.width, due.start):
+    apart = apart and got != due and d in (got.width, due.width)
+    if apart or (got.layout != due.layout and min(got.width, due.width) > 2):
+        yield Named("wrong pairing", fact)
+    if not apart and (got.width, got.start) != (due.width, due.start):
         fact = f"{got.width} features turn, from {got.start} on, where {due.width} from {due.start} on are expected"
         names = {due.width: "wrong end rotated", d: "whole head rotated"}
-        said.append(Difference(names.get(got.width, "wrong rotary width"), fact))
-    return said
+        yield Named(names.get(got.width, "wrong rotary width"), fact)
 
 
-def _rest(found: Description) -> list[Difference]:
+def _rest(found: Description) -> Iterator[Named]:
     """Features outside of the pairs, which should stay."""
-    wrong = ~(np.abs(found.still - 1) <= 2 * UNIT[found.dtype] + 2e-5).all(axis=(0, 1))
-    if not wrong.any():
-        return []
-    outside, factors = found.outside[wrong], found.rest[wrong]
-    fact = f"{listed(outside, 'feature')} should stay, and come back times {np.median(factors):.6g}"
-    return [Difference("rest changed" if factors.any() else "rest zeroed", fact)]
+    wrong = ~(np.abs(found.still - 1) <= 2 * found.unit + 2e-5).all(axis=(0, 1))
+    if wrong.any():
+        outside, factors = found.outside[wrong], found.rest[wrong]
+        fact = f"{listed(outside, 'feature')} should stay, and come back times {np.median(factors):.6g}"
+        yield Named("rest changed" if factors.any() else "rest zeroed", fact)
 
 
 # ── What stands in the place of cos and sin ──────────────────────────────────────────────────────────────────────────
@@ -123,221 +115,169 @@ class Truth(NamedTuple):
     @classmethod
     def of(cls, found: Description, rope: Rope) -> Truth:
         tables = Tables(rope.rotation_only, found.at)
-        mine = np.array(tables.owner or [0] * rope.pairs) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
+        mine = np.array(tables.owner) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
         still = ((tables.cos, 1.0), (tables.sin, 0.0), (tables.off32, 0.0))  # of pairs that another axis turns
         cos, sin, allowed = (np.where(mine, table, other) for table, other in still)
         return cls(rope, found.at[:, None] * mine, cos, sin, allowed)
 
 
-def _terms(found: Description, truth: Truth) -> list[Difference]:
+def _terms(found: Description, truth: Truth) -> Iterator[Named]:
     """What each output has in the place of cos and sin, if these have another form."""
-    some, close, names = found.at <= NEAR, 0.02 + 4 * UNIT[found.dtype], []
+    some, close, names = found.at <= NEAR, 0.02 + 4 * found.unit, []
     if found.factor and not 0.1 < found.factor < 10:
-        return []
+        return
     forms = _forms(truth, some)
-    for j, (side, due) in product((0, 1), (("own", "cos"), ("other", "sin"))):
-        entry = getattr(found, side)[:, some][..., j]
+    for j, (side, due) in product((0, 1), (("real", "cos"), ("imag", "sin"))):
+        entry = getattr(found.z, side)[:, some][..., j]
         off = {name: float(np.abs(entry - form).max()) for name, form in forms.items()}
         best = min(off, key=lambda name: off[name])
         names.append(due if off[due] < close else best if off[best] < min(close, off[due] / 4) else "?")
     order = {name.partition(" of the ")[2] for name in names}  # of the frequencies, if all have the same
-    if names == ["cos", "sin"] * 2 or "?" in names or (order != {""} and len(order) == 1):
-        return []
-    if all("without" in name for name in names):
-        return []  # a matter of the factor
-    fault = next((fault for fault, is_so in _TERMS if is_so(names)), "wrong term in the pairs")
+    if names in [two * 2 for two in USUAL] or "?" in names or (order != {""} and len(order) == 1):
+        return
+    signs = all({name.strip("−") for name in names[k::2]} == {due} for k, due in enumerate(("cos", "sin")))
     a, b, c, d = (name if name in ("cos", "sin") else f"({name})" for name in names)
     fact = f"the outputs of a pair are x₁·{a} − x₂·{b}, x₂·{c} + x₁·{d}, not x₁·cos − x₂·sin, x₂·cos + x₁·sin"
-    return [Difference(fault, fact)]
+    yield Named("wrong sign of one term" if signs else "wrong term in the pairs", fact)
 
 
 def _forms(truth: Truth, some: Array) -> dict[str, Array]:
     """What an output may have of a feature, by its name."""
     cos, sin, a, p = truth.cos[:, some], truth.sin[:, some], truth.rope.attention_factor, truth.rope.pairs
-    ahead = (truth.m[:, some] + (truth.m[:, some] > 0)) * frequencies(truth.rope)
     forms = {
         "cos": cos, "sin": sin, "−cos": -cos, "−sin": -sin, "0": 0 * cos, "1": 1 + 0 * cos, "−1": 0 * cos - 1,
         "sin·cos": sin * cos, "−sin·cos": -sin * cos, "cos − sin²": cos - sin**2, "cos + sin²": cos + sin**2,
         "|cos|": np.abs(cos), "|sin|": np.abs(sin), "cos²": cos**2, "sin²": sin**2, "cos² − sin²": cos**2 - sin**2,
         "cos(cos)": np.cos(cos), "sin(sin)": np.sin(sin), "cos(sin)": np.cos(sin), "sin(cos)": np.sin(cos),
-        "sin, a position ahead": truth.rope.direction * np.sin(ahead), "cos, a position ahead": np.cos(ahead),
     }  # fmt: skip
-    orders = {
-        "pairs in reverse": np.arange(p)[::-1],
-        "next pair": np.arange(1, p + 1) % p,
-        "pair before": np.arange(p) - 1,
-    }
+    i = np.arange(p)
+    orders = {"next pair": (i + 1) % p, "pair before": i - 1, "pairs in reverse": i[::-1]}
     for words, order in orders.items() if truth.rope.axes is None and p > 2 else ():
-        forms |= {f"cos of the {words}": cos[..., order], f"sin of the {words}": sin[..., order]}
+        forms |= {f"{name} of the {words}": forms[name][..., order] for name in ("cos", "sin")}
     forms = {name: a * form for name, form in forms.items()}
     return forms if a == 1 else forms | {"cos without the factor": cos, "sin without the factor": sin}
 
 
-def _are(*kinds: str) -> Callable[[list[str]], bool]:
-    """Whether the terms of the own and of the other features are these, but for a sign."""
-    return lambda names: all({name.strip("−") for name in names[k::2]} == {kind} for k, kind in enumerate(kinds))
-
-
-def _has(words: str) -> Callable[[list[str]], bool]:
-    return lambda names: any(words in name for name in names)
-
-
-_TERMS: list[tuple[str, Callable[[list[str]], bool]]] = [
-    ("zeros returned", lambda names: set(names) == {"0"}),
-    ("not rotated", lambda names: names == ["1", "0", "1", "0"]),
-    ("direction", lambda names: names == ["cos", "−sin"] * 2),
-    (SWAPPED, _are("sin", "cos")),
-    ("wrong sign of one term", _are("cos", "sin")),
-    ("in-place aliasing", _has("sin·cos")),
-    ("cosine of a cosine", _has(")")),
-    ("sign of the sine lost", _has("|sin|")),
-    ("attention factor: in part", _has("without")),
-]
-
-
-def _lengths(found: Description, truth: Truth) -> list[Difference]:
+def _lengths(found: Description) -> Iterator[Named]:
     """Lengths that are not those of a rotation times one number."""
-    size, unit = np.where(found.known, found.size, np.nan), UNIT[found.dtype]
+    size, unit = np.where(found.known, found.size, np.nan), found.unit
     each = np.nanmedian(size, axis=(0, 1))  # (p, 2)
     wrong = np.abs(each / found.factor - 1) > 4 * unit + 1e-4
     if wrong.any() and np.nanmax(np.abs(size / each - 1), initial=0) <= 4 * unit + 1e-5:
         which = listed(np.sort(found.shape.features(found.head_dim)[1][wrong]), "feature")
         numbers = f"{each[wrong].min():.6g} to {each[wrong].max():.6g}"
         fact = f"lengths are multiplied by {numbers} in {which}, by {found.factor:.6g} in most others"
-        return [Difference("features multiplied differently", fact)]
-    if found.uneven <= 0.05 + 4 * unit:
-        return []
-    if (rate := found.growth) is not None:
-        fact = f"lengths are multiplied by {math.exp(rate.min()):.6g} to {math.exp(rate.max()):.6g} with each position"
-        return [Difference("lengths grow with the position", fact)]
-    some = (found.at <= NEAR) & found.known.all(axis=(0, 2, 3))
-    by = [np.abs(side[:, some]).mean() / np.abs(due[:, some]).mean()
-          for side, due in ((found.own, truth.cos), (found.other, truth.sin))]  # fmt: skip
-    fact = f"outputs of pairs have lengths from {np.nanmin(size):.4g} to {np.nanmax(size):.4g}"
-    means = f"in the mean, {by[0]:.4g}·cos of their own feature and {by[1]:.4g}·sin of the other one"
-    return [Difference("no rotation", f"{fact}, where all should be alike; {means}")]
+        yield Named("features multiplied differently", fact)
+    elif found.uneven > 0.05 + 4 * unit:
+        least, most = (np.unravel_index(some, size.shape) for some in (np.nanargmin(size), np.nanargmax(size)))
+        lengths = (f"{size[k]:.4g} in pair {k[2]} at position {found.at[k[1]]}" for k in (least, most))
+        yield Named("no rotation", f"outputs have lengths from {' to '.join(lengths)}, where all should be alike")
 
 
 # ── Signs, axes, angles ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _signs(found: Description, rope: Rope) -> list[Difference]:
+def _signs(found: Description, rope: Rope) -> Iterator[Named]:
     """The direction in which each output turns."""
     total, p = found.theta.sum(axis=0), found.theta.shape[1]
     seen = (np.abs(total) > 8 * found.unsure.max(axis=0)) & (np.abs(total) < 1.6)
     back = seen & (np.sign(total) == -rope.direction)
-    if not back.any():
-        return []
-    if back[seen].all():
-        return [Difference("direction", "all pairs turn the other way")]
-    if (back[:, 0] == back[:, 1]).all():
-        return [Difference(BACKWARDS, f"{listed(np.flatnonzero(back[:, 0]))} of {p} turn the other way")]
-    outputs = np.sort(found.shape.features(found.head_dim)[1][back])
-    fact = f"{listed(outputs, 'output')} of {back.size} have the sine with the other sign"
-    return [Difference("wrong sign of one term", fact)]
+    if back.any() and back[seen].all():
+        yield Named("direction", "all pairs turn the other way")
+    elif back.any() and (back[:, 0] == back[:, 1]).all():
+        yield Named(BACKWARDS, f"{listed(np.flatnonzero(back[:, 0]))} of {p} turn the other way")
+    elif back.any():
+        outputs = np.sort(found.shape.features(found.head_dim)[1][back])
+        fact = f"{listed(outputs, 'output')} of {back.size} have the sine with the other sign"
+        yield Named("wrong sign of one term", fact)
 
 
-def _axes(found: Description, rope: Rope) -> list[Difference]:
+def _axes(found: Description, rope: Rope) -> Iterator[Named]:
     """Which axis turns each pair."""
     if rope.axes is None:
-        return []
+        return
     turns = np.abs(found.theta) > 8 * found.unsure  # (axes, p, 2)
     due, owner = np.array([axis for axis, _ in rope.axes.assign(rope.pairs)]), found.owner
     several = np.flatnonzero((turns.sum(axis=0) > 1).any(axis=-1))
-    wrong = np.flatnonzero((owner != due) & turns.any(axis=(0, 2)))
     if len(several):
         first = _and(np.flatnonzero(turns[:, several[0]].any(axis=-1)))
-        return [Difference("axes mixed", f"{listed(several)} turn with several axes, pair {several[0]} with {first}")]
-    if not len(wrong):
-        return []
-    to = {int(axis): set(owner[due == axis].tolist()) for axis in set(due.tolist())}
-    exchanged = all(len(axes) == 1 for axes in to.values()) and len({min(axes) for axes in to.values()}) == len(to)
-    one = len(set(owner.tolist())) == 1
-    fault = "one axis for all pairs" if one else "axes in another order" if exchanged else "pairs dealt otherwise"
-    return [Difference(fault, f"the pairs turn with the axes {dealt(owner)}, where {dealt(due)} is expected")]
+        yield Named("wrong axes", f"{listed(several)} turn with several axes, pair {several[0]} with {first}")
+    elif ((owner != due) & turns.any(axis=(0, 2))).any():
+        fact = f"the pairs turn with the axes {dealt(owner)}, where {dealt(due)} is expected"
+        yield Named("wrong axes", fact)
 
 
-def _own_angles(found: Description, rope: Rope) -> list[Difference]:
+def _own_angles(found: Description, rope: Rope) -> Iterator[Named]:
     """Two outputs of a pair that turn by different angles, or with different axes."""
     theta, unsure = np.abs(found.theta).max(axis=0), found.unsure.max(axis=0)
     axes = np.argmax(np.abs(found.theta), axis=0)  # (p, 2)
     apart = np.abs(theta[:, 0] - theta[:, 1]) > 8 * unsure.max(axis=1) + 200 * U32 * theta.max(axis=1)
     apart |= (axes[:, 0] != axes[:, 1]) & (theta > 8 * unsure).all(axis=1)
-    if not apart.any():
-        return []
-    due, p, i, k = frequencies(rope), rope.pairs, np.arange(rope.pairs), int(np.flatnonzero(apart)[0])
-    tables = {
-        "repeated table with split features": np.stack((i // 2, (i + p) // 2), 1),
-        "concatenated table with interleaved features": np.stack((2 * i % p, (2 * i + 1) % p), 1),
-    }
-    fits = {name: np.abs(theta - due[index]) <= 8 * unsure + 200 * U32 * due[index] for name, index in tables.items()}
-    fault = next((name for name, near in fits.items() if near.all()), "two angles in one pair")
-    which = f", with axes {_and(axes[k])}" if axes[k, 0] != axes[k, 1] else ""
-    first = f"pair {k} by {theta[k, 0]:.6g} and {theta[k, 1]:.6g} for a position{which}"
-    fact = f"the two outputs turn by different angles in {listed(np.flatnonzero(apart))} of {p}"
-    return [Difference(fault, f"{fact}: {first}")]
+    if apart.any():
+        due, k = frequencies(rope), int(np.flatnonzero(apart)[0])
+        whose = [int(np.argmin(np.abs(due - angle))) for angle in theta[k]]
+        which = f", with axes {_and(axes[k])}" if axes[k, 0] != axes[k, 1] else ""
+        first = f"pair {k} by {theta[k, 0]:.6g} and {theta[k, 1]:.6g}, as pairs {_and(whose)} should{which}"
+        fact = f"the two outputs turn by different angles in {listed(np.flatnonzero(apart))} of {len(apart)}"
+        yield Named("two angles in one pair", f"{fact}: {first}")
 
 
-def _frequencies(found: Description, due: Rope, rope: Rope) -> tuple[list[Difference], Rope | None]:
-    """What is wrong with the frequencies, and the rope that has them, if that is known; those of another width may also
-    be as expected of the first pairs."""
+def _frequencies(found: Description, due: Rope, rope: Rope) -> Iterator[Named]:
+    """What is wrong with the frequencies; those of another width may also be as expected of the first pairs."""
     measured, p = found.measured, due.pairs
     if p != rope.pairs:
         first = np.concatenate((frequencies(rope), np.zeros(p)))[:p]
         whole = np.arange(p) < np.count_nonzero(frequencies(rope))
         series = [rope.base ** (-2 * np.arange(p) / r) for r in (rope.width, rope.head_dim)]
         if any(measured.fits(theta, RAMPS) for theta in (first, *series, *(one * whole for one in series))):
-            return [], None
+            return
     named = name_frequencies(measured, due)
     if named is not None and named.fault in VAGUE and (measured.theta < 0).any():
         named = name_frequencies(Measured(np.abs(measured.theta), measured.unsure), due)  # that some turn back is said
-    return ([], None) if named is None else ([Difference(named.fault, named.fact)], named.rope)
+    yield from [named] if named is not None else []
 
 
-def _start(found: Description) -> list[Difference]:
+def _start(found: Description) -> Iterator[Named]:
     """Pairs that are turned at position 0 already."""
-    quarter = (np.abs(np.abs(found.start) - math.pi / 2) < 0.01).all(axis=0)
-    i = int(np.argmax(np.abs(found.start[:, 0])))
-    if quarter.any() or found.unexplained_start > 0.02 + 8 * UNIT[found.dtype]:
+    i, moved = int(np.argmax(np.abs(found.start[:, 0]))), {axis: by for axis, by in enumerate(found.offsets) if by}
+    if found.unexplained_start > 0.02 + 8 * found.unit:
         fact = f"pair {i} is turned by {found.start[i, 0]:.4g} at position 0, which no position offset explains"
-        return [Difference(SWAPPED if quarter.any() else "turned at position 0", fact)]
-    moved = {axis: offset for axis, offset in enumerate(found.offsets) if offset}
-    if not moved:
-        return []
-    on = ", ".join(f"{m:+.6g}" + f" on axis {axis}" * (len(found.offsets) > 1) for axis, m in moved.items())
-    fault = SHIFTS.get(next(iter(moved.values())), "positions shifted")
-    return [Difference(fault, f"position 0 is turned as if it were at {on}")]
+        yield Named("turned at position 0", fact)
+    elif moved:
+        on = ", ".join(f"{m:+.6g}" + f" on axis {axis}" * (len(found.offsets) > 1) for axis, m in moved.items())
+        fault = SHIFTS.get(next(iter(moved.values())), "positions shifted")
+        yield Named(fault, f"position 0 is turned as if it were at {on}")
 
 
-def _factor(found: Description, rope: Rope) -> list[Difference]:
+def _factor(found: Description, rope: Rope) -> Iterator[Named]:
     """What lengths are multiplied with."""
     due, got, d = rope.attention_factor, found.factor, found.head_dim
-    near = 2 * UNIT[found.dtype] + 2e-5 + min(found.uneven, 0.02) / 2
-    if abs(got / due - 1) <= near:
-        return []
-    fact = f"the length of every pair is multiplied by {got:.6g}, where {due:.6g} is expected"
-    known = {"missing": 1.0, "squared": due**2, "inverted": 1 / due, "its root": math.sqrt(due)} if due != 1 else {}
-    names = {f"attention factor: {how}": value for how, value in known.items()}
-    names |= {"softmax scale folded in": due * d**-0.5, "softmax scale folded in, by its root": due * d**-0.25}
-    names |= {"zeros returned": 0.0}
-    other = f"attention factor: {'another' if due != 1 else 'unwanted'}"
-    return [Difference(next((name for name, by in names.items() if abs(got - by) <= (near + 1e-4) * by), other), fact)]
+    near = 2 * found.unit + 2e-5 + min(found.uneven, 0.02) / 2
+    known = {"1, without the factor": 1.0, "its square": due**2, "its inverse": 1 / due} if due != 1 else {}
+    known |= {"1/√d, the scale of a softmax": due * d**-0.5, "its root, d^(−1/4)": due * d**-0.25}
+    words = next((f": {words}" for words, by in known.items() if abs(got - by) <= (near + 1e-4) * by), "")
+    if not abs(got / due - 1) <= near:
+        fact = f"the length of every pair is multiplied by {got:.6g}, where {due:.6g} is expected{words}"
+        yield Named("attention factor" if got else "zeros returned", fact)
 
 
 # ── Precision ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rounded(found: Description, truth: Truth) -> list[Difference]:
-    """Positions, frequencies, angles or tables that are numbers of a narrow dtype."""
-    a = truth.rope.attention_factor
-    measured, close = (found.own + 1j * found.other) / a, (8 * UNIT[found.dtype] + 2e-5 + 2 * truth.allowed)[..., None]
+def _rounded(found: Description, truth: Truth) -> Iterator[Named]:
+    """Positions, frequencies, angles or tables that are numbers of a narrow dtype, as all that comes after may be."""
+    z, exact = found.z / truth.rope.attention_factor, truth.cos + 1j * truth.sin
+    for unit in (found.unit, UNIT["float16"], UNIT["bfloat16"]):
+        close = (8 * unit + 2e-5 + 2 * truth.allowed)[..., None]
+        share = _share(found, z, exact, close)
+        for fault, fact, table in _narrow(truth) if share < 1 else ():
+            if _share(found, z, table, close) > max(0.97, share + 0.02):
+                yield Named(fault, fact)
 
-    def share(table: Array) -> float:
-        return float(((np.abs(measured - table[..., None]) <= close) | ~found.known).mean())
 
-    exact = share(truth.cos + 1j * truth.sin)
-    ways = ((fault, fact) for fault, fact, table in _narrow(truth) if share(table) > max(0.97, exact + 0.02))
-    return [Difference(*way) for way in ways][:1] if exact < 1 else []
+def _share(found: Description, z: Array, table: Array, close: Array) -> float:
+    """How many of the numbers that are known are those of a table."""
+    return float(((np.abs(z - table[..., None]) <= close) | ~found.known).mean())
 
 
 def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
@@ -353,23 +293,23 @@ def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
         yield f"{name} {which[-1]}", fact, table(cos) + 1j * table(sin)
 
 
-def _inexact(found: Description, truth: Truth) -> list[Difference]:
+def _inexact(found: Description, truth: Truth) -> Iterator[Named]:
     """Cosines and sines that are off alike at all positions, or more at larger ones, but not in proportion, as with
     other frequencies."""
-    measured, exact = (found.own + 1j * found.other) / found.factor, (truth.cos + 1j * truth.sin)[..., None]
-    error = np.where(found.known, np.abs(measured - exact), 0).max(axis=(0, 3))  # (n, p)
-    allowed = 2 * truth.allowed.max(axis=0) + 16 * UNIT[found.dtype] + 1e-6
+    error = np.abs(found.z / found.factor - (truth.cos + 1j * truth.sin)[..., None])
+    error = np.where(found.known, error, 0).max(axis=(0, 3))  # (n, p)
+    allowed = 2 * truth.allowed.max(axis=0) + 16 * found.unit + 1e-6
     near, far = float(error[found.at <= 64].max()), float(error.max())
     if found.at[-1] < 1000 or not (error > allowed).any() or far > 0.5:
-        return []
+        return
     k, i = np.unravel_index(np.argmax(error > allowed), error.shape)
     first = f"first at position {found.at[k]}, in pair {i}, by {error[k, i]:.2g}"
     fact = f"cosines and sines are off by up to {far:.2g}, {first}"
     if 1e-5 < far < 4 * near:
-        return [Difference("inexact sine", f"{fact}, at small positions as at large ones")]
-    theta = frequencies(truth.rope)
+        yield Named("inexact sine", f"{fact}, at small positions as at large ones")
+        return
+    theta, late = frequencies(truth.rope), found.at > found.at[-1] // 64
     same = (np.abs(found.measured.theta - theta) <= 4 * found.measured.unsure + 2.0**-10 * theta).all()
-    late = found.at > found.at[-1] // 64
-    pair = int(np.argmax(error[late].max(axis=0)))
-    rate = error[late, pair] / found.at[late]
-    return [Difference("angle too coarse", fact)] if same and np.ptp(rate) > 0.5 * rate.max() and near < 0.05 else []
+    rate = error[late, np.argmax(error[late].max(axis=0))] / found.at[late]
+    if same and np.ptp(rate) > 0.5 * rate.max() and near < 0.05:
+        yield Named("angle too coarse", fact)

@@ -22,6 +22,7 @@ from .positions import TURN, wrapped
 from .responses import narrowed
 from .tolerance import U32, angle_errors, exponents, theta_errors
 
+WIDEST = 2**14  # features that an exponent may be divided by
 TOP = 2**16  # the position that rates of angles are taken at
 POWERS = 80  # roundings of a float32 power, which some make by a logarithm
 RAMPS = 300  # and of a blend of two of them
@@ -193,74 +194,39 @@ def _dealt(measured: Measured, rope: Rope) -> Iterator[Named]:
 
 def _variants(rope: Rope) -> Iterator[Named]:
     """Other frequencies that a rope's own numbers make."""
-    theta, e, scaling, r, d = frequencies(rope), exponents(rope), rope.scaling, rope.width, rope.head_dim
-    w = rope.base**-e
-    for words, axes in _series(rope):
-        yield Named("series of the axes", words, theta=frequencies(replace(rope, axes=axes)))
+    theta, w, scaling = frequencies(rope), rope.base ** -exponents(rope), rope.scaling
+    yield from (Named("series of the axes", words, theta=other) for words, other in _series(rope))
     if scaling is not None:
         rule, ratio = f"{RULES[type(scaling)]} scaling", theta / w
         if isinstance(scaling, Proportional):
-            fact = f"all {d} features turn, not {2 * np.count_nonzero(theta)}"
+            fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
             yield Named("whole head rotated", fact, theta=w / scaling.factor)
         fact = f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}"
         yield Named("scaling ignored", fact, replace(rope, scaling=None), w)
         fact = f"the effect of {rule} on the frequencies is squared"
         yield Named("scaling applied twice", fact, theta=w * ratio**2)
         yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them", theta=w / ratio)
-    if scaling is None or isinstance(scaling, Linear):
-        for shift in (1, 0.5, -1) if rope.axes is None else ():
-            fact = f"pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
-            by = rope.base ** (-2 * shift / r)
-            fact = f"{fact}: all angles are {by:.9g} times what is expected"
-            yield Named("index counted from 1", fact, theta=theta * by)
-        for power, words in _exponents(r, d).items():
-            fact = f"the exponents are {words}, not 2i/{r}"
-            yield Named("wrong exponent", fact, theta=theta[0] * w**power)
-    for words, value in MULTIPLES.items():
-        yield Named("wrong unit of the angle", f"all angles are multiplied by {words}", theta=theta * value)
-    if not isinstance(scaling, Linear):
-        yield Named("rotated twice", "all angles are 2 times what is expected, as if rotated twice", theta=theta * 2)
-    if isinstance(scaling, DynamicNTK):
-        expected, stretches = _stretches(scaling, r)
-        for words, value in stretches.items():
-            fact = f"the base is multiplied by {value:.6g}, not {expected:.6g}: the stretch {words}"
-            yield Named("dynamic NTK formula", fact, theta=(rope.base * value) ** -e)
+    for fault, words, by in _multiples(rope):
+        yield Named(fault, f"all angles are {by:.9g} times what is expected{words}", theta=theta * by)
 
 
-def _exponents(r: int, d: int) -> dict[float, str]:
-    """What may stand in the place of 2i/r, by its quotient with that."""
-    known = {2: "4i/r", 0.5: "i/r", -1: "−2i/r, so that frequencies grow", r / d: f"2i/{d}, over the whole head",
-             1 / math.log(10): "those of log₁₀ where ln is meant", 0: "0, so that all pairs turn alike"}  # fmt: skip
-    return known | {r / k: f"2i/{k}" for k in (r - 2, r - 1, r + 1, r + 2, *range(256, 8193, 256)) if k > 0}
+def _multiples(rope: Rope) -> Iterator[tuple[str, str, float]]:
+    """What all angles may be multiplied by: the mistake, the same in words, the number."""
+    if rope.axes is None and (rope.scaling is None or isinstance(rope.scaling, Linear)):
+        for shift in (1, 0.5, -1):
+            words = f": pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
+            yield "index counted from 1", words, rope.base ** (-2 * shift / rope.width)
+    yield from (("wrong unit of the angle", f", {words}", by) for words, by in MULTIPLES.items())
+    if not isinstance(rope.scaling, Linear):
+        yield "rotated twice", ", as if rotated twice", 2.0
 
 
-def _stretches(scaling: DynamicNTK, r: int) -> tuple[float, dict[str, float]]:
-    """By what NTK multiplies the base, and by what it may instead."""
-    s, n = scaling.factor, max(scaling.length or 0, scaling.original_length) / scaling.original_length
-    g, k = s * n - (s - 1), r / max(r - 2, 1)
-    return g**k, {
-        "without the exponent r/(r − 2)": g, "with the exponent (r − 2)/r": g ** (1 / k),
-        "of factor·N/L, without − (factor − 1)": (s * n) ** k, "of the factor, whatever the length": s**k,
-        "of N/L, without the factor": n**k,
-    }  # fmt: skip
-
-
-def _series(rope: Rope) -> Iterator[tuple[str, Axes]]:
+def _series(rope: Rope) -> Iterator[tuple[str, Array]]:
     """Of axes: one series for all of them, or one for each."""
-    if rope.axes is None:
-        return
-    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
-    ways = {
-        "one series runs over all axes": ("listed", owners, "shared"),
-        "each axis has a series of its own": ("listed", owners, "own"),
-        "the series is dealt as in Qwen2-VL's vision part": ("axial",),
-        "the series is dealt as in Pixtral": ("pixtral",),
-    }
-    for words, way in ways.items():
-        with suppress(ValueError):
-            axes = Axes(*way)  # type: ignore[arg-type]
-            if tuple(axis for axis, _ in axes.assign(rope.pairs)) == owners:
-                yield words, axes
+    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs)) if rope.axes is not None else ()
+    with suppress(ValueError):  # where there is no such list: axes without pairs, or no axes at all
+        yield "one series runs over all axes", frequencies(replace(rope, axes=Axes("listed", owners, "shared")))
+        yield "each axis has a series of its own", frequencies(replace(rope, axes=Axes("listed", owners, "own")))
 
 
 # ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
@@ -304,7 +270,8 @@ def _geometric(measured: Measured, rope: Rope) -> Iterator[Named]:
     if found is None or series is None:
         return
     (a, base), (first, ratio) = found, series
-    multiple, same = a / first, abs(math.log(base) / math.log(ratio) - 1) < 1e-5
+    multiple, power = a / first, math.log(base) / math.log(ratio)
+    same, width = abs(power - 1) < 1e-5, rope.width / (power or 1e-9)  # of base^(−2i/width)
     if same and abs(multiple - 1) < 1e-9:
         return
     got, expected = (f"{'' if k == 1 else f'{k:.6g} times '}those of base {b:.8g}" for k, b in (found, series))
@@ -317,10 +284,20 @@ def _geometric(measured: Measured, rope: Rope) -> Iterator[Named]:
         yield Named("wrong scaling parameter: factor", f"{fact}: {factor}")
     elif multiple < 0.99 if same else a < 1 and base == rope.base:
         yield Named("another rescaling: linear", fact)
+    elif not same and abs(multiple - 1) < 1e-4 and _is_width(width, base, rope):
+        words = "0" if abs(width) > WIDEST else f"2i/{round(width)}"
+        yield Named("wrong exponent", f"the exponents are {words}, not 2i/{rope.width}: {fact}")
     elif isinstance(scaling, DynamicNTK) and a == 1:
         fact = f"the base is multiplied by {base / rope.base:.6g}, not {ratio / rope.base:.6g}"
         yield Named("dynamic NTK formula", fact)
     yield Named("angles multiplied" if same else "wrong base", fact)
+
+
+def _is_width(width: float, base: float, rope: Rope) -> bool:
+    """Whether the exponents 2i/width are simpler than another base of a few digits."""
+    r, whole = rope.width, round(width) if abs(width) <= WIDEST else 0
+    few = base == float(f"{base:.1e}") and whole not in (0, -r, r // 2, 2 * r, rope.head_dim)
+    return not few and (not whole or abs(width - whole) < 1e-3)
 
 
 # ── Rescalings: other numbers, other lists, other ramps ──────────────────────────────────────────────────────────────
@@ -329,7 +306,9 @@ def _geometric(measured: Measured, rope: Rope) -> Iterator[Named]:
 def _parameters(measured: Measured, rope: Rope) -> Iterator[Named]:
     """One number of the rescaling that is another, or the base, or both."""
     scaling, e = rope.scaling, exponents(rope)
-    for base in dict.fromkeys((rope.base, *_bases(measured, e))) if scaling is not None else ():
+    if scaling is None:
+        return
+    for base in dict.fromkeys((rope.base, *_bases(measured, e))):
         unchanged: list[dict[str, Any]] = [{}] * (base != rope.base)
         for changes in unchanged + [*_changes(scaling, slowed(measured, base**-e))]:
             with suppress(ValueError, ZeroDivisionError, OverflowError):
@@ -372,11 +351,7 @@ def _lists(measured: Measured, rope: Rope) -> Iterator[Named]:
     if not isinstance(scaling, LongRoPE) or (np.abs(measured.theta / due - 1) < 2.0**-7).all():
         return
     for name, factors in (("short", scaling.short), ("long", scaling.long)):
-        f = np.array(factors)
-        uses = {"": f, ", and multiplies": 1 / f, " in reverse": f[::-1], ", squared": f * f}
-        uses |= {f", {k:+d} pair": np.roll(f, k) for k in (1, -1)}
-        for how, other in uses.items():
-            yield Named(fault, f"the {name} list is used{how}", theta=w / other, errors=POWERS)
+        yield Named(fault, f"the {name} list is used", theta=w / np.array(factors), errors=POWERS)
     got, expected = (", ".join(f"{f:.5g}" for f in (w / theta)[:4]) for theta in (measured.theta, due))
     yield Named(fault, f"the pairs are divided by {got}, …, where {expected}, … are expected")
 
@@ -409,17 +384,15 @@ def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ram
         kept = steps[0] + (abs(ratio[0] - 1) > close[0])
         return Ramp(s, "a step", float(kept), float(2 * steps[0] + 1 - kept))
     along = {"pair": i, "frequency": w, "wavelength": 1 / w}
-    shares = {"": (ratio - 1 / s) / (1 - 1 / s), ", of wavelengths": (s - 1 / ratio) / (s - 1)}  # 1: kept, 0: divided
-    ways = product(shares.items(), sorted(along, key=lambda name: name != first))
-    for (blend, share), over in ways if inside.sum() > 1 else ():
+    share = (ratio - 1 / s) / (1 - 1 / s)  # 1: kept, 0: divided
+    for over in sorted(along, key=lambda name: name != first) if inside.sum() > 1 else ():
         slope, start = np.polyfit(along[over][inside], share[inside], 1, w=1 / close[inside])
         line = slope * along[over] + start
-        made = w / (line + (1 - line) * s) if blend else w * (line + (1 - line) / s)
-        if (np.abs(made / theta - 1) <= close)[inside].all():
+        if (np.abs(w * (line + (1 - line) / s) / theta - 1) <= close)[inside].all():
             order = np.argsort(along[over])
             ends = [(end - start) / slope for end in (1, 0)]
             ends = ends if over == "pair" else [np.interp(end, along[over][order], i[order]) for end in ends]
-            return Ramp(s, f"linear in the {over}{blend}", *map(float, ends))
+            return Ramp(s, f"linear in the {over}", *map(float, ends))
     return None
 
 

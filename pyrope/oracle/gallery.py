@@ -207,20 +207,20 @@ def exhibits() -> list[Exhibit]:
     wrong: list[tuple[str, Rotation, Rope, str]] = [
         ("GPT-J served as GPT-NeoX", roformer_repeat, half, "wrong pairing"),
         ("repeated table, halves", lambda x, m: roformer_repeat(x, m, _rotate_half), half,
-         "repeated table with split features"),
+         "two angles in one pair"),
         ("rope_theta not read", rotate_half, Rope(_D, 500000.0, "half"), "wrong base"),
         ("rope_scaling not read", lambda x, m: rotate_half(x, m, 500000.0), llama3, "scaling ignored"),
-        ("YaRN without its factor", yarn_without_factor, yarn, "attention factor: missing"),
+        ("YaRN without its factor", yarn_without_factor, yarn, "attention factor"),
         ("draft positions, off by one", broken(lambda m, t: (m + 1)[:, None] * t), half, "positions one too high"),
         ("bfloat16 frequencies", broken(lambda m, t: m[:, None] * _bfloat16(t)), half, "bfloat16 inverse frequencies"),
         ("bfloat16 positions", broken(lambda m, t: _bfloat16(m * 1.0)[:, None] * t), half, "bfloat16 positions"),
         ("rotated twice", lambda x, m: rotate_half(rotate_half(x, m), m), half, "rotated twice"),
         ("partial model, whole head", rotate_half, replace(half, rotary_dim=_D // 4), "whole head rotated"),
-        ("only the first head", first_head_only, half, "only the first head rotated"),
+        ("only the first head", first_head_only, half, "heads differ"),
         ("interpolated the wrong way", broken(lambda m, t: (m * 4)[:, None] * t), linear, "scaling inverted"),
         ("transposed, on purpose", broken(lambda m, t: -m[:, None] * t), half, "direction"),
         ("rows counted instead", broken(lambda m, t: np.arange(len(m))[:, None] * t), half, "positions ignored"),
-        ("rows and columns exchanged", lambda x, m: sectioned(x, m[[0, 2, 1]]), grid, "axes in another order"),
+        ("rows and columns exchanged", lambda x, m: sectioned(x, m[[0, 2, 1]]), grid, "wrong axes"),
     ]  # fmt: skip
     return right + [Exhibit(name, fn, rope, (fault,), "wrong") for name, fn, rope, fault in wrong]
 

@@ -44,13 +44,9 @@ ROTATION: dict[str, Mistake] = {
         "vllm#590, llama.cpp#22611, pie#602, Megatron-Bridge#4195"),
     "features mixed": Mistake("pairs are written over x while others are still being read from it, or features are "
         "summed", "write to another array, or permute after the rotation"),
-    "repeated table with split features": Mistake("cos and sin repeated as θ₀θ₀θ₁θ₁… but the features split in halves",
-        "concatenate the table (θ₀…θ₀…) for halves, repeat it for interleaved pairs", "ERNIE-Image#6"),
-    "concatenated table with interleaved features": Mistake("cos and sin concatenated as θ₀θ₁…θ₀θ₁… but the features "
-        "taken in adjacent pairs", "repeat the table (θ₀θ₀θ₁θ₁…) for interleaved pairs",
-        "ERNIE-Image#6, the other way round"),
-    "two angles in one pair": Mistake("the table has an entry for each feature, and the two entries of a pair differ",
-        "give both features of a pair the same angle, with the same axis"),
+    "two angles in one pair": Mistake("a table repeated as θ₀θ₀θ₁θ₁… with features split in halves, or concatenated as "
+        "θ₀θ₁…θ₀θ₁… with adjacent pairs; or the two features of a pair follow different axes",
+        "concatenate the table (θ₀θ₁…θ₀θ₁…) for halves, repeat it (θ₀θ₀θ₁θ₁…) for interleaved pairs", "ERNIE-Image#6"),
     "whole head rotated": Mistake("partial_rotary_factor, or the fraction of a proportional rotation, ignored: all d "
         "features turn", "rotate the first r features only, with 2i/r in the exponent", "vllm#43770"),
     "wrong rotary width": Mistake("rotary_dim, or the fraction of the head that turns, of another model; or divided by "
@@ -71,30 +67,25 @@ ROTATION: dict[str, Mistake] = {
         "turn all pairs by +mθ"),
     "wrong sign of one term": Mistake("rotate_half without its minus, or with the minus in the wrong half",
         "(x cos − y sin, x sin + y cos)"),
-    "sine and cosine swapped": Mistake("the table's halves exchanged", "(cos, sin) in that order"),
-    "wrong term in the pairs": Mistake("a term dropped, or another cosine or sine, in one output of every pair",
-        "(x cos − y sin, x sin + y cos), with the same cos and sin in both", "kernels"),
-    "in-place aliasing": Mistake("the first result is stored over x before the second one is computed",
-        "keep both inputs in variables until both outputs are computed", "kernels"),
-    "sign of the sine lost": Mistake("sin computed as √(1 − cos²)", "compute the sine itself"),
-    "cosine of a cosine": Mistake("cos and sin are taken of tables that are cos and sin already",
-        "hand over angles, or the tables as they are", "megatron-core 0.16.1"),
-    "no rotation": Mistake("the two outputs of a pair are not made with the cosine and the sine of one angle",
-        "(x cos − y sin, x sin + y cos), with the same cos and sin in both"),
+    "wrong term in the pairs": Mistake("cosine and sine exchanged, or a term dropped; the first result stored over x "
+        "before the second one is computed (sin·cos); cos and sin taken of tables that are cos and sin already; a sine "
+        "by √(1 − cos²); or an attention factor on one of the two tables",
+        "(x cos − y sin, x sin + y cos), with the same cos and sin in both; keep both inputs until both outputs are "
+        "computed", "megatron-core 0.16.1, kernels"),
+    "no rotation": Mistake("the two outputs of a pair are not made with the cosine and sine of one angle; or lengths "
+        "change with the position, as by the scale of xPos (queries times ζ^(m/s), keys times its inverse)",
+        "(x cos − y sin, x sin + y cos), with the same cos and sin in both; check xPos without its scale"),
     "zeros returned": Mistake("the kernel did not run, or its result was not written",
         "check the launch, and the array that is returned", "kernels"),
     "not rotated": Mistake("the call is missing, or its result dropped", "use what the function returns"),
     # Lengths
-    "attention factor": Mistake("cos and sin are not multiplied by the attention factor, or twice, or one of them, or "
-        "by another number; or the rope has none (YaRN: 0.1·ln s + 1; mscale over mscale_all_dim if both are set)",
+    "attention factor": Mistake("cos and sin are not multiplied by the attention factor, or twice, or by another "
+        "number; the rope has none (YaRN: 0.1·ln s + 1; mscale over mscale_all_dim if both are set); or the scale of "
+        "the softmax is folded in",
         "multiply both tables by the attention factor of the config, once, and nothing else: scores get its square",
         "exllamav3#259, TensorRT-LLM#16378, vllm#48623"),
-    "softmax scale folded in": Mistake("queries or keys are scaled for the softmax while they are rotated",
-        "leave the scale to the attention", "kernels"),
     "features multiplied differently": Mistake("a weight, such as that of a norm, or a factor of one feature is "
         "applied on the way", "rotation alone"),
-    "lengths grow with the position": Mistake("the scale of xPos: queries times ζ^(m/s), keys times its inverse",
-        "leave it out, or check queries and keys without it, if the model has plain RoPE"),
     # Frequencies
     "wrong base": Mistake("rope_theta not read, or read from where it is no longer kept",
         "read it from the config, under its new and its old name (rope_parameters, rope_scaling)", "DeepSpeed#8345"),
@@ -144,16 +135,11 @@ ROTATION: dict[str, Mistake] = {
         "count positions from 0, and pass the position of the token itself", "unsloth#3699, VeloxQuant-MLX#389"),
     "turned at position 0": Mistake("a constant is added to the angles", "the angle is m·θ, which is 0 at position 0"),
     # Axes
-    "one axis for all pairs": Mistake("positions of text, (n,), used where (axes, n) are meant, or the other rows "
-        "dropped", "turn each pair by the axis that the model gives it; test with t, h and w that differ",
-        "sglang#36763"),
-    "axes in another order": Mistake("(t, w, h) or (x, y) for (t, h, w) or (row, column)",
-        "turn each pair by the axis that the model gives it; test with t, h and w that differ"),
-    "pairs dealt otherwise": Mistake("sections of Qwen2-VL for the interleaved axes of Qwen3-VL, Pixtral's frequencies "
-        "for axial ones, the mrope_section of another model, or counted in features: it counts pairs",
-        "follow mrope_section and mrope_interleaved, or the model's vision code", "MNN#4133, mlx-vlm#576"),
-    "axes mixed": Mistake("the positions of several axes are added up, or one is made from the others",
-        "turn each pair by the axis that the model gives it; test with t, h and w that differ"),
+    "wrong axes": Mistake("positions of text, (n,), used where (axes, n) are meant; (t, w, h) or (x, y) for (t, h, w) "
+        "or (row, column); sections of Qwen2-VL for the interleaved axes of Qwen3-VL, or counted in features where "
+        "mrope_section counts pairs; or positions of several axes added up",
+        "follow mrope_section and mrope_interleaved, or the model's vision code; test with t, h and w that differ",
+        "sglang#36763, MNN#4133, mlx-vlm#576"),
     "series of the axes": Mistake("a table for each axis where one series runs over all of them, or the reverse",
         "deal one series of frequencies to the axes (M-RoPE), or give each axis base^(−j/k) for its k pairs (Flux)"),
     # Precision
@@ -171,15 +157,12 @@ ROTATION: dict[str, Mistake] = {
     "first position taken as 0": Mistake("an offset is lost: positions − positions[0]",
         "use the positions as they are, in a cache too", "caches that count from the call"),
     "another row's position": Mistake("positions are sorted, reversed, shifted by a row, or those of one row are used "
-        "for all", "give each row its own position, as it is", "kernels"),
-    "positions of the first chunk repeated": Mistake("context parallel: a rank that holds several chunks indexes the "
-        "table for the first of them alone", "give each row its own position: [0, 3, 4, 7], not [0, 3, 0, 3]",
-        "Megatron-LM#5243"),
+        "for all; or, in context parallel, a rank that holds several chunks repeats those of the first",
+        "give each row its own position, as it is: [0, 3, 4, 7], not [0, 3, 0, 3]", "Megatron-LM#5243"),
     "positions of a batch misread": Mistake("the positions of the first row, or the batch stride of a table left out, "
         "for all rows", "index the table with every row's positions, or refuse what is not (n,)", "Liger, Llama 4"),
-    "positions modulo a length": Mistake("a ring buffer's row as position, or a table that is read from its beginning "
-        "again", "int64 positions, unwrapped"),
-    "positions in few bits": Mistake("positions overflow 8 or 16 bits", "int32 or int64"),
+    "positions modulo a length": Mistake("a ring buffer's row as position, a table that is read from its beginning "
+        "again, or positions that overflow 8 or 16 bits", "int32 or int64 positions, unwrapped"),
     "positions divided in integers": Mistake("position // factor instead of position / factor, or positions that lose "
         "their last bits", "divide as floats, or divide the frequencies"),
     "table clamped at its end": Mistake("a lookup that clips its index (JAX does)", "grow the table, or raise",
@@ -223,6 +206,8 @@ ROTATION: dict[str, Mistake] = {
 }  # fmt: skip
 
 CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
+    "random": Mistake("dropout, a race between threads, or memory that was not written",
+        "return the same for the same arguments"),
     "state between calls": Mistake("a table cached without its key, or grown by a longer call",
         "make the table's key complete, or fix the length beforehand", "equinox 0.13.8, transformers#25104"),
     "result overwritten by the next call": Mistake("one output buffer is used for all calls",
@@ -248,18 +233,15 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
     "consecutive positions wrong": Mistake("a fast path for a prompt, which takes an offset or a slice of the table "
         "instead of the positions", "hold the fast path to the general one, from 0 and from other positions",
         "kernels"),
-    "some lengths wrong": Mistake("a block of the kernel at its edge: the last, partial block dropped, or a path for "
-        "certain lengths", "cover partial blocks; test lengths around powers of two, and n = d", "kernels"),
+    "some lengths wrong": Mistake("a block of the kernel at its edge: the last, partial block dropped; a path for "
+        "certain lengths, such as one row in decoding",
+        "cover partial blocks; test lengths around powers of two, one row, and n = d", "kernels, mlx-rs#359"),
     "some shapes wrong": Mistake("a path for certain shapes, or an index or a grid that ends before large ones",
         "use one path for all shapes, and 64-bit indices", "kernels"),
-    "one row differs": Mistake("a special path for decoding", "use one path", "mlx-rs#359"),
-    "rows differ": Mistake("a row's place in the call is used beside its position", "let the position alone decide"),
-    "only the first row rotated": Mistake("a loop left too early", "cover all rows"),
-    "last row not rotated": Mistake("a loop to n − 1", "loop to n"),
-    "heads differ": Mistake("heads that share no table, an axis mistaken, or a path for certain shapes",
-        "use one table and one path for all heads"),
-    "only the first head rotated": Mistake("a kernel's grid, or a loop, that covers one head", "cover all heads",
-        "mlx-rs#359"),
+    "rows differ": Mistake("a row's place in the call is used beside its position, or a loop is left too early",
+        "cover all rows, and let the position alone decide"),
+    "heads differ": Mistake("a kernel's grid, or a loop, that covers one head; heads that share no table; an axis "
+        "mistaken, or a path for certain shapes", "use one table and one path for all heads", "mlx-rs#359"),
     "batch rows differ": Mistake("a grid or a loop that ends before the batch does, or a stride of the batch left out",
         "use one table and one path for all rows of a batch", "kernels"),
     "heads read as positions": Mistake("(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which"),

@@ -1,9 +1,9 @@
 """R(m) read with unit vectors, its description, and `identify`: what a black box does, without being told.
 
-A rotation is linear in x. Unit vectors show which features each output is made from; then all first features of the
-pairs, and all second ones, return what each output has of its own feature and of the other one. As a complex number
-own + i·other is a·e^{imθ}: its angle, at positions that double at most, gives θ ever more exactly. All of these vectors
-are multiplied by random numbers, which are divided out again: ones would hide what depends on values.
+A rotation is linear in x, so that unit vectors return R(m), column by column. They are multiplied by random numbers,
+which are divided out again, as ones would hide what depends on values. An output has something of its own feature of a
+pair and something of the other one; as a complex number own + i·other is a·e^{imθ}: its angle, at positions that double
+at most, gives θ ever more exactly.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from ..definition import pairs
 from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope, frequencies
 from .candidate import BITS, UNIT, Candidate, Unreadable
 from .frequencies import Measured, Named, guess_rope, listed, narrow_dtype, rounded, span
-from .positions import wrapped
+from .positions import acts_at, wrapped
 from .report import abbreviated, finite, printable
 from .tolerance import APPLICABLE, STEP, Expected, Tables, float_dtype
 
 MAX_POSITION = 131071
-WIDEST = 2048  # features: R(m) is read column by column
+WIDEST = 1024  # features: R(m) is read column by column
 _CALLS = 256  # in which unit vectors are handed over, at most
 _SEEN = 1e-9  # what an output has of a feature, if it is made from it
-_FEW = (0, 1, 2, 3, 7, 100, 1000)  # positions that show which features make a pair
 NO_RULE = "none of these: no published rule has these frequencies"
-ILLEGIBLE = "cannot be read: the pairs do not turn"
 UNGRADED = "cannot tell: no rope has exactly these numbers"
 
 
@@ -68,30 +66,28 @@ def ladder(top: int) -> Array:
     return np.array(sorted(m for m in steps if m <= top), np.int64)
 
 
-def read(
-    candidate: Candidate, head_dim: int, dtype: Any, top: int, axes: int | None = None, first: Shape | None = None
-) -> tuple[Description | None, Array]:
+@np.errstate(all="ignore")
+def read(probe: Probe, first: Shape | None = None) -> tuple[Description | None, Array]:
     """The description of a candidate, if its outputs are made from the pairs of a layout; and which features each of
     them is made from, bool (d, d). Pairs as in ``first`` are preferred. Raises `Unreadable`."""
-    probe = Probe(candidate, head_dim, float_dtype(dtype), top, axes)
-    with np.errstate(all="ignore"):
-        reached = _sources(probe)
-        shape = find_shape(reached, first)
-        return (None if shape is None else _describe(probe, shape)), reached
+    if probe.d > WIDEST:
+        raise Unreadable(f"has {probe.d} features: at most {WIDEST} are read, one by one", "", "shape")
+    at = ladder(probe.top)
+    r = np.stack([_operators(probe, at, axis) for axis in range(probe.axes or 1)])
+    reached = np.fmax.reduce(np.abs(r), axis=(0, 1)) > _SEEN  # NaN is not looked at
+    shape = find_shape(reached, first)
+    return (None if shape is None else _describe(probe, at, shape, r)), reached
 
 
-def _sources(probe: Probe) -> Array:
-    """Which features each output is made from, at any of a few positions: bool (d, d), output and input."""
-    at = np.unique([m for m in (*_FEW, probe.top // 2, probe.top) if m <= probe.top])
-    size, step = probe.numbers(1, probe.d, len(at)), -(-probe.d // _CALLS)
-    reached = np.zeros((probe.d, probe.d), bool)
-    for j in range(0, probe.d, step):
-        some = np.arange(j, min(j + step, probe.d))
-        x = np.zeros((len(some), len(at), probe.d), probe.dtype)
-        x[np.arange(len(some)), :, some] = size[some]
-        y = probe.ask(x, at) / size[some, :, None].astype(np.float64)
-        reached[:, some] = (np.fmax.reduce(np.abs(y), axis=1) > _SEEN).T  # NaN is not looked at
-    return reached
+def _operators(probe: Probe, at: Array, axis: int) -> Array:
+    """R at these positions of one axis, (n, d, d): output and input."""
+    d, step, columns = probe.d, -(-probe.d // _CALLS), np.empty((probe.d, len(at), probe.d))
+    for j in range(0, d, step):
+        some = np.arange(j, min(j + step, d))
+        size, x = probe.numbers(j, len(some), len(at)), np.zeros((len(some), len(at), d), probe.dtype)
+        x[np.arange(len(some)), :, some] = size
+        columns[some] = probe.ask(x, at, axis) / size[..., None].astype(np.float64)
+    return columns.transpose(1, 2, 0)
 
 
 # ── Which features make a pair ───────────────────────────────────────────────────────────────────────────────────────
@@ -130,13 +126,23 @@ def find_shape(reached: Array, first: Shape | None = None) -> Shape | None:
     turns = np.flatnonzero((moved.any(axis=0) | moved.any(axis=1)) & (reached.any(axis=0) | reached.any(axis=1)))
     low, high = (int(turns.min()), int(turns.max()) + 1) if len(turns) else (0, d)
     width, rest = high - low + (high - low) % 2, d - low + (d - low) % 2
-    spans = [(width, low), (high + high % 2, 0), (rest, d - rest), (d, 0)]
-    shapes = [Shape(layout, *span) for span in spans for layout in LAYOUTS if span[1] >= 0 and sum(span) <= d]
+    spans = [(width, low), (high + high % 2, 0), (rest, d - rest), (d - d % 2, 0)]
+    spans = [span for span in spans if span[0] and span[1] >= 0 and sum(span) <= d]
+    shapes = [Shape(layout, *span) for span in spans for layout in LAYOUTS]
     known = shapes if first is None else [first, *shapes]
     return next((shape for shape in known if not (reached & ~shape.sources(d)).any()), None)
 
 
 # ── Description ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Side(NamedTuple):
+    """One property of a rotation, expected and measured, in words."""
+
+    name: str
+    expected: str
+    measured: str
+    same: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,34 +153,48 @@ class Description:
     dtype: str
     shape: Shape
     at: Array  # (n,): positions
-    own: Array  # (axes, n, p, 2): what each output has of its own feature, cos if it is right; 0 where it is no number
-    other: Array  # (axes, n, p, 2): and of the other one, sin if it is right
-    known: Array  # bool (axes, n, p, 2): where both are finite
-    still: Array  # (axes, n, d − r): what features outside of the pairs are multiplied with
-    scatter: float  # by how much what is read changes with the size of x: 0 if the candidate is linear
+    r: Array  # (axes, n, d, d): R(m), output and input
+    z: Array  # complex (axes, n, p, 2): what each output has of its own feature, and i times of the other: e^{imθ}
+    known: Array  # bool (axes, n, p, 2): where both are finite; they are 0 elsewhere
     theta: Array  # (axes, p, 2): frequencies, with the sign in which each output turns
     unsure: Array  # (axes, p, 2): how far off they may be
     straight: int  # the last position up to which all angles grow in proportion
-    growth: Array | None  # (p,): the logarithm of what lengths are multiplied with from position to position, if so
-    owner: Array  # (p,): which axis turns each pair, the one that does so the fastest
-    direction: int  # that of most pairs; those beyond half a turn for a position do not tell
-    measured: Measured  # the frequencies of the first outputs on that axis, positive if they turn as most do
+
+    @property
+    def unit(self) -> float:
+        return UNIT[self.dtype]
 
     @cached_property
     def size(self) -> Array:
-        return np.hypot(self.own, self.other)
+        return np.abs(self.z)
+
+    @property
+    def owner(self) -> Array:
+        """Which axis turns each pair, (p,): the one that does so the fastest."""
+        return np.asarray(np.argmax(np.abs(self.theta).max(axis=-1), axis=0))
+
+    @cached_property
+    def direction(self) -> int:
+        """That of most pairs; those beyond half a turn for a position do not tell."""
+        total = self.theta.sum(axis=0)
+        tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * self.unsure.max(axis=0))
+        return -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
+
+    @cached_property
+    def measured(self) -> Measured:
+        """The frequencies of the first outputs on the axis that turns them, positive if they turn as most do."""
+        pair = self.owner, np.arange(self.theta.shape[1]), 0
+        return Measured(self.direction * self.theta[pair], self.unsure[pair])
 
     @property
     def start(self) -> Array:
         """The angle at position 0, (p, 2)."""
-        return np.asarray(np.arctan2(self.other, self.own)[0, 0])
+        return np.asarray(np.angle(self.z[0, 0]))
 
     @cached_property
     def factor(self) -> float:
-        """What lengths are multiplied with; at position 0, if they grow."""
-        some = slice(1) if self.growth is not None else slice(None)
-        size = self.size[:, some][self.known[:, some]]
-        return float(np.median(size)) if size.size else math.nan
+        """What most lengths are multiplied with."""
+        return float(np.median(self.size[self.known])) if self.known.any() else math.nan
 
     @property
     def uneven(self) -> float:
@@ -185,9 +205,8 @@ class Description:
     @property
     def skew(self) -> float:
         """How far the two outputs of a pair are from a rotation times a number, relative to their lengths."""
-        length = np.maximum(1.0, self.size.max(axis=-1))
-        off = [np.abs(np.diff(side)[..., 0]) / length for side in (self.own, self.other)]
-        return float(np.max(off, initial=0)) if math.isfinite(self.factor) else math.inf
+        apart = np.abs(np.diff(self.z)[..., 0]) / np.maximum(1.0, self.size.max(axis=-1))
+        return float(apart.max(initial=0)) if math.isfinite(self.factor) else math.inf
 
     @property
     def outside(self) -> Array:
@@ -195,20 +214,32 @@ class Description:
         return np.setdiff1d(np.arange(self.head_dim), self.shape.features(self.head_dim)[1])
 
     @property
+    def still(self) -> Array:
+        """What these are multiplied with, (axes, n, d − r)."""
+        return np.asarray(self.r.diagonal(0, -2, -1)[..., self.outside])
+
+    @property
     def rest(self) -> Array:
-        """What each of these is multiplied with, (d − r,)."""
-        return np.asarray(np.median(self.still, axis=(0, 1))) if self.still.size else np.ones(0)
+        """The same at most positions, (d − r,)."""
+        return np.asarray(np.median(self.r.diagonal(0, -2, -1), axis=(0, 1))[self.outside])
 
     @cached_property
     def offsets(self) -> tuple[float, ...]:
         """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless
         none explain them."""
-        start, axes, unit = self.direction * self.start[:, 0], len(self.theta), UNIT[self.dtype]
-        offset = offset_of(start, self.measured, unit)
-        if axes == 1 or np.abs(wrapped(start - offset * self.measured.theta)).max() < 2e-5 + 16 * unit:
+        start, axes, theta = self.direction * self.start[:, 0], len(self.theta), self.measured.theta
+
+        def ahead(some: Array) -> float:
+            m = float(acts_at(np.exp(1j * start[None, some]), theta[some], 0.0)[0][0])
+            return float(round(m)) if abs(m - round(m)) < 0.05 else m
+
+        if np.abs(start).max(initial=0) <= 16 * self.unit + 1e-5:
+            return (0.0,) * axes
+        turning = self.measured.turning
+        offset = ahead(turning)
+        if axes == 1 or np.abs(wrapped(start - offset * theta)).max() < 2e-5 + 16 * self.unit:
             return (offset,) * axes
-        owns = [self.owner == axis for axis in range(axes)]
-        return tuple(offset_of(start[own], self.measured.part(own), unit) for own in owns)
+        return tuple(ahead(turning & (self.owner == axis)) for axis in range(axes))
 
     @property
     def unexplained_start(self) -> float:
@@ -217,17 +248,14 @@ class Description:
         return float(np.abs(wrapped(self.direction * self.start[:, 0] - angle)).max(initial=0.0))
 
     def predict(self, x: Array, positions: Array) -> Array:
-        """What the measured description returns: x (…, n, d), positions (n,) or (axes, n) -> float64 like x."""
-        x, (reads, writes) = np.asarray(x, np.float64), self.shape.features(self.head_dim)
-        m = np.asarray(positions, np.float64).reshape(len(self.theta), -1)
-        angle, size = self.start + np.einsum("an,apj->npj", m, self.theta), self.factor * np.ones((m.shape[1], 1))
-        if self.growth is not None:
-            size = size * np.exp(np.clip(m[0][:, None] * self.growth, -80, 80))
+        """What the measured description returns: x (…, n, d), positions (axes, n) -> float64 like x."""
+        x, (reads, writes), m = np.asarray(x, np.float64), self.shape.features(self.head_dim), positions.astype(float)
+        z = self.factor * np.exp(1j * (self.start + np.einsum("an,apj->npj", m, self.theta)))
         y = x.copy()
         y[..., self.outside] = x[..., self.outside] * self.rest
         for j, sign in ((0, -1), (1, 1)):
             own, other = x[..., reads[:, j]], x[..., reads[:, 1 - j]]
-            y[..., writes[:, j]] = size * (np.cos(angle[..., j]) * own + sign * np.sin(angle[..., j]) * other)
+            y[..., writes[:, j]] = z.real[..., j] * own + sign * z.imag[..., j] * other
         return y
 
     def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Named]:
@@ -247,27 +275,14 @@ class Description:
         rules = (guess_rope(Measured(theta, unsure), rope) for rope in dealings)
         return next((rule for rule in rules if any(one.rope for one in rule)), [])
 
-    def rows(self, rope: Rope | None = None) -> tuple[tuple[str, str, str], ...]:
-        """What was measured beside what a rope has: name, expected, measured."""
-        theta = self.measured.theta[self.measured.turning]
-        width = f"{2 * len(theta)} of {self.head_dim} features"
-        rows = {
-            "pairs": self.shape.layout,
-            "turning": width + (f", from {self.shape.start} on" if self.shape.start else ""),
-            "direction": f"{self.direction:+d}",
-            "frequencies": span(theta),
-            "rule": next((rule.fact.partition(" (")[0] for rule in self.rules()), "no published rule"),
-            "offset": ", ".join(f"{one:.6g}" for one in self.offsets),
-            "factor": f"{self.factor:.6g}",
-        }
-        if len(self.theta) > 1:
-            rows["axes"] = dealt(self.owner)
-        if self.straight < self.at[-1]:
-            rows["proportional"] = f"angles, up to position {self.straight} only"
-        if self.uneven > 0.02 + 8 * UNIT[self.dtype]:
-            rows["lengths"] = f"{self.size.min(initial=math.inf):.4g} to {self.size.max(initial=0):.4g}"
-        expected = dict.fromkeys(rows, "") if rope is None else _expected_rows(rope)
-        return tuple((name, expected[name], abbreviated(words)) for name, words in rows.items())
+    def sides(self, rope: Rope | None = None) -> tuple[Side, ...]:
+        """Every property beside that of a rope, where there is something to say."""
+        rows = []
+        for name, measured, expected in FIELDS:
+            if words := measured(self):
+                due = "" if rope is None else expected(rope)
+                rows.append(Side(name, due, abbreviated(words), due == words))
+        return tuple(rows)
 
 
 def dealt(owner: Any) -> str:
@@ -276,72 +291,51 @@ def dealt(owner: Any) -> str:
     return ", ".join(f"{axis} × {count}" if count > 1 else str(axis) for axis, count in runs)
 
 
-def _expected_rows(rope: Rope) -> dict[str, str]:
-    theta, scaling = frequencies(rope), "" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}"
-    width = f"{2 * int(np.count_nonzero(theta))} of {rope.head_dim} features"
-    return {
-        "pairs": rope.layout,
-        "turning": width + (f", from {rope.start} on" if rope.start else ""),
-        "direction": f"{rope.direction:+d}",
-        "frequencies": span(theta[theta > 0]),
-        "rule": f"base {rope.base:g}{scaling}",
-        "offset": "0" if rope.axes is None else ", ".join("0" * rope.axes.count),
-        "factor": f"{rope.attention_factor:.6g}",
-        "axes": "" if rope.axes is None else dealt(axis for axis, _ in rope.axes.assign(rope.pairs)),
-        "proportional": "all angles",
-        "lengths": "all alike",
-    }
+def _turning(theta: Array, start: int, d: int) -> str:
+    return f"{2 * int(np.count_nonzero(theta))} of {d} features" + (f", from {start} on" if start else "")
 
 
-def _describe(probe: Probe, shape: Shape) -> Description:
-    """Reads what each output has of the two features of its pair, at the positions of the ladder."""
-    at, unit = ladder(probe.top), UNIT[probe.dtype.name]
-    drawn = [[_combs(probe, at, axis, shape, draw) for draw in (0, 2)] for axis in range(probe.axes or 1)]
-    own, other, still = (np.stack([np.stack([two[k] for two in both]) for both in drawn]) for k in (0, 1, 2))
-    known = (np.isfinite(own) & np.isfinite(other)).all(axis=1)
-    own, other = (np.where(known[:, None], side, 0) for side in (own, other))
-    scatter = float(max(np.abs(np.diff(side, axis=1)).max(initial=0) for side in (own, other)))
-    own, other, still = (side.mean(axis=1) for side in (own, other, still))
-    angles = zip(np.arctan2(other, own), known, strict=True)
-    turned = [unwrap(angle, at, unit, unit == UNIT["float16"], seen) for angle, seen in angles]
+def _measured_span(found: Description) -> str:
+    theta, unsure = found.measured.part(found.measured.turning)
+    return span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else "")
+
+
+NOTED = ("proportional", "lengths")  # which `identify` has in its notes
+# What is said of a rotation: the name, in words what was measured, if it is to be said, and what a rope has.
+FIELDS: tuple[tuple[str, Callable[[Description], str], Callable[[Rope], str]], ...] = (
+    ("pairs", lambda f: f.shape.layout, lambda rope: rope.layout),
+    ("turning", lambda f: _turning(f.measured.turning, f.shape.start, f.head_dim),
+     lambda rope: _turning(frequencies(rope), rope.start, rope.head_dim)),
+    ("direction", lambda f: f"{f.direction:+d}", lambda rope: f"{rope.direction:+d}"),
+    ("frequencies", _measured_span,
+     lambda rope: span(frequencies(rope)[frequencies(rope) > 0])),
+    ("rule", lambda f: next((one.fact.partition(" (")[0] for one in f.rules()), "no published rule"),
+     lambda rope: f"base {rope.base:g}" + ("" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}")),
+    ("offset", lambda f: ", ".join(f"{one:.6g}" for one in f.offsets),
+     lambda rope: ", ".join("0" * (rope.axes.count if rope.axes is not None else 1))),
+    ("factor", lambda f: f"{f.factor:.6g}", lambda rope: f"{rope.attention_factor:.6g}"),
+    ("axes", lambda f: dealt(f.owner) if len(f.theta) > 1 else "",
+     lambda rope: "" if rope.axes is None else dealt(axis for axis, _ in rope.axes.assign(rope.pairs))),
+    ("proportional", lambda f: f"angles, up to position {f.straight} only" if f.straight < f.at[-1] else "",
+     lambda _: "all angles"),
+    ("lengths", lambda f: f"{f.size.min():.4g} to {f.size.max():.4g}" if f.uneven > 0.02 + 8 * f.unit else "",
+     lambda _: "all alike"),
+)  # fmt: skip
+
+
+def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
+    """What each output has of the two features of its pair, at the positions of the ladder."""
+    unit, (reads, writes) = UNIT[probe.dtype.name], shape.features(probe.d)
+    sides = [
+        r[..., writes[:, j], reads[:, j]] + sign * 1j * r[..., writes[:, j], reads[:, 1 - j]]
+        for j, sign in ((0, -1), (1, 1))
+    ]
+    z, known = np.stack(sides, axis=-1), np.isfinite(np.stack(sides, axis=-1))
+    z = np.where(known, z, 0)
+    turned = [unwrap(np.angle(of), at, unit, unit == UNIT["float16"], seen) for of, seen in zip(z, known, strict=True)]
     theta, unsure = (np.stack([axis[k] for axis in turned]) for k in (0, 1))
-    owner, total = np.argmax(np.abs(theta).max(axis=-1), axis=0), theta.sum(axis=0)
-    tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * unsure.max(axis=0))
-    direction = -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
-    pair = owner, np.arange(theta.shape[1]), 0
-    return Description(
-        probe.d, probe.dtype.name, shape, at, own, other, known, still, scatter, theta, unsure,
-        min(last for *_, last in turned), _growth(np.hypot(own, other)[0].mean(axis=-1), at) if known.all() else None,
-        owner, direction, Measured(direction * theta[pair], unsure[pair]),
-    )  # fmt: skip
-
-
-def _growth(size: Array, at: Array) -> Array | None:
-    """The rate at which lengths (n, p) grow from position to position, (p,), if they do so."""
-    logs = np.nan_to_num(np.log(size) - np.log(size[0]), nan=-99.0, posinf=99.0, neginf=-99.0)
-    if np.abs(logs).max(initial=0) < 0.05 or not size[0].all():
-        return None
-    seen = np.abs(logs) < 8  # beyond it the smallest numbers of a narrow dtype would show
-    last = len(seen) - 1 - np.argmax(seen[::-1], axis=0)
-    rate = logs[last, np.arange(size.shape[1])] / np.maximum(at[last], 1)
-    straight = np.abs(logs - at[:, None] * rate) <= 0.03 + 0.01 * np.abs(logs)
-    return np.asarray(rate) if (straight | ~seen).all() else None
-
-
-def _combs(probe: Probe, at: Array, axis: int, shape: Shape, draw: int) -> tuple[Array, Array, Array]:
-    """own and other, each (n, p, 2), and what the features outside of the pairs are multiplied with, (n, d − r)."""
-    reads, writes = shape.features(probe.d)
-    rest = np.setdiff1d(np.arange(probe.d), writes.ravel())
-    given, got = [], []
-    for j in (0, 1):  # the first features of all pairs and those outside, then the second features
-        x = np.zeros((1, len(at), probe.d), probe.dtype)
-        some = np.concatenate((reads[:, 0], rest)) if j == 0 else reads[:, 1]
-        x[..., some] = probe.numbers(draw + j, 1, len(at), len(some))
-        given.append(x[0].astype(np.float64))
-        got.append(probe.ask(x, at, axis)[0])
-    parts = [[got[k][:, writes[:, j]] / given[k][:, reads[:, k]] for k in (0, 1)] for j in (0, 1)]
-    own, other = np.stack((parts[0][0], parts[1][1]), axis=-1), np.stack((-parts[0][1], parts[1][0]), axis=-1)
-    return own, other, got[0][:, rest] / given[0][:, rest]
+    straight = min(last for *_, last in turned)
+    return Description(probe.d, probe.dtype.name, shape, at, r, z, known, theta, unsure, straight)
 
 
 def unwrap(angle: Array, at: Array, unit: float, subnormal: bool, known: Any = True) -> tuple[Array, Array, int]:
@@ -363,18 +357,6 @@ def unwrap(angle: Array, at: Array, unit: float, subnormal: bool, known: Any = T
         better = alive & known[j] & (noise <= unsure)
         theta, unsure = np.where(better, theta + rest / m, theta), np.where(better, noise, unsure)
     return theta, unsure + 2.0**-52 * np.abs(theta), last  # each is a float64
-
-
-def offset_of(start: Array, measured: Measured, unit: float) -> float:
-    """By how many positions the angles at position 0 are ahead: slow pairs first, which are unambiguous."""
-    offset, theta = 0.0, measured.theta
-    if not (np.abs(start) > 16 * unit + 1e-5).any():
-        return offset
-    for i in np.argsort(np.abs(theta)):
-        if abs(theta[i]) > 1e-9 and (abs(start[i]) > 8 * unit or offset):
-            turns = round((offset * theta[i] - start[i]) / (2 * math.pi))
-            offset = float((start[i] + 2 * math.pi * turns) / theta[i])
-    return float(round(offset)) if abs(offset - round(offset)) < 0.05 else offset
 
 
 # ── identify ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -399,52 +381,42 @@ class Identification:
 
     head_dim: int
     dtype: str
-    layout: str  # a layout of Rope, or "none"
-    rotary_dim: int
-    placement: str
-    pairs: tuple[tuple[int, int], ...]  # features read together, in order
-    direction: int
-    frequencies: tuple[float, ...]  # none where the pairs do not turn
-    uncertainty: tuple[float, ...]
-    offset: float
-    attention_factor: float
-    explanations: tuple[str, ...]  # of the frequencies; several where they cannot be told apart
-    rope: Rope | None  # if one explains them
-    precision: str
     behaviour: tuple[str, ...]  # what it does beside rotating
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    precision: str = UNGRADED
+    layout: str = "none"  # a layout of Rope, if pairs turn
+    rotary_dim: int = 0
+    placement: str = "prefix"
+    pairs: tuple[tuple[int, int], ...] = ()  # features read together, in order
+    direction: int = 1
+    frequencies: tuple[float, ...] = ()  # none where the pairs do not turn
+    uncertainty: tuple[float, ...] = ()
+    offset: float = 0.0  # of the first axis
+    attention_factor: float = math.nan
+    explanations: tuple[str, ...] = ()  # of the frequencies; several where they cannot be told apart
+    rope: Rope | None = None  # if one explains them
     multiple: bool = False  # whether every position returns attention_factor·x
     axes: tuple[int, ...] | None = None  # which axis of the positions turns each pair, if they have several
     readings: Description | None = field(default=None, repr=False, compare=False)  # what its page draws
-    offsets: tuple[float, ...] = ()  # those of the axes, if they differ
 
     def rows(self) -> list[tuple[str, str]]:
         """What was read, by name, in words."""
-        theta = self.frequencies
-        turning = f"{self.rotary_dim} of {self.head_dim} features, {self.placement}, {self.layout}"
-        still = "nothing: every position returns x times a number" if self.multiple else "no two features as a pair"
-        rows = [("turns" if theta else "pairs", turning if self.pairs else still)]
-        if theta:
-            offset = f"{self.offset:g} position{'' if abs(self.offset) == 1 else 's'}"
-            if self.offsets:
-                offset = f"{', '.join(f'{one:g}' for one in self.offsets)} positions, axis by axis"
-            rows += [("direction", f"{self.direction:+d}"), ("offset", offset)]
-            rows += [("frequencies", f"{theta[0]:.9g} … {theta[-1]:.9g}, the last ±{self.uncertainty[-1]:.1e}")]
-        elif self.pairs:
-            rows += [("frequencies", ILLEGIBLE)]
-        if self.axes is not None:
-            rows += [("axes", f"{len(set(self.axes))}, of the pairs in order: {dealt(self.axes)}")]
-            rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
-        rows += [("factor", f"{self.attention_factor:.6g}")] if theta or self.multiple else []
+        if self.multiple:
+            rows = [("turning", f"nothing: every position returns x times a number, {self.attention_factor:.6g}")]
+        elif self.readings is None:
+            rows = [("pairs", "no two features as a pair")]
+        else:
+            rows = [(side.name, side.measured) for side in self.readings.sides() if side.name not in ("rule", *NOTED)]
+        rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)]
         rows += [("also", words) for words in self.behaviour] + [("note", words) for words in self.notes]
         return [(name, abbreviated(words)) for name, words in rows]
 
     def __str__(self) -> str:
-        lines, width = [f"rotation of {self.head_dim} features, {self.dtype}"], 12
+        lines = [f"rotation of {self.head_dim} features, {self.dtype}"]
         for name, words in self.rows():
-            lines += textwrap.wrap(words, 79, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2))
+            lines += textwrap.wrap(words, 79, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15)
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
@@ -471,14 +443,15 @@ def identify(
     >>> rope = Rope(64, 500000.0, "half", rotary_dim=32)
     >>> print(identify(lambda x, positions: pyrope.rotate(x, positions, rope), 64))
     rotation of 64 features, float32
-      turns       32 of 64 features, prefix, half
-      direction   +1
-      offset      0 positions
-      frequencies 1 … 4.54167042e-06, the last ±4.2e-13
-      factor      1
-      rule        base 500000, not rescaled (NTK scaling of a smaller base, at a
-                  fixed length, is the same)
-      precision   tables or products in x's dtype
+      pairs        half
+      turning      32 of 64 features
+      direction    +1
+      frequencies  1 … 4.541671e-06, the last ±4.2e-13
+      offset       0
+      factor       1
+      rule         base 500000, not rescaled (NTK scaling of a smaller base, at a
+                   fixed length, is the same)
+      precision    tables or products in x's dtype
 
     ``dtype`` is that of x, float32 if it is not given; ``max_position`` the largest that the candidate can take
     (131071). LongRoPE's lists would fit any frequencies: it is named only if it is one of the ``suspects``. With
@@ -497,56 +470,44 @@ def identify(
         fn = adapters.framework(fn, framework)
     probe = Probe(Candidate(fn), head_dim, float_dtype(np.float32 if dtype is None else dtype), top, axes)
     try:
-        found, reached = read(probe.candidate, head_dim, probe.dtype, top, axes)
+        found, reached = read(probe)
         probe.candidate.look_again()
-        return _unpaired(probe, reached) if found is None else _identified(probe, found, ropes)
+        if found is not None:
+            return _identified(probe, found, ropes)
+        f = int(np.argmax(reached.sum(axis=1)))
+        note = f"no layout has these pairs: output {f} is made from {listed(np.flatnonzero(reached[f]), 'feature')}"
+        return Identification(probe.d, probe.dtype.name, probe.candidate.watched(), (note,))
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be read: {error}") from error
 
 
-def _unpaired(probe: Probe, reached: Array) -> Identification:
-    """Of a candidate whose outputs are made from more than pairs."""
-    f = int(np.argmax(reached.sum(axis=1)))
-    note = f"no layout has these pairs: output {f} is made from {listed(np.flatnonzero(reached[f]), 'feature')}"
-    return Identification(
-        probe.d, probe.dtype.name, "none", 0, "prefix", (), 1, (), (), 0.0, math.nan, (), None, UNGRADED,
-        probe.candidate.watched(), (note,),
-    )  # fmt: skip
-
-
 def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) -> Identification:
-    measured, unit, offsets = found.measured, UNIT[found.dtype], found.offsets
+    measured, unit = found.measured, found.unit
     turning = measured.turning & found.known[0].any(axis=(0, 2))
     exact = bool(found.skew <= 32 * unit and turning.any())
     rules = found.rules(suspects) if exact else []
     narrow = narrow_dtype(measured) if exact and not rules else ""
     rules = found.rules(suspects, narrow) if narrow else rules
     rope = next((_with_factor(rule.rope, found.factor, unit) for rule in rules if rule.rope is not None), None)
-    precision = f"low-precision angle: all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope)
     legible = turning if found.skew <= 0.1 else turning & False
-    reads, _ = found.shape.features(probe.d)
     return Identification(
-        head_dim=probe.d,
-        dtype=found.dtype,
+        probe.d, found.dtype, probe.candidate.watched(), _notes(found),
+        precision=f"all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope),
         layout=found.shape.layout if turning.any() else "none",
         rotary_dim=2 * int(turning.sum()),
         placement=PLACEMENTS[found.shape.start > 0],
-        pairs=tuple((int(a), int(b)) for a, b in reads[turning]),
+        pairs=tuple((int(a), int(b)) for a, b in found.shape.features(probe.d)[0][turning]),
         direction=found.direction,
         frequencies=tuple(measured.theta[legible].tolist()),
         uncertainty=tuple(measured.unsure[legible].tolist()),
-        offset=offsets[0],
-        attention_factor=found.factor * (1 if turning.any() or found.own.sum() >= 0 else -1),
+        offset=found.offsets[0],
+        attention_factor=found.factor * (1 if turning.any() or found.z.real.sum() >= 0 else -1),
         explanations=tuple(rule.fact for rule in rules) or (NO_RULE,) * bool(legible.any()),
         rope=rope,
-        precision=precision,
-        behaviour=probe.candidate.watched(),
-        notes=_notes(found),
         multiple=not turning.any() and found.uneven < 4 * unit,
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
         readings=found,
-        offsets=offsets if len(set(offsets)) > 1 else (),
-    )
+    )  # fmt: skip
 
 
 def _with_factor(rope: Rope, factor: float, unit: float) -> Rope:
@@ -558,18 +519,13 @@ def _with_factor(rope: Rope, factor: float, unit: float) -> Rope:
 
 def _notes(found: Description) -> tuple[str, ...]:
     """What the other fields do not say."""
-    notes, unit, turning = [], UNIT[found.dtype], found.measured.turning
+    notes, unit, turning = [], found.unit, found.measured.turning
     if found.skew > 32 * unit:
         notes.append(f"no rotation: within the pairs R is off by {found.skew:.2g} from a rotation times a number")
-    if found.scatter > 0.01 + 8 * unit:
-        notes.append(f"not linear: what is read of it changes by {found.scatter:.2g} with the size of x")
     if not found.known.all():
         notes.append(f"NaN or infinity comes out at position {found.at[np.argmin(found.known.all(axis=(0, 2, 3)))]}")
-    if found.straight < found.at[-1] and turning.any():
-        notes.append(f"phases are proportional to the position up to {found.straight} only")
-    if (growth := found.growth) is not None:
-        rates = f"at rates from {growth.min():.3g} to {growth.max():.3g} of themselves"
-        notes.append(f"pairs grow or shrink with the position, {rates}: xPos, or the like; the factor is at position 0")
+    if turning.any():
+        notes += [f"{side.name}: {side.measured}" for side in found.sides() if side.name in NOTED]
     if found.unexplained_start > 0.1 and turning.any():
         more = f"{found.unexplained_start:.4g} more than any offset explains"
         notes.append(f"at position 0 pairs are turned by up to {more}")
@@ -590,7 +546,7 @@ def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:
     at = np.unique(np.concatenate((ladder(probe.top), rng.integers(0, probe.top, 64, endpoint=True))))
     x = rng.standard_normal((2, len(at), probe.d)).astype(probe.dtype)
     y = probe.ask(x, at)
-    acts = round(offset) + (at if probe.axes is None else np.stack([at // (j + 1) for j in range(probe.axes)]))
+    acts = round(offset) + np.stack([at // (j + 1) for j in range(probe.axes or 1)])
     expected = Expected(Tables(rope, acts), x.astype(np.float64), acts, probe.dtype.name)
     grades = (grade for grade in APPLICABLE[probe.dtype.name] if (expected.ratio(grade, y) <= 1).all())
     return next(grades, "worse than a float32 angle, or the last digits of a number are others")

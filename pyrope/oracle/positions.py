@@ -17,30 +17,38 @@ MOST_TURNS = 100  # of the slowest pair
 ENOUGH = 0.98  # of the rows must agree with a relation
 SHIFTS: dict[float, str] = {1: "positions one too high", -1: "positions one too low"}
 ELSEWHERE = "some positions wrong"
-ORDER, STATE = "order of positions matters", "state between calls"
-# What a row may be turned by in the place of its own position: the fact about the row, the mistake, the same in words.
-OTHERS = (
-    ("row", "positions ignored", "the row's number in the call"),
-    ("head", "heads read as positions", "the number of the head"),
-    ("batch", "heads read as positions", "the number of the batch row"),
-    ("counted", "consecutive positions assumed", "the first position of the call plus the row's number"),
-    ("from first", "first position taken as 0", "p minus the first position of the call"),
-    ("from least", "first position taken as 0", "p minus the least position of the call"),
-    ("shared", "positions of a batch misread", "the position of the same row in the first row of the batch"),
-    ("earlier", STATE, "the position of the same row in an earlier call with as many rows"),
-    ("first", "another row's position", "the first position of the call"),
-    ("last", "another row's position", "the last position of the call"),
-    ("least", "another row's position", "the least position of the call"),
-    ("greatest", "another row's position", "the greatest position of the call"),
-    ("before", "another row's position", "the position of the row before"),
-    ("after", "another row's position", "the position of the row after"),
-    ("sorted", "another row's position", "the positions of the call in sorted order"),
-    ("mirrored", "another row's position", "the positions of the call backwards"),
-    ("chunk", "positions of the first chunk repeated", "the positions of the first half of the rows, twice"),
-    ("distinct", ORDER, "the rank of p among the distinct positions of the call"),
-    ("rank", ORDER, "the rank of p among the positions of the call"),
-    ("rows", ORDER, "the number of rows of the call"),
-)
+ORDER, STATE, ANOTHER = "order of positions matters", "state between calls", "another row's position"
+NEGATIVE, HEADS = "negative positions wrong", "heads read as positions"
+
+
+ROW = "the row's number in the call"
+# What a row may be turned by in the place of its own position, in words: the mistake, and of the positions of its call.
+OTHERS: dict[str, tuple[str, Callable[[Array], Any]]] = {
+    ROW: ("positions ignored", lambda m: np.arange(len(m))),
+    "the first position of the call plus the row's number": (
+        "consecutive positions assumed", lambda m: m[:1] + np.arange(len(m))),
+    "p minus the first position of the call": ("first position taken as 0", lambda m: m - m[:1]),
+    "p minus the least position of the call": ("first position taken as 0", lambda m: m - m.min()),
+    "the first position of the call": (ANOTHER, lambda m: m[:1]),
+    "the last position of the call": (ANOTHER, lambda m: m[-1:]),
+    "the least position of the call": (ANOTHER, np.min),
+    "the greatest position of the call": (ANOTHER, np.max),
+    "the position of the row before": (ANOTHER, lambda m: np.roll(m, 1)),
+    "the position of the row after": (ANOTHER, lambda m: np.roll(m, -1)),
+    "the positions of the call in sorted order": (ANOTHER, np.sort),
+    "the positions of the call backwards": (ANOTHER, lambda m: m[::-1]),
+    "the positions of the first half of the rows, twice": (ANOTHER, lambda m: m[np.arange(len(m)) % -(-len(m) // 2)]),
+    "the rank of p among the distinct positions of the call": (ORDER, lambda m: np.searchsorted(np.unique(m), m)),
+    "the rank of p among the positions of the call": (ORDER, lambda m: np.argsort(np.argsort(m, kind="stable"))),
+    "the number of rows of the call": (ORDER, len),
+}  # fmt: skip
+# The same, of more than the positions of the call.
+AROUND = {
+    "the number of the head": HEADS,
+    "the number of the batch row": HEADS,
+    "the position of the same row in the first row of the batch": "positions of a batch misread",
+    "the position of the same row in an earlier call with as many rows": STATE,
+}
 
 
 class Became(NamedTuple):
@@ -84,8 +92,8 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
     """The positions that rows are turned by instead of theirs.
 
     Turned (W, p) is what each pair of the rows (W,) is multiplied with; ``facts`` has for all rows, (N,), the position
-    p, whether they are right, and what `OTHERS` are about; ``narrow``: x has few bits. A relation that leaves all right
-    rows right is preferred: it explains which rows are wrong. Any other is made in a part of the rows alone. Positions
+    p, whether they are right, and what `OTHERS` are; ``narrow``: x has few bits. A relation that leaves all right rows
+    right is preferred: it explains which rows are wrong. Any other is made in a part of the rows alone. Positions
     in proportion to p are a matter of the frequencies, and those near p of their rounding.
     """
     some = np.unique(np.linspace(0, len(rows) - 1, SOLVED).astype(np.int64))  # of many rows these will do
@@ -100,6 +108,7 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
         at = other(own)
         if (np.abs(acts - at) < 0.2).mean() > ENOUGH and (np.abs(at - p) > 0.2).mean() > 0.5:
             silent = np.abs(other(facts) - facts["p"]) < 0.2
+            fault = NEGATIVE if (p < 0).all() else fault
             found = Became(fault, f"rows are turned as at {words}", silent=silent)
             if not right.any() or silent[right].mean() > ENOUGH:
                 return found
@@ -116,32 +125,28 @@ def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
     """Simple ways to come by a wrong position, with numbers read from what was measured."""
     p = facts["p"]
     lost = np.rint(p - acts).astype(np.int64)
-    shift, of_row = (int(np.rint(np.median(acts - one))) for one in (p, facts["row"]))
-    period, bits = int(np.gcd.reduce(lost)), int(np.bitwise_or.reduce(lost))
+    shift, of_row = (int(np.rint(np.median(acts - one))) for one in (p, facts[ROW]))
+    period = int(np.gcd.reduce(lost))
     half, top, low = period // 2, float(np.rint(acts.max())), float(np.rint(acts.min()))
     yield SHIFTS.get(shift, "positions shifted"), f"p {_signed(shift)}", lambda f: f["p"] + shift
     yield "positions one too low", "p − 1, but at least 0", lambda f: np.maximum(f["p"] - 1, 0)
     if period > 1:
         few = f"p modulo {period}, from {-half} on, as in an integer of few bits"
         yield "positions modulo a length", f"p modulo {period}", lambda f: f["p"] % period
-        yield "positions in few bits", few, lambda f: (f["p"] + half) % period - half
-    for name, fault, words in OTHERS:
-        yield fault, words, lambda f, name=name: f[name]
-    yield "positions ignored", f"the row's number {_signed(of_row)}", lambda f: f["row"] + of_row
+        yield "positions modulo a length", few, lambda f: (f["p"] + half) % period - half
+    for words, fault in ({words: fault for words, (fault, _) in OTHERS.items()} | AROUND).items():
+        yield fault, words, lambda f, words=words: f[words]
+    yield "positions ignored", f"the row's number {_signed(of_row)}", lambda f: f[ROW] + of_row
     yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
     yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
     for dtype, count in (("bfloat16", 8), ("float16", 11)):
         yield f"{dtype} positions", f"p rounded to {dtype}", lambda f, count=count: narrowed(f["p"], count)
-    yield "negative positions wrong", "|p|", lambda f: np.abs(f["p"])
+    yield NEGATIVE, "|p|", lambda f: np.abs(f["p"])
     yield "direction", "−p", lambda f: -f["p"]
     for k in sorted(_steps(p, acts)):
         blocks = "positions divided in integers"
         yield blocks, f"p // {k}", lambda f, k=k: f["p"] // k
         yield blocks, f"p // {k}·{k}, the first of its block", lambda f, k=k: f["p"] // k * k
-        yield ELSEWHERE, f"p + p // {k}", lambda f, k=k: f["p"] + f["p"] // k
-        yield ELSEWHERE, f"p − p // {k}", lambda f, k=k: f["p"] - f["p"] // k
-    if bits > 0:
-        yield ELSEWHERE, f"p without its bits {bits:#b}", lambda f: f["p"] & ~bits
 
 
 def _signed(shift: int) -> str:

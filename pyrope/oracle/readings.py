@@ -5,7 +5,7 @@ Of a rotation: R(m) at one position, the frequencies, the errors by position. Of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,8 @@ import numpy as np
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .candidate import Unreadable
-from .operator import Description, read, shape_of
+from .diagnosis import described
+from .operator import Description, Side as Side
 from .tolerance import APPLICABLE, U32, Expected, Tables, theta_errors
 
 if TYPE_CHECKING:
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 CLEAR = 0.5  # R(m) is shown where an error has this part of the largest one
 PLACES = 12  # of an octave, at which errors are drawn
 CALLS = 8  # of attention that are shown side by side, wrong ones first
-
-
-class Side(NamedTuple):
-    """One property, expected and measured, in words."""
-
-    name: str
-    expected: str
-    measured: str
-    same: bool
 
 
 class Operators(NamedTuple):
@@ -75,12 +67,12 @@ class Readings:
 
 def of_rotation(check: comparison.Check) -> Readings | None:
     """What a check of a rotation shows; R(m) is read now, which a candidate may refuse."""
-    (call, y), rope, plan = check.sample, check.rope, check.plan
+    (call, y), rope = check.sample, check.rope
     try:
-        found, _ = read(check.candidate, rope.head_dim, plan.dtype, plan.top, plan.axes, shape_of(rope))
+        found, _ = described(check)
     except Unreadable:
         return None
-    due, at = check.expected(call), call.positions if plan.axes is None else call.positions.max(axis=0)
+    due, at = check.expected(call), call.at.max(axis=0)[0]
     allowed = {grade: due.allowed(grade).max(axis=(0, 2)) for grade in APPLICABLE[check.dtype]}
     wrong = (due.ratio(APPLICABLE[check.dtype][-1], y) > 1).any(axis=(0, 2))
     errors = errors_by_place("position", at, np.abs(y - due.y).max(axis=(0, 2)), allowed, wrong)
@@ -111,7 +103,7 @@ def rotation_readings(
 ) -> Readings:
     """What was measured of a rotation beside a rope, if there is one to hold it to."""
     theta = _frequencies(found, rope)
-    sides = () if rope is None else _sides(found, rope, theta)
+    sides = () if rope is None else tuple(_sides(found, rope, theta))
     return Readings(reference, sides, _operators(found, rope), theta, errors)
 
 
@@ -129,18 +121,17 @@ def errors_by_place(place: str, at: Array, worst: Array, allowed: Mapping[str, A
 def _operators(found: Description, rope: Rope | None) -> Operators:
     """R(m) with m on the first axis: at 3 or, where that is as expected, at the first position that clearly is not."""
     near = _operator(found, rope, int(np.argmax(found.at >= 3)))
-    if rope is None or near.differs or found.own.shape[2] != rope.pairs:
+    if rope is None or near.differs or found.z.shape[2] != rope.pairs:
         return near
     tables = Tables(rope, found.at)
-    off = np.abs(found.own[0] - tables.cos[..., None]) + np.abs(found.other[0] - tables.sin[..., None])
-    worst = off.max(axis=(1, 2))
+    worst = np.abs(found.z[0] - (tables.cos + 1j * tables.sin)[..., None]).max(axis=(1, 2))
     clear = _operator(found, rope, int(np.argmax(worst >= CLEAR * worst.max())))
     return clear if clear.differs else near
 
 
 def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
     """R(m) at one position of the ladder."""
-    m, measured = int(found.at[j]), _matrix(found, j)
+    m, measured = int(found.at[j]), found.r[0, j]
     where = str(m) if len(found.theta) == 1 else f"({', '.join([str(m), *['0'] * (len(found.theta) - 1)])})"
     if rope is None:
         return Operators(where, measured, None, False)
@@ -148,20 +139,9 @@ def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
     return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
 
 
-def _matrix(found: Description, j: int) -> Array:
-    """R(m) at one position of the ladder, (d, d)."""
-    d, (reads, writes) = found.head_dim, found.shape.features(found.head_dim)
-    rest, matrix = np.setdiff1d(np.arange(d), writes.ravel()), np.zeros((d, d))
-    matrix[rest, rest] = found.still[0, j]
-    own, other = (np.where(found.known[0, j], side[0, j], np.nan) for side in (found.own, found.other))
-    for k, sign in ((0, -1), (1, 1)):
-        matrix[writes[:, k], reads[:, k]], matrix[writes[:, k], reads[:, 1 - k]] = own[:, k], sign * other[:, k]
-    return matrix
-
-
 def _expected(rope: Rope, m: int, dtype: str) -> tuple[Array, Array]:
     """R(Θ, m), and how far off it may be, both (d, d)."""
-    at = np.array([m]) if rope.axes is None else np.array([[m], *[[0]] * (rope.axes.count - 1)])
+    at = np.array([[m], *[[0]] * ((1 if rope.axes is None else rope.axes.count) - 1)])
     due = Expected(Tables(rope, at), np.eye(rope.head_dim)[:, None], at, dtype)
     return due.y[:, 0].T, due.allowed(APPLICABLE[dtype][-1])[:, 0].T
 
@@ -180,11 +160,12 @@ def _frequencies(found: Description, rope: Rope | None) -> Frequencies:
     return Frequencies(measured.theta, expected, allowed, wrong)
 
 
-def _sides(found: Description, rope: Rope, theta: Frequencies) -> tuple[Side, ...]:
+def _sides(found: Description, rope: Rope, theta: Frequencies) -> Iterator[Side]:
     """Each property, expected and measured; frequencies and the factor as far as they can be told apart."""
     off = theta.wrong
     same = {"factor": abs(found.factor / rope.attention_factor - 1) < 1e-3}
     same |= dict.fromkeys(("frequencies", "rule"), bool(len(off)) and not off.any())
     more = {"frequencies": f"; {off.sum()} of {len(off)} differ" if off.any() else ""}
-    rows = [(name, due, got, same.get(name, due == got)) for name, due, got in found.rows(rope)]
-    return tuple(Side(name, due, due if alike else got + more.get(name, ""), alike) for name, due, got, alike in rows)
+    for name, due, got, alike in found.sides(rope):
+        alike = same.get(name, alike)
+        yield Side(name, due, due if alike else got + more.get(name, ""), alike)

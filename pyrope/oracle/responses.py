@@ -14,20 +14,10 @@ import numpy as np
 from ..backend import Array
 
 Function: TypeAlias = Callable[[Array], Array]
-NARROW = {
-    24: "float32",
-    8: "bfloat16",
-    11: "float16",
-    4: "float8 (e4m3)",
-    3: "float8 (e5m2)",
-}  # bits of the significand
-LEVELS = {127: "8 bits", 128: "8 bits", 7: "4 bits"}  # on each side of 0
-GROUPS = {
-    -1: "vector",
-    -2: "feature",
-    (-2, -1): "head",
-    None: "array",
-}  # over whose axes (…, n, d) the largest is taken
+# Dtypes by the bits of their significand, levels on each side of 0, and over whose axes (…, n, d) the largest is taken.
+NARROW = {24: "float32", 8: "bfloat16", 11: "float16", 4: "float8 (e4m3)", 3: "float8 (e5m2)"}
+LEVELS = {127: "8 bits", 128: "8 bits", 7: "4 bits"}
+GROUPS = {-1: "vector", -2: "feature", (-2, -1): "head", None: "array"}
 
 
 class Response(NamedTuple):

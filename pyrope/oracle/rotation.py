@@ -6,6 +6,7 @@ with it; `diagnosis` says what became of those that are wrong.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,9 +18,9 @@ import numpy as np
 from .. import checks
 from ..backend import Array
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
-from .calls import USUAL, Maker, Plan, sizes
+from .calls import USUAL, Call, Maker, Plan, sizes
 from .candidate import UNIT, Candidate, Unreadable
-from .comparison import Check, Task
+from .comparison import Check
 from .diagnosis import diagnosed, read_all
 from .report import ErrorRow, Finding, Report
 from .tolerance import APPLICABLE, Expected, Tables, decides_up_to, float_dtype
@@ -29,7 +30,7 @@ MAX_POSITION = 131071  # what a cache of 131072 rows still has
 BACKWARDS = (
     ("direction", "", "backward equals forward"),
     ("zeros returned", "", "no gradient"),
-    ("attention factor: unwanted", "by 2,", "accumulated twice"),
+    ("attention factor", "by 2,", "accumulated twice"),
     ("wrong term in the pairs", "·(0)", "sine of the other half"),
 )
 
@@ -57,12 +58,13 @@ def check_rotation(
     rope = check_rope(rope).transposed if backward else check_rope(rope)
     strict = checks.choice("equivalent", equivalent, ("right", "wrong")) == "wrong" or backward
     plan = _plan(rope, dtype, max_position, min_position)
-    plan = replace(plan, batched=checks.flag("batched", batched))
-    plan = replace(plan, effort=checks.choice("effort", effort, ("few", "usual", "thorough")))
     grades = APPLICABLE[plan.dtype.name]
-    worst = grades[-1] if grade is None else checks.choice("grade", grade, grades)
-    derived = framework if backward else None
-    return _judged(_candidate(fn, framework, backward), plan, Task(rope, strict, backward, worst, derived))
+    plan = replace(
+        plan, batched=checks.flag("batched", batched), strict=strict, backward=backward,
+        effort=checks.choice("effort", effort, ("few", "usual", "thorough")), derived=framework if backward else None,
+        worst=grades[-1] if grade is None else checks.choice("grade", grade, grades),
+    )  # fmt: skip
+    return _judged(_candidate(fn, framework, backward), plan)
 
 
 def assert_rotation(fn: Callable[..., Any], rope: Rope, **options: Any) -> None:
@@ -79,9 +81,10 @@ def recorded_calls(rope: Rope, dtype: Any = np.float32, max_position: int | None
 
     def candidate(x: Array, positions: Array) -> Array:
         calls.append((x.copy(), positions.copy()))
-        return Expected(Tables(rope, positions), x.astype(np.float64), positions, plan.dtype.name).y.astype(x.dtype)
+        at = Call(x, positions).at
+        return Expected(Tables(rope, at), x.astype(np.float64), at, plan.dtype.name).y.astype(x.dtype)
 
-    check = Check(Candidate(candidate), plan, Task(rope))
+    check = Check(Candidate(candidate), plan)
     check.run()
     check.unpermuted()
     read_all(check)
@@ -89,18 +92,14 @@ def recorded_calls(rope: Rope, dtype: Any = np.float32, max_position: int | None
 
 
 def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:
-    scaling, lengths = rope.scaling, tuple[int, ...]()
+    scaling, limit = rope.scaling, MAX_POSITION
     if isinstance(scaling, LENGTH_DEPENDENT):  # the table may depend on the largest position
-        max_position = max(int(scaling.length or 0) - 1, 1) if max_position is None else max_position
-        original = scaling.original_length
-        lengths = (original // 2, original - 1, original, original + 1, original + 2, 2 * original)
-    limit = MAX_POSITION if max_position is None else max_position
-    top = checks.integer("max_position", limit, 1, checks.MAX_POSITION)
+        limit = max(int(scaling.length or 0) - 1, 1)
+    top = checks.integer("max_position", limit if max_position is None else max_position, 1, checks.MAX_POSITION)
     least = checks.integer("min_position", min_position, -checks.MAX_POSITION)
     if least > 0:
         raise ValueError(f"min_position must be 0, or negative where such positions are taken, was {least}")
-    axes = None if rope.axes is None else rope.axes.count
-    return Plan(rope.head_dim, float_dtype(dtype), top, axes, least, lengths=lengths)
+    return Plan(rope, float_dtype(dtype), top, least)
 
 
 def _candidate(fn: Callable[..., Any], framework: str | None, backward: bool) -> Candidate:
@@ -113,20 +112,24 @@ def _candidate(fn: Callable[..., Any], framework: str | None, backward: bool) ->
     return Candidate(fn, none_is_zero=backward)
 
 
-def _judged(candidate: Candidate, plan: Plan, task: Task) -> Report:
+def _judged(candidate: Candidate, plan: Plan) -> Report:
     try:
-        return _report(Check(candidate, plan, task))
+        return _report(Check(candidate, plan))
     except Unreadable as error:
         failure, last = error.failure(), _last_position(candidate, plan, error)
         if last is not None:
-            lower = _report(Check(candidate, replace(plan, top=last), task))
+            lower = _report(Check(candidate, replace(plan, top=last)))
             beyond = f"it takes positions up to {last}, and raises beyond"
             if not lower.ok:
                 return replace(lower, notes=(*lower.notes, f"{beyond}: {failure.reason}"))
             end = f"if its table is meant to end there, give max_position={last} (--max-position {last})"
             failure = replace(failure, fix=f"{beyond}; up to there it is {lower.verdict}: {end}; if not, let it grow")
-        failure = replace(failure, fix=failure.fix + _hint(task.rope))
-        return Report(task.subject, task.expected, "not judged", failure=failure)
+        failure = replace(failure, fix=failure.fix + _hint(plan.rope))
+        return Report(_subject(plan), plan.expected, "not judged", failure=failure)
+
+
+def _subject(plan: Plan) -> str:
+    return "rotation, backward" if plan.backward else "rotation"
 
 
 def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int | None:
@@ -142,13 +145,9 @@ def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int |
             return True
         return False
 
-    low, high = 1, plan.top
-    if takes(high) or not takes(low):
+    if takes(plan.top) or not takes(1):
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
-    return low
+    return bisect.bisect_left(range(plan.top), True, 2, key=lambda m: not takes(m)) - 1
 
 
 def _hint(rope: Rope) -> str:
@@ -168,21 +167,21 @@ def _report(check: Check) -> Report:
 
         return of_rotation(check)
 
+    plan = check.plan
     with np.errstate(all="ignore"):  # whatever the candidate returns
         check.run()
         findings, measured = diagnosed(check)
-        if check.task.backward:
+        if check.plan.backward:
             findings = [_backwards(finding) for finding in findings]
         findings += [Finding(name, words) for name, words in check.candidate.behaviour.items()]
         findings += [*_too_coarse(check), *_another_order(check)]
         right = not findings
         verdict = "wrong" if findings else "right" if check.order is None else "equivalent"
-        task = check.task
         notes = (*check.notes, *_undecided(check))
         if right and check.order is not None:
             notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
         return Report(
-            task.subject, task.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
+            _subject(plan), plan.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
             tuple(_errors(check, right)), notes, readings=readings,
         )  # fmt: skip
 
@@ -194,12 +193,12 @@ def _backwards(finding: Finding) -> Finding:
 
 def _too_coarse(check: Check) -> Iterator[Finding]:
     """The finding that a better grade was asked for."""
-    grades, worst = APPLICABLE[check.dtype], check.task.worst
+    grades, worst = APPLICABLE[check.dtype], check.plan.worst
     if check.precision is None or grades.index(check.precision) <= grades.index(worst):
         return
     call, y = check.sample
     ratio = check.expected(call).ratio(worst, y).max(axis=(0, 2))
-    at = call.positions if check.plan.axes is None else call.positions.max(axis=0)
+    at = call.at.max(axis=0)[0]
     most = f"{ratio.max():.3g} times what is allowed, at position {at[ratio.argmax()]}"
     since = int(np.abs(at[ratio > 1]).min(initial=check.plan.top))
     fact = f"it has {check.precision!r}; asked for was {worst!r}: off by {most}"
@@ -207,22 +206,15 @@ def _too_coarse(check: Check) -> Iterator[Finding]:
 
 
 def _another_order(check: Check) -> Iterator[Finding]:
-    if check.order is not None and check.task.strict:
-        negated = check.task.backward and bool((check.order == -np.eye(len(check.order))).all())
+    if check.order is not None and check.plan.strict:
+        negated = check.plan.backward and bool((check.order == -np.eye(len(check.order))).all())
         yield Finding("gradient negated" if negated else "another order of features", check.order_in_words())
 
 
 def _undecided(check: Check) -> Iterator[str]:
-    """Where no float32 angle can be judged; and whether the candidate, more exact than that before, is not so there."""
-    if (limit := decides_up_to(check.rope)) >= check.plan.top:
-        return
-    (call, y), grades = check.sample, APPLICABLE[check.dtype]
-    at = np.abs(call.positions if check.plan.axes is None else call.positions.max(axis=0))
-    wrong = {grade: check.expected(call).wrong(grade, y).any(axis=0) for grade in grades}  # (n,)
-    best = next((grade for grade in grades if not wrong[grade][at <= limit].any()), grades[-1])
-    late = at[wrong[best] & (at > limit)]
-    less = f", though it is less exact from position {late.min()} on: it may wrap, or lose bits" if late.size else ""
-    yield f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there{less}"
+    """Where no float32 angle can be judged."""
+    if (limit := decides_up_to(check.rope)) < check.plan.top:
+        yield f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there"
 
 
 def _tried(check: Check) -> str:
@@ -254,7 +246,7 @@ def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
     allowed = np.broadcast_to(expected.allowed(grade), off.shape)
     lengths = np.abs(call.x.astype(np.float64)).max(axis=-1, keepdims=True) * check.rope.attention_factor
     ulps = off / (2 * UNIT[check.dtype] * 2.0 ** np.floor(np.log2(np.maximum(lengths, 1e-30))))
-    at = np.abs(np.broadcast_to(call.at if check.plan.axes is None else call.at.max(axis=0), off.shape[:-1]))
+    at = np.abs(call.each().max(axis=0))
     for k in range(-1, 10):
         low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(at.max())))
         inside = (at >= low) & (at <= high)

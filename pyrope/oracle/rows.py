@@ -9,11 +9,12 @@ import numpy as np
 
 from ..backend import Array
 from .calls import Call
+from .positions import AROUND, ORDER, OTHERS
 
 MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
 LARGEST_BLOCK = 256  # rows of a block that a kernel may work on
 COUNTED = "counted from 0", "counted from another position"
-ORDER, SHAPES = "order of positions matters", "some shapes wrong"
+SHAPES = "some shapes wrong"
 ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
 # Columns, the simplest first, and which mistake it is if something is said about them that holds for the wrong rows.
 ABOUT = {
@@ -48,7 +49,7 @@ class Table(NamedTuple):
     speaks: Array  # bool (N,): not at position 0, where nothing turns, and not zeros, which turn to zeros
     answer: Array  # (N,): which answer a row belongs to
     place: Array  # (N,): and which of its rows it is, counted over all axes
-    facts: list[dict[str, Array]]  # of each axis: see `positions.OTHERS`
+    facts: list[dict[str, Array]]  # of each axis: the position p, and `positions.OTHERS`
 
 
 def tabulated(answers: list[Answer], axes: int | None) -> Table:
@@ -60,7 +61,7 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
         pick, call = _picked(one.wrong), one.call
         if not len(pick):
             continue
-        each = call.positions.astype(np.int64).reshape(axes or 1, *[-1] * bool(call.own), call.x.shape[-2])
+        each = call.at.reshape(len(call.at), *[-1] * bool(call.own), call.x.shape[-2])
         index = np.unravel_index(pick, one.wrong.shape)
         row, before = (index[0], index[-1]) if call.own else index[-1], _recalled(seen, call, each)
         own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(call, index, each)}
@@ -172,19 +173,14 @@ def _recalled(seen: dict[Any, Array], call: Call, each: Array) -> dict[str, Arra
 
 
 def _facts(at: Array, index: tuple[Array, ...], earlier: Array) -> dict[str, Array]:
-    """What the positions of rows may have been taken for; at (n,) or (b, n), index of the rows in x."""
-    rows = at.reshape(-1, at.shape[-1])
-    j, n = index[-1], at.shape[-1]
-    of = index[0] if len(rows) > 1 else 0 * j  # which positions are a row's own
-    p, first, least = rows[of, j], rows[of, :1].ravel(), rows.min(axis=-1, initial=2**40)[of]
-    rank = np.argsort(np.argsort(rows, axis=-1, kind="stable"), axis=-1)
-    distinct = np.stack([np.unique(row, return_inverse=True)[1].reshape(-1) for row in rows])
-    return {
-        "p": p, "row": j, "head": index[-2] if len(index) > 1 else p, "batch": index[0] if len(index) > 2 else p,
-        "counted": first + j, "from first": p - first, "from least": p - least, "shared": rows[0 * of, j],
-        "earlier": earlier.reshape(rows.shape)[of, j],
-        "first": first, "last": rows[of, -1:].ravel(), "least": least, "greatest": rows.max(axis=-1, initial=0)[of],
-        "before": rows[of, j - 1], "after": rows[of, (j + 1) % max(n, 1)], "sorted": np.sort(rows, axis=-1)[of, j],
-        "mirrored": rows[of, n - 1 - j], "chunk": rows[of, j % max(-(-n // 2), 1)], "rank": rank[of, j],
-        "distinct": distinct[of, j], "rows": n + 0 * j,
-    }  # fmt: skip
+    """The positions of rows, and what they may have been taken for; at (n,) or (b, n), index of the rows in x."""
+    j, m = index[-1], at.reshape(-1, at.shape[-1])
+    of = index[0] if len(m) > 1 else 0 * j  # which positions are a row's own
+    p = m[of, j]
+    head, batch = index[-2] if len(index) > 1 else p, index[0] if len(index) > 2 else p
+    others = {
+        words: np.stack([np.broadcast_to(way(row), row.shape) for row in m])[of, j]
+        for words, (_, way) in OTHERS.items()
+    }
+    around = zip(AROUND, (head, batch, m[0][j], earlier.reshape(m.shape)[of, j]), strict=True)
+    return {"p": p, **others, **dict(around)}

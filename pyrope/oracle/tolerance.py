@@ -175,23 +175,23 @@ class Tables:
         self.off32 = angle_errors(rope, self.known[:, None])
         relative = frequencies(rope) * (theta_errors(rope) + 2)
         self.off64 = np.abs(self.known)[:, None] * relative * U64
-        self.owner = [axis for axis, _ in rope.axes.assign(rope.pairs)] if rope.axes is not None else None
+        self.owner = [axis for axis, _ in rope.axes.assign(rope.pairs)] if rope.axes is not None else [0] * rope.pairs
 
     def rows(self, positions: Array) -> Array:
         """Which rows of the tables these positions, of any shape, have."""
         return np.searchsorted(self.known, positions)
 
     def at(self, table: Array, rows: Array) -> Array:
-        """These rows (…, n), or (axes, …, n) if the rope has axes, of a table: (…, n, p)."""
-        if self.owner is None:
-            return table[rows]
+        """These rows (axes, …, n) of a table: (…, n, p)."""
+        if len(rows) == 1:
+            return table[rows[0]]
         pair = np.arange(len(self.owner)).reshape(-1, *[1] * (rows.ndim - 1))
         return np.moveaxis(table[rows[self.owner], pair], 0, -1)
 
 
 class Expected:
-    """R(Θ, m)·x of one call, and how far off it each output may be: x (…, n, d), positions that broadcast to (…, n), or
-    (axes, …, n) if the rope has axes."""
+    """R(Θ, m)·x of one call, and how far off it each output may be: x (…, n, d), positions (axes, …, n) that broadcast
+    to it, with one axis if the rope has none."""
 
     def __init__(self, tables: Tables, x: Array, positions: Array, dtype: str) -> None:
         self.tables, self.x, self.positions, self.dtype = tables, x, positions, dtype
@@ -199,11 +199,6 @@ class Expected:
         self.cos, self.sin = tables.at(tables.cos, self.rows), tables.at(tables.sin, self.rows)
         self.reads, self.writes = pairs(rope.layout, rope.width, rope.start)
         self.y = rotate(x, self.cos, self.sin, self.reads, self.writes)
-
-    def back(self, y: Array) -> Array:
-        """R(Θ, m)⁻¹·y: what x would have been."""
-        a = self.tables.rope.attention_factor
-        return rotate(y, self.cos / a**2, -self.sin / a**2, self.writes, self.reads)
 
     def allowed(self, grade: str) -> Array:
         """The bound of this grade for each output, like x; derived at the head of this file."""

@@ -131,7 +131,10 @@ class Case:
 
     def _rotated(self, rows: Rows) -> Expected:
         assert self.rope is not None
-        rope, at = self.rope.transposed if self.backward else self.rope, np.moveaxis(rows["positions"], 0, -1)
+        rope, at = (
+            self.rope.transposed if self.backward else self.rope,
+            np.atleast_2d(np.moveaxis(rows["positions"], 0, -1)),
+        )
         return Expected(Tables(rope, at), rows[self.inputs[0]].astype(float), at, self.dtype)
 
     def answered(self, results: list[Array], like: Array) -> Any:
