@@ -95,23 +95,12 @@ def on_host(value: Any) -> Any:
     return value.get() if type(value).__module__.startswith("cupy") and _library(value) == "cupy" else value
 
 
-def result_array(xp: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], out: Array | None) -> Array:
-    """A new array for a result, or ``out`` if it is given and fits."""
-    if out is None:
-        return xp.empty(shape, dtype)
-    if out.shape != shape or out.dtype != dtype:
-        rule = f"out must have the shape and dtype of the result, {shape} {dtype}"
-        raise ValueError(f"{rule}, had {out.shape} {out.dtype}")
-    if xp is np and not out.flags.writeable:
-        raise ValueError("out must be writable, was read-only")
-    return out
-
-
 def fused(formula: Callable[..., Any]) -> Callable[..., Any]:
     """A function of xp and arrays: as it is on the host, and one launch on a GPU, by cupy.fuse.
 
-    It is made of operators and functions of xp, which may write in place, and of one reduction at most, over the last
-    axis. Whatever it reads from an array that it also writes, it reads first.
+    It is made of operators and functions of xp, which may write in place. Whatever it reads from an array that it also
+    writes, it reads first. It may end with one reduction over the last axis, if its arguments are arrays alone: others
+    would make a kernel whose blocks wait for each other.
     """
 
     @wraps(formula)

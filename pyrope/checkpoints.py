@@ -62,9 +62,10 @@ class Family:
 
 # Keys of any config.json that change nothing in a forward pass: of training, of files, of other heads than the model's.
 _HARMLESS = re.compile(
-    "dropout|_pdrop$|^(summary|pooler|transformers|tokenizer|output|_name|torch|attn_impl|auto|chunk|return)_|_token_id$|"
-    "^(architectures|dtype|gradient_checkpointing|id2label|initializer_range|is_llama_config|label2id|model_max_length|"
-    "n_ctx|problem_type|task_specific_params|transformers.js_config|use_cache|"
+    "dropout|_pdrop$|^(summary|pooler|transformers|tokenizer)_|^(bos|eos|pad|unk)_token_id$|^("
+    "_name_or_path|architectures|attn_implementation|auto_map|chunk_size_feed_forward|dtype|gradient_checkpointing|"
+    "id2label|initializer_range|is_llama_config|label2id|model_max_length|n_ctx|output_attentions|output_hidden_states|"
+    "problem_type|return_dict|task_specific_params|torch_dtype|transformers.js_config|use_cache|"
     "model_type|head_dim|layer_types|rope_parameters|rope_scaling|rotary_dim)$"  # and what is read below
 )
 # Keys that would change the result, and the values with which they do not, unless a family reads them.
@@ -240,18 +241,17 @@ def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
         raise type(error)(f"{error} (in config.json: {key.name!r})" if isinstance(key, Key) else str(error)) from error
 
 
+def _value(said: Json, key: Any) -> Any:
+    """A constant, or what is said under a Key."""
+    if not isinstance(key, Key):
+        return key
+    if (found := said.get(key.name)) is None and key.default is _REQUIRED:
+        raise ValueError(f"{key.name!r} is missing, which this kind of model needs")
+    return key.default if found is None else key.then(found)
+
+
 def _read(said: Json, table: Json) -> dict[str, Any]:
-    """The values of a table: constants, or what is said under a Key."""
-
-    def value(key: Any) -> Any:
-        if not isinstance(key, Key):
-            return key
-        found = said.get(key.name)
-        if found is None and key.default is _REQUIRED:
-            raise ValueError(f"{key.name!r} is missing, which this kind of model needs")
-        return key.default if found is None else key.then(found)
-
-    return {name: value(key) for name, key in table.items()}
+    return {name: _value(said, key) for name, key in table.items()}
 
 
 def _refuse_unread(said: Json, read: Json, may_be: Json, fix: str) -> None:
@@ -279,7 +279,7 @@ def _layers(config: Json, family: Family, count: int) -> tuple[Layer, ...]:
         sliding = checks.choice("layer_types", kind, ("full_attention", "sliding_attention")) == "sliding_attention"
         if sliding and (family.windows == "none" or config.get("use_sliding_window") is False):
             raise ValueError(f"layer_types says {kind}, but no layer of this {config['model_type']} has a window")
-        window = _read(config, {"window": Key("sliding_window")})["window"] if sliding else None
+        window = _value(config, Key("sliding_window")) if sliding else None
         layers[kind] = Layer(Rope.from_config(config, layer_type=kind if by_type else None), window)
     return tuple(layers[kind] for kind in types)
 
@@ -483,6 +483,11 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 _ABOUT_THE_FILE = ("GGUF.", "general.", "tokenizer.", "quantize.", "split.")  # nothing that changes a tensor
+_READ_APART = ("attention.key_length", "rope.dimension_count", "rope.scaling.type", "rope.scaling.finetuned")
+_GGUF_MAY_BE: dict[str, Any] = dict.fromkeys(_READ_APART, _ANY) | {
+    "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,), "pooling_type": (0,),
+    "tensor_data_layout": ("Meta AI original pth",),  # q and k for interleaved pairs, as all files have them
+}  # fmt: skip
 _LONG = ("rope_factors_long.weight", "rope_factors_short.weight")
 _LONGROPE = {"rope_type": "longrope", "attention_factor": Key("rope.scaling.attn_factor")}
 _SCALINGS: dict[tuple[str, tuple[str, ...]], Json | None] = {  # by their type, and the tensors with factors of Θ
@@ -566,9 +571,8 @@ def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> di
         raise ValueError("the file must hold token_embd.weight")
     config = _read({**said, **{_TENSOR + name: True for name in tensors}}, architecture.config)
     heads, width = (checks.integer(key, config[key], 1) for key in ("num_attention_heads", "hidden_size"))
-    sizes = {"head": Key("attention.key_length", width // heads), "rotary": Key("rope.dimension_count", None)}
-    head_dim = checks.size("attention.key_length", _read(said, sizes)["head"])
-    rotary = checks.size("rope.dimension_count", _read(said, sizes)["rotary"] or head_dim)
+    head_dim = checks.size("attention.key_length", said.get("attention.key_length", width // heads))
+    rotary = checks.size("rope.dimension_count", said.get("rope.dimension_count", head_dim))
     vocabulary, fraction = tensors["token_embd.weight"].shape[0], rotary / head_dim
     # Readers take the integer part of head_dim·fraction, so it must not be below the width.
     fraction = fraction if int(head_dim * fraction) == rotary else math.nextafter(fraction, 2)
@@ -577,11 +581,9 @@ def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> di
         # Not in the file: all sizes divide scores by √head_dim, but the one of 62 layers (27B) by √(width / heads).
         config["query_pre_attn_scalar"] = width // heads if config["num_hidden_layers"] == 62 else head_dim
     scaling = _gguf_scaling(config, said, tensors)
-    may_be = {"vocab_size": (vocabulary,), "attention.value_length": (head_dim,), "attention.head_count_kv": (heads,),
-              "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,), "pooling_type": (0,),
-              "tensor_data_layout": ("Meta AI original pth",),  # q and k for interleaved pairs, as all files have them
-              "rope.scaling.type": _ANY, "rope.scaling.finetuned": _ANY}  # fmt: skip
-    _refuse_unread(said, {**architecture.config, **sizes, **(scaling or {})}, may_be, "the file cannot be read")
+    may_be = _GGUF_MAY_BE | {"vocab_size": (vocabulary,), "attention.value_length": (head_dim,)}
+    may_be |= {"attention.head_count_kv": (heads,)}  # where it is not read
+    _refuse_unread(said, {**architecture.config, **(scaling or {})}, may_be, "no file that says it is read")
     rope = None if scaling is None else {key: x for key, x in _read(said, scaling).items() if x is not None}
     return config | {"vocab_size": vocabulary, "rope_scaling": rope}
 
@@ -589,16 +591,14 @@ def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> di
 def _gguf_scaling(config: Json, said: Json, tensors: Tensors) -> Json | None:
     """The rescaling of Θ: in the metadata, or as one factor for each frequency in tensors, which are removed."""
     names = tuple(sorted(name for name in (*_LONG, "rope_freqs.weight") if name in tensors))
-    kind, factors = (
-        said.get("rope.scaling.type", "none"),
-        [tensors.pop(name).read().astype(float).tolist() for name in names],
-    )
-    if (kind, names) not in _SCALINGS:
+    factors = [tensors.pop(name).read().astype(float).tolist() for name in names]
+    if ((kind := said.get("rope.scaling.type", "none")), names) not in _SCALINGS:
         raise ValueError(f"rope.scaling.type {kind!r} with the tensors {list(names)} is not understood")
     scaling = _SCALINGS[kind, names]
-    if names == _LONG:
-        return {**(scaling or {}), "long_factor": factors[0], "short_factor": factors[1]}
-    return {**(scaling or {}), **_llama3(factors[0], config)} if names else scaling
+    if scaling is None or not names:
+        return scaling
+    own = {"long_factor": factors[0], "short_factor": factors[-1]} if names == _LONG else _llama3(factors[0], config)
+    return {**scaling, **own}
 
 
 def _llama3(stored: list[float], config: Json) -> dict[str, Any]:

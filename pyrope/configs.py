@@ -357,22 +357,20 @@ def _words(value: Any) -> list[str]:
 
 def _rope_parameters(config: Json, convention: Convention, layer_type: str | None) -> dict[str, Any]:
     """The rope dict of a config in its new flat form: with rope_type, rope_theta and fraction, without nulls."""
-    raw, name = _rope_dict(config), config.get("model_type")
+    raw, name, own = _rope_dict(config), config.get("model_type"), convention.layers.get(layer_type or "")
     if config.get("rope_scaling", raw) != raw:
         raise ValueError("the config has both rope_parameters and rope_scaling, and they differ: keep one")
-    nested, own = _nested(raw), convention.layers.get(layer_type or "")
-    if convention.by_layer and not nested:
-        raise ValueError(
-            f"layers of model_type {name!r} differ: the config must say rope_parameters for each layer type"
-        )
-    by_type = {key: rope for key, rope in raw.items() if rope is None or isinstance(rope, Mapping)}
-    layers: Json = by_type if nested else convention.layers
+    if convention.by_layer and not _nested(raw):
+        rule = "the config must say rope_parameters for each layer type"
+        raise ValueError(f"layers of model_type {name!r} differ: {rule}")
+    nested, layers = _nested(raw), dict[str, Any](convention.layers)
+    if nested:
+        layers = {key: rope for key, rope in raw.items() if rope is None or isinstance(rope, Mapping)}
     if layers and layer_type not in layers:
         listed = ", ".join(map(repr, layers))
         raise ValueError(f"layer_type must be one of {listed}, which have different ropes, was {layer_type!r}")
-    if nested and raw[str(layer_type)] is None:
-        raise ValueError(f"layers of type {layer_type!r} have no rope in this config (None)")
-    if layer_type is not None and layer_type == convention.still and config.get("sliding_window", 0) is not None:
+    still = layer_type == convention.still and config.get("sliding_window", 0) is not None
+    if layer_type is not None and (still or layers.get(layer_type, 0) is None):
         raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {name!r}")
     if layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
         raise ValueError(f"the config has no layers of type {layer_type!r}: leave layer_type out, all have one rope")
@@ -454,9 +452,7 @@ def _widths(config: Json, convention: Convention, parameters: Json, layer_type: 
     if explicit is not None and width not in (head_dim, explicit):
         raise ValueError(f"the config says rotary_dim {explicit} and a partial_rotary_factor that makes {width}")
     if explicit is None and fraction < 1 and width % 2:
-        rule = (
-            f"makes {width} of the head_dim, {head_dim}, features: they must be even in number, as they turn in pairs"
-        )
+        rule = f"makes {width} of the head_dim, {head_dim}, features, which turn in pairs: it must be an even number"
         raise ValueError(f"partial_rotary_factor {fraction:g} {rule}")
     return head_dim, width if explicit is None else checks.integer("rotary_dim", explicit, 1), convention.placement
 

@@ -6,9 +6,6 @@ belongs to the table's backend. Positions are integers, (n,); distances are thos
 
 from __future__ import annotations
 
-import decimal
-import math
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -16,7 +13,7 @@ import numpy as np
 
 from . import checks
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host
-from .theta import DECIMAL
+from .definition import pairs, rotation_matrix
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -75,11 +72,8 @@ def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
     distances = _integers("distance", distance)
     if distances.ndim:
         raise ValueError(f"distance must be one integer, had shape {distances.shape}")
-    angles, matrix = _angles(distances, d, base), np.zeros((d, d))
-    for t, angle in enumerate(angles):
-        pair = slice(2 * t, 2 * t + 2)
-        matrix[pair, pair] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
-    return matrix
+    angles = _angles(distances, d, base)  # (sin, cos) turns the other way round than (cos, sin)
+    return np.asarray(rotation_matrix(np.cos(angles), -np.sin(angles), *pairs("interleaved", d), d))
 
 
 def sinusoidal_decay(distances: Any, d: int, base: float = 10000.0) -> Float64:
@@ -143,12 +137,12 @@ def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance:
     distance = _integers("distances", distances)
     ahead = np.zeros_like(distance)
     if not checks.flag("causal", causal):
-        if (buckets := checks.size("buckets", buckets, 4)) % 2:
+        if (buckets := checks.integer("buckets", buckets, 4, 1024)) % 2:
             raise ValueError(f"buckets must be even where there are two directions, was {buckets}")
         buckets //= 2
         ahead = np.where(distance > 0, buckets, 0)
         distance = -abs(distance)
-    exact = (buckets := checks.size("buckets", buckets, 2)) // 2
+    exact = (buckets := checks.integer("buckets", buckets, 2, 1024)) // 2
     max_distance = checks.integer("max_distance", max_distance, exact + 1, checks.MAX_POSITION)
     starts = _t5_starts(exact, buckets - exact, max_distance)
     size = np.maximum(-distance, 0)
@@ -161,19 +155,20 @@ def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
     """The least distances of the buckets exact + 1 … exact + w − 1."""
 
     # Bucket e + j begins at the least integer x ≥ e·(max/e)^(j/w), with e = exact. Where that is an integer itself, the
-    # rounding of a logarithm would decide: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99…. So what is an integer
-    # to 30 of its 60 digits is compared as x^w·e^j ≥ max^j·e^w, in integers.
-    def start(j: int) -> int:
-        power, root = j // math.gcd(j, w), w // math.gcd(j, w)
-        edge = exact * (step * j).exp()
-        x = int(edge.to_integral_value(decimal.ROUND_HALF_EVEN))
-        if abs(edge - x) > Decimal("1e-30"):
-            return math.ceil(edge)
-        return x if x**root * exact**power >= max_distance**power * exact**root else x + 1
+    # rounding of a logarithm would decide: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99…. So floats guess x,
+    # and integers decide.
+    def reached(x: int) -> bool:
+        return bool(x**w * exact**j >= max_distance**j * exact**w)
 
-    with decimal.localcontext(DECIMAL):
-        step = (Decimal(max_distance) / exact).ln() / w
-        return tuple(start(j) for j in range(1, w))
+    starts = []
+    for j in range(1, w):
+        x = round(exact * (max_distance / exact) ** (j / w))
+        while not reached(x):
+            x += 1
+        while reached(x - 1):
+            x -= 1
+        starts.append(x)
+    return tuple(starts)
 
 
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:

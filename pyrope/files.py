@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -124,38 +124,27 @@ def save_npy(path: PathLike, array: NumPyArray) -> None:
 
 def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumPyArray:
     """The array in a .npy file, which must have this shape and dtype (bfloat16 as uint16); errors call it ``what``."""
-    path = Path(path)
+    path, native = Path(path), np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
     if not path.is_file():  # opening a FIFO would wait forever
         raise ValueError(f"{what}: there is no file {path}")
-    native = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
-    wanted = native.newbyteorder("<")
-    with open(path, "rb") as file:
-        try:
-            stored_shape, fortran, stored = _npy_header(file)
-        except Exception as error:  # NumPy lets Python parse the header: tokenize.TokenError, SyntaxError, KeyError …
-            raise ValueError(f"{what}: {path} is not a valid .npy file: {error}") from error
-        if stored_shape != shape or stored != wanted:
-            bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
-            order = "" if stored == stored.newbyteorder("<") else "big-endian "
-            actual = f"{order}{stored.name} of shape {stored_shape}"
-            raise ValueError(f"{what} must be {native}{bits} of shape {shape}, was {actual}")
-        # Nothing is allocated before this line: a header may claim any size, and so may the size of the file.
-        there, due = os.fstat(file.fileno()).st_size - file.tell(), math.prod(shape)
-        if there != due * wanted.itemsize:
-            raise ValueError(f"{what}: {path} must hold {due} numbers of {wanted.itemsize} bytes, has {there} bytes")
-        data = np.fromfile(file, wanted)
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():  # those of headers that Python 2 has written
+            warnings.simplefilter("ignore")
+            read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            stored_shape, fortran, stored = read[np.lib.format.read_magic(file)[0]](file)
+            start, there = file.tell(), path.stat().st_size - file.tell()
+    except Exception as error:  # NumPy lets Python parse the header: tokenize.TokenError, SyntaxError, KeyError …
+        raise ValueError(f"{what}: {path} is not a valid .npy file: {error}") from error
+    if stored_shape != shape or stored != native.newbyteorder("<"):
+        bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
+        order = "" if stored == stored.newbyteorder("<") else "big-endian "
+        actual = f"{order}{stored.name} of shape {stored_shape}"
+        raise ValueError(f"{what} must be {native}{bits} of shape {shape}, was {actual}")
+    # Nothing is allocated before this line: a header may claim any size, and so may the size of the file.
+    if there != (due := math.prod(shape)) * native.itemsize:
+        raise ValueError(f"{what}: {path} must hold {due} numbers of {native.itemsize} bytes, has {there} bytes")
+    data = np.fromfile(path, native.newbyteorder("<"), offset=start)
     return data.astype(native, copy=False).reshape(shape, order="F" if fortran else "C").view(dtype)
-
-
-def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype; the data follow in the file."""
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"its version must be 1.0 or 2.0, was {version}")
-    with warnings.catch_warnings():  # those of Python's parser, and of headers that Python 2 has written
-        warnings.simplefilter("ignore")
-        return readers[version](file)
 
 
 # ── .safetensors ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -49,25 +49,14 @@ def project(x: Array, layer: Projection, out: Array | None = None) -> Array:
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def rms_norm(x: Array, norm: Norm, eps: float) -> Array:
-    """x/√(mean x² + ε), times the weights: x (…, e) -> the same.
+def normalize(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
+    """x/√(mean x² + ε), times weights, plus bias; if centred, of what differs from the mean: x (…, e) -> the same.
 
-    >>> rms_norm(np.array([3.0, 4.0]), Norm(np.ones(2), None), 0.0).round(4)
+    >>> normalize(np.array([3.0, 4.0]), Norm(np.ones(2), None), 0.0, centred=False).round(4)
     array([0.8485, 1.1314])
-    """
-    return _normalized(x, norm, eps, centred=False)
-
-
-def layer_norm(x: Array, norm: Norm, eps: float) -> Array:
-    """`rms_norm` of what differs from the mean: x (…, e) -> the same.
-
-    >>> layer_norm(np.array([1.0, 3.0]), Norm(np.ones(2), None), 0.0)
+    >>> normalize(np.array([1.0, 3.0]), Norm(np.ones(2), None), 0.0, centred=True)
     array([-1.,  1.])
     """
-    return _normalized(x, norm, eps, centred=True)
-
-
-def _normalized(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
     xp = namespace(x=x, weight=norm.weight)
     out = xp.empty(x.shape, x.dtype)
 
@@ -95,7 +84,10 @@ def _scale(xp: ModuleType, x: Array, squares: Array, part: float, eps: float, we
     out *= weight
 
 
-NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {"rms": rms_norm, "layer": layer_norm}
+NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {
+    "rms": partial(normalize, centred=False),
+    "layer": partial(normalize, centred=True),
+}
 
 # erfc(z)·exp(z²)/2 for z ≥ 0 as a Chebyshev series in 6/(3 + z) − 1; NumPy has no erf. The first 12 terms are within
 # 3e-9, enough for float32; all of them within 5e-18.

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import checks
-from .backend import Array, fused, namespace, to_numpy
+from .backend import Array, namespace, to_numpy
 from .definition import FEATURE_MAPS as FEATURE_MAPS  # models name them, too
 from .rotation import Tables, check_fit, rotation_tables, turn
 from .softmax import check_heads
@@ -93,10 +91,9 @@ def linear_attention(
     """
     if checks.flag("causal", causal):
         return linear_step(q, k, v, positions, rope, feature_map=feature_map, denominators=denominators)[0]
-    rule = checked_rule((q, k, v), False, (positions, rope), (feature_map, denominators))
-    queries, keys, values = with_heads(q, k, v)
-    out = read(queries, sums(keys, values, rule), rule)  # Eq. (18): the same sums for every query
-    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False)
+    rule = checked_rule((q, k, v), False, positions, rope, feature_map, denominators)
+    out = read(q, sums(k, v, rule), rule)  # Eq. (18): the same sums for every query
+    return checked_outputs(out, rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
@@ -112,37 +109,28 @@ def linear_step(
     >>> last.shape, state.count
     ((2, 2, 4), 5)
     """
-    rule = checked_rule((q, k, v), True, (positions, rope), (feature_map, denominators))
-    queries, keys, values = with_heads(q, k, v)
-    after = LinearState(*zeros(keys, values, rule), queries.shape[-2], rope, feature_map)
+    rule = checked_rule((q, k, v), True, positions, rope, feature_map, denominators)
+    after = LinearState(*zeros(k, v, rule), q.shape[-2], rope, feature_map)
     if state is not None:
         after += state
-    out = step(queries, keys, values, (after.numerator, after.denominator), rule)
-    return checked_outputs(out.reshape(*q.shape[:-1], v.shape[-1]), rule, on_host=False), after
+    out = step(q, k, v, (after.numerator, after.denominator), rule)
+    return checked_outputs(out, rule, on_host=False), after
 
 
 def linear_state(
     k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
 ) -> LinearState:
     """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
-    rule = checked_rule((k, k, v), False, (positions, rope), (feature_map, "positive"))
-    k, v = with_heads(k, v)
+    rule = checked_rule((k, k, v), False, positions, rope, feature_map, "positive")
     return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
 
 
-def with_heads(*arrays: Array) -> list[Array]:
-    """Arrays (n, any) as (1, n, any)."""
-    return [x[None] if x.ndim == 2 else x for x in arrays]
-
-
 def checked_rule(
-    arrays: tuple[Array, Array, Array], causal: bool, where: tuple[Any, Any], how: tuple[Any, Any]
+    qkv: tuple[Array, Array, Array], causal: Any, positions: Any, rope: Any, feature_map: Any, denominators: Any
 ) -> Rule:
-    """The rule, if q, k and v, causal, positions and rope, feature map and denominators are what `linear_attention`
-    says."""
-    (positions, rope), (feature_map, denominators), tables = where, how, None
-    namespace(**dict(zip("qkv", arrays, strict=True)))
-    q, k, v = with_heads(*arrays)
+    """The rule, if the arguments are what `linear_attention` says."""
+    (q, k, v), tables = qkv, None
+    namespace(q=q, k=k, v=v)
     dtype, n = check_heads(q, k, v), k.shape[-2]
     if checks.flag("causal", causal) and q.shape[-2] != n:
         raise ValueError(f"causal attention needs as many queries as keys, had {q.shape[-2]} and {n}")
@@ -156,8 +144,8 @@ def checked_rule(
         if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
             shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
-        for x in arrays[:2]:
-            check_fit(x, tables)
+        check_fit(q, tables)
+        check_fit(k, tables)
     return Rule(dtype, tables, feature_map, denominators)
 
 
@@ -237,7 +225,7 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
         return x.reshape(*x.shape[:-3], g, x.shape[-3] // g, x.shape[-2] // c, c, x.shape[-1])
 
     (phi_q, turned_q), (phi_k, turned_k), values = map(cut, q), map(cut, k), cut(v)
-    lower, columns = _lower(xp, c, v.dtype), turned_k.swapaxes(-1, -2)
+    lower, columns = xp.tril(xp.ones((c, c), v.dtype)), turned_k.swapaxes(-1, -2)
     weights = turned_q @ columns
     weights *= lower
     numerator = weights @ values  # Eq. (19): the keys of this chunk,
@@ -248,12 +236,6 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
         z = totals[..., 0, i, -1, :]
     numerator += turned_q @ states  # and all before it
     return numerator, phi_q, totals, (s, z)
-
-
-@lru_cache(maxsize=8)
-def _lower(xp: ModuleType, c: int, dtype: np.dtype[Any]) -> Array:
-    """1 where a token of a chunk (rows) sees one of it (columns), else 0: (c, c)."""
-    return xp.tril(xp.ones((c, c), dtype))
 
 
 def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rule: Rule) -> None:
@@ -293,39 +275,19 @@ def _given(feature_map: Any, x: Array) -> Array:
 def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) -> None:
     """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e); 0/0 is 0, and what is wrong NaN."""
     xp, limits = namespace(phi), np.finfo(rule.dtype)
-    denominator = xp.einsum("...d,...d->...", phi, total)
+    denominator = xp.einsum("...d,...d->...", phi, total)[..., None]
     # φ(q)ᵀφ(k) of small features, as of inputs around −52 in float32, is subnormal: a number of few bits, whose
     # quotients are off by a tenth or more. From tiny/ε on, every product that matters in the sum is a normal one.
     size, least = denominator if rule.denominators == "positive" else abs(denominator), float(limits.tiny / limits.eps)
-    if xp is not np or not ((size >= least) & (size < np.inf)).all():
+    good = (size >= least) & (size < np.inf)
+    if xp is not np or not good.all():
         # Of smaller features it is 0, which must not pass for that of a row that sees nothing.
-        seen = _any_of_both(xp, phi, total), _any(xp, numerator)
-        denominator = _nan_if_wrong(xp, denominator, size, *seen, least)
-    _quotients(xp, numerator, denominator[..., None])
-    out[...] = numerator.reshape(out.shape)
-
-
-@fused
-def _any(xp: ModuleType, x: Array) -> Array:
-    return xp.any(x != 0, axis=-1)
-
-
-@fused
-def _any_of_both(xp: ModuleType, x: Array, y: Array) -> Array:
-    return xp.any((x != 0) & (y != 0), axis=-1)
-
-
-@fused
-def _nan_if_wrong(xp: ModuleType, x: Array, size: Array, one: Array, other: Array, least: float) -> Array:
-    """x where its size is right, 1 where nothing was seen, else NaN."""
-    empty = ~(one | other)
-    return xp.where((size >= least) & (size < np.inf) | empty, x + empty, np.nan)
-
-
-@fused
-def _quotients(xp: ModuleType, numerator: Array, denominator: Array) -> None:
+        empty = ~((phi != 0) & (total != 0)).any(axis=-1, keepdims=True) & (numerator == 0).all(axis=-1, keepdims=True)
+        denominator = xp.where(good | empty, denominator + empty, np.nan)
     numerator /= denominator
-    xp.copyto(numerator, np.nan, where=~xp.isfinite(numerator))
+    if xp is not np or not np.isfinite(numerator).all():
+        numerator = xp.where(xp.isfinite(numerator), numerator, np.nan)
+    out[...] = numerator.reshape(out.shape)
 
 
 def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:

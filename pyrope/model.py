@@ -84,7 +84,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # as Python numbers: sizes in int8 would wrap around when multiplied
-            object.__setattr__(self, field.name, check_option(field.name, getattr(self, field.name)))
+            value = _RULES[str(field.type)](field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
         encoding, block = self.encoding, self.block
         sizes = {layer.rope.head_dim for layer in self.layers if layer.rope is not None}
         scored = {"scale": self.scale, "softcap": self.softcap, "ALiBi": encoding == "alibi"}
@@ -130,11 +131,6 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {  # by the annotation of a field
     "float | None": lambda name, value: None if value is None else checks.real(name, value, 0, open=True),
     "tuple[Layer, ...]": _checked_layers,
 }
-
-
-def check_option(name: str, value: Any) -> Any:
-    """One field of a `Config`, checked by itself; how fields go together is checked when the Config is made."""
-    return _RULES[Config.__annotations__[name]](name, value)
 
 
 def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:

@@ -80,7 +80,7 @@ def fail_together(comm: Any) -> Iterator[None]:
             if error.code:
                 raise
             leaving = error
-        _agreed(comm, "fail_together", lambda: (None, "its end", ()))
+        _agreed(comm, "fail_together", lambda: (None, "its end", np.zeros(0, np.int64)))
         if leaving is not None:
             raise leaving
 
@@ -124,27 +124,28 @@ def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-# What a rank tells the others: whether its arguments are wrong, its call or its error, and numbers of its own.
-_Message = np.dtype([("failed", "i8"), ("digest", "i8"), ("numbers", "i8", 3), ("text", "S2000")])
+# What a rank tells the others: whether its arguments are wrong, its call or its error, and the span of its positions.
+_Message = np.dtype([("failed", "i8"), ("digest", "i8"), ("span", "i8", 3), ("text", "S2000")])
 
 
 def _agreed(
-    comm: Any, function: str, check: Callable[[], tuple[_Checked, str, tuple[int, ...]]]
+    comm: Any, function: str, check: Callable[[], tuple[_Checked, str, np.ndarray[Any, Any]]]
 ) -> tuple[_Checked, list[list[int]]]:
-    """What the check of the arguments returns here, and the numbers of every rank, once all ranks have agreed.
+    """What the check of the arguments returns here, and the span of every rank, once all ranks have agreed.
 
-    The check returns a value, the facts that must be the same on all ranks, and up to three numbers that may differ.
+    The check returns a value, the facts that must be the same on all ranks, and this rank's positions. A span says how
+    many there are, the least and the greatest.
     """
     _mpi(comm)
+    own, messages = np.zeros(1, _Message), np.zeros(size := comm.Get_size(), _Message)
     failure: Exception | None = None
-    numbers: tuple[int, ...] = ()
     try:
-        value, facts, numbers = check()
+        value, facts, at = check()
         text = f"{function}({facts})"
+        own["span"] = (at.size, at.min(), at.max()) if at.size else 0
     except Exception as error:  # the others must hear of it: they would wait for this rank
         failure, text = error, f"{type(error).__name__}: {error}"
-    own, messages = np.zeros(1, _Message), np.zeros(size := comm.Get_size(), _Message)
-    own[0] = failure is not None, _digest(text.encode()), (*numbers, 0, 0, 0)[:3], text.encode()
+    own["failed"], own["digest"], own["text"] = failure is not None, _digest(text.encode()), text.encode()
     comm.Allgather(own.view(np.uint8), messages.view(np.uint8).reshape(size, -1))
     if failure is not None:
         raise failure
@@ -155,12 +156,7 @@ def _agreed(
     if (others := messages["digest"] != messages["digest"][0]).any():
         rank = int(others.argmax())
         raise ValueError(f"all ranks must make the same call: rank 0 made {texts[0]}, rank {rank} {texts[rank]}")
-    return value, messages["numbers"].tolist()
-
-
-def _span(at: np.ndarray[Any, Any]) -> tuple[int, int, int]:
-    """How many tokens a rank has, and the least and the greatest of their positions, for the others to know."""
-    return (at.size, int(at.min()), int(at.max())) if at.size else (0, 0, 0)
+    return value, messages["span"].tolist()
 
 
 def _check_spans(spans: list[list[int]]) -> list[int]:
@@ -194,14 +190,14 @@ def ring_attention(
     holds, the next one arrives; it sends size − 1 shards, and holds three at most.
     """
 
-    def check() -> tuple[softmax.Rule, str, tuple[int, ...]]:
+    def check() -> tuple[softmax.Rule, str, Any]:
         namespace(q=q, k=k, v=v)
         at = checks.positions("positions", on_host(positions))
         if at.ndim != 1:
             raise ValueError(f"positions must be (n,), one for each token of this rank, had shape {at.shape}")
         rule = softmax.checked_rule(q, k, v, (causal, window), (at, at), (scale, softcap))
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
-        return rule, _facts(options, q=q, k=k, v=v), _span(at)
+        return rule, _facts(options, q=q, k=k, v=v), at
 
     rule, spans = _agreed(comm, "ring_attention", check)
     return _ring(comm, q, k, v, rule, _check_spans(spans))
@@ -258,24 +254,22 @@ def parallel_linear_attention(
     come after those of the ranks before it, as in the scheme "contiguous"; other options are as in `linear_attention`.
     """
 
-    def check() -> tuple[linear.Rule, str, tuple[int, ...]]:
-        rule = linear.checked_rule((q, k, v), causal, (positions, rope), (feature_map, denominators))
+    def check() -> tuple[linear.Rule, str, Any]:
+        rule = linear.checked_rule((q, k, v), causal, positions, rope, feature_map, denominators)
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
         ordered = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
         at = np.asarray(rule.tables.positions if ordered and rule.tables is not None else [], np.int64)
         if (at[1:] < at[:-1]).any():
             raise ValueError(f"positions must ascend in causal linear attention, were {at[:20].tolist()}; {_ORDER}")
-        return rule, _facts(options, q=q, k=k, v=v), _span(at)
+        return rule, _facts(options, q=q, k=k, v=v), at
 
     rule, spans = _agreed(comm, "parallel_linear_attention", check)
     ordered = [(first, last) for count, first, last in spans if count]
     for (_, last), (first, _) in zip(ordered, ordered[1:], strict=False):
         if first < last:  # on every rank alike
             raise ValueError(f"a rank ends at position {last}, and the next begins at {first}; {_ORDER}")
-    queries, keys, values = linear.with_heads(q, k, v)
-    out = _with_sums(comm, queries, keys, values, rule, causal).reshape(*q.shape[:-1], v.shape[-1])
-    return linear.checked_outputs(out, rule, on_host=False)
+    return linear.checked_outputs(_with_sums(comm, q, k, v, rule, causal), rule, on_host=False)
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
@@ -306,7 +300,7 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
     scheme)`. Linear attention needs the scheme "contiguous" in a causal model; there is neither cache nor packing.
     """
 
-    def check() -> tuple[tuple[Any, ...], str, tuple[int, ...]]:
+    def check() -> tuple[tuple[Any, ...], str, Any]:
         config = checks.instance("model", model, Model).config
         ids = models.check_tokens(tokens, config.vocabulary)
         own = shard_positions(ids.shape[1], comm.Get_rank(), comm.Get_size(), scheme)
@@ -318,11 +312,10 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
         ropes = models.fixed_ropes(config, {max(int(row.max()), 0) + 1 for row in at})  # at the length of all tokens
         digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
-        lengths = [len(shard_positions(ids.shape[1], rank, comm.Get_size(), scheme)) for rank in range(comm.Get_size())]
-        return (config, ids[:, own], own, at[:, own], ropes, lengths), f"{ids.shape} tokens, {facts}", ()
+        return (config, ids[:, own], own, at[:, own], ropes), f"{ids.shape} tokens, {facts}", own
 
-    (config, ids, own, at, ropes, lengths), _ = _agreed(comm, "forward", check)
-    h, g, places = config.heads, config.key_heads, own[None, None, None]
+    (config, ids, own, at, ropes), spans = _agreed(comm, "forward", check)
+    h, g, places, lengths = config.heads, config.key_heads, own[None, None, None], _check_spans(spans)
 
     def attend(i: int, heads: Array) -> Array:
         q, k, v, table = heads[:, :h], heads[:, h : h + g], heads[:, h + g :], tables[i]
@@ -344,14 +337,14 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
 def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | None:
     """The shards x (…, n of a rank, f) of all ranks in the order of their positions on the root, None elsewhere."""
 
-    def check() -> tuple[Int64, str, tuple[int, ...]]:
+    def check() -> tuple[Int64, str, Any]:
         at = checks.positions("positions", on_host(positions)).astype(np.int64)
         namespace(x=x)
         if x.ndim < 2 or at.shape != x.shape[-2:-1]:
             raise ValueError(f"x must be (…, n, f) and positions (n,), had shapes {x.shape} and {at.shape}")
         if checks.integer("root", root, 0) >= comm.Get_size():
             raise ValueError(f"root must be a rank, less than {comm.Get_size()}, was {root}")
-        return at, _facts({"root": root}, x=x), _span(at)
+        return at, _facts({"root": root}, x=x), at
 
     at, spans = _agreed(comm, "gather", check)
     lengths = _check_spans(spans)

@@ -30,7 +30,6 @@ Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 _TILE = 2**14  # entries worked on at a time, so that they stay in the caches
-_PIECE = 2**17  # entries, tile after tile, that are one thread's piece of work
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
 # so that products with the upper 26 bits of another number are exact (Dekker's way, without an fma).
@@ -181,21 +180,19 @@ def exact_cos_sin(
     shape = m.shape if axes is None else m.shape[1:]
     total, owner = math.prod(shape), [0] if axes is None else [axis for axis, _ in axes.assign(p)]
     cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
-    theta, turns, rows = exact_frequencies(rope), _turns(rope), max(1, min(_TILE // p, total))
+    theta, turns = exact_frequencies(rope), _turns(rope)
     rounded = _to_odd if dtype.name == "bfloat16" else np.asarray
 
-    def fill(piece: slice) -> None:
-        for start in range(piece.start, piece.stop, rows):
-            tile = slice(start, min(start + rows, piece.stop))
-            # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
-            at = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
-            c, s = _cos_sin_tile(at[:, owner], turns, theta)
-            if factor != 1.0:
-                c *= factor
-                s *= factor
-            cos[tile], sin[tile] = rounded(c), rounded(s if rope.direction == 1 else -s)
+    def fill(tile: slice) -> None:
+        # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
+        at = np.stack([axis.flat[tile] for axis in (m[None] if axes is None else m)], axis=-1).astype(np.int64)
+        c, s = _cos_sin_tile(at[:, owner], turns, theta)
+        if factor != 1.0:
+            c *= factor
+            s *= factor
+        cos[tile], sin[tile] = rounded(c), rounded(s if rope.direction == 1 else -s)
 
-    each(fill, cuts(total, max(1, _PIECE // p)))
+    each(fill, cuts(total, max(1, _TILE // p)))
     return cos.reshape(*shape, p), sin.reshape(*shape, p)
 
 

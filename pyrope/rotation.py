@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import checks, definition
-from .backend import Array, compute_dtype, from_numpy, fused, namespace, result_array
+from .backend import Array, compute_dtype, from_numpy, fused, namespace
 from .definition import Features
 from .phase import check_positions, exact_cos_sin
 from .theta import LAYOUTS, Rope
@@ -89,15 +89,21 @@ def _checked(
 ) -> tuple[Array, Tables, Array]:
     """The arguments of `turn`: x, the tables, and where the result goes."""
     xp = namespace(x=x, out=x if out is None else out)
-    tables = checked_tables(positions, rope, tables, x)
+    tables = _checked_tables(positions, rope, tables, x)
     check_fit(x, tables)
-    out = result_array(xp, x.shape, x.dtype, out)
+    if out is None:
+        return x, tables, xp.empty(x.shape, x.dtype)
+    if out.shape != x.shape or out.dtype != x.dtype:
+        rule = f"out must have the shape and dtype of the result, {x.shape} {x.dtype}"
+        raise ValueError(f"{rule}, had {out.shape} {out.dtype}")
+    if xp is np and not out.flags.writeable:
+        raise ValueError("out must be writable, was read-only")
     if out is not x and xp.may_share_memory(out, x):
         x = x.copy()  # they may overlap in any way, and a tile must not be overwritten before it is read
     return x, tables, out
 
 
-def checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) -> Tables:
+def _checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) -> Tables:
     """Tables of this rope, these positions, and x's backend and arithmetic: those that were given, or new ones."""
     dtype = compute_dtype("x", x)
     if tables is None:

@@ -242,8 +242,7 @@ class Running:
         self.masked |= mask is not None
         marked = self.xp is not np and self.rule.reach is not None  # see _mask
         for keys, in_part in _stretches(self.rule, m, width, min(width, _FINE) if self.xp is np else width):
-            masks = [] if mask is None else [tile_of(mask, (*(slice(None),) * (mask.ndim - 1), keys))]
-            masks = [_narrowed(self.xp, some, k.dtype) for some in masks]
+            masks = [] if mask is None else [_narrowed(self.xp, mask, keys, k.dtype)]
             self._add(k[..., keys, :], v[..., keys, :], keys if in_part or marked else None, masks, spare)
         return self
 
@@ -252,7 +251,8 @@ class Running:
         xp, shape = self.xp, (*self.queries.shape[:-1], k.shape[-2])
         scores = xp.matmul(self.queries, k.swapaxes(-1, -2), out=spare[: math.prod(shape)].reshape(shape))
         if self.rule.softcap is not None:
-            _cap(xp, scores, self.rule.softcap)
+            xp.tanh(scores, out=scores)
+            scores *= self.rule.softcap
         by_head = scores.reshape(*self.shape, shape[-1])
         at, others, reach = 0, 0, (0, 0)
         if self.rule.reach is not None and far is not None:
@@ -318,12 +318,6 @@ def _stretches(rule: Rule, m: int, width: int, step: int) -> list[tuple[slice, b
 
 
 @fused
-def _cap(xp: ModuleType, scores: Array, softcap: float) -> None:
-    xp.tanh(scores, out=scores)
-    scores *= softcap
-
-
-@fused
 def _mask(xp: ModuleType, scores: Array, at: Any, others: Any, low: int, high: int, *mask: Array) -> None:
     """Applies a mask, if there is one, and hides keys that are out of reach: at (…, n, 1), others (…, 1, keys)."""
     if xp is not np:  # where nobody waits to look at it, what overflows is NaN: −inf would pass for hidden
@@ -344,7 +338,8 @@ def _mask(xp: ModuleType, scores: Array, at: Any, others: Any, low: int, high: i
 def _top(xp: ModuleType, scores: Array) -> Array:
     """The greatest score of each row."""
     # In a row of −inf alone exp(score − top) would be exp(−inf + inf) = NaN: with the lowest finite number it is 0.
-    return xp.maximum(xp.max(scores, axis=-1), float(np.finfo(scores.dtype).min))
+    top = scores.max(axis=-1) if xp is np else xp.max(scores, axis=-1)  # the method is quicker, and cannot be fused
+    return xp.maximum(top, float(np.finfo(scores.dtype).min))
 
 
 @fused
@@ -363,8 +358,9 @@ def _finite(xp: ModuleType, x: Array) -> Array:
     return xp.all(xp.isfinite(x), axis=-1)
 
 
-def _narrowed(xp: ModuleType, mask: Array, dtype: np.dtype[Any]) -> Array:
-    """A mask of bool as it is, and one of floats in the dtype of the scores."""
+def _narrowed(xp: ModuleType, mask: Array, keys: slice, dtype: np.dtype[Any]) -> Array:
+    """The mask of some keys: of bool as it is, of floats in the dtype of the scores."""
+    mask = mask[..., keys] if mask.shape[-1] > 1 else mask
     if mask.dtype == bool:
         return mask
     # With a float64 mask, float32 scores + mask is a float64 sum, so the mask is converted first. But what is finite

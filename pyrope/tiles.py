@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
@@ -70,41 +69,41 @@ def each(
     """
     todo = list(pieces)
     count = threads() if spread and len(todo) > 1 and not (products and _blas() is None) else 0
-    if not count or not _lock(os.getpid()).acquire(blocking=False):  # a child process has another lock, and no threads
+    lock, pool = _shared(os.getpid())  # a child process has another lock, and no threads
+    if not count or not lock.acquire(blocking=False):
         for piece in todo:
             work(piece)
         return
     try:
         with _blas().limit(limits=1) if products else nullcontext():
-            _spread(work, deque(enumerate(todo)), count - 1)
+            _spread(work, todo, pool, count - 1)
     finally:
-        _lock(os.getpid()).release()
+        lock.release()
 
 
-def _spread(work: Callable[[_Piece], object], queue: deque[tuple[int, _Piece]], helpers: int) -> None:
+def _spread(work: Callable[[_Piece], object], todo: list[_Piece], pool: ThreadPoolExecutor, helpers: int) -> None:
     """Pieces are taken in order, by this thread and by so many others."""
     failures: dict[int, BaseException] = {}
+    queue = enumerate(todo)  # which all threads share
 
     def run() -> None:
-        while queue:
-            try:
-                number, piece = queue.popleft()
-            except IndexError:  # another thread took the last one
-                return
+        for number, piece in queue:
             try:
                 work(piece)
             except BaseException as error:
-                queue.clear()  # every piece before this one has been taken: the first to fail will be among them
                 failures[number if isinstance(error, Exception) else -1] = error  # Ctrl-C is never hidden by an error
+            if failures:  # every piece before one that failed has been taken: the first to fail will be among them
+                return
 
     started = []
     try:
         with suppress(RuntimeError):  # no thread can be started, as at the end of a program: this one does the rest
-            for _ in range(min(helpers, len(queue) - 1)):
-                started.append(_pool(os.getpid(), helpers).submit(copy_context().run, run))  # has np.errstate
+            for _ in range(min(helpers, len(todo) - 1)):
+                started.append(pool.submit(copy_context().run, run))  # has np.errstate
         run()
     finally:
-        queue.clear()  # after Ctrl-C
+        for _ in queue:  # after Ctrl-C nothing more is taken
+            pass
         wait([helper for helper in started if not helper.cancel()])
     try:
         if failures:
@@ -124,15 +123,9 @@ def threads() -> int:
 
 
 @cache
-def _pool(process: int, count: int) -> ThreadPoolExecutor:
-    """So many threads, which start when they are first needed."""
-    return ThreadPoolExecutor(count)
-
-
-@cache
-def _lock(process: int) -> Lock:
-    """Held while the pieces of a call are spread."""
-    return Lock()
+def _shared(process: int) -> tuple[Lock, ThreadPoolExecutor]:
+    """A lock, held while the pieces of a call are spread, and threads, which start when they are first needed."""
+    return Lock(), ThreadPoolExecutor(9999)
 
 
 @cache

@@ -183,26 +183,11 @@ def _operator(name: str) -> Any:
     return apply
 
 
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-]:
-    for _prefix in ("", "r", "i"):
-        if f"{_prefix}{_name}" != "imatmul":  # CuPy has none, and makes a new array
-            setattr(ndarray, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
-for _name in ["neg", "pos", "abs", "invert", "lt", "le", "eq", "ne", "gt", "ge", "bool", "int", "float", "complex"]:
-    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+_OTHERS = "neg pos abs invert lt le eq ne gt ge bool int float complex"
+for _name in [*(prefix + name for name in _BINARY.split() for prefix in ("", "r", "i")), *_OTHERS.split()]:
+    if _name != "imatmul":  # CuPy has none, and makes a new array
+        setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
 ndarray.__module__ = "cupy"
 
 

@@ -4,6 +4,7 @@ exactly, from folders and from GGUF files, or say what is wrong."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -29,12 +30,8 @@ EVERYWHERE = {
     "_name_or_path": "x", "attention_dropout": 0.0, "is_decoder": False,
 }  # fmt: skip
 _SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "intermediate_size": 24,
-}
+    "vocab_size": 32, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 24,
+}  # fmt: skip
 _LLAMA = _SIZES | {
     "model_type": "llama", "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64, "rope_theta": 500000.0, "tie_word_embeddings": False, "attention_bias": False,
@@ -200,6 +197,7 @@ def test_keys_that_say_something_else_or_are_left_out():
     ("gemma3_text", {"sliding_window_pattern": 0}, ValueError, "sliding_window_pattern must be at least 1"),
     ("gpt_neox", {"use_parallel_residual": "no"}, TypeError, "use_parallel_residual must be True or False"),
     ("mistral", {"sliding_window": 0}, ValueError, r"layers\[0\].window must be at least 1, was 0"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ValueError, "but no layer of this qwen2 has a window"),
     ("qwen2", {"layer_types": ["full_attention"] * 3}, ValueError, "layer_types must be a list of 2 words, was "),
     ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ValueError, "layer_types must be one of"),
     ("qwen2", {"use_sliding_window": "no"}, TypeError, "use_sliding_window must be True or False, was 'no'"),
@@ -224,64 +222,71 @@ def _weights(config, seed=0):
     }
 
 
-# ── What each family stores: our parts -> its names, written out; "#" is the number of a layer ────────────────────────
+# ── What each family stores ──────────────────────────────────────────────────────────────────────────────────────────
 
-_LAYER = "model.layers.#."
-_LLAMA_NAMES = {
-    "embedding": "model.embed_tokens.weight", "norm": "model.norm", "head": "lm_head",
-    "attention_norm": _LAYER + "input_layernorm", "mlp_norm": _LAYER + "post_attention_layernorm",
-    "qkv": f"{_LAYER}self_attn.q_proj {_LAYER}self_attn.k_proj {_LAYER}self_attn.v_proj", "out": _LAYER + "self_attn.o_proj",
-    "q_norm": _LAYER + "self_attn.q_norm", "k_norm": _LAYER + "self_attn.k_norm",
-    "up": f"{_LAYER}mlp.gate_proj {_LAYER}mlp.up_proj", "down": _LAYER + "mlp.down_proj",
+# Our parts as the authors of GGUF call them, whose package knows the Hugging Face names of each architecture.
+PARTS = {
+    "embedding": "token_embd", "norm": "output_norm", "head": "output", "attention_norm": "attn_norm", "mlp_norm": "ffn_norm",
+    "qkv": "attn_q attn_k attn_v", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "out": "attn_output", "down": "ffn_down",
+    "attention_post_norm": "post_attention_norm", "up": "ffn_gate ffn_up", "mlp_post_norm": "post_ffw_norm",
 }  # fmt: skip
-_NEOX, _GPTJ, _ROFORMER = "gpt_neox.layers.#.", "transformer.h.#.", "roformer.encoder.layer.#."
-NAMES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "cohere"), _LLAMA_NAMES) | {
-    "phi3": _LLAMA_NAMES | {"qkv": _LAYER + "self_attn.qkv_proj", "up": _LAYER + "mlp.gate_up_proj"},
-    "gemma3_text": _LLAMA_NAMES | {
-        "attention_post_norm": _LAYER + "post_attention_layernorm", "mlp_norm": _LAYER + "pre_feedforward_layernorm",
-        "mlp_post_norm": _LAYER + "post_feedforward_layernorm",
-    },
-    "glm4": _LLAMA_NAMES | {
-        "up": _LAYER + "mlp.gate_up_proj", "attention_post_norm": _LAYER + "post_self_attn_layernorm",
-        "mlp_post_norm": _LAYER + "post_mlp_layernorm",
-    },
-    "gpt_neox": {
-        "embedding": "gpt_neox.embed_in.weight", "norm": "gpt_neox.final_layer_norm", "head": "embed_out",
-        "attention_norm": _NEOX + "input_layernorm", "mlp_norm": _NEOX + "post_attention_layernorm",
-        "qkv": _NEOX + "attention.query_key_value", "out": _NEOX + "attention.dense",
-        "up": _NEOX + "mlp.dense_h_to_4h", "down": _NEOX + "mlp.dense_4h_to_h",
-    },
-    "gptj": {
-        "embedding": "transformer.wte.weight", "norm": "transformer.ln_f", "head": "lm_head", "attention_norm": _GPTJ + "ln_1",
-        "qkv": f"{_GPTJ}attn.q_proj {_GPTJ}attn.k_proj {_GPTJ}attn.v_proj", "out": _GPTJ + "attn.out_proj",
-        "up": _GPTJ + "mlp.fc_in", "down": _GPTJ + "mlp.fc_out",
-    },
-    "roformer": {
-        "embedding": "roformer.embeddings.word_embeddings.weight", "embedding_norm": "roformer.embeddings.LayerNorm",
-        "embedding_bias": "roformer.embeddings.token_type_embeddings.weight", "head_norm": "cls.predictions.transform.LayerNorm",
-        "head_dense": "cls.predictions.transform.dense", "head": "cls.predictions",
-        "qkv": " ".join(f"{_ROFORMER}attention.self.{one}" for one in ("query", "key", "value")),
-        "out": _ROFORMER + "attention.output.dense", "attention_norm": _ROFORMER + "attention.output.LayerNorm",
-        "up": _ROFORMER + "intermediate.dense", "down": _ROFORMER + "output.dense", "mlp_norm": _ROFORMER + "output.LayerNorm",
-    },
+FUSED = {"qkv": "attn_qkv", "up": "ffn_up"}
+ARCHITECTURE = {
+    "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3", "gemma3_text": "GEMMA3",
+    "cohere": "COMMAND_R", "glm4": "GLM4", "gpt_neox": "GPTNEOX", "gptj": "GPTJ",
 }  # fmt: skip
+ROFORMER = {
+    "embedding": "roformer.embeddings.word_embeddings.weight", "embedding_norm": "roformer.embeddings.LayerNorm",
+    "embedding_bias": "roformer.embeddings.token_type_embeddings.weight", "head_norm": "cls.predictions.transform.LayerNorm",
+    "head_dense": "cls.predictions.transform.dense", "head": "cls.predictions.decoder", "head.bias": "cls.predictions.bias",
+    "qkv": "attention.self.query attention.self.key attention.self.value", "out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense", "down": "output.dense", "mlp_norm": "output.LayerNorm",
+}  # fmt: skip
+
+
+@functools.cache
+def _names(name):
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[ARCHITECTURE[name]], 99)
+
+
+def in_file(name, tensor):
+    """What a GGUF file calls a tensor of a folder."""
+    return _names(name).get_name(tensor, (".weight", ".bias"))
+
+
+@pytest.mark.needs("gguf")
+@FAMILY
+def test_the_names_are_those_that_others_know(name):
+    family = FAMILIES[name]
+    if name == "roformer":
+        assert family.names == ROFORMER and family.layers == "roformer.encoder.layer.{i}."
+        return
+    for part, stored in family.names.items():
+        layer = "" if part in ("embedding", "norm", "head") else family.layers.replace("{i}", "7")
+        means = [PARTS[part], FUSED.get(part)]
+        got = [in_file(name, f"{layer}{one}".removesuffix(".weight")) for one in stored.split()]
+        if None not in got:  # else a name that checkpoints of this family do not have
+            assert " ".join(got).replace("blk.7.", "") in means, part
 
 
 def as_stored(name, config, w):
     """Our weights as the tensors of a family."""
     h, g, d, f, out = config.heads, config.key_heads, config.head_dim, config.mlp_width, {}
+    family = FAMILIES[name]
     for ours, x in w.items():
         layer = ours.split(".")[1] if ours.startswith("layers.") else ""
-        part, _, kind = ours.removeprefix(f"layers.{layer}.").rpartition(".")
+        own = ours.removeprefix(f"layers.{layer}.")
+        part, _, kind = own.rpartition(".")
         if name == "gemma3_text" and part.endswith("norm"):
             x = x - 1
         if name == "gpt_neox" and part == "qkv":  # queries, keys and values of the first head, then of the next
             x = np.concatenate([x[k * h * d + i * d :][:d] for i in range(h) for k in range(3)])
         if ours == "embedding_bias":  # the second is for second sentences
             x = np.stack((x, np.full_like(x, 9)))
-        theirs = NAMES[name][part or kind].replace("#", layer).split()
-        cuts = {1: [], 2: [f], 3: [h * d, (h + g) * d]}[len(theirs)]
-        out |= {one + (f".{kind}" if part else ""): rows for one, rows in zip(theirs, np.split(x, cuts), strict=True)}
+        theirs = family.names.get(own) or " ".join(f"{one}.{kind}" for one in family.names[part].split())
+        names = [(layer and family.layers.replace("{i}", layer)) + one for one in theirs.split()]
+        cuts = {1: [], 2: [f], 3: [h * d, (h + g) * d]}[len(names)]
+        out |= dict(zip(names, np.split(x, cuts), strict=True))
     return out
 
 
@@ -453,72 +458,47 @@ def test_a_missing_package_is_named_with_the_extra(package, path, tmp_path, monk
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# The names of a file -> those of a folder, "#" for the number of a layer.
-ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-PLAIN = {
-    "blk.#.attn_norm": "model.layers.#.input_layernorm", "blk.#.ffn_norm": "model.layers.#.post_attention_layernorm",
-    "blk.#.attn_q": "model.layers.#.self_attn.q_proj", "blk.#.attn_k": "model.layers.#.self_attn.k_proj",
-    "blk.#.attn_v": "model.layers.#.self_attn.v_proj", "blk.#.attn_output": "model.layers.#.self_attn.o_proj",
-    "blk.#.ffn_gate": "model.layers.#.mlp.gate_proj", "blk.#.ffn_up": "model.layers.#.mlp.up_proj",
-    "blk.#.ffn_down": "model.layers.#.mlp.down_proj", **ENDS,
-}  # fmt: skip
-QK = {"blk.#.attn_q_norm": "model.layers.#.self_attn.q_norm", "blk.#.attn_k_norm": "model.layers.#.self_attn.k_norm"}
-NEOX = {
-    "token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out",
-    "blk.#.attn_norm": "gpt_neox.layers.#.input_layernorm", "blk.#.ffn_norm": "gpt_neox.layers.#.post_attention_layernorm",
-    "blk.#.attn_qkv": "gpt_neox.layers.#.attention.query_key_value", "blk.#.attn_output": "gpt_neox.layers.#.attention.dense",
-    "blk.#.ffn_up": "gpt_neox.layers.#.mlp.dense_h_to_4h", "blk.#.ffn_down": "gpt_neox.layers.#.mlp.dense_4h_to_h",
-}  # fmt: skip
-GEMMA = PLAIN | QK | {
-    "blk.#.post_attention_norm": "model.layers.#.post_attention_layernorm", "blk.#.ffn_norm": "model.layers.#.pre_feedforward_layernorm",
-    "blk.#.post_ffw_norm": "model.layers.#.post_feedforward_layernorm",
-}  # fmt: skip
-PHI = {key: name for key, name in PLAIN.items() if key[-2:] not in ("_q", "_k", "_v") and "gate" not in key} | {
-    "blk.#.attn_qkv": "model.layers.#.self_attn.qkv_proj", "blk.#.ffn_up": "model.layers.#.mlp.gate_up_proj",
-}  # fmt: skip
 SETTINGS = {
     "block_count": 2, "context_length": 64, "embedding_length": 16, "feed_forward_length": 24, "attention.head_count": 4,
     "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0, "vocab_size": 32,
 }  # fmt: skip
 OF_NEOX = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": None,
            "rope.freq_base": 10000.0, "rope.dimension_count": 2, "use_parallel_residual": True}  # fmt: skip
-FILES = {  # architecture: family, names, settings, what differs in the family's config
-    "llama": ("llama", PLAIN, {"general.name": "x", "attention.key_length": 8, "attention.value_length": 8}, {"head_dim": 8}),
-    "qwen2": ("qwen2", PLAIN, {}, {}),
-    "qwen3": ("qwen3", PLAIN | QK, {"attention.key_length": 6, "attention.value_length": 6}, {}),
-    "phi3": ("phi3", PHI, {"attention.sliding_window": 9, "rope.scaling.original_context_length": 64, "rope.dimension_count": 2},
-             {"partial_rotary_factor": 0.5}),
-    "gemma3": ("gemma3_text", GEMMA, {
+WINDOW = {"attention.sliding_window": 9, "rope.scaling.original_context_length": 64, "rope.dimension_count": 2}
+FILES = {  # architecture: family, settings, what differs in the family's config
+    "llama": ("llama", {"general.name": "x", "attention.key_length": 8, "attention.value_length": 8}, {"head_dim": 8}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"attention.key_length": 6, "attention.value_length": 6}, {}),
+    "phi3": ("phi3", WINDOW, {"partial_rotary_factor": 0.5}),
+    "gemma3": ("gemma3_text", {
         "attention.sliding_window": 5, "attention.sliding_window_pattern": 2, "attention.key_length": 8, "attention.value_length": 8,
         "rope.freq_base": 1000000.0, "final_logit_softcapping": 30.0, "attention.layer_norm_rms_epsilon": 1e-6,
     }, {"query_pre_attn_scalar": 8}),
-    "gptneox": ("gpt_neox", NEOX, OF_NEOX, {}),
+    "gptneox": ("gpt_neox", OF_NEOX, {}),
 }  # fmt: skip
 
 
 def in_gguf(architecture, changed=None):
     """(config.json, our weights, the tensors of a file), from those of the folder, arranged by hand."""
-    family, names, _, own = FILES[architecture]
+    family, _, own = FILES[architecture]
     raw, w, tensors = checkpoint(family, **own | (changed or {}))
-    names = {theirs: ours for ours, theirs in names.items()}
     stored = {}
     for name, x in tensors.items():
-        layer = next((part for part in name.split(".") if part.isdigit()), "")
-        part, _, kind = name.replace(f".{layer}.", ".#.").rpartition(".")
-        new = names[part].replace("#", layer)
-        if architecture == "llama" and new[-2:] in ("_q", "_k"):  # i and i + 4 of each head of 8 become neighbours
+        new = in_file(family, name)
+        part = new.rpartition(".")[0]
+        if architecture == "llama" and part[-2:] in ("_q", "_k"):  # i and i + 4 of each head of 8 become neighbours
             order = (0, 2, 1, 3, 4, 5, 6, 7) if raw.get("partial_rotary_factor") else (0, 4, 1, 5, 2, 6, 3, 7)
             x = x[[head + i for head in range(0, len(x), 8) for i in order]]
-        if architecture == "gemma3" and new.endswith("norm"):
+        if architecture == "gemma3" and part.endswith("norm"):
             x = x + 1
-        if new.endswith("qkv") and architecture == "gptneox":  # all queries, all keys, all values
+        if architecture == "gptneox" and part.endswith("qkv"):  # all queries, all keys, all values
             x = x[[head * 12 + part * 4 + row for part in range(3) for head in range(4) for row in range(4)]]
-        stored[f"{new}.{kind}"] = x.astype(np.float32)
+        stored[new] = x.astype(np.float32)
     return raw, w, stored
 
 
 def write(path, architecture, stored, **changed):
-    settings = SETTINGS | FILES[architecture][2] | changed
+    settings = SETTINGS | FILES[architecture][1] | changed
     others = {key: settings.pop(key) for key in list(settings) if key.startswith(("general.", "split.", "qwen2."))}
     return gguf_files.write(path, architecture, settings, stored, others)
 

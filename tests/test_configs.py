@@ -28,8 +28,6 @@ def half(**more):
         pytest.param(LLAMA | {"rope_theta": 500000.0, "rope_scaling": LLAMA3_OLD}, half(base=500000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)), id="llama3, old"),
         pytest.param(LLAMA | {"rope_parameters": LLAMA3_OLD | {"rope_theta": 500000.0}}, half(base=500000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)), id="llama3, new"),
         pytest.param(LLAMA | {"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}, half(base=9.0), id="the inner rope_theta wins"),
-        pytest.param(LLAMA | {"rope_scaling": None}, half(), id="null scaling"),
-        pytest.param(LLAMA | {"rope_theta": 7.0, "rotary_emb_base": 9.0}, half(base=7.0), id="the usual name wins"),
         pytest.param(
             LLAMA | {"max_position_embeddings": 1024, "original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}},
             half(scaling=LongRoPE(SHORT, LONG, 1.0, 4096)), id="longrope for less than its original length",
@@ -57,11 +55,9 @@ def half(**more):
         ),
         pytest.param(LLAMA | {"head_dim": 512, "rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}, Rope(512, 1e6, "half", scaling=Proportional(0.25)), id="proportional"),
         pytest.param(LLAMA | {"partial_rotary_factor": 0.5}, half(rotary_dim=32), id="partial, at the top"),
-        pytest.param(LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 5.0}}, half(base=5.0, rotary_dim=16), id="partial, inside"),
         pytest.param(LLAMA | {"head_dim": 80}, Rope(80, 10000.0, "half"), id="head_dim that is not hidden size / heads"),
         pytest.param({"model_type": "gpt_neox", "hidden_size": 512, "num_attention_heads": 8, "rotary_pct": 0.25, "rotary_emb_base": 20000}, Rope(64, 20000.0, "half", 16), id="GPT-NeoX"),
         pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64}, Rope(256, 10000.0, "interleaved", 64), id="GPT-J"),
-        pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16}, Rope(256, 10000.0, "interleaved", 64), id="GPT-J, its default width"),
         pytest.param({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": None}, Rope(256, 10000.0, "interleaved"), id="GPT-J, whole head"),
         pytest.param(
             {"model_type": "kimi_k2", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 50000, "max_position_embeddings": 131072, "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}},
@@ -72,15 +68,8 @@ def half(**more):
         pytest.param({"model_type": "kimi_k25_vision", "head_dim": 8, "rope_parameters": {"rope_type": "axial"}}, Rope(8, 10000.0, "half", axes=Axes("listed", (1, 0, 1, 0), "own")), id="Kimi's vision: columns and rows"),
         pytest.param({"model_type": "qwen2_vl_vision", "embed_dim": 256, "num_heads": 4, "hidden_size": 999}, half(axes=Axes("axial")), id="the vision part of Qwen2-VL"),
         pytest.param({"model_type": "ministral3", "head_dim": 64, "rope_parameters": {"rope_type": "yarn", **YARN, "llama_4_scaling_beta": 0.1}}, half(base=1e6, scaling=YaRN(32.0, 4096)), id="queries that grow are not of the rope"),
-        pytest.param({"model_type": "roformer", "hidden_size": 768, "num_attention_heads": 12}, Rope(64, 10000.0, "interleaved"), id="RoFormer"),
         pytest.param({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16}, Rope(256, 10000.0, "half"), id="Gemma's head is not hidden size / heads"),
-        pytest.param({"model_type": "glm4", "hidden_size": 4096, "num_attention_heads": 32}, Rope(128, 10000.0, "interleaved", 64), id="GLM-4"),
         pytest.param({"model_type": "nanochat", "hidden_size": 256, "num_attention_heads": 4}, half(direction=-1), id="nanochat turns backwards"),
-        pytest.param(
-            {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 10000, "max_position_embeddings": 163840,
-             "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}},
-            Rope(192, 10000.0, "interleaved-to-half", 64, "suffix", YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)), id="DeepSeek-V3",
-        ),
         pytest.param({"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_interleave": False}, Rope(192, 10000.0, "half", 64, "suffix"), id="DeepSeek-V3 with half pairs"),
         pytest.param(
             {"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
@@ -116,18 +105,12 @@ NESTED = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
 }
-GEMMA4 = {
-    "model_type": "gemma4_text",
-    "head_dim": 256,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-        "sliding_attention": {"rope_theta": 1e4},
-    },
-}
-SAVED = {
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "per_layer_config": {"01": {"head_dim": 64}, "3": {"head_dim": 64}},
-}
+GEMMA4 = {"model_type": "gemma4_text", "head_dim": 256, "rope_parameters": {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "sliding_attention": {"rope_theta": 1e4},
+}}  # fmt: skip
+LAYERS = ["sliding_attention", "full_attention"] * 2
+SAVED = {"layer_types": LAYERS, "per_layer_config": {"01": {"head_dim": 64}, "3": {"head_dim": 64}}}
 MODERNBERT = {"model_type": "modernbert", "hidden_size": 1024, "num_attention_heads": 4} | SCALED
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -168,7 +151,7 @@ def test_layer_types_that_share_one_rope():
     with pytest.raises(ValueError, match="has no layers of type 'full_attention': leave layer_type out"):
         Rope.from_config(LLAMA | {"layer_types": 5}, layer_type="full_attention")
     nested = {"full_attention": None, "other": {"rope_theta": 5.0}}
-    with pytest.raises(ValueError, match="layers of type 'full_attention' have no rope"):
+    with pytest.raises(ValueError, match="layers of type 'full_attention' are not rotated"):
         Rope.from_config(LLAMA | {"rope_parameters": nested}, layer_type="full_attention")
     with pytest.raises(TypeError, match="layer_type must be a word"):
         Rope.from_config(LLAMA, layer_type=["full_attention"])
@@ -236,34 +219,30 @@ def test_what_says_nothing_more_is_no_reason_to_refuse():
     [
         ({"rope_scaling": {"rope_type": "ntk-by-parts"}}, ValueError, "rope_type must be one of 'default', 'linear', .* was 'ntk-by-parts'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "fctor": 1}}, ValueError, "'linear' has unexpected keys, .*: fctor"),
-        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, ValueError, "'default' has unexpected keys, .*: factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, ValueError, "the config lacks 'factor', which rope_type 'linear' needs"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ValueError, "lacks 'factor', which rope_type 'yarn' needs: add it, or original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}}, ValueError, "lacks 'factor', which rope_type 'longrope' needs: add"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ValueError, "lacks 'low_freq_factor', 'high_freq_factor', which"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, "max_position_embeddings": None}, ValueError, "lacks 'max_position_embeddings', which rope_type 'llama3' needs"),
         ({"model_type": "hunyuan_vl", "rope_scaling": {"type": "xdrope"}}, ValueError, "'hunyuan_vl' is not read: the two features of a pair follow different axes"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT}}, ValueError, "lacks 'long_factor'"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG[:5]}}, ValueError, "long_factor list must have one factor for each of 32"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, TypeError, "factor must be a number, was '4'"),
         ({"rope_scaling": "linear"}, TypeError, "must be a dict with words as its keys, was 'linear'"),
-        ({"rope_scaling": {None: {}}}, TypeError, "must be a dict with words as its keys, was {None: {}}"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}, ValueError, "both rope_parameters and rope_scaling, and they differ"),
         ({"rope_theta": "10000"}, TypeError, "rope_theta must be a number"),
         ({"rope_theta": 0.5}, ValueError, "rope_theta must be finite and greater than 1"),
         ({"hidden_size": 255}, ValueError, "hidden_size, 255, must be a multiple of num_attention_heads, 4"),
-        ({"num_attention_heads": None}, ValueError, "lacks 'num_attention_heads'"),
         ({"num_attention_heads": 0}, ValueError, "num_attention_heads must be at least 1"),
         ({"head_dim": 63}, ValueError, "head_dim must be even"),
         ({"partial_rotary_factor": 1.5}, ValueError, "partial_rotary_factor must be .* at most 1, was 1.5"),
         ({"partial_rotary_factor": 0.27}, ValueError, "partial_rotary_factor 0.27 makes 17 of the head_dim, 64"),
         ({"partial_rotary_factor": 0.5, "rotary_dim": 16}, ValueError, "rotary_dim 16 and a partial_rotary_factor that makes 32"),
         ({"qk_rope_head_dim": 64}, ValueError, "lacks 'qk_nope_head_dim'"),
-        ({"alibi": True}, ValueError, "says alibi, which is not read here"),
         ({"model_type": "qwen2_vl"}, ValueError, "several position axes: the config must say mrope_section"),
         ({"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}}, ValueError, r"mrope_section \(16, 24, 25\) must add up to the number of pairs, 32"),
         ({"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": 32}}, TypeError, "mrope_section must be a list of integers"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}, ValueError, r"says not which pairs turn with which axis.*axes=Axes\(\"sections\", …\)"),
         ({"model_type": "ernie4_5_vl_moe_text", "rope_scaling": {"mrope_section": [10, 11, 11]}}, ValueError, "as many rows as columns"),
-        ({"model_type": "hunyuan_vl_text"}, ValueError, "'hunyuan_vl_text' is not read: the two features of a pair follow different axes"),
         ({"model_type": "dbrx", "d_model": 64, "n_heads": 2, "attn_config": {"rope_theta": 5e5}, "rope_parameters": {"rope_theta": 1e4}}, ValueError, r"attn_config.rope_theta is 500000.0, but 10000 in rope_parameters"),
         ({"rope_parameters": {"rope_type": "axial"}}, ValueError, "was 'axial'"),
         ({"model_type": "zamba2"}, ValueError, "has RoPE only where the config says use_mem_rope: True"),
@@ -272,12 +251,10 @@ def test_what_says_nothing_more_is_no_reason_to_refuse():
         ({"model_type": "jetmoe", "kv_channels": "many"}, TypeError, "kv_channels must be an integer, was 'many'"),
         ({"rope_scaling": LLAMA3_OLD | {"low_freq_factor": 5.0}}, ValueError, "high_freq_factor must be at least low_freq_factor, 5, was 4"),
         ({"rope_scaling": LLAMA3_OLD | {"original_max_position_embeddings": 1}}, ValueError, "original_max_position_embeddings must be at least 2, was 1"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}, ValueError, "unexpected keys, .*: alpha"),
         ({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, ValueError, "says rope_type 'linear' and type 'yarn'"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 262144}}, ValueError, "factor must be finite and at least 1, was 0.5"),
         ({"rope_scaling": {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.2}}, ValueError, "unexpected keys, .*: long_mscale, short_mscale"),
         ({"rope_scaling": {1: 2, "a": 3}}, ValueError, "unexpected keys, .*: 1, a"),
-        ({"rope_theta": 10**400}, ValueError, "rope_theta must be finite"),
         ({"model_type": "qwen3_vl_text", "head_dim": 128, "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}}, ValueError, "has axes of style 'interleaved', but the config says mrope_interleaved False"),
         ({"position_embedding_type": "nope"}, ValueError, "does not use RoPE .position_embedding_type: 'nope'"),
         ({"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 5.0}, "head_dim": 2}, ValueError, "alpha needs a rotary width of at least 4"),

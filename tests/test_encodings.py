@@ -9,7 +9,7 @@ from optional import package
 from strategies import to_backend
 
 import pyrope
-from pyrope import Rope, definition, encodings
+from pyrope import encodings
 
 mpmath = package("mpmath")
 
@@ -36,11 +36,7 @@ def test_sinusoidal_shift_moves_every_position(m, delta, d, base):
     shift = encodings.sinusoidal_shift(delta, d, base)
     moved = encodings.sinusoidal([m + delta], d, base)[0]
     np.testing.assert_allclose(shift @ encodings.sinusoidal([m], d, base)[0], moved, atol=1e-12)
-    np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation,
-    # and that of RoPE, backwards: (sin, cos) turns the other way round than (cos, sin).
-    rope = Rope(d, base, "interleaved", direction=-1)
-    matrix = definition.rotation_matrix(*pyrope.cos_sin(delta, rope), *definition.pairs("interleaved", d), d)
-    np.testing.assert_allclose(shift, matrix, atol=1e-12)
+    np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation
 
 
 @given(st.integers(-1000, 1000), st.integers(-1000, 1000), widths, bases)
@@ -151,13 +147,10 @@ def test_alibi_bias(i, j, h):
         (lambda: encodings.sinusoidal([0], 0), ValueError, "d must be at least 2, was 0"),
         (lambda: encodings.sinusoidal([0.5], 4), TypeError, "positions must be integers, (none of them masked, )?were float"),
         (lambda: encodings.sinusoidal([0], 4, 1.0), ValueError, "base must be finite and greater than 1, was 1.0"),
-        (lambda: encodings.sinusoidal("0", 4), TypeError, "positions must be integers, were str"),
-        (lambda: encodings.sinusoidal_shift(np.array([1.5]), 4), TypeError, "distance must be integers, (none of them masked, )?were float"),
         (lambda: encodings.sinusoidal_decay([np.nan], 4), TypeError, "distances must be integers, (none of them masked, )?were float"),
         (lambda: encodings.learned([0, 3], np.eye(3)), ValueError, "positions must lie in 0 … 2, were from 0 to 3"),
         (lambda: encodings.learned([-1], np.eye(3)), ValueError, "positions must lie in 0 … 2, were from -1 to -1"),
         (lambda: encodings.learned([0], np.ones(3)), ValueError, r"table must be \(N, e\), .* had shape \(3,\)"),
-        (lambda: encodings.learned([0.0], np.eye(3)), TypeError, "positions must be integers, (none of them masked, )?were float"),
         (lambda: encodings.learned([0], [[1.0]]), TypeError, "table must be a NumPy or CuPy array, was list"),
         (lambda: encodings.shaw_embeddings([0], [0], np.ones((4, 2))), ValueError, r"table must be \(2k \+ 1, d\), .* had shape \(4, 2\)"),
         (lambda: encodings.shaw_embeddings([[0]], [0], np.ones((3, 2))), ValueError, r"positions must be \(n,\), had shapes \(1, 1\) and \(1,\)"),
@@ -166,7 +159,6 @@ def test_alibi_bias(i, j, h):
         (lambda: encodings.t5_buckets([0], causal=False, buckets=2), ValueError, "buckets must be at least 4, was 2"),
         (lambda: encodings.t5_buckets([0], causal=True, buckets=1), ValueError, "buckets must be at least 2, was 1"),
         (lambda: encodings.t5_buckets([0], causal=True, max_distance=16), ValueError, "max_distance must be at least 17, was 16"),
-        (lambda: encodings.t5_buckets([0.0], causal=True), TypeError, "distances must be integers"),
         (lambda: encodings.t5_bias(np.ones((32, 2)), [0], 0, causal=True), ValueError, r"positions must be \(n,\)"),
         (lambda: encodings.sinusoidal_shift([5], 4), ValueError, r"distance must be one integer, had shape \(1,\)"),
         (lambda: encodings.shaw_scores(np.ones((2, 6, 4)), [0], [0, 1], np.ones((3, 4))), ValueError, r"q must end in \(1, 4\)"),
@@ -175,8 +167,6 @@ def test_alibi_bias(i, j, h):
         (lambda: encodings.shaw_embeddings([0], [0], np.ones(())), ValueError, r"table must be \(2k \+ 1, d\)"),
         (lambda: encodings.t5_bias(np.ones(()), [0], [0], causal=True), ValueError, r"table must be \(buckets, h\)"),
         (lambda: encodings.alibi_slopes(0), ValueError, "h must be at least 1, was 0"),
-        (lambda: encodings.alibi_bias(2, [0.5], [0]), TypeError, "q_positions must be integers, (none of them masked, )?were float"),
-        (lambda: encodings.alibi_bias(2, [0], [0.5]), TypeError, "k_positions must be integers, (none of them masked, )?were float"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):

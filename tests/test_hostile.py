@@ -48,7 +48,7 @@ REFUSED = {
     "h must be at most 65536, was 2147483648": lambda: encodings.alibi_slopes(2**31),
     "d must be at most 65536, was 2147483648": lambda: encodings.sinusoidal([0], 2**31),
     "d must be at most 65536, was 2147483650": lambda: encodings.sinusoidal_shift(0, 2**31 + 2),
-    "buckets must be at most (1024|65536), was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
+    "buckets must be at most 1024, was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
     r"max_distance must be at most 2\^31, was 1000": lambda: encodings.t5_buckets([0], causal=True, max_distance=10**30),
     r"positions must lie within ±2\^31, were from 0 to 999": lambda: pyrope.cos_sin(range(10**12), SMALL),
     r"n must be at most 2\^31, was 4294967296": lambda: pyrope.parallel.shard_positions(2**32, 0, 1),

@@ -26,12 +26,11 @@ def on(xp, *hosts):
 def cases(draw, dtype=dtypes, most=9):
     """q, k, v, positions, rope (or None for both), and a feature map whose denominators are positive."""
     rope = draw(st.none() | ropes(max_pairs=3))
-    batch = draw(st.sampled_from([None, (), (2,), (2, 3)]))
+    batch = draw(st.sampled_from([(), (2,), (2, 3)]))
     g, r, n = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, most))
     d, e, kind = draw(st.integers(1, 5)) if rope is None else rope.head_dim, draw(st.integers(1, 4)), draw(dtype)
-    shapes = [(n, w) if batch is None else (*batch, h, n, w) for h, w in ((g * r, d), (g, d), (g, e))]
-    q, k, v = (draw(arrays(shape, kind)) for shape in shapes)
-    lead = draw(st.sampled_from([(), (batch or ())[:1], *([batch] if batch else [])]))
+    q, k, v = (draw(arrays((*batch, h, n, w), kind)) for h, w in ((g * r, d), (g, d), (g, e)))
+    lead = draw(st.sampled_from([(), batch[:1], batch]))
     m = None if rope is None else draw(position_arrays(rope, (*lead, n)))
     return q, k, v, m, rope, draw(st.sampled_from(("elu+1", "exp")))
 
@@ -204,7 +203,8 @@ def test_other_numbers_of_keys_and_groups_of_heads(xp):
     )
 
 
-def test_positions_by_axis_by_batch_and_by_head(xp):
+def test_positions_by_axis_by_batch_and_by_head(xp, monkeypatch):
+    monkeypatch.setattr(linear, "_SMALL", 1)  # head after head, unless positions differ by head
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 8))
     device = on(xp, x, x[::-1].copy(), x * 2)
     axes, at = Rope(8, 10000.0, "half", axes=Axes("sections", (2, 2))), np.arange(48).reshape(2, 2, 3, 4) * 7 % 99
@@ -222,11 +222,6 @@ A = np.ones((2, 4, 8), np.float32)
     [
         (A[0, 0], A, A, {}, ValueError, "must agree in …, g, m and d"),
         (A[:, :3], A, A, {}, ValueError, "causal attention needs as many queries as keys, had 3 and 4"),
-        (A[:1], A, A, {}, ValueError, "the 2 key heads must divide the 1 query heads"),
-        (A[..., :6], A, A, {}, ValueError, "must agree"),
-        (A, A, A[:, :3], {}, ValueError, "must agree"),
-        (A, A.astype(float), A, {}, TypeError, "q, k and v must have one dtype"),
-        (A.astype(int), A, A, {}, TypeError, "q must be float16"),
         (A, A.tolist(), A, {}, TypeError, "k must be a NumPy or CuPy array, was list"),
         (A, A, A, {"feature_map": "gelu"}, ValueError, "feature_map must be one of"),
         (A, A, A, {"denominators": "any"}, ValueError, "denominators must be one of"),
@@ -235,7 +230,6 @@ A = np.ones((2, 4, 8), np.float32)
         (A, A, A, {"rope": HALF8, "positions": range(5)}, ValueError, r"positions must be \(…, n\), one for each query"),
         (A, A, A, {"rope": HALF8, "positions": 3}, ValueError, "one for each query and key"),
         (A, A, A, {"rope": HALF8, "positions": np.zeros((3, 4), int)}, ValueError, "do not fit"),
-        (A, A, A, {"rope": HALF8, "positions": [0.5] * 4}, TypeError, "positions must be integers"),
         (A, A, A, {"rope": "half", "positions": range(4)}, TypeError, "rope must be a Rope"),
         (A, A, A, {"causal": 1}, TypeError, "causal must be True or False"),
     ],

@@ -2,12 +2,12 @@
 
 import hashlib
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
 import truth
 from hypothesis import given, strategies as st
+from memory import little_memory
 from optional import package
 from strategies import DTYPES, dtypes, position_arrays, ropes
 
@@ -139,13 +139,8 @@ def test_the_same_bits_on_every_platform():
 def test_memory_beyond_the_result_does_not_grow_with_the_length(axes):
     rope = Rope(8, 10000.0, "half", axes=axes)
     m = np.broadcast_to(np.arange(2**20, dtype=np.int32), (2, 2**20) if axes else (2**20,))
-    tracemalloc.start()
-    try:
-        tables = pyrope.cos_sin(m, rope)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak - sum(table.nbytes for table in tables) < 16 * 2**20
+    with little_memory(2 * 2**20 * rope.pairs * 8 + 16 * 2**20):  # the result, and tiles
+        pyrope.cos_sin(m, rope)
 
 
 @pytest.mark.parametrize(
@@ -154,16 +149,12 @@ def test_memory_beyond_the_result_does_not_grow_with_the_length(axes):
         ([0.0, 1.0], TypeError, "positions must be integers, were float"),
         (np.array([0, 1], np.float32), TypeError, "positions must be integers, none of them masked, were float32"),
         (np.ma.array([0, 1], mask=[0, 1]), TypeError, "none of them masked, were int64"),
-        (True, TypeError, "positions must be integers, were bool"),
         ([True, 5], TypeError, "positions must be integers, were bool"),
         (np.array([True, False]), TypeError, "positions must be integers, none of them masked, were bool"),
-        ([1 + 2j], TypeError, "positions must be integers, were complex"),
         ("5", TypeError, "positions must be integers, were str"),
-        (None, TypeError, "positions must be integers, were NoneType"),
         ([[0, 1], [2]], TypeError, "positions must be integers, were list"),
         (np.zeros(0), TypeError, "positions must be integers, none of them masked, were float64"),
         ([10**30], ValueError, r"positions must lie within ±2\^31, were from 1000000000000000000000000000000"),
-        ([2**63, -1], ValueError, "positions must lie within"),
         ([2**31 + 1], ValueError, r"positions must lie within ±2\^31, were from 2147483649"),
         ([-(2**31) - 1], ValueError, r"positions must lie within ±2\^31, were from -2147483649"),
         (np.array([2**63 + 5], np.uint64), ValueError, "positions must lie within"),

@@ -45,12 +45,6 @@ def test_a_rope_is_a_value(rope):
         rope.base = 2.0
 
 
-def test_repr_names_only_what_is_not_the_default():
-    assert repr(Rope(**HALF)) == "Rope(head_dim=8, base=10000.0, layout='half')"
-    assert repr(Rope(**HALF, rotary_dim=4)) == "Rope(head_dim=8, base=10000.0, layout='half', rotary_dim=4)"
-    assert Rope(**HALF, rotary_dim=8) == Rope(**HALF)
-
-
 def test_replacing_the_head_size_keeps_the_whole_head_turning():
     assert dataclasses.replace(Rope(**HALF), head_dim=16) == Rope(16, 10000.0, "half")
     assert dataclasses.replace(Rope(**HALF, rotary_dim=4), head_dim=16).width == 4
@@ -68,15 +62,10 @@ def test_the_decimal_settings_of_an_application_do_not_matter():
     assert run.stdout.strip() == " ".join(map(str, numbers))
 
 
-def test_lists_may_be_arrays():
+def test_numbers_of_any_kind_mean_the_same_rope():
+    assert Rope(np.int64(8), 10000, "half", 8, scaling=Linear(4)) == Rope(8, 1e4, "half", scaling=Linear(4.0))
     assert LongRoPE(np.ones(4), np.arange(1.0, 5.0), 2.0, 64) == LongRoPE([1] * 4, [1, 2, 3, 4], 2.0, 64)
     assert Axes("sections", np.array([1, 2, 1])) == Axes("sections", (1, 2, 1))
-
-
-def test_numbers_of_any_kind_mean_the_same_rope():
-    assert Rope(np.int64(8), 10000, "half", scaling=Linear(4)) == Rope(
-        8, np.float64(10000.0), "half", scaling=Linear(4.0)
-    )
 
 
 def test_at_fixes_the_length_and_leaves_other_ropes_alone():
@@ -105,11 +94,6 @@ def test_pure_is_the_rotation_alone(rope):
     assert rope.rotation_only.attention_factor == 1.0 and rope.rotation_only.rotation_only == rope.rotation_only
     assert pyrope.frequencies(rope.rotation_only).tolist() == pyrope.frequencies(rope).tolist()
     assert (rope.rotation_only == rope) == (rope.attention_factor == 1.0)
-
-
-def test_proportional_keeps_the_whole_head_as_denominator():
-    theta = pyrope.frequencies(Rope(16, 10000.0, "half", scaling=Proportional(0.25)))
-    assert theta.tolist() == [1.0, float(10000 ** truth.MP.mpf(-0.125)), 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -144,13 +128,11 @@ BAD_ROPES = [
     (ValueError, "head_dim must be even, was 7", {"head_dim": 7}),
     (ValueError, "head_dim must be at least 1, was 0", {"head_dim": 0}),
     (TypeError, "head_dim must be an integer, was 8.0", {"head_dim": 8.0}),
-    (TypeError, "head_dim must be an integer, was True", {"head_dim": True}),
     (ValueError, "rotary_dim must be even, was 3", {"rotary_dim": 3}),
     (ValueError, "rotary_dim must be at least 1, was 0", {"rotary_dim": 0}),
     (ValueError, "rotary_dim must be at most head_dim, 8, was 10", {"rotary_dim": 10}),
     (ValueError, "base must be finite and greater than 1 and at most 1e[+]12, was 1", {"base": 1}),
     (ValueError, "base must be .* was 1000000000000.1", {"base": 1e12 + 0.1}),
-    (ValueError, "base must be .* was nan", {"base": math.nan}),
     (ValueError, "base must be finite", {"base": 10**400}),
     (TypeError, "base must be a number, was '10000'", {"base": "10000"}),
     (ValueError, "layout must be one of .* was None", {"layout": None}),
@@ -160,11 +142,9 @@ BAD_ROPES = [
     (ValueError, "placement must be one of 'prefix', 'suffix', was 'middle'$", {"placement": "middle"}),
     (ValueError, "direction must be one of 1, -1, was 0", {"direction": 0}),
     (ValueError, "direction must be one of 1, -1, was True", {"direction": True}),
-    (ValueError, "direction must be one of 1, -1, was -1.0", {"direction": -1.0}),
     (TypeError, "scaling must be None, Linear, .* was 'yarn'", {"scaling": "yarn"}),
     (TypeError, "axes must be an Axes", {"axes": (0, 0, 1, 1)}),
     (ValueError, r"sections \(1, 1, 1\) must add up to the number of pairs, 4, but make 3", {"axes": Axes("sections", (1, 1, 1))}),
-    (ValueError, r"sections \(1, 1, 1\) must add up", {"axes": Axes("interleaved", (1, 1, 1))}),
     (ValueError, "needs an even number of pairs, was 3", {"rotary_dim": 6, "axes": Axes("axial")}),
     (ValueError, "a series of their own take no scaling but Linear", {"axes": Axes("sections", (2, 2), series="own"), "scaling": YaRN(4.0, 64)}),
     (ValueError, "DynamicNTK needs a rotary width of at least 4", {"head_dim": 2, "scaling": DynamicNTK(2.0, 64)}),
@@ -186,12 +166,9 @@ def test_bad_ropes(fields, error, match):
     "make, error, match",
     [
         (lambda: Linear(0.5), ValueError, "factor must be finite and at least 1, was 0.5"),
-        (lambda: Linear(math.inf), ValueError, "factor must be finite"),
         (lambda: Linear(math.nan), ValueError, "factor must be finite and at least 1, was nan"),
-        (lambda: Linear("2"), TypeError, "factor must be a number, was '2'"),
         (lambda: Linear(None), TypeError, "factor must be a number, was None"),
         (lambda: DynamicNTK(2.0, 0), ValueError, "original_length must be at least 2, was 0"),
-        (lambda: DynamicNTK(2.0, 2048.0), TypeError, "original_length must be an integer"),
         (lambda: DynamicNTK(2.0, 2048, 0), ValueError, "length must be at least 1, was 0"),
         (lambda: YaRN(2.0, 2048, beta_fast=1.0, beta_slow=32.0), ValueError, "beta_fast must be at least beta_slow, 32, was 1"),
         (lambda: YaRN(2.0, 2048, beta_slow=0.0), ValueError, "beta_slow must be finite and greater than 0, was 0.0"),
@@ -202,7 +179,6 @@ def test_bad_ropes(fields, error, match):
         (lambda: LongRoPE("1234", [1] * 4, 1.0, 64), TypeError, "short must be a list of numbers"),
         (lambda: LongRoPE([1, 0], [1, 1], 1.0, 64), ValueError, r"short\[1\] must be finite and greater than 0, was 0"),
         (lambda: Llama3(8.0, 4.0, 1.0, 8192), ValueError, "high must be at least low, 4, was 1"),
-        (lambda: Llama3(8.0, 0.0, 1.0, 8192), ValueError, "low must be finite and greater than 0"),
         (lambda: Proportional(0.0), ValueError, "fraction must be finite and greater than 0 and at most 1, was 0.0"),
         (lambda: Axes("spiral"), ValueError, "axes style must be one of 'sections', "),
         (lambda: Axes("axial", (2, 2)), ValueError, 'axes style "axial" takes no sections'),
@@ -213,7 +189,6 @@ def test_bad_ropes(fields, error, match):
         (lambda: Axes("sections", (5, -1)), ValueError, r"sections\[1\] must be at least 0, was -1"),
         (lambda: Axes("sections", 4), TypeError, "sections must be a list of integers"),
         (lambda: Rope(**HALF).at(0), ValueError, "length must be at least 1, was 0"),
-        (lambda: Rope(**HALF).at(8.0), TypeError, "length must be an integer"),
     ],
 )  # fmt: skip
 def test_bad_scalings_axes_and_lengths(make, error, match):
@@ -232,9 +207,7 @@ def test_an_unresolved_length_is_refused_everywhere(scaling):
             call()
 
 
-def test_frequencies_beyond_the_reach_of_exact_phases_are_refused():
-    with pytest.raises(ValueError, match="frequency 3 is .* outside"):
-        pyrope.frequencies(Rope(8, 1e12, "half", scaling=Linear(1e9)))
+def test_what_is_no_rope():
     with pytest.raises(TypeError, match="rope must be a Rope, was dict"):
         pyrope.frequencies({"head_dim": 8})
 

@@ -1,7 +1,6 @@
 """Every core: pieces of an array on several threads, with the same bits and the same errors as on one."""
 
 import gc
-import itertools
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from strategies import DTYPES
 
 import pyrope
@@ -47,6 +46,7 @@ def threads(count, blas=True):
 # --- tiles ---
 
 
+@example((2, 9, 3), 6)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple), st.integers(1, 40))
 def test_tiles_cover_every_element_once_and_keep_the_limit(shape, limit):
     counted = np.zeros(shape, int)
@@ -139,7 +139,7 @@ def test_the_error_of_the_first_piece_that_fails(count, failing, most):
             with pytest.raises(ValueError, match=f"piece {first}$"):
                 tiles.each(work, range(count))
             assert len(done) <= first + 2 * most  # what comes after is left out
-        assert not tiles._lock(os.getpid()).locked()
+        assert not tiles._shared(os.getpid())[0].locked()
 
 
 def test_an_interrupt_is_never_hidden_by_an_error_and_arrays_are_freed():
@@ -170,11 +170,11 @@ def test_without_new_threads_the_caller_does_it_all(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    tiles._pool.cache_clear()
+    tiles._shared.cache_clear()
     done = []
     with threads(4):
         tiles.each(done.append, range(9))
-    tiles._pool.cache_clear()
+    tiles._shared.cache_clear()
     assert done == list(range(9))
 
 
@@ -186,10 +186,10 @@ rope, m = pyrope.Rope(128, 10000.0, "half"), np.arange(5000)
 expected = pyrope.cos_sin(m, rope)[0]
 atexit.register(lambda: print("end", (pyrope.cos_sin(m, rope)[0] == expected).all()))
 if hasattr(os, "fork"):
-    tiles._lock(os.getpid()).acquire()  # as if another thread were at work
+    tiles._shared(os.getpid())[0].acquire()  # as if another thread were at work
     child = os.fork()
     if not child:
-        os._exit(not (pyrope.cos_sin(m, rope)[0] == expected).all() or len(tiles._pool(os.getpid(), 1)._threads) != 1)
+        os._exit(not (pyrope.cos_sin(m, rope)[0] == expected).all() or len(tiles._shared(os.getpid())[1]._threads) != 1)
     print(os.waitpid(child, 0)[1])
 """
 
@@ -205,80 +205,52 @@ def test_a_child_process_and_the_end_of_a_program():
 # --- the same bits ---
 
 
-def _rotations(rng):
-    for layout, dtype in itertools.product(("interleaved", "half", "interleaved-to-half"), DTYPES.values()):
-        x = rng.standard_normal((2, 3, 11, 12)).astype(dtype)
-        rope, m = Rope(12, 10000.0, layout, 8), np.arange(11)
-        yield pyrope.unrotate(x.swapaxes(0, 1), m, rope)
-        yield pyrope.rotate(x, rng.integers(0, 99, (2, 11)), rope, out=x)
-
-
-def _tables(rng):
+def results():
+    """What every function returns whose work is spread, in every dtype."""
+    rng, m, rope = np.random.default_rng(0), np.arange(23), Rope(6, 10000.0, "half")
     for dtype in DTYPES.values():
-        yield from pyrope.cos_sin(rng.integers(-(2**31), 2**31, (3, 37)), Rope(12, 10000.0, "half"), dtype)
-
-
-def _qkv(rng):
-    for dtype in DTYPES.values():
-        yield [rng.standard_normal((2, h, 23, 6)).astype(dtype) for h in (6, 3, 3)]
-
-
-def _softmax(rng):
-    for q, k, v in _qkv(rng):
+        q, k, v = (rng.standard_normal((2, h, 23, 6)).astype(dtype) for h in (6, 3, 3))
+        by_row, by_head = rng.integers(0, 50, (2, 23)), rng.integers(0, 50, (2, 3, 23))
+        for layout in ("interleaved", "half", "interleaved-to-half"):
+            part, x = Rope(6, 10000.0, layout, 4), q.copy()
+            yield pyrope.unrotate(q.swapaxes(0, 1), m, part)
+            yield pyrope.rotate(x, by_row, part, out=x)
+        yield from pyrope.cos_sin(rng.integers(-(2**31), 2**31, (3, 37)), rope, dtype)
         for options in ({}, {"causal": True}, {"window": 5}, {"softcap": 2.0}, {"mask": rng.random((23, 23)) < 0.7}):
             yield pyrope.attention(q, k, v, **options)
-        yield pyrope.attention(q, k, v, causal=True, q_positions=rng.integers(0, 23, (2, 23)))  # other keys in each row
-
-
-def _linear(rng):
-    rope, m = Rope(6, 10000.0, "half"), np.arange(23)
-    for q, k, v in _qkv(rng):
-        for causal, at in ((True, m), (False, m), (True, rng.integers(0, 50, (2, 23)))):
+        yield pyrope.attention(q, k, v, causal=True, q_positions=by_row)  # other keys in each row
+        for causal, at in ((True, m), (False, m), (True, by_row)):
             yield pyrope.linear_attention(q, k, v, at, rope, causal=causal)
-        yield pyrope.linear_attention(k, k, v, rng.integers(0, 50, (2, 3, 23)), rope, causal=True)
+        yield pyrope.linear_attention(k, k, v, by_head, rope, causal=True)
+    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 17, 10), (24, 10)))
+    yield layers.NORMS["layer"](x.swapaxes(0, 1), layers.Norm(weight[0], weight[1]), 1e-6)
+    yield layers.mlp(x, *(layers.Projection(w, None) for w in (weight[:14], weight[14:, :7])), "gelu", gated=True)
 
 
-def _layers(rng):
-    x, weight = rng.standard_normal((3, 17, 10)).astype(np.float32), rng.standard_normal((5, 10)).astype(np.float32)
-    yield layers.layer_norm(x.swapaxes(0, 1), layers.Norm(weight[0], weight[1]), 1e-6)
-    up, down = (layers.Projection(rng.standard_normal(shape).astype(np.float32), None) for shape in ((14, 10), (10, 7)))
-    yield layers.mlp(x, up, down, "gelu", gated=True)
-
-
-CALLS = {"rotate": _rotations, "cos_sin": _tables, "softmax": _softmax, "linear": _linear, "layers": _layers}
-
-
-def _bits(name):
-    return [array.tobytes() for array in CALLS[name](np.random.default_rng(0))]
-
-
-@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("blas", [True, False])
-def test_the_same_bits_whatever_the_number_of_threads(name, blas, monkeypatch):
-    small = {rotation: "_TILE", phase: "_TILE _PIECE", layers: "_TILE", linear: "_SMALL", softmax: "_SCORES"}
-    for module, limits in small.items():
-        for limit in limits.split():
-            monkeypatch.setattr(module, limit, 64)
-    for module, limit, size in (
-        (softmax, "_ROWS", 4),
-        (layers, "_ROWS", 4),
-        (linear, "_STRETCH", 10),
-        (linear, "_CHUNK", 5),
-    ):
-        monkeypatch.setattr(module, limit, size)
+def test_the_same_bits_whatever_the_number_of_threads(blas, monkeypatch):
+    def bits():
+        return [array.tobytes() for array in results()]
+
+    for module in (rotation, phase, layers):
+        monkeypatch.setattr(module, "_TILE", 64)
+    for name, size in (("linear._SMALL", 64), ("linear._STRETCH", 10), ("linear._CHUNK", 5), ("softmax._SCORES", 64)):
+        monkeypatch.setattr(f"pyrope.{name}", size)
+    for module in (softmax, layers):
+        monkeypatch.setattr(module, "_ROWS", 4)
     with threads(1, blas):
-        one = _bits(name)
+        one = bits()
     for count in (2, 5):
         with threads(count, blas):
-            assert _bits(name) == one
+            assert bits() == one
 
-    def backwards(work, queue, helpers):  # no piece reads what another one writes: whichever comes first
-        for _, piece in reversed(queue):
+    def backwards(work, todo, pool, helpers):  # no piece reads what another one writes: whichever comes first
+        for piece in reversed(todo):
             work(piece)
 
     monkeypatch.setattr(tiles, "_spread", backwards)
     with threads(2, blas):
-        assert _bits(name) == one
+        assert bits() == one
 
 
 def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, monkeypatch):
@@ -294,6 +266,6 @@ def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, mon
         tables = pyrope.rotation_tables(range(70), Rope(8, 10000.0, "half"), like=x)
         pyrope.rotate(x, tables.positions, tables.rope, tables=tables)
         pyrope.attention(x, x, x, causal=True)
-        layers.rms_norm(x, layers.Norm(x[0, 0], None), 1e-5)
+        layers.NORMS["rms"](x, layers.Norm(x[0, 0], None), 1e-5)
         monkeypatch.setattr(tiles, "_spread", no)
         pyrope.linear_attention(x, x, x, causal=True, feature_map=lambda x: x**2 + 1)

@@ -135,3 +135,13 @@ def matrix(rope: Rope, m) -> np.ndarray:
     return definition.rotation_matrix(
         *tables(rope, m), *definition.pairs(rope.layout, rope.width, rope.start), rope.head_dim
     )
+
+
+def activation(name: str, x: float) -> mpf:
+    """act(x) of one number."""
+    x = MP.mpf(x)
+    if name == "gelu":
+        return x * MP.erfc(-x / MP.sqrt(2)) / 2
+    if name == "gelu_tanh":
+        return x * (1 + MP.tanh(MP.sqrt(2 / MP.pi) * (x + MP.mpf("0.044715") * x**3))) / 2
+    return x / (1 + MP.exp(-x)) if name == "silu" else max(x, MP.mpf(0))

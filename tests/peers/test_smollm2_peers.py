@@ -93,7 +93,9 @@ def test_ids_are_those_of_transformers(ours, theirs, mended, text):
     assert ids == mended.encode(text, add_special_tokens=False).ids
     if not any(map(str.isnumeric, text)):
         assert ids == theirs(text, add_special_tokens=False)["input_ids"]
-    assert ours.decode(ids, special=True) == "".join(ours.stream(ids, special=True)) == text
+    for name in ("<|im_start|>", "<|im_end|>"):  # special tokens are no text
+        text = text.replace(name, "")
+    assert ours.decode(ids) == "".join(ours.stream(ids)) == text
 
 
 def test_known_ids(ours, theirs):
