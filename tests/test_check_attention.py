@@ -308,3 +308,16 @@ def test_an_overflow_that_is_hidden_is_wrong():
     report = check_attention(lambda q, k, v: eager(q, k, v, np.float16(65504)), dtype=np.float16, cache=False)
     assert report.verdict == "wrong"
     assert "products q·k beyond float16" in str(report)
+
+
+def test_a_wrong_rotation_is_explained_in_few_calls():
+    """A call may start a program: pairs are read in batches, 32 of them in two ways each."""
+    asked, fn = [], softmax_attention(rope=Rope(64, 500000.0, "half"))
+
+    def slow(*arrays):
+        asked.append(1)
+        return fn(*arrays)
+
+    report = check_attention(slow, heads=1, rope=Rope(64, 10000.0, "half"), effort="few")
+    assert report.faults == ("wrong base",)
+    assert len(asked) < 40

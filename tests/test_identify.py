@@ -117,6 +117,7 @@ def test_a_factor_and_a_part_that_stays_are_told():
     still = identify(lambda x, positions: x * np.float32(-2.0), 32)
     assert (still.multiple, still.attention_factor, still.rope, still.pairs) == (True, -2.0, None, ())
     assert "nothing: every position returns x times a number" in str(still)
+    assert identify(lambda x, positions: x.copy(), 3).multiple  # of an odd number of features
 
 
 @pytest.mark.parametrize(("fn", "words"), [

@@ -142,7 +142,9 @@ class Check:
                 again = self.ask(call)
                 self.spoilt = self.spoilt or (not wrong.any() and bool(self.compare(call, again).any()))
                 if not self.state and (words := self._changed(call, y, again)):
-                    self.state = "random" if self._changed(call, again, self.ask(call)) else STATE, words
+                    twice = self.ask(call)
+                    added = not self.compare(call, twice - again).any()  # to what was there before
+                    self.state = STATE if added or not self._changed(call, again, twice) else "random", words
 
     def _changed(self, call: Call, y: Any, again: Array) -> str:
         """How two answers to the same call differ by more than rounding, in words."""

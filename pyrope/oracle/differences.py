@@ -150,9 +150,10 @@ def _forms(truth: Truth, some: Array) -> dict[str, Array]:
         "|cos|": np.abs(cos), "|sin|": np.abs(sin), "cos²": cos**2, "sin²": sin**2, "cos² − sin²": cos**2 - sin**2,
         "cos(cos)": np.cos(cos), "sin(sin)": np.sin(sin), "cos(sin)": np.cos(sin), "sin(cos)": np.sin(cos),
     }  # fmt: skip
-    shifts = {"next pair": -1, "pair before": 1} if truth.rope.axes is None and p > 2 else {}
-    for words, by in shifts.items():
-        forms |= {f"{name} of the {words}": np.roll(forms[name], by, axis=-1) for name in ("cos", "sin")}
+    i = np.arange(p)
+    orders = {"next pair": (i + 1) % p, "pair before": i - 1, "pairs in reverse": i[::-1]}
+    for words, order in orders.items() if truth.rope.axes is None and p > 2 else ():
+        forms |= {f"{name} of the {words}": forms[name][..., order] for name in ("cos", "sin")}
     forms = {name: a * form for name, form in forms.items()}
     return forms if a == 1 else forms | {"cos without the factor": cos, "sin without the factor": sin}
 

@@ -126,8 +126,9 @@ def find_shape(reached: Array, first: Shape | None = None) -> Shape | None:
     turns = np.flatnonzero((moved.any(axis=0) | moved.any(axis=1)) & (reached.any(axis=0) | reached.any(axis=1)))
     low, high = (int(turns.min()), int(turns.max()) + 1) if len(turns) else (0, d)
     width, rest = high - low + (high - low) % 2, d - low + (d - low) % 2
-    spans = [(width, low), (high + high % 2, 0), (rest, d - rest), (d, 0)]
-    shapes = [Shape(layout, *span) for span in spans for layout in LAYOUTS if span[1] >= 0 and sum(span) <= d]
+    spans = [(width, low), (high + high % 2, 0), (rest, d - rest), (d - d % 2, 0)]
+    spans = [span for span in spans if span[0] and span[1] >= 0 and sum(span) <= d]
+    shapes = [Shape(layout, *span) for span in spans for layout in LAYOUTS]
     known = shapes if first is None else [first, *shapes]
     return next((shape for shape in known if not (reached & ~shape.sources(d)).any()), None)
 

@@ -201,6 +201,8 @@ def configs(draw: Any, kind: str) -> dict[str, Any]:
             parameters["original_max_position_embeddings"] = original + 7 * len(places) - 7
         if "top" in places:
             config["original_max_position_embeddings"] = original
+        if not places and kind != "llama3" and not parameters.get("factor"):  # nothing to make the factor from
+            parameters["factor"] = 4.0
     common = {"rope_theta": draw(BASES), "partial_rotary_factor": fraction}
     if draw(st.booleans()):
         return config | {"rope_parameters": parameters | common}
