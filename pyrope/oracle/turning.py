@@ -19,7 +19,7 @@ from .. import definition
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .attention_calls import unit_values
-from .candidate import UNIT
+from .candidate import UNIT, Unreadable
 from .frequencies import Measured, meant, name_frequencies
 from .measured import Ask, parts
 from .operator import ladder, unwrap
@@ -123,20 +123,22 @@ class Relative:
     def z(self) -> Array:
         """e^{iΔ} times a factor, (b, n, m, p); NaN where it is not known. One pair is in each key head at a time, and
         all of them, read in two ways each, are the rows of a few batches: calls may be slow."""
-        g, count = self.call.k.shape[1], self.rope.pairs
+        g, count, step = self.call.k.shape[1], self.rope.pairs, self.call.q.shape[1] // self.call.k.shape[1]
         groups = [np.arange(i, min(i + g, count)) for i in range(0, count, g)]
         probes = [self._probe(group, which) for group in groups for which in (0, 1)]
-        parts = [self._read(probes[i : i + self.many]) for i in range(0, len(probes), self.many)]
+        parts = [self._read(probes[i : i + self.many])[:, :, ::step] for i in range(0, len(probes), self.many)]
         one, other = np.concatenate(parts).reshape(len(groups), 2, *parts[0].shape[1:]).swapaxes(0, 1)
-        z = (one + other) / 2 + 1j * (one - other) / 2  # (groups, b, h, n, m)
-        every = z[:, :, :: self.call.q.shape[1] // g].swapaxes(1, 2)
-        return np.moveaxis(every.reshape(-1, *every.shape[2:])[:count], 0, -1)
+        z = ((one + other) / 2 + 1j * (one - other) / 2).swapaxes(1, 2)  # (groups, g, b, n, m)
+        return np.moveaxis(z.reshape(-1, *z.shape[2:])[:count], 0, -1)
 
     @cached_property
     def many(self) -> int:
         """How often the call may be made at once: one time alone, if its answer is another one in a larger batch."""
-        times = max(1, ROWS // len(self.call.q))
-        once, often = self.ask(self.call), self.ask(self._tiled(self.call.q, self.call.k, times))
+        times, once = max(1, ROWS // len(self.call.q)), self.ask(self.call)
+        try:
+            often = self.ask(self._tiled(self.call.q, self.call.k, times))
+        except Unreadable:
+            return 1
         return times if np.allclose(np.concatenate([once] * times), often, rtol=1e-3, atol=1e-3, equal_nan=True) else 1
 
     def _tiled(self, q: Array, k: Array, times: int) -> Call:
