@@ -30,7 +30,7 @@ from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
 from .measured import rows_where
 from .report import ErrorRow, Failure, Finding, Report
-from .steps import Allowed, Call, Rounding, Spec, allowed, grades
+from .steps import DOUBTFUL, Allowed, Call, Rounding, Spec, allowed, grades
 from .tolerance import float_dtype
 
 Function: TypeAlias = Callable[..., Any]
@@ -65,6 +65,7 @@ SPECIAL = {"mask", "segments", "with a cache", "calls", "key heads", FEWER, MORE
 SCORES = {"scale", "softcap", "bias", "operands", "scores", "rotation", "feature map"}  # they show in any call
 LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
 ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
+FIRST = 20  # calls, before the share of wrong ones says anything
 READABLE = 200_000  # queries · keys² / features of a long call whose weights are read
 
 
@@ -184,14 +185,15 @@ class Check:
         answers = self.asked(call)
         return answers if self.scope.backward else answers[0]
 
-    def limits(self, call: Call, answers: Any = None, hopeless: bool = False) -> list[Allowed]:
+    def limits(self, call: Call, answers: Any = None, wrong: float = 0.0) -> list[Allowed]:
         """What is allowed; no more exactly than it takes to judge the answers, if they are given."""
-        return allowed(self.spec, call, self.rounding, answers, hopeless)
+        return allowed(self.spec, call, self.rounding, answers, wrong)
 
     def judged(self, call: Call, answers: list[Array]) -> Tried:
-        """Once a call is wrong, others that are far off need no noisy run."""
+        """Once calls are wrong, others need fewer noisy runs."""
         answers = [answers[0][:, :, call.judged]] if call.g is None else answers
-        limits = self.limits(call, answers, bool(self.wrong) and not call.alike)
+        wrong = 0.0 if call.alike else len(self.wrong) / max(FIRST, len(self.tried))
+        limits = self.limits(call, answers, wrong)
         return Tried(call, answers, limits, max(map(Allowed.ratio, limits, answers)))
 
     def make(self, first: list[Array] | None) -> None:
@@ -506,7 +508,7 @@ def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
         keys = f"{low:,} to {max((t.call.k.shape[2] for t in some), default=0):,} keys"
         for i in range(len(some[0].answers) if some else 0):
             t = max(some, key=lambda t: float((t.limits[i].error(t.answers[i]) / t.limits[i].worst).max(initial=0)))
-            limit = check.limits(t.call)[i] if right else t.limits[i]
+            limit = t.limits[i] if 1 < t.ratio <= DOUBTFUL else check.limits(t.call)[i]  # by enough noisy runs
             error, size = limit.error(t.answers[i]), np.abs(limit.truth).max(axis=-1, keepdims=True)
             ulps = error / (2 * UNIT[check.spec.dtype.name] * np.maximum(size, 0.01 * size.max() + 1e-300))
             where = f"{TENSORS[i]}, {keys}" if len(t.answers) > 1 else keys

@@ -287,6 +287,8 @@ def _name(rule: Rule) -> str:
         return STATE
     if about == "position":
         return "one position wrong" if " = " in words else "wrong beyond a position" if "≥" in words else ELSEWHERE
+    if about.startswith("the head"):
+        return ABOUT["head"]
     return ABOUT.get(about, "some shapes wrong" if about.startswith("x has") else "some lengths wrong")
 
 

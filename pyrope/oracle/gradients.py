@@ -21,6 +21,7 @@ from .measured import Measured, coarser, read, rows_where
 from .report import Finding
 from .responses import examples, response
 from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, weigh
+from .values import sources
 from .weights import CLOSE, apart
 
 Ask: TypeAlias = Callable[[Call], list[Array]]
@@ -134,7 +135,7 @@ class Gradients:
             return [added]
         made = Backward(self.spec, self.call)
         explained = {i: self._itself(i) or self._terms(made, i) for i in wrong}
-        if 2 in wrong and not explained[2] and (found := self._by_weights()):
+        if 2 in wrong and not explained[2] and (found := self._mixed() or self._by_weights()):
             return found
         damage = (self._incoming() or self._values()) if not all(explained.values()) else None
         left = {i: explained[i] or ([] if damage else self._noise(i)) for i in wrong}
@@ -212,6 +213,10 @@ class Gradients:
             named |= {1 / scale: "chain rule: scale missing", scale: "chain rule: scale applied twice"}
         near = (words for x, words in named.items() if abs(factor / x - 1) < 20 * self.loose)
         return next(near, f"gradients: times {factor:.4g}")
+
+    def _mixed(self) -> list[Finding]:
+        """Rows of the batch whose queries and keys reach the dv of others."""
+        return sources(lambda call: self.ask(call)[2], self.call, 10 * self.loose, axes=(0,))[0]
 
     def _by_weights(self) -> list[Finding]:
         """The weights that dv shows, taken apart as those of a forward pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -139,8 +140,9 @@ def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
     yield "positions ignored", f"the row's number {_signed(of_row)}", lambda f: f[ROW] + of_row
     yield "table clamped at its end", f"p, but at most {top:g}", lambda f: np.minimum(f["p"], top)
     yield ELSEWHERE, f"p, but at least {low:g}", lambda f: np.maximum(f["p"], low)
-    for dtype, count in (("bfloat16", 8), ("float16", 11)):
-        yield f"{dtype} positions", f"p rounded to {dtype}", lambda f, count=count: narrowed(f["p"], count)
+    for dtype, count, most in (("bfloat16", 8, 3e38), ("float16", 11, 65504)):
+        rounded = partial(lambda f, count, most: np.clip(narrowed(f["p"], count), -most, most), count=count, most=most)
+        yield f"{dtype} positions", f"p rounded to {dtype}", rounded
     yield NEGATIVE, "|p|", lambda f: np.abs(f["p"])
     yield "direction", "−p", lambda f: -f["p"]
     for k in sorted(_steps(p, acts)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
 ABOUT = {
     "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
     "heads": "heads differ", "axes of x": SHAPES, "batch row": "batch rows differ", "batch": "batch rows differ",
-    "head of all": "heads differ", "first index": "batch rows differ", "rows after it": "rows differ",
+    "head of all": "heads differ", "heads in all": "heads differ", "first index": "batch rows differ",
+    "rows after it": "rows differ",
     "numbers": SHAPES, "positions of their own": "positions of a batch misread", "x": "strides ignored",
     "positions": "positions misread", "values of x": "not linear", "order": ORDER,
     "as many heads as rows": "heads read as positions",
@@ -126,7 +128,8 @@ def _of_call(call: Call) -> dict[str, Any]:
     heads, m = lead[-1] if lead else 0, call.positions.reshape(-1, n)[0] if n else np.zeros(0, np.int64)
     steps = np.diff(m)
     return {
-        "rows": n, "heads": heads, "axes of x": str(len(lead) + 2), "batch": lead[0] if len(lead) > 1 else 0,
+        "rows": n, "heads": heads, "heads in all": math.prod(lead), "axes of x": str(len(lead) + 2),
+        "batch": lead[0] if len(lead) > 1 else 0,
         "positions of their own": bool(call.own), "x": call.memory, "positions": call.places,
         "values of x": call.values,
         "order": _order(m, steps), "as many heads as rows": heads == n > 1, "as many rows as features": n == d,
@@ -144,19 +147,23 @@ def _order(m: Array, steps: Array) -> str:
         return COUNTED[int(m[0] != 0)]
     if not steps.any():
         return "all the same"
+    if (np.diff(np.sort(m)) == 1).all():
+        return "a range, falling or shuffled"
     return "falling" if (steps < 0).all() else "rising with gaps" if (steps > 0).all() else "in another order"
 
 
 def tails(columns: dict[str, Array], wrong: Array) -> Iterator[tuple[str, Array]]:
     """What is left over by blocks of rows or heads, if all wrong rows, bool (N,), are among it."""
-    row, rows, head, heads = (columns[name] for name in ("row", "rows", "head", "heads"))
-    for k in range(2, LARGEST_BLOCK + 1):
-        if (row[wrong] >= rows[wrong] // k * k).all():
-            tail = row >= rows // k * k
-            yield f"after the last full block of {k} rows", tail
-            yield f"after one or more full blocks of {k} rows", tail & (rows >= k)
-    yield "in the second half of the heads", (head >= heads // 2) & (heads > 1)
-    yield "the last of an odd number of heads", (head == heads - 1) & (heads % 2 == 1)
+    for what, of, among in (("row", "row", "rows"), ("head", "head of all", "heads in all")):
+        place, count = columns[of], columns[among]
+        for k in range(2, LARGEST_BLOCK + 1):
+            if (place[wrong] >= count[wrong] // k * k).all():
+                tail = place >= count // k * k
+                yield f"the {what} is after the last full block of {k}", tail
+                yield f"the {what} is after one or more full blocks of {k}", tail & (count >= k)
+    head, heads = columns["head"], columns["heads"]
+    yield "the head is in the second half of them", (head >= heads // 2) & (heads > 1)
+    yield "the head is the last of an odd number", (head == heads - 1) & (heads % 2 == 1)
 
 
 def _recalled(seen: dict[Any, Array], call: Call, each: Array) -> dict[str, Array]:

@@ -95,17 +95,17 @@ def _numbers(name: str, column: Array, wrong: Array) -> Iterator[tuple[str, Arra
     if below.size and above.size:
         yield f"{name} from {low:{f}} to {high:{f}}", (column >= low) & (column <= high)
     if column.dtype.kind in "iu":
-        yield from _periods(name, column, bad)
+        yield from _periods(name, column, bad, right)
 
 
-def _periods(name: str, column: Array, bad: Array) -> Iterator[tuple[str, Array]]:
+def _periods(name: str, column: Array, bad: Array, right: Array) -> Iterator[tuple[str, Array]]:
     own = int(np.gcd.reduce(bad - bad[0])) or int(bad[0])  # the period of what is wrong, which may be any
     for period in (own, *PERIODS) if own > 1 else PERIODS:
         rest = bad[0] % period
         if (bad % period == rest).all():
             words = f"is {rest} modulo {period}" if rest else f"is a multiple of {period}"
             yield f"{name} {words}", column % period == rest
-        elif (bad % period).all():
+        elif (bad % period).all() and (right % period == 0).sum() > 1:  # one alone may be so by chance
             yield f"{name} is no multiple of {period}", column % period != 0
             if (bad > period).all():
                 yield f"{name} is above {period} and no multiple of it", (column > period) & (column % period != 0)

@@ -394,10 +394,10 @@ def results(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, ...]:
 
 
 def allowed(
-    spec: Spec, call: Call, rounding: Rounding, answers: Sequence[Array] | None = None, hopeless: bool = False
+    spec: Spec, call: Call, rounding: Rounding, answers: Sequence[Array] | None = None, wrong: float = 0.0
 ) -> list[Allowed]:
     """What each answer to this call must be. If they are given, no more noisy runs are made than it takes to accept
-    them; nor are any, if they may be ``hopeless``, for some that are far off."""
+    them: none for those that are far off, where a share of the calls is ``wrong`` already; few, if that is most."""
     truth, noisy, t = results(spec, call), list[tuple[Array, ...]](), call.k.shape[2]
     keys = seen(spec, call).sum(axis=-1, keepdims=True) if call.g is None else np.full(1, t)
     sizes = [float(np.abs(x.astype(np.float64)).max(initial=0)) for x in ([call.v] if call.g is None else truth)]
@@ -413,7 +413,8 @@ def allowed(
     now = limits(0)
     for runs, doubt in ((1, 1.0), (most, 0.5), (MANY * most, 1.0)):
         ratio, error = max(map(Allowed.ratio, now, answers)), max(map(_furthest, now, answers))
-        if ratio <= doubt or (hopeless and error > FAR * max(sizes)) or (len(noisy) == most and ratio > DOUBTFUL):
+        far, sure = wrong and error > FAR * max(sizes), ratio > DOUBTFUL or wrong > 0.5
+        if ratio <= doubt or far or (len(noisy) == most and sure):
             break  # few samples may be small by chance, but not by so much
         now = limits(runs)
     return now

@@ -6,7 +6,7 @@ reaches, and values of many sizes show whether they are rounded, clipped, or oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,15 +26,16 @@ MOST = 64  # rows, or heads, whose readers are looked for
 Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
 NOT_SUMMED = "values: not only summed"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}
+AXES = ("row", "batch"), ("head", "heads")  # of an array, and the step that may mix them
 
 
 # ── Rows and heads ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sources(ask: Ask, call: Call, close: float) -> tuple[list[Finding], Call]:
+def sources(ask: Ask, call: Call, close: float, axes: Sequence[int] = (1, 0)) -> tuple[list[Finding], Call]:
     """Who reads the queries, keys and values of others, and a call in which each head has what it reads."""
     found, moved, base = list[Finding](), call, np.nan_to_num(ask(call))
-    for axis, what, step in ((1, "head", "heads"), (0, "row", "batch")):
+    for axis, (what, step) in ((axis, AXES[axis]) for axis in axes):
         others = dict[str, Array]()
         for name in NAMES:
             x = getattr(call, name)

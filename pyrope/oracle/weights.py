@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
+from .candidate import UNIT
 from .measured import Ask, Measured, Numerators, blocks, coarser, masked, read, where
 from .numerators import fits, numerators
 from .report import Finding
@@ -39,11 +40,11 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
             taken = apart(Measured(spec, values.ask, call, values.weights, close, due))
             if taken or listed:
                 break
-    if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
-        taken = [x for x in taken if not x.fault.startswith("precision")]
-    if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
-        taken = [x for x in taken if x.fault != "not finite"]
-    return [*listed, *taken]
+        if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
+            taken = [x for x in taken if not x.fault.startswith("precision")]
+        if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
+            taken = [x for x in taken if x.fault != "not finite"]
+        return [*listed, *taken] or values.changed(answer)
 
 
 def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Finding], Call]:
@@ -200,7 +201,8 @@ def summed(x: Array) -> Array:
 
 def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     """What numerators are divided by, against the sum over the keys that are seen; ``masked``: these are others."""
-    number, plain, c, close = made.number, made.plain, made.fit.factors, m.close / 5
+    number, plain, c = made.number, made.plain, made.fit.factors
+    close = max(m.close / 5, 2 * UNIT[m.spec.dtype.name])  # results are rounded
     sees, rows = m.sees if masked else m.visible, (c != 0) & m.sees.any(axis=-1, keepdims=True) & ~m.bad
     count = 1.0 if m.linear else np.rint(np.clip(np.nan_to_num(m.weights / (c * number), nan=1), 1, 9))
     right, total = summed(np.where(sees, count * plain, 0)), np.where(rows, 1 / c, np.nan)
