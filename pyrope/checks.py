@@ -81,6 +81,7 @@ def _listed(name: str, values: Any, kind: str) -> Sequence[Any]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise TypeError(f"{name} must be a list of {kind}, was {values!r}")
+    size(f"the length of {name}", len(values), 0)
     return values
 
 

@@ -429,8 +429,8 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
 def _widths(config: Json, convention: Convention, parameters: Json, layer_type: str | None) -> tuple[int, int, str]:
     """Head size, rotary width, and where in the head the rotated features lie."""
     if convention.latent or "qk_rope_head_dim" in config:
-        width = checks.integer("qk_rope_head_dim", _need(config, "qk_rope_head_dim", "its model_type"), 1)
-        still = checks.integer("qk_nope_head_dim", _need(config, "qk_nope_head_dim", "qk_rope_head_dim"), 0)
+        width = checks.size("qk_rope_head_dim", _need(config, "qk_rope_head_dim", "its model_type"), 1)
+        still = checks.size("qk_nope_head_dim", _need(config, "qk_nope_head_dim", "qk_rope_head_dim"), 0)
         return still + width, width, "suffix"
     own = convention.layers.get(layer_type or "")
     key, default = ("head_dim", convention.head_dim) if own is None else (own.head_key, own.head_dim)

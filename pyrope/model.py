@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -593,7 +593,7 @@ def generate(
     if np.ndim(on_host(tokens)) != 1:
         raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
     count = checks.integer("max_new_tokens", max_new_tokens, 1)
-    ends = checks.integers("stop", list(stop) if isinstance(stop, Collection) else stop, 0)
+    ends = checks.integers("stop", list(stop) if isinstance(stop, Set) else stop, 0)
     rng = np.random.default_rng(checks.instance("sampling", sampling, Sampling).seed)
     cache = Cache(model, ids.shape[1] + count)
 

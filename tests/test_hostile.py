@@ -51,6 +51,8 @@ REFUSED = {
     "buckets must be at most 1024, was 1000": lambda: encodings.t5_buckets([0], causal=True, buckets=10**30),
     r"max_distance must be at most 2\^31, was 1000": lambda: encodings.t5_buckets([0], causal=True, max_distance=10**30),
     r"positions must lie within ±2\^31, were from 0 to 999": lambda: pyrope.cos_sin(range(10**12), SMALL),
+    "the length of sections must be at most 65536, was 1000": lambda: pyrope.Axes("sections", range(10**12)),
+    "qk_rope_head_dim must be at most 65536, was 2147483649": lambda: Rope.from_config({"model_type": "qwen2_vl", "qk_rope_head_dim": 2**31 + 1, "qk_nope_head_dim": 8, "rope_theta": 1e4}),
     r"n must be at most 2\^31, was 4294967296": lambda: pyrope.parallel.shard_positions(2**32, 0, 1),
     "head_dim must be at most 65536, was 65537": lambda: attention_of(head_dim=65537),
     "heads·head_dim must be at most 65536, was 131072": lambda: attention_of(heads=1024, head_dim=128),
