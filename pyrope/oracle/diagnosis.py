@@ -297,8 +297,8 @@ def _name(rule: Rule) -> str:
 
 def read_all(check: Check) -> None:
     """Makes every call that a diagnosis may make, for those who record the answers."""
-    for size in _sizes(check.dtype):
-        _at_zero(check, size)
+    for low, high in _sizes(check.dtype):
+        _at_zero(check, low, high)
     _multiples(check)
     with suppress(Unreadable):  # of heads that are too wide
         described(check)
@@ -306,8 +306,8 @@ def read_all(check: Check) -> None:
 
 def _damaged(check: Check) -> tuple[str, str] | None:
     """The name and the fact, if numbers are changed. Raises `Unreadable`."""
-    for size in _sizes(check.dtype):
-        x, y = _at_zero(check, size)
+    for low, high in _sizes(check.dtype):
+        x, y = _at_zero(check, low, high)
         found = response(x, y[..., :1, :], CLOSE[check.dtype])
         if found.function is not None and (named := _of_numbers(check, found.words, found.function)):
             return named
@@ -315,21 +315,23 @@ def _damaged(check: Check) -> tuple[str, str] | None:
     if zero.any():
         return "not linear", f"f(0) is not 0 but up to {np.abs(zero).max():.4g}: something is added"
     if (off := np.abs(four - 4 * one).max()) > 0.02 * np.abs(four).max():
-        lengths = np.linalg.norm(_at_zero(check, 1.0)[1], axis=-1)
+        lengths = np.linalg.norm(_at_zero(check)[1], axis=-1)
         alike = f"; rows come out with lengths from {lengths.min():.4g} to {lengths.max():.4g}"
         return "not linear", f"f(4x) and 4·f(x) differ by up to {off:.4g}{alike}"
     return None
 
 
-def _sizes(dtype: str) -> tuple[float, ...]:
-    """Of the numbers that are followed."""
-    return (1.0, 2.0**6, 2.0**-6) if dtype == "float16" else (1.0, 2.0**10, 2.0**-14)
+def _sizes(dtype: str) -> tuple[tuple[int, int], ...]:
+    """Powers of two between which the numbers are that are followed."""
+    return (0, 0), (-6, 6) if dtype == "float16" else (-14, 10)
 
 
-def _at_zero(check: Check, size: float) -> tuple[Array, Array]:
-    """Numbers at position 0, where nothing turns, and what comes out: two float64 (2, n, d). Raises `Unreadable`."""
+def _at_zero(check: Check, low: int = 0, high: int = 0) -> tuple[Array, Array]:
+    """Numbers of these sizes at position 0, where nothing turns, and what comes out: two float64 (2, n, d). Raises
+    `Unreadable`."""
     maker = Maker(check.plan)
-    x = maker.x(2, 4 * FEW) * check.plan.dtype.type(size)
+    x = maker.x(2, 4 * FEW)
+    x = (x * 2.0 ** np.random.default_rng(8).uniform(low, high, x.shape)).astype(x.dtype)
     y = check.ask(Call(x, maker.at(np.zeros(4 * FEW, np.int64))))
     return x.astype(np.float64), y / check.rope.attention_factor
 
