@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from . import Sampling, __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
-from .configs import head_counts, position_count, still_layers
+from .configs import attention_numbers, head_counts, position_count, still_layers
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
 from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, fields, finite, printable, summary
 from .phase import cos_sin
@@ -331,6 +331,8 @@ def check(given: Given, output: Output) -> int:
     kind = given.pop("attention", None)
     box = _take(given, BOX if kind is None else BOX.replace("axes", ""))
     picture, (subject, function) = given.pop("plot", None) if kind is None else None, CHECKS[kind]
+    if kind is not None and "config" in given:
+        given = _of_attention(given)
     rope = _rope(given) if kind != "softmax" or _takes_rope(given) else None
     given |= {"backward": True} if "autograd" in box else {}
     foreign = {name: x for name, x in given.items() if name not in inspect.signature(function).parameters}
@@ -348,6 +350,14 @@ def check(given: Given, output: Output) -> int:
     if picture is not None:
         _draw_operator(picture, report)
     return output.show_report(report)
+
+
+def _of_attention(given: Given) -> Given:
+    """With the heads of the config; says what else it has that the check was not told of."""
+    others = {name: words for name, words in attention_numbers(given["config"]).items() if name not in given}
+    for name, words in others.items():
+        _say(f"the config has {words}, which is checked only with {_flag(name)}")
+    return head_counts(given["config"]) | given
 
 
 def _draw_operator(path: str, report: Report) -> None:

@@ -516,6 +516,17 @@ def head_counts(source: Source) -> dict[str, int]:
     return counts if "heads" in counts else {}
 
 
+def attention_numbers(source: Source) -> dict[str, str]:
+    """What a config says of attention beside its heads, by the option of a check, in words.
+
+    >>> attention_numbers({"model_type": "mistral", "sliding_window": 4096})
+    {'window': 'sliding_window 4096'}
+    """
+    config, keys = _read(source)[0], {"window": "sliding_window", "softcap": "attn_logit_softcapping",
+                                      "scale": "query_pre_attn_scalar"}  # fmt: skip
+    return {name: f"{key} {config[key]}" for name, key in keys.items() if config.get(key) is not None}
+
+
 def position_count(source: Source) -> int | None:
     """How many positions a config says that its model has, if it says it.
 

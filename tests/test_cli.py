@@ -257,6 +257,17 @@ def test_check_of_a_program(run, tmp_path):
     assert code == 0 and json.loads(output)["verdict"] == "right"
 
 
+def test_attention_has_the_heads_of_a_config(run, candidates, tmp_path):
+    config = {"model_type": "mistral", "head_dim": 32, "num_attention_heads": 8, "num_key_value_heads": 2,
+              "sliding_window": 16, "rope_theta": 10000.0}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = "check", f"{candidates}:fused", "--in-process", "--attention", "softmax", "--config", str(tmp_path)
+    code, output, noted = run(*words)
+    assert code == 0 and "of 8 heads over 2" in output
+    assert "the config has sliding_window 16, which is checked only with --window" in noted
+    assert "sliding_window" not in run(*words, "--window", "16")[2]
+
+
 def test_identify(run, candidates):
     code, output, _ = run("identify", f"{candidates}:right", "--head-dim", "32", "--in-process")
     assert code == 0 and "base 10000" in output and "half" in output and max(map(len, output.splitlines())) <= 80

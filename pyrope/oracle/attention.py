@@ -507,7 +507,8 @@ def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
         some = [t for t in usual if low <= t.call.k.shape[2] <= high]
         keys = f"{low:,} to {max((t.call.k.shape[2] for t in some), default=0):,} keys"
         for i in range(len(some[0].answers) if some else 0):
-            t = max(some, key=lambda t: float((t.limits[i].error(t.answers[i]) / t.limits[i].worst).max(initial=0)))
+            large = [t for t in some if np.abs(t.limits[i].truth).max(initial=0) > 0.01]  # gradients may be 0
+            t = max(large or some, key=lambda t: t.limits[i].ratio(t.answers[i]))
             limit = t.limits[i] if 1 < t.ratio <= DOUBTFUL else check.limits(t.call)[i]  # by enough noisy runs
             error, size = limit.error(t.answers[i]), np.abs(limit.truth).max(axis=-1, keepdims=True)
             ulps = error / (2 * UNIT[check.spec.dtype.name] * np.maximum(size, 0.01 * size.max() + 1e-300))
@@ -520,7 +521,7 @@ def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
 
 
 def check_attention(
-    fn: Function, *, heads: int = 4, key_heads: int | None = None, head_dim: int = 64, causal: bool = True,
+    fn: Function, *, heads: int = 4, key_heads: int | None = None, head_dim: int | None = None, causal: bool = True,
     rope: Rope | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None,
     dtype: Any = np.float32, cache: bool | None = None, max_position: int = 4096, grade: str = "scores rounded",
     incremental: Begin = None, backward: bool = False, effort: str = "usual", framework: str | None = None,
@@ -540,6 +541,7 @@ def check_attention(
     the candidate is the backward pass. ``effort`` is "few", "usual" or "thorough". With ``framework``, "torch", "jax",
     "mlx", "paddle" or "cupy", fn works on the arrays of that library, and its backward pass is the derived one.
     """
+    head_dim = (64 if rope is None else check_rope(rope).head_dim) if head_dim is None else head_dim
     spec = _spec(heads, key_heads, head_dim, causal, rope, float_dtype(dtype))
     spec = replace(
         spec,

@@ -119,11 +119,11 @@ class Check:
         if not self.refused:
             return
         (_, first), count = self.refused[0], len(self.refused) + len(self.answers)
-        own = next((error for call, error in self.refused if call.own), None)
+        own = [error for call, error in self.refused if call.own]
         many = 2 * len(self.refused) > count and not any(one.wrong.any() for one in self.answers)
-        if own is not None and not any(one.call.own for one in self.answers):
-            reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {own.reason}"
-            raise Unreadable(reason, own.received, own.kind) from own.__cause__
+        if len(own) > sum(bool(one.call.own) for one in self.answers):
+            reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {own[0].reason}"
+            raise Unreadable(reason, own[0].received, own[0].kind) from own[0].__cause__
         if many:
             reason = f"refuses {len(self.refused)} of {count} calls of many shapes: {first.reason}"
             raise Unreadable(reason, first.received, first.kind) from first.__cause__

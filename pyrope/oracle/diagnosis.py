@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -30,6 +30,14 @@ UNCHANGED, ZEROS, LOST, STALE = "not rotated", "zeros returned", "not finite", "
 BOTH = {("values of x", LOST): "rows leak into each other", ("largest number", LOST): LOST, ("position", LOST): LOST}
 CLOSE = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of what is read at position 0
 ROUNDED, NAMED = ("rounded", "cut", "quantised"), ("bfloat16", "float16")  # the last have names of their own
+# Right results in other places (…, h, n, d): where they are, and what puts them back.
+PLACES: dict[str, Callable[[Array], Array]] = {
+    "rows come out in reversed order": lambda y: y[..., ::-1, :],
+    "each row comes out one row further": lambda y: np.roll(y, -1, axis=-2),
+    "each row comes out one row earlier": lambda y: np.roll(y, 1, axis=-2),
+    "heads come out in reversed order": lambda y: y[..., ::-1, :, :],
+    "heads and rows exchanged in memory": lambda y: y.reshape(*y.shape[:-3], *y.shape[-2:-4:-1], -1).swapaxes(-2, -3),
+}
 Measurements: TypeAlias = tuple[tuple[str, str, str], ...]  # name, expected, measured
 
 
@@ -37,8 +45,12 @@ def diagnosed(check: Check) -> tuple[list[Finding], Measurements]:
     """The findings about wrong rows, causes first, and what was measured where nothing explains them."""
     if not any(one.wrong.any() for one in check.answers):
         return ([Finding(*check.state)] if check.state else []), ()
-    diagnosis = Diagnosis(check)
-    return diagnosis.findings(), diagnosis.measured
+    (call, y), grade = check.sample, APPLICABLE[check.dtype][-1]
+    expected, wrong = check.expected(call), Diagnosis(check)
+    for words, back in PLACES.items() if expected.wrong(grade, y).any() else ():
+        if not expected.wrong(grade, back(y)).any():
+            return [wrong.finding("results in other places", words)], ()
+    return wrong.findings(), wrong.measured
 
 
 def described(check: Check) -> tuple[operator.Description | None, Array]:
@@ -72,6 +84,10 @@ class Diagnosis:
             assert y is not None
             expected = self.check.expected(call, rope=self.check.rope_of(one.call))
             yield expected.x, y[index], expected.y, expected.allowed(worst)
+
+    def finding(self, fault: str, fact: str) -> Finding:
+        """One that explains all rows."""
+        return self._finding(fault, fact, np.ones(len(self.x), bool))
 
     def findings(self) -> list[Finding]:
         rows, looks = np.ones(len(self.x), bool), [*self._looks()]
@@ -226,7 +242,8 @@ class Diagnosis:
 
     def _off(self, rows: Array) -> str:
         """How far off rows are, and in how many features."""
-        rows = rows & self.finite if (rows & self.finite).any() else rows
+        plain = rows & self.finite & np.isfinite(self.y).all(axis=-1) & (np.abs(self.x).max(axis=-1) < 2.0**20)
+        rows = plain if plain.any() else rows
         off, size = np.abs(self.y - self.truth)[rows], np.abs(self.truth[rows]).max()
         features = np.flatnonzero((off > self.allowed[rows]).any(axis=0))
         some = f", in {listed(features, 'feature')}" if 0 < len(features) < off.shape[-1] else ""

@@ -297,7 +297,7 @@ def _is_width(width: float, base: float, rope: Rope) -> bool:
     """Whether the exponents 2i/width are simpler than another base of a few digits."""
     r, whole = rope.width, round(width) if abs(width) <= WIDEST else 0
     few = base == float(f"{base:.1e}") and whole not in (0, -r, r // 2, 2 * r, rope.head_dim)
-    return not few and (not whole or abs(width - whole) < 1e-3)
+    return not few and whole != r and (not whole or abs(width - whole) < 1e-3)
 
 
 # ── Rescalings: other numbers, other lists, other ramps ──────────────────────────────────────────────────────────────

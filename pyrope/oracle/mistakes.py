@@ -191,6 +191,8 @@ ROTATION: dict[str, Mistake] = {
     "another order of features": Mistake("pairs are written in another layout, or the rows of a weight are permuted; "
         "of gradients, they are written where the forward pass writes its result, not where it reads x",
         "use one layout for queries and keys, and write features where the model expects them", "DeepSeek-V3"),
+    "results in other places": Mistake("an index or a stride of the output that is another one than that of the input",
+        "write each row where it was read"),
     # Backwards
     "backward equals forward": Mistake("the forward rotation is used for gradients",
         "use the transpose: −sin for sin; where pairs are written in another layout, read them from there", "kernels"),

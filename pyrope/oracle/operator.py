@@ -263,7 +263,7 @@ class Description:
         pairs."""
         (layout, width, start), (theta, unsure) = self.shape, self.measured
         even = self.unexplained_start < 0.1 and not (np.abs(np.diff(self.theta)) > 0.01).any()
-        if start not in (0, self.head_dim - width) or not even:
+        if start not in (0, self.head_dim - width) or self.head_dim % 2 or not even:
             return []
         if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
             unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * STEP[narrow]) / 4

@@ -25,6 +25,7 @@ from .diagnosis import diagnosed, read_all
 from .report import ErrorRow, Finding, Report
 from .tolerance import APPLICABLE, Expected, Tables, decides_up_to, float_dtype
 
+SHOWN = 40  # wrong calls whose errors are in the table
 MAX_POSITION = 131071  # what a cache of 131072 rows still has
 # Of a backward pass: the name of a mistake, words of the fact, and what it is called there.
 BACKWARDS = (
@@ -180,9 +181,11 @@ def _report(check: Check) -> Report:
         notes = (*check.notes, *_undecided(check))
         if right and check.order is not None:
             notes = (*notes, f"{check.order_in_words()}: scores are the same if queries and keys are all made this way")
+        moved = check.order is not None and not right  # numbers are right, in other places
+        precision, errors = (None, ()) if moved else (check.precision, tuple(_errors(check, right)))
         return Report(
-            _subject(plan), plan.expected, verdict, tuple(findings), check.precision, _tried(check), measured,
-            tuple(_errors(check, right)), notes, readings=readings,
+            _subject(plan), plan.expected, verdict, tuple(findings), precision, _tried(check), measured, errors, notes,
+            readings=readings,
         )  # fmt: skip
 
 
@@ -235,22 +238,27 @@ def _power(number: float) -> str:
 
 
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
-    """Errors of one call by decade of the position: of the sample or, where that is right, of the first wrong one; ulps
-    are those of the length of the pair, if all is right."""
-    (call, y), grade = check.sample, APPLICABLE[check.dtype][-1]
-    if not right and not check.expected(call).wrong(grade, y).any():
-        usual = sorted(check.answers, key=lambda answer: answer.call.values != USUAL)
-        call, y = next(((one.call, one.y) for one in usual if one.y is not None and one.wrong.any()), (call, y))
-    expected = check.expected(call)
-    off = np.where(np.isnan(y), np.inf, np.abs(y - expected.y))
-    allowed = np.broadcast_to(expected.allowed(grade), off.shape)
-    lengths = np.abs(call.x.astype(np.float64)).max(axis=-1, keepdims=True) * check.rope.attention_factor
-    ulps = off / (2 * UNIT[check.dtype] * 2.0 ** np.floor(np.log2(np.maximum(lengths, 1e-30))))
-    at = np.abs(call.each().max(axis=0))
+    """Errors by decade of the position, of the sample and of the first wrong calls with usual numbers, if there are
+    any; ulps are those of the length of the pair, if all is right."""
+    wrong = [(one.call, one.y) for one in check.answers if one.y is not None and one.wrong.any()]
+    usual = [(call, y) for call, y in wrong if call.values == USUAL] or wrong
+    rows = [_of_rows(check, call, y) for call, y in [check.sample, *usual[:SHOWN]]]
+    at, off, allowed, ulps = (np.concatenate(column) for column in zip(*rows, strict=True))
     for k in range(-1, 10):
         low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(at.max())))
         inside = (at >= low) & (at <= high)
         if inside.any():
             where = "position 0" if k < 0 else f"positions {low:,} to {high:,}"
-            worst, most = (float(part[inside].max()) for part in (off, allowed))
-            yield ErrorRow(where, worst, most, float(ulps[inside].max()) if right else None)
+            worst, most, last = (float(column[inside].max()) for column in (off, allowed, ulps))
+            yield ErrorRow(where, worst, most, last if right else None)
+
+
+def _of_rows(check: Check, call: Call, y: Array) -> tuple[Array, ...]:
+    """Of each row of a call, (N,): its position, its largest error, what is allowed, and the error in ulps."""
+    expected = check.expected(call)
+    off = np.where(np.isnan(y), np.inf, np.abs(y - expected.y)).max(axis=-1)
+    allowed = np.broadcast_to(expected.allowed(APPLICABLE[check.dtype][-1]), y.shape).max(axis=-1)
+    lengths = np.abs(call.x.astype(np.float64)).max(axis=-1) * check.rope.attention_factor
+    ulps = off / (2 * UNIT[check.dtype] * 2.0 ** np.floor(np.log2(np.maximum(lengths, 1e-30))))
+    at = np.broadcast_to(np.abs(call.each().max(axis=0)), off.shape)
+    return tuple(column.ravel() for column in (at, off, allowed, ulps))

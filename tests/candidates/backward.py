@@ -114,6 +114,8 @@ damaged("g overwritten", "g is doubled in place.", given("raw = g"), after("raw 
 
 # Linear attention
 
+conditional("values of all rows", "dv is summed over the rows of the batch.", after("dv = dv.sum(axis=0, keepdims=True).repeat(len(dv), 0)"))
+
 right, wrong, conditional, damaged = rows("linear-backward", LINEAR_BACKWARD, rope=ROPE, key_heads=2)
 _BACK = "turn(dn @ tk, positions, -1), turn(dn.swapaxes(-1, -2) @ tq, positions, -1)"
 

@@ -277,3 +277,17 @@ wrong("wild, exllamav2: su", "LongRoPE has no attention factor in short calls.",
 wrong("wild, OLMo-core: ramp", "The end of YaRN's ramp is clamped to d/2 − 1.",
       theta("yarn(w, 8, 262144, up=lambda end: min(np.ceil(end), 31))"),
       rope=PLAIN | {"scaling": YaRN(8.0, 262144, attention_factor=1.0)})
+
+# Places, blocks and sizes
+
+table(wrong, out, "The result is {}.", {
+    "rows reversed": "y[..., ::-1, :].astype(x.dtype)",
+    "one row further": "np.roll(y, 1, axis=-2).astype(x.dtype)",
+})
+conditional("heads in fours", "Heads beyond a multiple of four stay, if there are more than four.",
+            after("flat, raw, k = y.reshape(-1, *x.shape[-2:]), x.reshape(-1, *x.shape[-2:]), x.size // max(1, x.shape[-2] * D) // 4 * 4"),
+            after("if k:\n        flat[k:] = raw[k:]"), after("y = flat.reshape(x.shape)"))
+conditional("a range is taken to rise", "Positions that fill a range are sorted.",
+            at("np.sort(m) if len(m) > 1 and len(set(m.tolist())) == len(m) == np.ptp(m) + 1 else m"))
+conditional("positions in float16, clamped", "Positions are float16 numbers, at most 65504.", at("np.minimum(m, 65504).astype(np.float16).astype(float)"))
+damaged("small numbers are zeros", "Numbers below 0.001 are zeros.", first("x = np.where(np.abs(x) < 1e-3, 0, x).astype(x.dtype)"))
