@@ -125,5 +125,5 @@ damaged("queries overwritten", "Queries are doubled in place.", given("raw = q")
         ("    return o", "    if raw.flags.writeable:\n        raw *= 2\n    return o"))
 table(damaged, out, "The result is {}.", {"output in float16": f"o{F16}.astype(dtype)", "NaN": "(o * np.nan).astype(dtype)",
                                           "another dtype": "o"})
-damaged("values in float8", "Values are rounded to four significant bits.", 
+damaged("values in float8", "Values are rounded to four significant bits.",
         given("m, e = np.frexp(v.astype(float)); v = np.ldexp(np.rint(m * 16) / 16, e)"), dtype="bfloat16")
