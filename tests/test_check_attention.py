@@ -257,7 +257,7 @@ def test_assertions_raise_what_they_report():
 @pytest.mark.parametrize(("error", "words", "options"), [
     (ValueError, "key_heads must divide heads, 4, was 3", {"heads": 4, "key_heads": 3}),
     (ValueError, "heads must be .*, was 0", {"heads": 0}),
-    (ValueError, "rope must have one axis and the head_dim of the check, head_dim=64, was Rope", {"rope": ROPE}),
+    (ValueError, "rope must have one axis and the head_dim of the check, head_dim=64, was Rope", {"rope": ROPE, "head_dim": 64}),
     (ValueError, "window must be .*, was 0", {"window": 0}),
     (ValueError, "softcap must be .*, was 0|softcap must be .*, was -", {"softcap": -1.0}),
     (ValueError, "scale must be", {"scale": float("nan")}),
