@@ -259,7 +259,7 @@ def number(value: float | None, form: str = ".2g") -> str:
 
 def fields(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of names, and of what is said of each; what is empty is left out."""
-    width = max([10, *(len(name) + 2 for name, _ in rows)])
+    width = max([10, *(len(name) + 1 for name, _ in rows)])
     wrapper, lines = textwrap.TextWrapper(_WIDTH, subsequent_indent=" " * (width + 2)), list[str]()
     wrapper.break_on_hyphens = False  # options and the names of files stay in one line
     for name, words in rows:
