@@ -283,6 +283,7 @@ def test_the_gallery(run):
     assert (code, errors) == (0, "") and head.split()[:2] == ["implementation", "verdict"] and "equivalent" in legend
     assert max(map(len, [*lines, *legend.splitlines()])) <= 80
     assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
+    assert "\n  equivalent other vectors" in output  # names stand apart from their words
     assert any("wrong base" in line for line in lines) and any("half 500000 Llama3" in line for line in lines)
 
 

@@ -119,6 +119,11 @@ def test_a_factor_and_a_part_that_stays_are_told():
     assert "nothing: every position returns x times a number" in str(still)
     assert identify(lambda x, positions: x.copy(), 3).multiple  # of an odd number of features
 
+    def first(x, positions):
+        return np.concatenate((rotation(ROPE)(x[..., :32], positions), x[..., 32:]), axis=-1)
+
+    assert identify(first, 33).rotary_dim == 32
+
 
 @pytest.mark.parametrize(("fn", "words"), [
     (lambda x, positions: x.cumsum(axis=-1, dtype=x.dtype), "output 31 is made from"),
