@@ -91,6 +91,10 @@ def test_axes_are_read(axes):
     x, at = rng.standard_normal((2, 30, 32)), rng.integers(0, 5000, (axes.count, 30))
     close = np.abs(rotation(found.rope)(x, at) - rotation(rope)(x, at)) <= 1e-9  # "listed" may be "interleaved"
     assert close.all()
+    summed = identify(
+        lambda x, positions: rotation(rope)(x, positions.sum(axis=0) + 0 * positions), 32, axes=axes.count
+    )
+    assert summed.rope is None and f"{'+'.join('012'[: axes.count])} × 16" in str(summed)
 
 
 @settings(max_examples=60)
@@ -127,6 +131,8 @@ def test_a_factor_and_a_part_that_stays_are_told():
 
 @pytest.mark.parametrize(("fn", "words"), [
     (lambda x, positions: x.cumsum(axis=-1, dtype=x.dtype), "output 31 is made from"),
+    (lambda x, positions: rotation(ROPE)(x, positions) / np.abs(x).max(axis=-1, keepdims=True), "not linear in x"),
+    (lambda x, positions: np.random.standard_normal(x.shape).astype(x.dtype), "not the same twice"),
     (lambda x, positions: rotation(ROPE)(x, np.minimum(positions, 1000)), "proportional: angles, up to position"),
     (lambda x, positions: rotation(ROPE)(x, positions) * np.exp(positions[:, None] * np.float32(1e-5)), "lengths: "),
     (lambda x, positions: np.where(positions[:, None] > 5000, np.float32(np.nan), rotation(ROPE)(x, positions)), "NaN or infinity comes out"),

@@ -196,15 +196,10 @@ def _axes(found: Description, rope: Rope) -> Iterator[Named]:
     """Which axis turns each pair."""
     if rope.axes is None:
         return
-    turns = np.abs(found.theta) > 8 * found.unsure  # (axes, p, 2)
-    due, owner = np.array([axis for axis, _ in rope.axes.assign(rope.pairs)]), found.owner
-    several = np.flatnonzero((turns.sum(axis=0) > 1).any(axis=-1))
-    if len(several):
-        first = _and(np.flatnonzero(turns[:, several[0]].any(axis=-1)))
-        yield Named("wrong axes", f"{listed(several)} turn with several axes, pair {several[0]} with {first}")
-    elif ((owner != due) & turns.any(axis=(0, 2))).any():
-        fact = f"the pairs turn with the axes {dealt(owner)}, where {dealt(due)} is expected"
-        yield Named("wrong axes", fact)
+    due, got = [str(axis) for axis, _ in rope.axes.assign(rope.pairs)], found.dealing
+    turns = (np.abs(found.theta) > 8 * found.unsure).any(axis=(0, 2))
+    if any(x != y and turning for x, y, turning in zip(got, due, turns, strict=True)):
+        yield Named("wrong axes", f"the pairs turn with the axes {dealt(got)}, where {dealt(due)} is expected")
 
 
 def _own_angles(found: Description, rope: Rope) -> Iterator[Named]:

@@ -94,7 +94,7 @@ def meant(rope: Rope, width: int) -> Rope:
 
 
 def span(theta: Array) -> str:
-    return f"{theta[0]:.7g} … {theta[-1]:.7g}" if len(theta) else "none"
+    return " … ".join(f"{theta[i]:.7g}" for i in (0, -1)[: len(theta)]) or "none"
 
 
 def listed(indices: Any, what: str = "pair") -> str:
@@ -384,15 +384,18 @@ def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ram
         kept = steps[0] + (abs(ratio[0] - 1) > close[0])
         return Ramp(s, "a step", float(kept), float(2 * steps[0] + 1 - kept))
     along = {"pair": i, "frequency": w, "wavelength": 1 / w}
-    share = (ratio - 1 / s) / (1 - 1 / s)  # 1: kept, 0: divided
-    for over in sorted(along, key=lambda name: name != first) if inside.sum() > 1 else ():
+    ways = [(over, power) for power in (1, -1) for over in sorted(along, key=lambda name: name != first)]
+    for over, power in ways if inside.sum() > 1 else ():  # blends of frequencies, or of wavelengths
+        low = s**-power
+        share = (ratio**power - low) / (1 - low)  # 1: kept, 0: divided
         slope, start = np.polyfit(along[over][inside], share[inside], 1, w=1 / close[inside])
         line = slope * along[over] + start
-        if (np.abs(w * (line + (1 - line) / s) / theta - 1) <= close)[inside].all():
-            order = np.argsort(along[over])
+        made = w * np.abs(line + (1 - line) * low) ** power
+        if (np.abs(made / theta - 1) <= close)[inside].all():
+            order, of = np.argsort(along[over]), "" if power == 1 else "of wavelengths, "
             ends = [(end - start) / slope for end in (1, 0)]
             ends = ends if over == "pair" else [np.interp(end, along[over][order], i[order]) for end in ends]
-            return Ramp(s, f"linear in the {over}", *map(float, ends))
+            return Ramp(s, f"{of}linear in the {over}", *map(float, ends))
     return None
 
 

@@ -118,7 +118,7 @@ ROTATION: dict[str, Mistake] = {
         "original_max_position_embeddings), limit or truncation of another model, or a default",
         "read them from the config: factor, original length, betas or low and high, truncate", "torchtitan#3787"),
     "wrong ramp": Mistake("the two sides of the blend, or its limits, exchanged; the ramp made linear in something "
-        "else, cut off, or without a blend",
+        "else, of wavelengths, cut off, or without a blend",
         "YaRN: w·((1 − γ) + γ/s) with γ = (i − lo)/(hi − lo), lo from beta_fast, hi = min(hi, r − 1) from beta_slow; "
         "llama3: wavelengths above L₀/low are divided, below L₀/high kept",
         "litgpt 0.5.13, OLMo-core 3.0.0, torchtitan#3787"),

@@ -173,6 +173,13 @@ class Description:
         """Which axis turns each pair, (p,): the one that does so the fastest."""
         return np.asarray(np.argmax(np.abs(self.theta).max(axis=-1), axis=0))
 
+    @property
+    def dealing(self) -> list[str]:
+        """The same in words, where several axes may turn a pair."""
+        turns = (np.abs(self.theta) > 8 * self.unsure).any(axis=-1)  # (axes, p)
+        each = zip(turns.T, self.owner, strict=True)
+        return ["+".join(map(str, np.flatnonzero(some) if some.any() else [own])) for some, own in each]
+
     @cached_property
     def direction(self) -> int:
         """That of most pairs; those beyond half a turn for a position do not tell."""
@@ -263,7 +270,8 @@ class Description:
         pairs."""
         (layout, width, start), (theta, unsure) = self.shape, self.measured
         even = self.unexplained_start < 0.1 and not (np.abs(np.diff(self.theta)) > 0.01).any()
-        if start not in (0, self.head_dim - width) or self.head_dim % 2 or not even:
+        several = any("+" in axes for axes in self.dealing)
+        if start not in (0, self.head_dim - width) or self.head_dim % 2 or not even or several:
             return []
         if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
             unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * STEP[narrow]) / 4
@@ -314,7 +322,7 @@ FIELDS: tuple[tuple[str, Callable[[Description], str], Callable[[Rope], str]], .
     ("offset", lambda f: ", ".join(f"{one:.6g}" for one in f.offsets),
      lambda rope: ", ".join("0" * (rope.axes.count if rope.axes is not None else 1))),
     ("factor", lambda f: f"{f.factor:.6g}", lambda rope: f"{rope.attention_factor:.6g}"),
-    ("axes", lambda f: dealt(f.owner) if len(f.theta) > 1 else "",
+    ("axes", lambda f: dealt(f.dealing) if len(f.theta) > 1 else "",
      lambda rope: "" if rope.axes is None else dealt(axis for axis, _ in rope.axes.assign(rope.pairs))),
     ("proportional", lambda f: f"angles, up to position {f.straight} only" if f.straight < f.at[-1] else "",
      lambda _: "all angles"),
@@ -404,12 +412,12 @@ class Identification:
         if self.multiple:
             rows = [("turning", f"nothing: every position returns x times a number, {self.attention_factor:.6g}")]
         elif self.readings is None:
-            rows = [("pairs", "no two features as a pair")]
+            rows = []
         else:
             rows = [(side.name, side.measured) for side in self.readings.sides() if side.name not in ("rule", *NOTED)]
         rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
-        rows += [("precision", self.precision)]
+        rows += [("precision", self.precision)] if self.frequencies else []
         rows += [("also", words) for words in self.behaviour] + [("note", words) for words in self.notes]
         return [(name, abbreviated(words)) for name, words in rows]
 
@@ -459,7 +467,7 @@ def identify(
     such as "torch", says whose arrays it takes.
     """
     axes = None if axes is None else checks.integer("axes", axes, 1, 64)
-    head_dim = checks.integer("head_dim", head_dim, 1, WIDEST)
+    head_dim = checks.integer("head_dim", head_dim, 2, WIDEST)
     top = MAX_POSITION if max_position is None else checks.integer("max_position", max_position, 1, checks.MAX_POSITION)
     if not isinstance(suspects, Iterable):
         raise TypeError(f"suspects must be a list of ropes, was {type(suspects).__name__}")
@@ -471,14 +479,27 @@ def identify(
     probe = Probe(Candidate(fn), head_dim, float_dtype(np.float32 if dtype is None else dtype), top, axes)
     try:
         found, reached = read(probe)
+        note = _not_linear(probe)
         probe.candidate.look_again()
-        if found is not None:
+        if found is not None and not note:
             return _identified(probe, found, ropes)
         f = int(np.argmax(reached.sum(axis=1)))
-        note = f"no layout has these pairs: output {f} is made from {listed(np.flatnonzero(reached[f]), 'feature')}"
+        made = listed(np.flatnonzero(reached[f]), "feature")
+        note = note or f"no layout has these pairs: output {f} is made from {made}"
         return Identification(probe.d, probe.dtype.name, probe.candidate.watched(), (note,))
     except Unreadable as error:
         raise ValueError(f"the candidate cannot be read: {error}") from error
+
+
+def _not_linear(probe: Probe) -> str:
+    """In words, if R(m) does not tell what becomes of x, as it is another for other numbers, or for every call."""
+    at, rng = ladder(probe.top), np.random.default_rng(4)
+    a, b = (rng.integers(-7, 8, (2, 2, len(at), probe.d)) / 4).astype(probe.dtype)  # sums are exact
+    whole, one, other = (probe.ask(x, at) for x in (a + b, a, b))
+    off = np.nanmax(np.abs(whole - one - other), initial=0)
+    if off <= (0.02 + 16 * UNIT[probe.dtype.name]) * np.nanmax(np.abs(whole), initial=0):
+        return ""
+    return f"not linear in x, or not the same twice: f(a + b) and f(a) + f(b) differ by up to {off:.2g}"
 
 
 def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) -> Identification:
