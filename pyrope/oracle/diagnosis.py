@@ -16,7 +16,7 @@ from .calls import FEW, REUSED, Call, Maker
 from .candidate import Unreadable
 from .comparison import POISON, Check
 from .frequencies import listed
-from .positions import ELSEWHERE, STATE, Became, moved
+from .positions import ELSEWHERE, NEGATIVE, STATE, Became, moved
 from .report import Finding
 from .responses import Function, response
 from .rows import ABOUT, COUNTED, tabulated, tails
@@ -28,6 +28,7 @@ MOST = 0.98  # of the wrong rows became the same
 UNCHANGED, ZEROS, LOST, STALE = "not rotated", "zeros returned", "not finite", "output not written"
 # What is wrong in some rows, and what became of them, has a name of its own.
 BOTH = {("values of x", LOST): "rows leak into each other", ("largest number", LOST): LOST, ("position", LOST): LOST}
+OF_POSITIONS = {" = ": "one position wrong", "≥": "wrong beyond a position", "≤ -": NEGATIVE}  # by what a rule says
 CLOSE = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of what is read at position 0
 ROUNDED, NAMED = ("rounded", "cut", "quantised"), ("bfloat16", "float16")  # the last have names of their own
 # Right results in other places (…, h, n, d): where they are, and what puts them back.
@@ -303,7 +304,7 @@ def _name(rule: Rule) -> str:
     if REUSED in words or about.startswith("an earlier call"):
         return STATE
     if about == "position":
-        return "one position wrong" if " = " in words else "wrong beyond a position" if "≥" in words else ELSEWHERE
+        return next((name for sign, name in OF_POSITIONS.items() if sign in words), ELSEWHERE)
     if about.startswith("the head"):
         return ABOUT["head"]
     return ABOUT.get(about, "some shapes wrong" if about.startswith("x has") else "some lengths wrong")
