@@ -134,7 +134,10 @@ def test_configs(config, expected):
     assert_reads(config, expected)
 
 
-NESTED = {FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6}, SLIDING: {"rope_type": "default", "rope_theta": 3e4}}
+NESTED = {
+    FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 3e4},
+}
 GEMMA3, DEEPSEEK4 = of("gemma3_text"), of("deepseek_v4", qk_rope_head_dim=32, **scaled("yarn", **YARN))
 GEMMA4 = of("gemma4_text", head_dim=256, rope_parameters={
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}, SLIDING: {"rope_theta": 1e4},
