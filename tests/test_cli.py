@@ -176,6 +176,7 @@ def right(x, positions):
 
 late = lambda x, positions: rotate(x, positions + 1, ROPE)
 heads_last = lambda x, positions: rotate(x.swapaxes(1, 2), positions, ROPE).swapaxes(1, 2)  # (b, n, h, d)
+counts = lambda x: rotate(x, np.arange(x.shape[-2]), ROPE)
 offset = lambda x, offset: rotate(x, np.arange(offset, offset + x.shape[-2]), ROPE)
 unscaled = lambda q, k, v: attention(q, k, v, causal=True, scale=1.0)
 windowed = lambda q, k, v: attention(q, k, v, causal=False, **SCORES)
@@ -200,7 +201,9 @@ def test_check_of_a_function_in_a_process_of_its_own(run, candidates):
     code, output, errors = run("check", f"{candidates}:right", *ROPE)
     assert code == 0 and output.startswith("rotation: RIGHT") and "compiling …" in errors
     code, output, _ = run("check", f"{candidates}:crashes", "--attention", "softmax", "--json")
-    assert code == 3 and "ends its process, with status 7" in json.loads(output)["failure"]["reason"]
+    report = json.loads(output)
+    assert code == 3 and (report["subject"], report["expected"]) == ("attention", "softmax attention")
+    assert "ends its process, with status 7" in report["failure"]["reason"]
     code, output, _ = run("check", f"{candidates}.py:right", *ROPE)
     assert code == 2 and not output
     command = f"{sys.executable} {candidates} {{x}} {{positions}} {{y}}"
@@ -214,6 +217,7 @@ SCORES = ["--attention", "softmax", "--not-causal", "--softcap", "20", "--scale"
 @pytest.mark.parametrize("name, options, code, says", [
     ("late", ROPE, 1, "positions one too high"), ("unscaled", ["--attention", "softmax", "--head-dim", "16"], 1, "scale: missing"),
     ("heads_last", [*ROPE, "--axes", "bnhd", "--dtype", "float16", "--max-position", "2000"], 0, "RIGHT"),
+    ("counts", [*ROPE, "--call", "sequential"], 0, "position 8,191"),
     ("offset", [*ROPE, "--call", "offset", "--dtype", "float64", "--max-position", "2000"], 0, "RIGHT"),
     ("windowed", [*SCORES, "5"], 0, "window 5"), ("windowed", [*SCORES, "6"], 1, "window: one too narrow"),
     ("fused", ["--attention", "softmax", *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
@@ -361,6 +365,7 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     (["generate", "--model", "some-lab/Model-8B", "hi"], "the id of a model on the Hugging Face Hub"),
     (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"), (["check", "json", "--in-process", *ROPE], "module:function"),
     (["check", "--exec", "./x {x}", *ROPE], "must say where {positions} goes"),
+    (["check", "--exec", "./x {x} {pos} {y}", *ROPE], "must not have {pos}"),
     (["check", "--exec", "true {x} {positions} {y}", "--axes", "bnhd", *ROPE], "--axes must be left out: only functions"),
     (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),  # as the other process says
     (["check", "json:dumps", *ROPE, "--timeout", "0"], "--timeout must be"), ([*F, "--timeout", "5"], "--timeout must be left out: --in-process has no time limit"),
@@ -368,15 +373,20 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     ([*F, "--not-causal", "--heads", "8"], "--not-causal, --heads must be left out: not for a rotation"),
     (LINEAR, "give --config, or --head-dim, --base, --layout"), ([*LINEAR, *ROPE, "--window", "5"], "--window must be left out: not for linear attention"),
     ([*SOFTMAX, "--base", "5"], "give --config, or --head-dim, --layout"), ([*SOFTMAX, "--call", "offset"], "--call offset is for attention with RoPE inside"),
+    ([*SOFTMAX, "--cache", "--no-cache"], "--no-cache: not allowed with argument --cache"),
+    ([*SOFTMAX, "--max-position", "1000"], "--max-position needs the rope that is inside"),
     ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--strict, --axes must be left out: not for softmax attention"),
     ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], "must not have {positions}: attention gets them with RoPE inside"),
-    ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'must say where {dq} goes, as in "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
+    ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'must not have {o}; it is such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
     ([*PROGRAMS, "mpiexec -n 4 python mine.py {q} {k} {v} {o}"], "there is no program 'mpiexec' that can be run: pip install \".[mpi]\" in a clone"),
+    (["identify", "json:dumps", "--head-dim", "32", "--position-axes", "1"], "--position-axes is for two axes or more"),
     (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"), (["vectors", "--verify", "only-one"], "--verify needs two paths"),
     (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"), (["vectors", "one", "two"], "need --verify"),
     (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors holds no test vectors"),
     (["vectors", "one", "--suite", "rotation", "--heads", "3", *ROPE], "--heads must be left out: rotations have no heads"),
     (["diff", "no-such-file", "other"], "no-such-file does not exist\n"), (["trace", "x", "-o", "t"], "give --tokens or --text"),
+    (["diff", __file__, "other"], f"{__file__}: the file is not a valid .safetensors file: "),
+    (["trace", "x", "--tokens", "1", "-o", "t.npz"], "a trace must be a .safetensors file, was 't.npz'"),
     (["trace", "x", "--tokens", "1,b", "-o", "t"], "--tokens must be integers with commas between them, was '1,b'"),
     (["plot", "decay", "-o", "x.pdf"], "a picture must be a .png or .svg file, was 'x.pdf'"), ([*F, "--plot", "no/such/x.png"], "there is no directory"),
     (["plot", "shift", "-o", "x.png", "--base", "5"], "--base must be left out: the picture shift shows no rope"),

@@ -49,6 +49,7 @@ REFUSED = {
     # Other types
     "config must be a Config, was dict": lambda: weight_shapes({}),
     "weights must be a dict of arrays by name, was list": lambda: Model(PLAIN, []),
+    "incremental must be a function that makes one, was int": lambda: pyrope.check_attention(len, incremental=3),
     "cache must be True or False, was 'no'": lambda: pyrope.check_attention(len, cache="no"),
     "own must be None or Own[(]rope[)], with a rope of your own, was Rope": lambda: write_vectors("v", own=HALF),
     "a trace must be arrays of real numbers by name, .* was": lambda: diff_traces({"a": None}, {"a": None}),
