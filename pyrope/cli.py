@@ -151,8 +151,8 @@ def _parser() -> argparse.ArgumentParser:
             for option in names.split():
                 flags = ["-o", "--output"] if option == "output" else [f"--{option.removeprefix('model-')}"]
                 keywords = _keywords(option)  # switches that give the same argument exclude each other
-                place = switches[keywords.get("dest", option)] if "action" in keywords else group
-                place.add_argument(*flags, **keywords)
+                inside = switches[keywords.get("dest", option)] if "action" in keywords else group
+                inside.add_argument(*flags, **keywords)
     return result
 
 
