@@ -2,7 +2,6 @@
 as programs under mpiexec, in tests/mpi."""
 
 import importlib.util
-import math
 import os
 import pathlib
 import shutil
@@ -163,19 +162,6 @@ def test_the_order_of_linear_attention(mpi):
         assert all(isinstance(out, np.ndarray) for out in on_ranks(size, ordered(**options))[0])
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3, 5)])
-def test_shards_are_put_in_order(mpi, shape):
-    *lead, f = shape
-    x = np.arange(math.prod(lead) * N * f, dtype=np.float32).reshape(*lead, N, f)
-
-    def body(comm):
-        own = shard_positions(N, comm.rank, 3, "zigzag")
-        return gather(comm, x[..., own, :], own, root=2)
-
-    results, _ = on_ranks(3, body)
-    assert results[:2] == [None, None] and np.array_equal(results[2], x) and results[2].dtype == np.float32
-
-
 # ── Ranks that agree, and that end together ──────────────────────────────────────────────────────────────────────────
 
 
@@ -198,9 +184,16 @@ def ring(places=lambda own: own, **options):
     return attend
 
 
-def passed(config=PLAIN, add=lambda comm: (0, 0), **options):
-    model, at = pyrope.random_model(config, 1, dtype="float64"), np.arange(4)
-    return lambda comm: forward(model, at + add(comm)[0], at + add(comm)[1], comm=comm, **options)
+def passed(*configs, add=lambda comm: (0, 0), **options):
+    """A model, or one for each rank."""
+    models, at = [pyrope.random_model(config, 1, dtype="float64") for config in configs], np.arange(4)
+    return lambda comm: forward(
+        models[comm.rank % len(models)], at + add(comm)[0], at + add(comm)[1], comm=comm, **options
+    )
+
+
+# Their facts are far longer than a message, and the last layers differ.
+DEEP = [replace(PLAIN, layers=PLAIN.layers[:1] * 40 + (replace(PLAIN.layers[0], window=window),)) for window in (2, 3)]
 
 
 def gathered(shape, at, root=0):
@@ -226,7 +219,7 @@ FACTS = "ring_attention(q float64 (2, 4, n, 3), k float64 (2, 2, n, 3), v float6
     (2, ordered("striped"), "a rank ends at position 12, and the next begins at 1;"),
     (1, passed(PLAIN.with_encoding("alibi")), "ALiBi adds a bias to all n × n scores"),
     (1, passed(replace(PLAIN, attention="linear"), scheme="zigzag"), "scheme must be 'contiguous' for causal linear attention"),
-    (2, passed(add=lambda comm: (comm.rank, 0)), SAME), (2, passed(add=lambda comm: (0, comm.rank)), SAME),
+    (2, passed(PLAIN, add=lambda comm: (comm.rank, 0)), SAME), (2, passed(PLAIN, add=lambda comm: (0, comm.rank)), SAME), (2, passed(*DEEP), SAME),
     (1, gathered((4, 2), np.arange(3)), "x must be (…, n, f) and positions (n,), had shapes (4, 2) and (3,)"),
     (1, gathered(4, np.arange(4)), "x must be (…, n, f) and positions (n,)"),
     (1, gathered((4, 2), np.arange(4), root=1), "root must be a rank, less than 1, was 1"),
@@ -238,23 +231,13 @@ FACTS = "ring_attention(q float64 (2, 4, n, 3), k float64 (2, 2, n, 3), v float6
 ])  # fmt: skip
 def test_what_every_rank_refuses(mpi, size, body, words):
     for error in on_ranks(size, body)[0]:
-        assert isinstance(error, ValueError | TypeError) and words in str(error), error
+        assert isinstance(error, ValueError | TypeError) and words in str(error) and len(str(error)) < 4200, error
 
 
 def test_a_rank_whose_arguments_are_wrong(mpi):
     first, second, third = on_ranks(3, ring(lambda own: own[:-1] if own[0] == 4 else own))[0]
     assert isinstance(second, ValueError) and isinstance(first, RuntimeError) and isinstance(third, RuntimeError)
     assert str(first) == str(third) == f"rank 1 of 3 failed: ValueError: {second}"
-
-
-def test_long_texts_are_cut_and_compared_as_a_whole(mpi):
-    def agreed(comm, text):
-        return parallel._agreed(comm, "f", lambda: (comm.rank, text, np.array([7, comm.rank])))
-
-    for error in on_ranks(2, lambda comm: agreed(comm, "ä" * 3000 + str(comm.rank)))[0]:
-        assert 1900 < len(str(error)) < 2200 and "rank 1 f(ä" in str(error)
-    same = on_ranks(2, lambda comm: agreed(comm, ""))[0]
-    assert same == [(0, [[2, 0, 7], [2, 1, 7]]), (1, [[2, 0, 7], [2, 1, 7]])]
 
 
 def test_ranks_that_end_together(mpi, capsys):
