@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from . import Sampling, __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
-from .configs import attention_numbers, head_counts, position_count, still_layers
+from .configs import NUMBERS, attention_numbers, still_layers
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
 from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, fields, finite, printable, summary
 from .phase import cos_sin
@@ -194,16 +194,14 @@ def _scaling(text: str) -> Any:
         kind, given = classes[call.func.id], {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         if call.args or None in given or len(given) < len(call.keywords):
             raise ValueError
-    except (ValueError, SyntaxError, KeyError, AttributeError, RecursionError):
-        close = difflib.get_close_matches(text.partition("(")[0].lower(), map(str.lower, classes), n=1)
-        hint = "".join(f" (did you mean {name}?)" for name in classes if close == [name.lower()] and name not in text)
-        rule = f'--scaling must be a call such as "Linear(factor=4.0)", of {", ".join(classes)}, with named arguments'
-        raise ValueError(f"{rule}; was {text!r}{hint}") from None
-    try:
         inspect.signature(kind).bind(**given)
-    except TypeError as error:
-        words = ", ".join(inspect.signature(kind).parameters)
-        raise ValueError(f"--scaling: {kind.__name__} has {words}; was {text!r}: {error}") from error
+    except (ValueError, SyntaxError, KeyError, AttributeError, RecursionError, TypeError) as error:
+        word = text.partition("(")[0]
+        close = [name for name in difflib.get_close_matches(word, classes, n=1, cutoff=0.4) if name != word]
+        why = f" (did you mean {close[0]}?)" if close else f": {error}" if isinstance(error, TypeError) else ""
+        calls = ", ".join(f"{name}({', '.join(inspect.signature(one).parameters)})" for name, one in classes.items())
+        rule = f'--scaling must be a call with named arguments, such as "Linear(factor=4.0)", of {calls}'
+        raise ValueError(f"{rule}; was {text!r}{why}") from error
     return kind(**given)
 
 
@@ -371,10 +369,15 @@ def check(given: Given, output: Output) -> int:
 
 def _of_attention(given: Given) -> Given:
     """With the heads of the config; says what else it has that the check was not told of."""
-    others = {name: words for name, words in attention_numbers(given["config"]).items() if name not in given}
-    for name, words in others.items():
-        _note(f"the config has {words}, which is checked only with {_flag(name)}")
-    return head_counts(given["config"]) | given
+    said = attention_numbers(given["config"])
+    for name in ("window", "softcap", "scale"):
+        if name in said and name not in given:
+            _note(f"the config has {NUMBERS[name]} {said[name]}, which is checked only with {_flag(name)}")
+    return _heads(said) | given
+
+
+def _heads(said: Given) -> Given:
+    return _take(said, "heads key-heads") if "heads" in said else {}
 
 
 def _draw_operator(path: str, report: Report) -> None:
@@ -494,10 +497,11 @@ def _own_vectors(given: Given) -> vectors.Own | None:
         why = "--config says it already" if config is not None else "rotations have no heads"
         _refuse({name: x for name, x in more.items() if name != "max_position"}, f"must be left out: {why}")
     if config is not None:
-        more |= head_counts(config)
+        said = attention_numbers(config)
+        more |= _heads(said)
         if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
-            last = min((position_count(config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
-            more.setdefault("max_position", max(last, vectors.LEAST_POSITION))
+            count = checks.integer(NUMBERS["positions"], said.get("positions", checks.MAX_POSITION + 1), 1)
+            more.setdefault("max_position", max(min(count - 1, checks.MAX_POSITION), vectors.LEAST_POSITION))
     return vectors.Own(rope, **more)
 
 
