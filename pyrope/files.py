@@ -162,7 +162,10 @@ def open_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]
     package = checks.imported("safetensors", "reading a .safetensors file", "checkpoints")
     path = check_file(path)
     with errors_prefixed_with(path):
-        opened = package.safe_open(path, framework="numpy")
+        try:
+            opened = package.safe_open(path, framework="numpy")
+        except package.SafetensorError as error:
+            raise ValueError(f"the file is not a valid .safetensors file: {error}") from error
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
         if any(one.get_dtype() == "BF16" for one in slices.values()):
             dtype_named("bfloat16")  # the package can read it once ml_dtypes is imported

@@ -613,6 +613,9 @@ def _grade_index(grade: str, known: tuple[str, ...], backward: bool) -> int:
 
 
 def _asked(fn: Function, incremental: Begin, backward: bool, framework: str | None) -> Asked:
+    for name, value, of in (("fn", fn, "of q, k and v"), ("incremental", incremental or len, "that makes one")):
+        if not callable(value):
+            raise TypeError(f"{name} must be a function {of}, was {type(value).__name__}")
     if framework is None:
         return Asked(fn, incremental, backward)
     from . import adapters
