@@ -40,8 +40,8 @@ def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) ->
 
 
 def by_rows(work: Callable[..., object], out: Array, *given: Array, cut: bool = True) -> Array:
-    """Calls ``work(out, *given)``, which treats every row by itself, and returns out; on the host some rows at a time, on
-    every core, so that what is between the products stays in the caches."""
+    """Calls ``work(out, *given)``, which treats every row by itself, and returns out; on the host some rows at a time,
+    on every core, so that what is between the products stays in the caches."""
     step = _ROWS if cut and namespace(out) is np else max(1, len(out))
     each(lambda some: work(out[some], *[x[some] for x in given]), cuts(len(out), step), products=True)
     return out
