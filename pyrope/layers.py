@@ -42,8 +42,10 @@ def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) ->
 def by_rows(work: Callable[..., object], out: Array, *given: Array, cut: bool = True) -> Array:
     """Calls ``work(out, *given)``, which treats every row by itself, and returns out; on the host some rows at a time,
     on every core, so that what is between the products stays in the caches."""
-    step = _ROWS if cut and namespace(out) is np else max(1, len(out))
-    each(lambda some: work(out[some], *[x[some] for x in given]), cuts(len(out), step), products=True)
+    if cut and len(out) > _ROWS and namespace(out) is np:
+        each(lambda some: work(out[some], *[x[some] for x in given]), cuts(len(out), _ROWS), products=True)
+    else:
+        work(out, *given)
     return out
 
 
@@ -67,7 +69,8 @@ def normalize(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
     xp = namespace(x)
     if centred:
         x = x - x.mean(axis=-1, keepdims=True)
-    y = _scaled(xp, x, _squares(xp, x)[..., None], 1 / x.shape[-1], eps, norm.weight)
+    squares = np.vecdot(x, x) if xp is np else _squares(xp, x)  # in one pass, both
+    y = _scaled(xp, x, squares[..., None], 1 / x.shape[-1], eps, norm.weight)
     if norm.bias is not None:
         y += norm.bias
     return y
@@ -75,8 +78,7 @@ def normalize(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
 
 @fused
 def _squares(xp: ModuleType, x: Array) -> Array:
-    """Σx² over the features: (…, e) -> (…)."""
-    return np.einsum("...e,...e->...", x, x) if xp is np else xp.sum(x * x, axis=-1)  # in one pass, both
+    return xp.sum(x * x, axis=-1)
 
 
 @fused

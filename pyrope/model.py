@@ -280,7 +280,7 @@ def forward(
     note("embedding", x)
     ropes = fixed_ropes(config, _lengths(m, own)) if cache is None else cache.ropes
     mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x)
-    attention = _Attention(config, cache, tables, mask, together, note, [])
+    attention = _Attention(config, cache, tables, mask, together, note, [], {})
     result = layers_and_head(model, x, attention, note, last)
     xp = namespace(result)
     if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
@@ -465,6 +465,7 @@ class _Attention:
     together: Any  # see _places
     note: Trace
     states: list[LinearState | None]  # what linear attention leaves, layer by layer
+    rules: dict[int | None, softmax.Rule]  # of scores, by window
 
     def __call__(self, i: int, heads: Array) -> Array:
         return self._linear(i, heads) if self.config.attention == "linear" else self._softmax(i, heads)
@@ -484,7 +485,10 @@ class _Attention:
             self.note(f"layers.{i}.q_rotated", q)
             self.note(f"layers.{i}.k_rotated", k[:, :, -n:])
             self.note(f"layers.{i}.scores", self._scores(i, q, k))
-        return softmax.attend(q, k, v, score_rule(config, i, n, k.shape[2]), self.mask)  # Eq. (2)
+        window = config.layers[i].window
+        if window not in self.rules:
+            self.rules[window] = score_rule(config, i, n, k.shape[2])
+        return softmax.attend(q, k, v, self.rules[window], self.mask)  # Eq. (2)
 
     def _scores(self, i: int, q: Array, k: Array) -> Array:
         """The scores whose softmax is taken, by the definition: (b, h, n, m)."""
