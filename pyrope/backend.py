@@ -38,8 +38,7 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
 
     Arrays given by keyword are called by that name in errors and must be there.
     """
-    kinds = [type(array) for array in arrays if array is not None] + list(map(type, named.values()))
-    if kinds and all(kind is np.ndarray for kind in kinds):  # the usual case, and the fastest
+    if len(arrays) == 1 and type(arrays[0]) is np.ndarray and not named:  # the usual case, and the fastest
         return np
     unnamed = {f"argument {i}": array for i, array in enumerate(arrays, 1) if array is not None}
     libraries = {name: _library(array) for name, array in (unnamed | named).items()}

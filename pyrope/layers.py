@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .backend import Array, from_numpy, fused, namespace
-from .tiles import cuts, each, tiles
+from .tiles import cuts, each
 
-_ROWS = 256  # tokens that an MLP takes at a time on the host: what it computes between its products stays in the caches
-_TILE = 2**17  # elements of a norm or an activation that a core takes at a time
+_ROWS = 128  # tokens that a core takes at a time
 
 
 class Projection(NamedTuple):
@@ -40,8 +39,18 @@ def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) ->
     return xp.take(table, from_numpy(ids, xp), axis=0)
 
 
+def by_rows(work: Callable[..., object], out: Array, *given: Array, cut: bool = True) -> Array:
+    """Calls ``work(out, *given)``, which treats every row by itself, and returns out; on the host some rows at a time,
+    on every core, so that what is between the products stays in the caches."""
+    if cut and len(out) > _ROWS and namespace(out) is np:
+        each(lambda some: work(out[some], *[x[some] for x in given]), cuts(len(out), _ROWS), products=True)
+    else:
+        work(out, *given)
+    return out
+
+
 def project(x: Array, layer: Projection, out: Array | None = None) -> Array:
-    """x (…, in) -> (…, out), a new array or ``out``; the products have the threads that their library gives them."""
+    """x·Wᵀ + b: (…, in) -> (…, out), a new array or, of rows (n, in), ``out``."""
     rows = x.reshape(-1, x.shape[-1])  # as one matrix: a stack of small products is slower than one large one
     y = namespace(x).matmul(rows, layer.weight.T, out=out)
     if layer.bias is not None:
@@ -57,31 +66,26 @@ def normalize(x: Array, norm: Norm, eps: float, centred: bool) -> Array:
     >>> normalize(np.array([1.0, 3.0]), Norm(np.ones(2), None), 0.0, centred=True)
     array([-1.,  1.])
     """
-    xp = namespace(x=x, weight=norm.weight)
-    out = xp.empty(x.shape, x.dtype)
-
-    def some(index: tuple[Any, ...]) -> None:
-        part, y = x[index], out[index]
-        if centred:
-            part = part - part.mean(axis=-1, keepdims=True)
-        _scale(xp, part, _squares(xp, part)[..., None], 1 / x.shape[-1], eps, norm.weight, y)
-        if norm.bias is not None:
-            y += norm.bias
-
-    each(some, tiles(x.shape, _TILE if xp is np else max(x.size, 1)), spread=xp is np)
-    return out
+    xp = namespace(x)
+    if centred:
+        x = x - x.mean(axis=-1, keepdims=True)
+    squares = np.vecdot(x, x) if xp is np else _squares(xp, x)  # in one pass, both
+    y = _scaled(xp, x, squares[..., None], 1 / x.shape[-1], eps, norm.weight)
+    if norm.bias is not None:
+        y += norm.bias
+    return y
 
 
 @fused
 def _squares(xp: ModuleType, x: Array) -> Array:
-    """Σx² over the features: (…, e) -> (…)."""
-    return np.einsum("...e,...e->...", x, x) if xp is np else xp.sum(x * x, axis=-1)  # in one pass, both
+    return xp.sum(x * x, axis=-1)
 
 
 @fused
-def _scale(xp: ModuleType, x: Array, squares: Array, part: float, eps: float, weight: Array, out: Array) -> None:
-    xp.divide(x, xp.sqrt(squares * part + eps), out=out)  # Python numbers keep float32
-    out *= weight
+def _scaled(xp: ModuleType, x: Array, squares: Array, part: float, eps: float, weight: Array) -> Array:
+    y = x / xp.sqrt(squares * part + eps)  # Python numbers keep float32
+    y *= weight
+    return y
 
 
 NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {
@@ -173,18 +177,10 @@ def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool
     >>> mlp(np.array([[-1.0, 2.0]]), one, one, "relu", gated=False)
     array([[0., 2.]])
     """
-    xp = namespace(x=x, up=up.weight)
-    rows, f = x.reshape(-1, x.shape[-1]), down.weight.shape[1]
-    out = xp.empty((len(rows), down.weight.shape[0]), x.dtype)
-
-    def some(part: slice) -> None:
-        inner = project(rows[part], up)
-        hidden = inner[:, :f]
-        if gated:
-            _GATED[activation](xp, hidden, inner[:, f:])
-        else:
-            ACTIVATIONS[activation](xp, hidden)
-        project(hidden, down, out=out[part])
-
-    each(some, cuts(len(rows), _ROWS if xp is np else max(len(rows), 1)), spread=xp is np, products=True)
-    return out.reshape(*x.shape[:-1], out.shape[-1])
+    xp, inner, f = namespace(x), project(x, up), down.weight.shape[1]
+    hidden = inner[..., :f]
+    if gated:
+        _GATED[activation](xp, hidden, inner[..., f:])
+    else:
+        ACTIVATIONS[activation](xp, hidden)
+    return project(hidden, down)

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import checks, definition, encodings, linear, softmax
 from .backend import Array, from_numpy, namespace, on_host, to_numpy
-from .layers import ACTIVATIONS, NORMS, Norm, Projection, embed, mlp, project
+from .layers import ACTIVATIONS, NORMS, Norm, Projection, by_rows, embed, mlp, project
 from .linear import FEATURE_MAPS, LinearState
 from .rotation import Tables, rotation_tables, turn
 from .theta import Rope, frequencies
@@ -280,7 +280,7 @@ def forward(
     note("embedding", x)
     ropes = fixed_ropes(config, _lengths(m, own)) if cache is None else cache.ropes
     mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x)
-    attention = _Attention(config, cache, tables, mask, together, note, [])
+    attention = _Attention(config, cache, tables, mask, together, note, [], {})
     result = layers_and_head(model, x, attention, note, last)
     xp = namespace(result)
     if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
@@ -402,44 +402,56 @@ def layers_and_head(model: Model, x: Array, attend: Attend, note: Trace = _silen
 
 
 def _block(model: Model, i: int, x: Array, attend: Attend, note: Trace) -> Array:
-    """One layer: (b, n, e) -> the same."""
-    config, name = model.config, f"layers.{i}."
-    parallel, post = config.block == "parallel", config.block == "post-norm"
-    read = x if post else model.norm(name + "attention_norm", x)
-    note(name + "norm", read)
-    attended = model.norm(name + "attention_post_norm", _attended(model, i, read, attend, note))
-    note(name + "attention", attended)
-    if not parallel:
-        x = attended + x
+    """One layer: (b, n, e) -> the same. What is not attention goes by rows, each a token: (b·n, e)."""
+    config, name, xp, (b, n, e) = model.config, f"layers.{i}.", namespace(x), x.shape
+    h, g, d, traced = config.heads, config.key_heads, config.head_dim, note is not _silent
+
+    def told(part: str, array: Array) -> None:
+        if traced:
+            note(name + part, array.reshape(b, n, -1))
+
+    rows, out, qkv = x.reshape(b * n, e), xp.empty((b * n, e), x.dtype), xp.empty((b * n, (h + 2 * g) * d), x.dtype)
+    by_rows(partial(_before, model, name, told), qkv, rows, cut=not traced)
+    heads = qkv.reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
+    if traced:
+        for part, values in {"q": heads[:, :h], "k": heads[:, h : h + g], "v": heads[:, h + g :]}.items():
+            note(name + part, values)
+    mixed = attend(i, heads).swapaxes(1, 2).reshape(b * n, h * d)
+    by_rows(partial(_after, model, name, told), out, rows, mixed, cut=not traced)
+    told("output", out)
+    return out.reshape(b, n, e)
+
+
+def _before(model: Model, name: str, told: Trace, qkv: Array, x: Array) -> None:
+    """Queries, keys and values of rows (m, e), into qkv (m, (h + 2g)·d)."""
+    config, h, g = model.config, model.config.heads, model.config.key_heads
+    read = x if config.block == "post-norm" else model.norm(name + "attention_norm", x)
+    told("norm", read)
+    project(read, model.projection(name + "qkv"), out=qkv)
+    if config.qk_norm:
+        heads = qkv.reshape(-1, h + 2 * g, config.head_dim)
+        heads[:, :h] = model.norm(name + "q_norm", heads[:, :h])
+        heads[:, h : h + g] = model.norm(name + "k_norm", heads[:, h : h + g])
+
+
+def _after(model: Model, name: str, told: Trace, out: Array, x: Array, mixed: Array) -> None:
+    """The rest of a layer, of rows x (m, e) and what attention returned, (m, h·d), into out (m, e)."""
+    config, post = model.config, model.config.block == "post-norm"
+    attended = model.norm(name + "attention_post_norm", project(mixed, model.projection(name + "out")))
+    told("attention", attended)
+    both = attended + x
     if post:
-        x = model.norm(name + "attention_norm", x)
-    if not config.one_norm:
-        read = x if post else model.norm(name + "mlp_norm", x)
-    note(name + "mlp_norm", read)
+        read = both = model.norm(name + "attention_norm", both)
+    else:  # a parallel block reads x, with its own norm or once more with that of the attention
+        own = "attention_norm" if config.one_norm else "mlp_norm"
+        read = model.norm(name + own, x if config.block == "parallel" else both)
+    told("mlp_norm", read)
     inner = mlp(read, model.projection(name + "up"), model.projection(name + "down"), config.activation, config.gated)
     inner = model.norm(name + "mlp_post_norm", inner)
-    note(name + "mlp", inner)
-    inner += x
-    if parallel:
-        inner += attended
+    told("mlp", inner)
+    namespace(x).add(inner, both, out=out)
     if post:
-        inner = model.norm(name + "mlp_norm", inner)
-    note(name + "output", inner)
-    return inner
-
-
-def _attended(model: Model, i: int, x: Array, attend: Attend, note: Trace) -> Array:
-    """Attention with its projections: x (b, n, e) -> (b, n, e)."""
-    config, name = model.config, f"layers.{i}."
-    (b, n, _), h, g, d = x.shape, config.heads, config.key_heads, config.head_dim
-    heads = project(x, model.projection(name + "qkv")).reshape(b, n, h + 2 * g, d).swapaxes(1, 2)
-    parts = {"q": heads[:, :h], "k": heads[:, h : h + g], "v": heads[:, h + g :]}
-    for part, values in parts.items():
-        if config.qk_norm and part != "v":
-            values[...] = model.norm(f"{name}{part}_norm", values)
-        note(name + part, values)
-    out = attend(i, heads)
-    return project(out.swapaxes(1, 2).reshape(b, n, h * d), model.projection(name + "out"))
+        out[...] = model.norm(name + "mlp_norm", out)
 
 
 @dataclass(frozen=True)
@@ -453,6 +465,7 @@ class _Attention:
     together: Any  # see _places
     note: Trace
     states: list[LinearState | None]  # what linear attention leaves, layer by layer
+    rules: dict[int | None, softmax.Rule]  # of scores, by window
 
     def __call__(self, i: int, heads: Array) -> Array:
         return self._linear(i, heads) if self.config.attention == "linear" else self._softmax(i, heads)
@@ -472,7 +485,10 @@ class _Attention:
             self.note(f"layers.{i}.q_rotated", q)
             self.note(f"layers.{i}.k_rotated", k[:, :, -n:])
             self.note(f"layers.{i}.scores", self._scores(i, q, k))
-        return softmax.attend(q, k, v, score_rule(config, i, n, k.shape[2]), self.mask)  # Eq. (2)
+        window = config.layers[i].window
+        if window not in self.rules:
+            self.rules[window] = score_rule(config, i, n, k.shape[2])
+        return softmax.attend(q, k, v, self.rules[window], self.mask)  # Eq. (2)
 
     def _scores(self, i: int, q: Array, k: Array) -> Array:
         """The scores whose softmax is taken, by the definition: (b, h, n, m)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +22,9 @@ from .theta import LAYOUTS, Rope
 from .tiles import each, tile_of, tiles
 
 _TILE = 2**17  # elements that a core takes at a time where there is more than one pass, so that they stay in its caches
+
+
+_pairs = lru_cache(definition.pairs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,20 +140,21 @@ def check_fit(x: Array, tables: Tables) -> None:
 
 def turn(x: Array, tables: Tables, out: Array, inverse: bool = False) -> Array:
     """R·x, or Rᵀ·x/a², into out, which is x itself or shares no memory with it: (…, n, d) -> (…, n, d)."""
-    rope, straight, crossed = tables.rope, tables.straight, tables.crossed
-    reads, writes = definition.pairs(rope.layout, rope.width)
+    rope, factors = tables.rope, [tables.straight] if tables.crossed is None else [tables.straight, tables.crossed]
+    reads, writes = _pairs(rope.layout, rope.width)
     if inverse:  # Rᵀ/a²
         reads, writes, a2 = writes, reads, rope.attention_factor**2
-        straight, crossed = straight.conj() / a2, None if crossed is None else -crossed / a2
-    first, last = rope.start, rope.start + rope.width
-    if out is not x and rope.width < rope.head_dim:
-        out[..., :first], out[..., last:] = x[..., :first], x[..., last:]
-    factors = [straight] if crossed is None else [straight, crossed]
-    if 2 < straight.ndim < x.ndim:  # positions (b, n) for x (b, h, n, d)
-        ones = (1,) * (x.ndim - straight.ndim)
+        factors = [factors[0].conj() / a2, *(-crossed / a2 for crossed in factors[1:])]
+    if 2 < factors[0].ndim < x.ndim:  # positions (b, n) for x (b, h, n, d)
+        ones = (1,) * (x.ndim - factors[0].ndim)
         factors = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in factors]
-    work = _turn if namespace(x) is np else _turn_on_device
-    work(x[..., first:last], out[..., first:last], factors, (reads, writes))
+    target = out
+    if rope.width < rope.head_dim:
+        first, last = rope.start, rope.start + rope.width
+        if out is not x:
+            out[..., :first], out[..., last:] = x[..., :first], x[..., last:]
+        x, target = x[..., first:last], out[..., first:last]
+    (_turn if namespace(x) is np else _turn_on_device)(x, target, factors, (reads, writes))
     return out
 
 

@@ -170,19 +170,39 @@ def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None) 
     lead, r = (*batch, g), h // g
     groups, target = q.reshape(*lead, r, n, d), out.reshape(*lead, r, n, v.shape[-1])
     k, v = _operand(k, dtype), _operand(v, dtype)
+    if xp is np and mask is None and rule.reach is None and groups.size // d * m <= _SCORES:  # as in decoding
+        target[...] = _at_once(groups, k, v, rule)
+        if np.isfinite(out).all():
+            return out
     longest = None
     if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
         longest = np.einsum("...d,...d->...", k, k).max(axis=-1)
 
     def some(index: tuple[Any, ...]) -> None:
         heads = index[: len(lead)]
-        part = replace(rule, q_at=tile_of(rule.q_at, index), k_at=tile_of(rule.k_at, index[:-1]))
+        part = rule
+        if rule.reach is not None:
+            part = replace(rule, q_at=tile_of(rule.q_at, index), k_at=tile_of(rule.k_at, index[:-1]))
         bound = None if longest is None else longest[heads].max()
         seen = None if mask is None else tile_of(mask, index)
         target[index] = _attend(groups[index], k[heads], v[heads], part, seen, bound)  # rounded here
 
     each(some, pieces(xp, groups.shape[:-1], m), spread=xp is np, products=True)
     return out
+
+
+@np.errstate(all="ignore")  # what is not finite is computed again, with care
+def _at_once(q: Array, k: Array, v: Array, rule: Rule) -> Array:
+    """Eq. (2) of few scores, none of them hidden: q (…, g, r, n, d) -> (…, g, r, n, e)."""
+    rows = q.astype(k.dtype, copy=False).reshape(*k.shape[:-2], -1, k.shape[-1]) * rule.factor
+    scores = np.matmul(rows, k.swapaxes(-1, -2))
+    if rule.softcap is not None:
+        np.tanh(scores, out=scores)
+        scores *= rule.softcap
+    scores -= scores.max(axis=-1, keepdims=True)  # exp(score) overflows float32 from 89 on
+    np.exp(scores, out=scores)
+    means = np.matmul(scores, v) / scores.sum(axis=-1, keepdims=True)
+    return means.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def pieces(xp: ModuleType, shape: tuple[int, ...], m: int) -> Iterator[tuple[Any, ...]]:
@@ -199,17 +219,14 @@ def pieces(xp: ModuleType, shape: tuple[int, ...], m: int) -> Iterator[tuple[Any
 @np.errstate(all="ignore")  # what overflows is found afterwards; 0/0 is where nothing is seen; NaN stays NaN
 def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, bound: Any) -> Array:
     """The outputs of a tile of queries (…, r, n, d): (…, r, n, e)."""
-    dtype, running = k.dtype, Running(q, rule, k.dtype, bound).see(k, v, mask)
+    running = Running(q, rule, k.dtype, bound).see(k, v, mask)
     mean = running.mean()
-    if namespace(q) is not np or running.total is None:
+    if running.whole:
         return mean
-    if not (finite := np.isfinite(mean)).all() or not running.total.all():
-        check_overflow(q, k, rule, dtype)
-    if not finite.all():
-        # A sum of large values may overflow where their mean does not: then the values are made smaller first.
-        again = Running(q, rule, dtype, None).see(k, v * 2.0**-32, mask).mean()
-        mean = np.where(finite, mean, again * 2.0**32)
-    return mean
+    check_overflow(q, k, rule, k.dtype)
+    # A sum of large values may overflow where their mean does not: then the values are made smaller first.
+    again = Running(q, rule, k.dtype, None).see(k, v * 2.0**-32, mask).mean()
+    return np.where(np.isfinite(mean), mean, again * 2.0**32)
 
 
 class Running:
@@ -228,6 +245,7 @@ class Running:
         self.total: Array = None  # (…, r·n, 1)
         self.top: Array = None  # (…, r·n, 1)
         self.masked = rule.reach is not None  # whether a row may see nothing
+        self.whole = True
 
     def _bounded(self, longest: float) -> bool:
         """Whether |score| ≤ |q||k| is small, by the greatest |k|²; NaN is not small."""
@@ -285,11 +303,14 @@ class Running:
         return None if before is None else self.xp.exp(before - self.top)
 
     def mean(self) -> Array:
-        """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow."""
+        """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow; on the host
+        ``whole`` then says that there are neither."""
         if self.numerator is None:
             return self.xp.zeros((*self.shape, 1), self.queries.dtype)
-        blind = not self.total.all() if self.xp is np else self.masked
-        mean = _mean(self.xp, self.numerator, self.total) if blind else self.numerator / self.total
+        mean = self.numerator / self.total if self.xp is np or not self.masked else None
+        self.whole = self.xp is not np or bool(np.isfinite(mean).all())
+        if mean is None or not self.whole:
+            mean = _mean(self.xp, self.numerator, self.total)
         return mean.reshape(*self.shape, -1)
 
 

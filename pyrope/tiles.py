@@ -68,17 +68,18 @@ def each(
     work: there are never more threads than cores. An error ends the call; of several it is that of the first piece.
     """
     todo = list(pieces)
-    count = threads() if spread and len(todo) > 1 and not (products and _blas() is None) else 0
-    lock, pool = _shared(os.getpid())  # a child process has another lock, and no threads
-    if not count or not lock.acquire(blocking=False):
-        for piece in todo:
-            work(piece)
-        return
-    try:
-        with _blas().limit(limits=1) if products else nullcontext():
-            _spread(work, todo, pool, count - 1)
-    finally:
-        lock.release()
+    if spread and len(todo) > 1 and not (products and _blas() is None):
+        lock, pool = _shared(os.getpid())  # a child process has another lock, and no threads
+        count = threads()
+        if lock.acquire(blocking=False):
+            try:
+                with _blas().limit(limits=1) if products else nullcontext():
+                    _spread(work, todo, pool, count - 1)
+            finally:
+                lock.release()
+            return
+    for piece in todo:
+        work(piece)
 
 
 def _spread(work: Callable[[_Piece], object], todo: list[_Piece], pool: ThreadPoolExecutor, helpers: int) -> None:

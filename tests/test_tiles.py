@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
+from models import PLAIN
 from strategies import DTYPES
 
 import pyrope
@@ -222,9 +223,7 @@ def results():
         for causal, at in ((True, m), (False, m), (True, by_row)):
             yield pyrope.linear_attention(q, k, v, at, rope, causal=causal)
         yield pyrope.linear_attention(k, k, v, by_head, rope, causal=True)
-    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 17, 10), (24, 10)))
-    yield layers.NORMS["layer"](x.swapaxes(0, 1), layers.Norm(weight[0], weight[1]), 1e-6)
-    yield layers.mlp(x, *(layers.Projection(w, None) for w in (weight[:14], weight[14:, :7])), "gelu", gated=True)
+    yield pyrope.forward(pyrope.random_model(PLAIN, seed=0), rng.integers(0, PLAIN.vocabulary, (2, 17)))
 
 
 @pytest.mark.parametrize("blas", [True, False])
@@ -232,7 +231,7 @@ def test_the_same_bits_whatever_the_number_of_threads(blas, monkeypatch):
     def bits():
         return [array.tobytes() for array in results()]
 
-    for module in (rotation, phase, layers):
+    for module in (rotation, phase):
         monkeypatch.setattr(module, "_TILE", 64)
     for name, size in (("linear._SMALL", 64), ("linear._STRETCH", 10), ("linear._CHUNK", 5), ("softmax._SCORES", 64)):
         monkeypatch.setattr(f"pyrope.{name}", size)
@@ -258,7 +257,7 @@ def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, mon
         raise AssertionError("spread")
 
     x = pyrope.from_numpy(np.random.default_rng(0).standard_normal((2, 70, 8)).astype(np.float32), xp)
-    for module, limit in ((rotation, "_TILE"), (linear, "_SMALL"), (softmax, "_DEVICE"), (layers, "_TILE")):
+    for module, limit in ((rotation, "_TILE"), (linear, "_SMALL"), (softmax, "_DEVICE")):
         monkeypatch.setattr(module, limit, 16)
     if xp is not np:
         monkeypatch.setattr(tiles, "_spread", no)
@@ -266,6 +265,5 @@ def test_arrays_on_the_device_and_functions_of_the_caller_are_not_spread(xp, mon
         tables = pyrope.rotation_tables(range(70), Rope(8, 10000.0, "half"), like=x)
         pyrope.rotate(x, tables.positions, tables.rope, tables=tables)
         pyrope.attention(x, x, x, causal=True)
-        layers.NORMS["rms"](x, layers.Norm(x[0, 0], None), 1e-5)
         monkeypatch.setattr(tiles, "_spread", no)
         pyrope.linear_attention(x, x, x, causal=True, feature_map=lambda x: x**2 + 1)

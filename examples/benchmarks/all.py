@@ -4,9 +4,10 @@
 
 Takes some minutes; run it where nothing else runs. With --quick, everything is tiny: that shows that it works and says
 nothing about speed. Everything is measured with one thread and with every core; times are the shortest of several,
-taken in turns, so that a busy moment hits all. "bare matrix products" are those of the same attention or model, and
-nothing else. torch, transformers, threadpoolctl and SmolLM2 are optional: a row says what is left out. So is llama.cpp,
-if NODE_LLAMA_CPP names the directory where "npm install --ignore-scripts node-llama-cpp" was run.
+taken in turns, so that a busy moment hits all, each after a rest, since threads of a product spin for a while after it.
+"bare products" are the matrix products of the same attention or model, and nothing else. Goals are for every core.
+torch, transformers, threadpoolctl and SmolLM2 are optional: a row says what is left out. So is llama.cpp, if
+NODE_LLAMA_CPP names the directory where "npm install --ignore-scripts node-llama-cpp" was run.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ HALF = Rope(64, 10000.0, "half")
 class Sizes(NamedTuple):
     heads: int = 8
     length: int = 4096  # of rotations and of softmax
+    rotated: tuple[int, int] = (32, 128)  # heads and their size
     positions: int = 131072  # of tables
     lengths: tuple[int, ...] = (2048, 32768, 262144)  # of linear attention
     rounds: int = 9
@@ -50,7 +52,7 @@ class Sizes(NamedTuple):
     steps: int = 40  # tokens that are decoded
 
 
-TINY = Sizes(2, 64, 256, (192, 768), 3, (64, 128, 2), 16, 3)
+TINY = Sizes(2, 64, (2, 8), 256, (192, 768), 3, (64, 128, 2), 16, 3)
 
 
 class Row(NamedTuple):
@@ -60,6 +62,7 @@ class Row(NamedTuple):
     value: str = ""  # with its unit
     ratio: str = ""
     to: str = ""
+    goal: str = ""
 
 
 @contextlib.contextmanager
@@ -77,20 +80,24 @@ def threads(count: int) -> Iterator[None]:
     os.environ.update({} if before is None else {"PYROPE_THREADS": before})
 
 
-def compared(title: str, forms: dict[str, Callable[[], Any]], rounds: int, to: str = "") -> Iterator[Row]:
+def compared(
+    title: str, forms: dict[str, Callable[[], Any]], rounds: int, to: str = "", goals: dict[str, float] | None = None
+) -> Iterator[Row]:
     """The shortest time of each, with one thread and with all, and its ratio to the first, or the first's to it."""
     for count in COUNTS:
         yield Row(f"{title}, {'one thread' if count == 1 else f'{count} threads'}")
         best = dict.fromkeys(forms, float("inf"))
         with threads(count):
             for _, (name, form) in ((i, item) for i in range(rounds) for item in forms.items()):
+                time.sleep(0.05)
                 start = time.perf_counter()
                 form()
                 best[name] = min(best[name], time.perf_counter() - start)
         first = next(iter(best.values()))
         for name, seconds in best.items():
             ratio = seconds / first if to else first / seconds
-            yield Row(name, f"{seconds * 1e3:.2f} ms", f"{ratio:.2f}", to or "pyrope / it")
+            goal = f"goal {goals[name]:.2f}" if goals and name in goals and count == COUNTS[-1] else ""
+            yield Row(name, f"{seconds * 1e3:.2f} ms", f"{ratio:.2f}", to or "pyrope / it", goal)
 
 
 def peak(what: str, run: Callable[[], Any]) -> Row:
@@ -116,22 +123,29 @@ def naive(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def rotation(sizes: Sizes) -> Iterator[Row]:
-    x, m = normal(sizes.heads, sizes.length, 64), np.arange(sizes.length)
-    out, tables = np.empty_like(x), pyrope.cos_sin(m, HALF, np.float32)
-    forms: dict[str, Callable[[], Any]] = {"numpy.copyto": lambda: np.copyto(out, x)}
+    heads, d = sizes.rotated
+    x, m = normal(heads, sizes.length, d), np.arange(sizes.length)
+    out, shape = np.empty_like(x), f"{heads} x {sizes.length} x {d}, float32"
+    ready: dict[str, Callable[[], Any]] = {"numpy.copyto": lambda: np.copyto(out, x)}
+    plain: dict[str, Callable[[], Any]] = {"x.copy()": lambda: x.copy()}
     for layout in ("interleaved", "half", "interleaved-to-half"):
-        rope = Rope(64, 10000.0, layout)
-        ready = pyrope.rotation_tables(m, rope, like=x)
-        forms[f"pyrope {layout}"] = lambda r=rope, t=ready: pyrope.rotate(x, m, r, tables=t, out=out)
-    forms["NumPy, naive interleaved"] = lambda: naive(x, *tables)
+        rope = Rope(d, 10000.0, layout)
+        tables = pyrope.rotation_tables(m, rope, like=x)
+        ready[f"pyrope {layout}"] = lambda r=rope, t=tables: pyrope.rotate(x, m, r, tables=t, out=out)
+        plain[f"pyrope {layout}"] = lambda r=rope: pyrope.rotate(x, m, r)
+    cos, sin = pyrope.cos_sin(m, Rope(d, 10000.0, "half"), np.float32)
+    plain["NumPy, naive interleaved, tables ready"] = lambda: naive(x, cos, sin)
     if HAS["torch"]:
-        given = [importlib.import_module("torch").from_numpy(array) for array in (x, *tables)]
-        forms["torch, naive interleaved"] = lambda: naive(*given)
-    yield from compared(f"{sizes.heads} x {sizes.length} x 64, float32", forms, sizes.rounds, "x a copy")
+        given = [importlib.import_module("torch").from_numpy(array) for array in (x, cos, sin)]
+        plain["torch, naive interleaved, tables ready"] = lambda: naive(*given)
+    goals = {"pyrope interleaved": 0.8, "pyrope half": 2.1}
+    yield from compared(f"{shape}, out= and tables ready", ready, sizes.rounds, "x a copy", goals)
+    goals = {"pyrope interleaved": 1.8, "pyrope half": 3.0}
+    yield from compared(f"{shape}, rotate(x, m, rope)", plain, sizes.rounds, "x a copy", goals)
     m, theta = np.arange(sizes.positions), pyrope.frequencies(HALF)
     forms = {"numpy.cos and sin of m * theta": lambda: (np.cos(m[:, None] * theta), np.sin(m[:, None] * theta)),
              "pyrope.cos_sin": lambda: pyrope.cos_sin(m, HALF)}  # fmt: skip
-    yield from compared(f"tables of {sizes.positions} x 32", forms, 5, "x NumPy")
+    yield from compared(f"tables of {sizes.positions} x 32", forms, 5, "x NumPy", {"pyrope.cos_sin": 0.65})
 
 
 # ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,11 +159,22 @@ def products(q: Any, k: Any, v: Any, rows: int = 256) -> None:
             np.matmul(scores, v[head, : start + rows])
 
 
+def linear_products(q: Any, k: Any, v: Any, chunk: int = 192) -> None:
+    """The matrix products of causal linear attention by chunks, always as long, without anything between them."""
+    for head in range(len(q)):
+        state = np.zeros((q.shape[-1], v.shape[-1]), np.float32)
+        for start in range(0, q.shape[1], chunk):
+            a, b, c = (x[head, start : start + chunk] for x in (q, k, v))
+            np.matmul(np.matmul(a, b.T), c)
+            np.matmul(a, state)
+            np.matmul(b.T, c)
+
+
 def attention(sizes: Sizes) -> Iterator[Row]:
     q, k, v = normal(3, sizes.heads, sizes.length, 64)
     forms: dict[str, Callable[[], Any]] = {
         "pyrope.attention": lambda: pyrope.attention(q, k, v, causal=True),
-        "bare matrix products": lambda: products(q, k, v),
+        "bare products": lambda: products(q, k, v),
     }
     if HAS["torch"]:
         torch = importlib.import_module("torch")
@@ -158,14 +183,17 @@ def attention(sizes: Sizes) -> Iterator[Row]:
         forms["torch SDPA"] = lambda: fused(a, b, c, is_causal=True)
         hidden = future.bool()
         forms["torch eager"] = lambda: (a @ b.mT / 8).masked_fill(hidden, float("-inf")).softmax(-1) @ c
-    yield from compared(f"causal softmax, {sizes.heads} x {sizes.length} x 64", forms, 5)
+    goals = {"bare products": 1.4, "torch SDPA": 1.3}
+    yield from compared(f"causal softmax, {sizes.heads} x {sizes.length} x 64", forms, 5, goals=goals)
     yield peak("its memory, with the result", forms["pyrope.attention"])
     for n in sizes.lengths:
         x, m = normal(3, sizes.heads, n, 64), np.arange(n)
         forms = {f"pyrope.linear_attention, {n}": lambda x=x, m=m: pyrope.linear_attention(*x, m, HALF, causal=True)}
+        forms["bare products, chunks of 192"] = lambda x=x: linear_products(*x)
         if n <= sizes.length:
             forms["pyrope.attention"] = lambda x=x: pyrope.attention(*x, causal=True)
-        yield from compared(f"causal linear attention, {n} positions", forms, 3)
+        goals = {"bare products, chunks of 192": 1.5}
+        yield from compared(f"causal linear attention, {n} positions", forms, 3, goals=goals)
     one, state = normal(sizes.heads, 1, 64), None
     for n in sizes.lengths:
         past = np.repeat(one, n, axis=-2)
@@ -177,16 +205,24 @@ def attention(sizes: Sizes) -> Iterator[Row]:
 # ── Whole models ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def model_products(vocabulary: int, width: int, layers: int, n: int) -> Callable[[], None]:
-    """The projections of a Llama of this size for n tokens, without anything between them, attention left out."""
+def model_products(sizes: Sizes) -> Callable[[int, bool], None]:
+    """What computes the products of a Llama of this size for n tokens or, after as many, for one: its projections, and
+    those of its attention or not, without anything between them."""
+    vocabulary, width, layers = sizes.model
     shapes = ((3 * width, width), (width, width), (16 * width // 3, width), (width, 8 * width // 3))
     weights, head = [[normal(*shape) for shape in shapes] for _ in range(layers)], normal(vocabulary, width)
-    given = {shape[1]: normal(n, shape[1]) for shape in shapes}
+    given, heads, m = {shape[1]: normal(sizes.prefill, shape[1]) for shape in shapes}, width // 64, sizes.prefill
+    q, cache, scores = normal(heads, m, 64), normal(layers, 2, heads, m, 64), normal(heads, 1, m)
 
-    def run() -> None:
-        for matrices in weights:
+    def run(n: int, attended: bool) -> None:
+        for matrices, (keys, values) in zip(weights, cache, strict=True):
             for w in matrices:
-                np.matmul(given[w.shape[1]], w.T)
+                np.matmul(given[w.shape[1]][:n], w.T)
+            if attended and n > 1:
+                products(q, keys, values)
+            elif attended:
+                np.matmul(q[:, :1], keys.swapaxes(1, 2))
+                np.matmul(scores, values)
         np.matmul(given[width][:1], head.T)
 
     return run
@@ -205,8 +241,10 @@ def models(sizes: Sizes) -> Iterator[Row]:
     pyrope.forward(model, tokens, cache=cache, logits="last")
     prefill = {"pyrope": lambda: pyrope.forward(model, tokens, logits="last")}
     decoding = {"pyrope": lambda: pyrope.forward(model, [7], cache=cache, logits="last")}
-    prefill["bare projections"] = model_products(*sizes.model, sizes.prefill)
-    decoding["bare projections"] = model_products(*sizes.model, 1)
+    bare = model_products(sizes)
+    for name, attended in (("bare products", True), ("of them the projections", False)):
+        prefill[name] = lambda attended=attended: bare(sizes.prefill, attended)
+        decoding[name] = lambda attended=attended: bare(1, attended)
     if HAS["torch"] and HAS["transformers"]:
         torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
         torch.set_grad_enabled(False)
@@ -218,8 +256,8 @@ def models(sizes: Sizes) -> Iterator[Row]:
         past = other(batch, use_cache=True).past_key_values
         prefill["transformers, sdpa"] = lambda: other(batch, logits_to_keep=1, use_cache=False)
         decoding["transformers, sdpa"] = lambda: other(one, past_key_values=past)
-    yield from compared(f"prefill, {sizes.prefill} tokens", prefill, 5)
-    yield from compared(f"decoding after {sizes.prefill} tokens", decoding, rounds)
+    yield from compared(f"prefill, {sizes.prefill} tokens", prefill, 5, goals={"bare products": 1.2})
+    yield from compared(f"decoding after {sizes.prefill} tokens", decoding, rounds, goals={"bare products": 1.15})
     yield from smollm2(sizes.steps)
 
 
@@ -252,10 +290,11 @@ def main(output: pathlib.Path, quick: bool) -> None:
     lines = ["# Benchmarks", "", machine, "", *[QUICK, ""] * quick]
     for title, part in PARTS.items():
         print(f"\n== {title}")
-        lines += ["", f"## {title}", "", "| what | measured | ratio | to |", "|---|---|---|---|"]
+        lines += ["", f"## {title}", "", "| what | measured | ratio | to | goal |", "|---|---|---|---|---|"]
         for row in part(TINY if quick else Sizes()):
-            print(f"{row.what:<40}{row.value:>12}{row.ratio:>9} {row.to}".rstrip(), flush=True)
-            lines.append(f"| {row.what if row.value else f'**{row.what}**'} | {row.value} | {row.ratio} | {row.to} |")
+            print(f"{row.what:<40}{row.value:>12}{row.ratio:>9} {row.to:<12}{row.goal}".rstrip(), flush=True)
+            name = row.what if row.value else f"**{row.what}**"
+            lines.append(f"| {name} | {row.value} | {row.ratio} | {row.to} | {row.goal} |")
         output.write_text("\n".join(lines) + "\n", encoding="utf-8")  # kept if it is stopped
     print(f"\nwritten to {output}")
 
