@@ -13,13 +13,13 @@ import gguf_files
 import numpy as np
 import pytest
 from gguf_files import gguf
-from optional import needed
+from optional import package
 
 from pyrope import Linear, Llama3, LongRoPE, Rope, YaRN, frequencies, load, to_numpy
 from pyrope.checkpoints import FAMILIES, read_architecture
 from pyrope.model import Config, Layer, weight_shapes
 
-ml_dtypes, save_file = needed("ml_dtypes"), needed("safetensors.numpy").save_file
+ml_dtypes, save_file = package("ml_dtypes"), package("safetensors.numpy").save_file
 
 # ── What each family is: a config.json as its authors write it, and the Config that it means ─────────────────────────
 
