@@ -210,7 +210,7 @@ def test_configs_that_are_refused(name, changed, error, says):
 
 def test_mistral_says_its_window():
     """Left out it would mean 4096, and null none: neither is guessed."""
-    with pytest.raises(ValueError, match="the config lacks 'sliding_window': left out it would mean a number"):
+    with pytest.raises(ValueError, match="the config lacks 'sliding_window': say its number, or null if there is none"):
         read("mistral", "sliding_window")
 
 
@@ -379,7 +379,7 @@ def test_several_files(tmp_path):
         with pytest.raises(ValueError, match="must lie in the folder itself|must be a file"):
             loaded(places | {name: outside})
     for no_map in (None, [], {}, {"a": 1}):
-        with pytest.raises(ValueError, match="weight_map must say the file of each tensor"):
+        with pytest.raises(ValueError, match="weight_map must name the file of each tensor"):
             loaded(no_map)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match="must hold model.safetensors or model.safetensors.index.json, and holds both"):
@@ -434,7 +434,7 @@ def test_paths_that_are_no_checkpoints(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist: if this is the id of a model on the Hugging Face Hub"):
         load("some/model")
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ValueError, match="fifo must be a file, and is something else"):
+    with pytest.raises(ValueError, match="fifo must be a file, but is a directory, a pipe or a device"):
         load(tmp_path / "fifo")
     with pytest.raises(ValueError, match="dtype must be one of 'float32', 'float64', was 'float16'"):
         load(tmp_path / "nowhere", dtype="float16")

@@ -110,7 +110,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         draft.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and (tmp_path / "link").is_symlink()
-    with pytest.raises(ValueError, match="is no regular file"), atomic_path(tmp_path):
+    with pytest.raises(ValueError, match="is not a regular file"), atomic_path(tmp_path):
         pass
 
 
@@ -138,7 +138,7 @@ def test_the_id_of_a_model_is_no_file(name, hinted, tmp_path, monkeypatch):
         check_file(pathlib.Path(name))
     assert str(caught.value).startswith(f"{name} does not exist")
     assert ("Hugging Face Hub" in str(caught.value)) is hinted
-    with pytest.raises(ValueError, match="must be a file, and is something else"):
+    with pytest.raises(ValueError, match="must be a file, but is a directory, a pipe or a device"):
         check_file(tmp_path)
 
 

@@ -105,9 +105,9 @@ def test_a_key_that_occurs_twice_is_refused_by_every_reader(read, tmp_path):
 
 
 READERS = {
-    "config.json must be a file, and is something else": Rope.from_config,
-    "x.safetensors must be a file, and is something else": load_safetensors,
-    "x.trace must be a file, and is something else": read_trace,
+    "config.json must be a file, but is a directory, a pipe or a device": Rope.from_config,
+    "x.safetensors must be a file, but is a directory, a pipe or a device": load_safetensors,
+    "x.trace must be a file, but is a directory, a pipe or a device": read_trace,
     "x: there is no file .*x.npy": lambda path: load_npy(path, "x", (3,), np.dtype(np.float64)),
 }
 

@@ -114,7 +114,7 @@ def test_segments_see_themselves_alone(xp, kind):
     assert close(forward(model, [2, 6], cache=cache), alone[1][1:])
     assert cache.segments[0, :7].tolist() == [5] * 4 + [7] * 3
     assert close(forward(model, [3, 1], cache=cache, segments=[8, 8]), alone[0][:2])
-    with pytest.raises(ValueError, match="one came back after another segment"):
+    with pytest.raises(ValueError, match="one segment goes on after another"):
         forward(model, [1, 2, 3], segments=[0, 1, 0])
     with pytest.raises(ValueError, match="linear attention has no scores to mask"):
         forward(random_model(KINDS["linear"], 0), [1, 2], segments=[0, 1])
@@ -220,7 +220,7 @@ def test_weights_that_do_not_fit():
 
 @pytest.mark.parametrize("given, error, words", [
     ({"tokens": [11]}, ValueError, "0 … 10, were from 11 to 11"), ({"tokens": [-1]}, ValueError, "from -1"),
-    ({"tokens": []}, ValueError, "one token at least"), ({"tokens": [[[1]]]}, ValueError, "shape"),
+    ({"tokens": []}, ValueError, "at least one token"), ({"tokens": [[[1]]]}, ValueError, "shape"),
     ({"tokens": [1.5]}, TypeError, "tokens must be integers"), ({"tokens": [True]}, TypeError, "tokens must be integers"),
     ({"tokens": [1, 2], "positions": [1, 2, 3]}, ValueError, r"positions must have shape \(2,\) or \(1, 2\)"),
     ({"tokens": [1], "logits": "first"}, ValueError, "logits must be one of"), ({"tokens": [1], "trace": 3}, TypeError, "trace must be"),
