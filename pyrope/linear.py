@@ -297,5 +297,5 @@ def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:
         where, limits = np.argwhere(to_numpy(wrong.any(axis=-1)))[0].tolist(), np.finfo(rule.dtype)
         least = f"at least {float(limits.tiny / limits.eps):.2g} in {rule.dtype}, below which digits are lost"
         rules = f"denominators must be finite and {rule.denominators}, {least}; values and their weighted sums must be"
-        raise ValueError(f"the output at {tuple(where)} is wrong: {rules} finite")
+        raise ValueError(f"{rules} finite: the output at {tuple(where)} is wrong")
     return out
