@@ -17,6 +17,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import pyrope  # noqa: E402, from this very tree
+from pyrope.oracle import adapters  # noqa: E402
 
 project = "pyrope"
 version = release = pyrope.__version__
@@ -38,7 +39,6 @@ highlight_language = "none"  # a block without a language is a formula, a pictur
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True}
 TYPES = ("Array", "NumPyArray", "Float64", "Int64", "Trace", "Scaling", "Source")
 autodoc_type_aliases = {name: name for name in TYPES}
 default_role = "literal"  # `name` in a docstring is code, as in Markdown
@@ -71,23 +71,50 @@ def as_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list
     lines[:] = "\n\n".join(map(paragraph, re.split(r"\n{2,}", text))).split("\n") + [""]
 
 
+# What annotations do not say, by the names of arguments; api.md explains the words.
+WORDS = {
+    r"TypeAliasForwardRef\('(\w+)'\)": r"\1",
+    r"~(?:\w+\.)+": "",
+    r"<class 'numpy\.(\w+)'>": r"\1",
+    r"\b((?:[qk]_)?positions|distances|tokens|segments): Any": r"\1: Integers",
+    r"\bdtype: Any": "dtype: DType",
+    r"\bsoftcap: Any": "softcap: float | None",
+    r"\b(bias|added|tables): Any": r"\1: Array",
+    r"\bcomm: Any": "comm: MPI.Comm",
+    r"ndarray\[Any, dtype\[float64\]\]": "Float64",
+    r"ndarray\[Any, Any\]": "NumPyArray",
+    r"Callable\[\[\.\.\.\], Any\]": "Function",
+    r"Callable\[\[Any\], Any\]": "Callable[[Array], Array]",
+    r"tuple\[Any, Any\]": "tuple[Array, Array | None]",
+}
+
+
 def named_types(app: Any, what: str, name: str, thing: Any, options: Any, *signature: str) -> tuple[Any, ...]:
-    """Array, where autodoc writes TypeAliasForwardRef('Array')."""
-    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in signature)
+    """Names of types that a reader knows."""
+    parts = list(signature)
+    for old, new in WORDS.items():
+        parts = [part and re.sub(old, new, part) for part in parts]
+    return tuple(parts)
 
 
-TOOLS = ("oracle.adapters", "oracle.vectors", "oracle.traces", "plots")
+# Tools outside of the public names, and the functions of theirs that the pages show.
+TOOLS = {
+    "oracle.adapters": [name for name in vars(adapters) if re.match(r"from_(?!numpy)|with_axes|cached", name)],
+    "oracle.vectors": ["write_vectors", "verify_vectors"],
+    "oracle.traces": ["write_trace", "read_trace", "diff_traces"],
+    "plots": ["draw"],
+}
 
 
 def reference(app: Any, page: str, source: list[str]) -> None:
     """Puts the docstrings of all public names below the page of the API, module by module."""
     if page != "api":
         return
-    modules = {**dict.fromkeys((*pyrope._PLACES[""], *TOOLS), []), **{k: v for k, v in pyrope._PLACES.items() if k}}
+    modules = dict.fromkeys(pyrope._PLACES[""], []) | {k: v for k, v in pyrope._PLACES.items() if k} | TOOLS
     order = sorted(modules, key=lambda name: (name.startswith("oracle"), name not in ("definition", "theta"), name))
     for name in order:
-        members = f"\n   :members: {', '.join(modules[name])}" if modules[name] else ""
-        source[0] += f"\n## pyrope.{name}\n\n```{{eval-rst}}\n.. automodule:: pyrope.{name}{members}\n```\n"
+        members = f"   :members: {', '.join(modules[name])}".rstrip()
+        source[0] += f"\n## pyrope.{name}\n\n```{{eval-rst}}\n.. automodule:: pyrope.{name}\n{members}\n```\n"
 
 
 def without_last_line(app: Any, page: str, source: list[str]) -> None:

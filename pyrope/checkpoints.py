@@ -223,7 +223,7 @@ def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
     if isinstance(ignore, str):
         raise TypeError(f"ignore must be a list of keys, was {ignore!r}")
     if family.needed is not None and family.needed not in config:
-        raise ValueError(f"the config lacks {family.needed!r}: left out it would mean a number, null means none")
+        raise ValueError(f"the config lacks {family.needed!r}: say its number, or null if there is none")
     others = {key: x for key, x in config.items() if key not in ignore and not _HARMLESS.search(str(key))}
     may_be = {key: (config.get(x),) if isinstance(x, str) else x for key, x in (_MAY_BE | dict(family.may_be)).items()}
     _refuse_unread(others, family.options, may_be, "name keys that change nothing in ignore=")
@@ -264,7 +264,7 @@ def _refuse_unread(said: Json, read: Json, may_be: Json, fix: str) -> None:
         elif allowed is not _ANY and value is not None and value not in allowed:
             wrong.append(f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}")
     if wrong:
-        raise ValueError(f"what is said here and not read may change the result: {'; '.join(wrong)}; {fix}")
+        raise ValueError(f"these entries are not read, and may change the result: {'; '.join(wrong)}; {fix}")
 
 
 def _layers(config: Json, family: Family, count: int) -> tuple[Layer, ...]:
@@ -407,7 +407,7 @@ def _open_folder(folder: Path) -> tuple[Json, Tensors, Json]:
         return read_json(folder / "config.json"), open_safetensors(single)[0], {}
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise ValueError(f"{index}: weight_map must say the file of each tensor")
+        raise ValueError(f"{index}: weight_map must name the file of each tensor")
     if outside := sorted(name for name in places.values() if Path(name).name != name or "\\" in name):
         raise ValueError(f"{index}: files must lie in the folder itself, weight_map names {outside[0]!r}")
     shards = {name: open_safetensors(folder / name)[0] for name in sorted(set(places.values()))}

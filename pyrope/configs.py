@@ -327,7 +327,7 @@ def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) 
             raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
     bases = config.get("layer_rope_theta")
     if isinstance(bases, list | tuple) and len(set(map(str, bases)) - {"0", "0.0"}) > 1:
-        raise ValueError(f"layer_rope_theta says several bases: write the Rope of each layer out, was {bases}")
+        raise ValueError(f"layer_rope_theta has several bases: write out the Rope of each layer, was {bases}")
     if convention.explicit and not _rope_dict(config):
         name = config["model_type"]
         raise ValueError(f"model_type {name!r} scales its frequencies: the config must say rope_parameters")
@@ -475,7 +475,7 @@ def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> Axe
     name, style, sections = config.get("model_type"), convention.axes, parameters.get("mrope_section")
     if style is None and sections is not None:
         fix = 'write the Rope out, for instance with axes=Axes("sections", …) or Axes("interleaved", …)'
-        raise ValueError(f"mrope_section of model_type {name!r} says not which pairs turn with which axis: {fix}")
+        raise ValueError(f"mrope_section of model_type {name!r} does not say which pairs turn with which axis: {fix}")
     if style is None:
         return None
     if (interleaved := parameters.get("mrope_interleaved")) is not None and interleaved is not (style == "interleaved"):
@@ -498,7 +498,7 @@ def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> Axe
     # ERNIE 4.5 VL, positions (t, h, w), sections (h, w, t): rows and columns by turns, then times.
     counts = checks.integers("mrope_section", sections, 1)
     if len(counts) != 3 or counts[0] != counts[1]:
-        raise ValueError(f"mrope_section must say as many rows as columns, and how many times, was {sections}")
+        raise ValueError(f"mrope_section must be pairs for rows, as many for columns, and for times, was {sections}")
     return Axes("listed", (1, 2) * counts[0] + (0,) * counts[2])
 
 

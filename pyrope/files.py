@@ -48,7 +48,7 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
     """A path to write to, which becomes ``path`` at the end; after an error or Ctrl-C the draft is removed."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():  # a device would be replaced by a file
-        raise ValueError(f"{path} is no regular file: name a new file, or one that may be replaced")
+        raise ValueError(f"{path} is not a regular file: name a new file, or one that may be replaced")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         yield draft
@@ -77,7 +77,7 @@ def check_file(path: PathLike) -> Path:
     if path.is_file():
         return path
     if path.exists():
-        raise ValueError(f"{path} must be a file, and is something else")
+        raise ValueError(f"{path} must be a file, but is a directory, a pipe or a device")
     one, two = len(path.parts) == 1, len(path.parts) == 2 and not path.parent.exists()
     file = path.suffix.lower() in (".json", ".safetensors", ".gguf", ".npy")
     may_be_an_id = (one or two) and not path.is_absolute() and not file

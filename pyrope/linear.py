@@ -138,7 +138,7 @@ def checked_rule(
         checks.choice("feature_map", feature_map, tuple(FEATURE_MAPS))
     checks.choice("denominators", denominators, ("positive", "nonzero"))
     if (positions is None) != (rope is None):
-        raise ValueError("positions and rope must be given both, for Eq. (19), or neither, for Eq. (18)")
+        raise ValueError("give both positions and rope, for Eq. (19), or neither, for Eq. (18)")
     if rope is not None:
         tables = rotation_tables(positions, check_rope(rope).rotation_only, like=k)
         if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
@@ -296,6 +296,6 @@ def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:
     if (xp is np) == on_host and bool((wrong := xp.isnan(out)).any()):
         where, limits = np.argwhere(to_numpy(wrong.any(axis=-1)))[0].tolist(), np.finfo(rule.dtype)
         least = f"at least {float(limits.tiny / limits.eps):.2g} in {rule.dtype}, below which digits are lost"
-        rules = f"denominators must be finite and {rule.denominators}, {least}; values must be finite, and so must"
-        raise ValueError(f"{rules} their sums, weighted by features: the output at {tuple(where)} is wrong")
+        rules = f"denominators must be finite and {rule.denominators}, {least}; values and their weighted sums must be"
+        raise ValueError(f"{rules} finite: the output at {tuple(where)} is wrong")
     return out

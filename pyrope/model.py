@@ -114,7 +114,7 @@ class Config:
 
 def _checked_layers(name: str, value: Any) -> tuple[Layer, ...]:
     if not isinstance(value, tuple) or not value or not all(isinstance(layer, Layer) for layer in value):
-        raise TypeError(f"layers must be a tuple of one Layer at least, was {value!r}")
+        raise TypeError(f"layers must be a tuple of at least one Layer, was {value!r}")
     for i, layer in enumerate(value):
         if layer.window is not None:
             checks.integer(f"layers[{i}].window", layer.window, 1)
@@ -296,7 +296,7 @@ def check_tokens(tokens: Any, vocabulary: int) -> Int64:
     """Ids on the host, (b, n), all in range: on a GPU, ids out of range would silently wrap around."""
     ids = checks.positions("tokens", on_host(tokens)).astype(np.int64)
     if ids.ndim not in (1, 2) or not ids.size:
-        raise ValueError(f"tokens must have shape (n,) or (b, n) with one token at least, had {ids.shape}")
+        raise ValueError(f"tokens must have shape (n,) or (b, n) with at least one token, had {ids.shape}")
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise ValueError(f"tokens must lie in 0 … {vocabulary - 1}, were from {ids.min()} to {ids.max()}")
     return ids.reshape(-1, ids.shape[-1])
@@ -329,7 +329,7 @@ def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Ca
     if config.attention == "linear":
         raise ValueError("linear attention has no scores to mask: give it one segment at a time")
     if any(len(np.unique(row)) < count for row, count in zip(every, begins.sum(axis=1), strict=True)):
-        raise ValueError("the tokens of a segment must stand together, and one came back after another segment")
+        raise ValueError("the tokens of a segment must be adjacent, but one segment goes on after another")
     return m, own, own[:, :, None] == every[:, None, :]
 
 

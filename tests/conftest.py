@@ -77,32 +77,9 @@ class FailuresAtOnce:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
-        if marker.args[0] in optional.MISSING:
-            pytest.skip(optional.reason(marker.args[0]))
+        optional.package(marker.args[0])
     if item.get_closest_marker("ctrl_c") and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         pytest.skip("SIGINT is ignored in this process, and so in those that it starts")
-    parameters = getattr(item, "callspec", None) and item.callspec.params.values()
-    for missing in (value for value in parameters or () if isinstance(value, optional.Missing)):
-        pytest.skip(optional.reason(missing.name))
-
-
-def _skipping_where_a_package_is_missing():
-    try:
-        return (yield)
-    except ImportError as error:
-        if name := optional.missing_in(error):
-            pytest.skip(optional.reason(name))
-        raise
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef):
-    return (yield from _skipping_where_a_package_is_missing())
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function):
-    return (yield from _skipping_where_a_package_is_missing())
 
 
 @pytest.fixture(params=BACKENDS, scope="module")

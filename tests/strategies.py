@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
-from optional import Dtypes, package
+from optional import package
 
 from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
 from pyrope.theta import LAYOUTS
 
-ml_dtypes = package("ml_dtypes")
+package("ml_dtypes")  # gives NumPy the name bfloat16
 
-DTYPES = Dtypes(float16=np.float16, bfloat16=ml_dtypes.bfloat16, float32=np.float32, float64=np.float64)
+DTYPES = {name: np.dtype(name) for name in ("float16", "bfloat16", "float32", "float64")}
 # The unit roundoff of a dtype, and that of the dtype that pyrope computes in.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 COMPUTE_UNIT = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}

@@ -13,13 +13,13 @@ import gguf_files
 import numpy as np
 import pytest
 from gguf_files import gguf
-from optional import needed
+from optional import package
 
 from pyrope import Linear, Llama3, LongRoPE, Rope, YaRN, checkpoints, frequencies, load, to_numpy
 from pyrope.checkpoints import FAMILIES, read_architecture
 from pyrope.model import Config, Layer, weight_shapes
 
-ml_dtypes, save_file = needed("ml_dtypes"), needed("safetensors.numpy").save_file
+ml_dtypes, save_file = package("ml_dtypes"), package("safetensors.numpy").save_file
 
 # ── What each family is: a config.json as its authors write it, and the Config that it means ─────────────────────────
 
@@ -144,7 +144,7 @@ def test_keys_that_say_something_else_or_are_left_out(name, changed, expected):
     ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern must be at least 1"),
     ("gpt_neox", {"use_parallel_residual": "no"}, "use_parallel_residual must be True or False"),
     ("mistral", {"sliding_window": 0}, r"layers\[0\].window must be at least 1, was 0"),
-    ("mistral", {"sliding_window": ...}, "the config lacks 'sliding_window': left out it would mean a number"),  # 4096; null: none
+    ("mistral", {"sliding_window": ...}, "the config lacks 'sliding_window': say its number, or null"),  # 4096; null: none
     ("qwen2", {"num_hidden_layers": 4, **TYPES}, "but no layer of this qwen2 has a window"), ("qwen2", TYPES, "layer_types must be a list of 2 words, was "),
     ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types must be one of"),
     ("qwen2", {"use_sliding_window": "no"}, "use_sliding_window must be True or False, was 'no'"), ("llama", {"ignore": "key"}, "ignore must be a list of keys"),
@@ -288,7 +288,7 @@ def test_several_files(tmp_path):
     refused = [(places | {name: first}, elsewhere), (places | {"new": first}, elsewhere), (without, elsewhere)]
     refused += [(places | {name: "again.safetensors"}, elsewhere)]
     refused += [(places | {name: path}, outside) for path in ("../x.safetensors", "a\\x.safetensors", "", "/etc/x")]
-    refused += [(wrong, "weight_map must say the file of each tensor") for wrong in (None, [], {}, {"a": 1})]
+    refused += [(wrong, "weight_map must name the file of each tensor") for wrong in (None, [], {}, {"a": 1})]
     for wrong, says in refused:
         with pytest.raises(ValueError, match=says):
             loaded(wrong)
@@ -344,7 +344,7 @@ def test_paths_that_are_no_checkpoints(tmp_path):
         (tmp_path, {}, "must hold model.safetensors or .* holds neither; pickles .* are never read"),
         (tmp_path / "pytorch_model.bin", {}, "neither a Hugging Face folder nor a GGUF file.*pickles"),
         ("some/model", {}, "does not exist: if this is the id of a model on the Hugging Face Hub"),
-        (tmp_path / "fifo", {}, "fifo must be a file, and is something else"),
+        (tmp_path / "fifo", {}, "fifo must be a file, but is a directory"),
         (tmp_path / "nowhere", {"dtype": "float16"}, "dtype must be one of 'float32', 'float64', was 'float16'"),
         (tmp_path / "nowhere", {"backend": "torch"}, 'backend must be "numpy" or "cupy"'),
     ]:

@@ -90,7 +90,7 @@ def test_a_fifo_is_not_waited_for_and_standard_input_is_no_path(read, tmp_path):
     for path in (tmp_path / "x", tmp_path / "nowhere", 0):
         with pytest.raises(
             (ValueError, FileNotFoundError, TypeError),
-            match="must be a file, and is|does not exist|there is no file|integer|int",
+            match="must be a file, but is|does not exist|there is no file|integer|int",
         ):
             read(path)
 
@@ -110,7 +110,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         draft.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and (tmp_path / "link").is_symlink()
-    with pytest.raises(ValueError, match="is no regular file"), atomic_path(tmp_path):
+    with pytest.raises(ValueError, match="is not a regular file"), atomic_path(tmp_path):
         pass
 
 

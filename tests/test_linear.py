@@ -181,7 +181,7 @@ def test_denominators_too_small_to_be_exact_are_refused(causal):
 def test_values_that_are_not_finite_are_refused(xp, value, causal):
     q, k, v = np.ones((3, 1, 4, 2), np.float32)
     v[0, 1:] = value
-    with pytest.raises(ValueError, match="values must be finite, and so must their sums"):
+    with pytest.raises(ValueError, match="values and their weighted sums must be finite"):
         linear_attention(*on(xp, q, k, v), causal=causal)
     q[0, 2] = np.nan
     with pytest.raises(ValueError, match="denominators must be finite"):
@@ -225,8 +225,8 @@ A = np.ones((2, 4, 8), np.float32)
         (A, A.tolist(), A, {}, TypeError, "k must be a NumPy or CuPy array, was list"),
         (A, A, A, {"feature_map": "gelu"}, ValueError, "feature_map must be one of"),
         (A, A, A, {"denominators": "any"}, ValueError, "denominators must be one of"),
-        (A, A, A, {"positions": range(4)}, ValueError, "positions and rope must be given both"),
-        (A, A, A, {"rope": HALF8}, ValueError, "positions and rope must be given both"),
+        (A, A, A, {"positions": range(4)}, ValueError, "give both positions and rope"),
+        (A, A, A, {"rope": HALF8}, ValueError, "give both positions and rope"),
         (A, A, A, {"rope": HALF8, "positions": range(5)}, ValueError, r"positions must be \(…, n\), one for each query"),
         (A, A, A, {"rope": HALF8, "positions": 3}, ValueError, "one for each query and key"),
         (A, A, A, {"rope": HALF8, "positions": np.zeros((3, 4), int)}, ValueError, "do not fit"),

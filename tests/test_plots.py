@@ -6,12 +6,12 @@ import sys
 import numpy as np
 import pytest
 import references
-from optional import needed
+from optional import package
 
 import pyrope
 from pyrope import Axes, Linear, Rope, YaRN, plots
 
-FigureCanvasAgg = needed("matplotlib.backends.backend_agg").FigureCanvasAgg
+FigureCanvasAgg = package("matplotlib.backends.backend_agg").FigureCanvasAgg
 
 ROPE = Rope(8, 10000.0, "half")
 GRID = Rope(16, 10000.0, "half", axes=Axes("sections", (2, 3, 3)))

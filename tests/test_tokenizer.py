@@ -9,12 +9,12 @@ import unicodedata
 import gguf_files
 import pytest
 from hypothesis import given, strategies as st
-from optional import needed
+from optional import package
 
 from pyrope import tokenizer as module
 from pyrope.tokenizer import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
-tokenizers = needed("tokenizers")
+tokenizers = package("tokenizers")
 
 MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]

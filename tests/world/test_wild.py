@@ -4,6 +4,7 @@ far off it is, and the test compares both with the page. `tox -e world` installs
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pathlib
 import re
 import types
@@ -45,11 +46,6 @@ def turning(theta: Any, factor: float = 1.0) -> Any:
 def tensors(axes: str, fn: Any) -> Any:
     """A function of torch's tensors with such axes."""
     return with_axes(from_torch(fn), axes)
-
-
-def hugging(module: Any, embedding: Any) -> Any:
-    """The rotation by the parts of a Hugging Face model."""
-    return tensors("bhnd", lambda x, at: module.apply_rotary_pos_emb(x, x, *embedding(x, at[None]))[0])
 
 
 def tables(rope: Rope, at: Any) -> Any:
@@ -281,76 +277,62 @@ def transformerengine() -> Any:
     return judged(turning(angles), Rope(64, 10000.0, "half", scaling=Linear(4.0)), 1)
 
 
-def transformers_dbrx() -> Any:
-    import transformers
-    from transformers.models.dbrx import modeling_dbrx as module
+def hugging(model_type: str, folder: str = "", **given: Any) -> tuple[Any, Any, Any]:
+    """Of a model of transformers: its config, its class of tables, and the rotation by its parts."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    folder = folder or model_type
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    config = CONFIG_MAPPING[model_type](**given)
+    cls = next(one for name, one in vars(module).items() if re.fullmatch(r"(?!.*Vision)\w+RotaryEmbedding", name))
+    embedding = cls(config)
+    turn = tensors("bhnd", lambda x, at: module.apply_rotary_pos_emb(x, x, *embedding(x, at[..., None, :]))[0])
+    return config, embedding, turn
+
+
+def transformers_dbrx() -> Any:
     given = {"d_model": 256, "n_heads": 4, "attn_config": {"kv_n_heads": 4, "rope_theta": 500000}}
-    fn = hugging(module, module.DbrxRotaryEmbedding(transformers.DbrxConfig(**given)))
     rope = Rope.from_config({"model_type": "dbrx"} | given)
     assert rope.base == 500000.0
-    return judged(fn, rope, 100)
+    return judged(hugging("dbrx", **given)[2], rope, 100)
 
 
 def transformers_minimax_m3() -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as module
-
-    config = CONFIG_MAPPING["minimax_m3_vl_text"](head_dim=64, rotary_dim=32)
-    fn = hugging(module, module.MiniMaxM3VLRotaryEmbedding(config))
+    _, _, fn = hugging("minimax_m3_vl_text", "minimax_m3_vl", head_dim=64, rotary_dim=32)
     return judged(fn, Rope(64, 5000000.0, "half", rotary_dim=32), 1)
 
 
 def transformers_dynamic_ntk() -> Any:
-    import transformers
-    from transformers.models.llama import modeling_llama as module
-
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    config = transformers.LlamaConfig(head_dim=64, rope_parameters=dynamic, max_position_embeddings=4096)
-    report = check_rotation(
-        hugging(module, module.LlamaRotaryEmbedding(config)), Rope.from_config(config.to_dict()).at(16384)
-    )
-    return report.faults[0], "after a long call"
+    config, _, fn = hugging("llama", head_dim=64, rope_parameters=dynamic, max_position_embeddings=4096)
+    return check_rotation(fn, Rope.from_config(config.to_dict()).at(16384)).faults[0], "after a long call"
 
 
 def transformers_olmo_3() -> Any:
-    import transformers
-    from transformers.models.olmo3 import modeling_olmo3 as module
-
     given = {"hidden_size": 256, "num_attention_heads": 4, "rope_theta": 2000000.0}
-    theta = module.Olmo3RotaryEmbedding(transformers.Olmo3Config(**given)).sliding_attention_inv_freq
+    _, embedding, _ = hugging("olmo3", **given)
     rope = Rope.from_config({"model_type": "olmo3"} | given, layer_type="sliding_attention")
     assert rope.base == 2000000.0
-    return judged(turning(theta), rope, 100)
+    return judged(turning(embedding.sliding_attention_inv_freq), rope, 100)
 
 
 def transformers_gemma_3() -> Any:
-    import transformers
-    from transformers.models.gemma3 import modeling_gemma3 as module
-
     yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 1024}
-    ropes = {
-        "full_attention": yarn | {"truncate": False},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    }
-    config = transformers.Gemma3TextConfig(head_dim=64, rope_parameters=ropes)
-    embedding = module.Gemma3RotaryEmbedding(config)
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    ropes = {"full_attention": yarn | {"truncate": False}, "sliding_attention": plain}
+    config, embedding, _ = hugging("gemma3_text", "gemma3", head_dim=64, rope_parameters=ropes)
     rope = Rope.from_config(config.to_dict(), layer_type="full_attention")
     assert rope.scaling == YaRN(8.0, 1024, truncate=False)
     return judged(turning(embedding.full_attention_inv_freq, embedding.full_attention_attention_scaling), rope, 100)
 
 
 def transformers_hunyuan_vl() -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.hunyuan_vl import modeling_hunyuan_vl as module
-
     parameters = {"rope_type": "default", "mrope_section": [2, 2, 2, 2]}
-    config = CONFIG_MAPPING["hunyuan_vl_text"](head_dim=16, rope_parameters=parameters)
+    config, _, fn = hugging("hunyuan_vl_text", "hunyuan_vl", head_dim=16, rope_parameters=parameters)
     with pytest.raises(ValueError, match="which is no rotation"):
         Rope.from_config(config.to_dict())
-    x, at = torch.eye(16)[None, None], torch.tensor([5, 1, 7, 3])[:, None, None].expand(-1, 1, 16)
-    matrix = module.apply_rotary_pos_emb(x, x, *module.HunYuanVLRotaryEmbedding(config)(x[0], at))[0][0, 0]
-    return "R·Rᵀ ≠ 1", f"{(matrix @ matrix.T - torch.eye(16)).abs().max():.2g} in R·Rᵀ"
+    matrix = fn(np.eye(16, dtype=np.float32), np.tile([[5], [1], [7], [3]], 16))
+    return "R·Rᵀ ≠ 1", f"{np.abs(matrix @ matrix.T - np.eye(16)).max():.2g} in R·Rᵀ"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
