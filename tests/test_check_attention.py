@@ -1,6 +1,7 @@
 """`check_attention` and `check_linear_attention`: right kernels by hand are never accused, wrong ones are."""
 
 import by_hand
+import candidates
 import numpy as np
 import pytest
 from by_hand import MAPS, linear_attention, softmax_attention
@@ -122,9 +123,13 @@ def test_a_cache_that_is_demanded_must_be_taken():
 # ── Caches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+ONE_LIST = []
+
+
 def begin(slip=""):
     """A step function that remembers keys, values and positions."""
-    past, attend = [], softmax_attention()
+    past, attend = ONE_LIST if slip == "shared" else [], softmax_attention()
+    past.clear()
 
     def step(q, k, v, positions):
         at = positions
@@ -142,7 +147,9 @@ def begin(slip=""):
     return step
 
 
-@pytest.mark.parametrize(("slip", "words"), [("counted", "position"), ("row 0", "position"), ("forgets", "")])
+@pytest.mark.parametrize(
+    ("slip", "words"), [("counted", "position"), ("row 0", "position"), ("forgets", ""), ("shared", "caches at once")]
+)
 def test_a_cache_is_fed_positions_and_lengths_that_show_its_slip(slip, words):
     report = check_attention(
         softmax_attention(rope=ROPE), heads=2, head_dim=16, rope=ROPE, incremental=lambda: begin(slip)
@@ -222,6 +229,12 @@ def test_the_oracles_gradients_are_finite_differences_of_the_definition(name, ca
                 moved[index] += step
                 near.append(loss(*given[:i], moved, *given[i + 1 :]))
             assert found[i][index] == pytest.approx((near[0] - near[1]) / (2 * h), abs=1e-7, rel=1e-7)
+
+
+def test_wrong_gradients_do_not_speak_of_queries_that_see_nothing():
+    report = candidates.judge(candidates.CASES["softmax-backward: dk reversed"])
+    assert report.faults == ("gradients: in other places",)
+    assert report.notes == ()
 
 
 # ── The rest ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ from . import gradients, rules, weights
 from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
 from .measured import rows_where
-from .report import ErrorRow, Failure, Finding, Report
+from .report import ErrorRow, Failure, Finding, Report, side_by_side
 from .steps import DOUBTFUL, Allowed, Call, Rounding, Spec, allowed, grades
 from .tolerance import float_dtype
 
@@ -62,7 +62,7 @@ BLAMED = PATHS | {
 }  # fmt: skip
 FEWER, MORE = "fewer queries than keys", "more queries than keys"
 SPECIAL = {"mask", "segments", "with a cache", "calls", "key heads", FEWER, MORE}  # mistakes there are those of a step
-SCORES = {"scale", "softcap", "bias", "operands", "scores", "rotation", "feature map"}  # they show in any call
+SCORES = {"scale", "softcap", "bias", "operands", "rotation", "feature map"}  # they show in any call
 LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
 ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
 FIRST = 20  # calls, before the share of wrong ones says anything
@@ -301,7 +301,8 @@ def _set_aside(check: Check) -> None:
         check.notes.append(TOP_LEFT)
     blind = [t for t in check.wrong if t.call.q.shape[2] > t.call.k.shape[2] and not check.cache]
     beyond = [t for t in check.wrong if t.call.name == PRODUCTS and not np.isfinite(t.answers[0]).all()]
-    if blind and all(map(_right_where_it_sees, blind)):
+    reach = check.scope.backward and len(blind) < len(check.wrong)  # gradients of others reach all keys
+    if blind and not reach and all(map(_right_where_it_sees, blind)):
         check.tried = [t for t in check.tried if t.call.q.shape[2] <= t.call.k.shape[2]]
         check.notes.append(BLIND)
     if beyond:
@@ -310,11 +311,9 @@ def _set_aside(check: Check) -> None:
 
 
 def _right_where_it_sees(t: Tried) -> bool:
-    """Whether queries at or behind the first key are right; gradients of the others reach all keys."""
-    if t.call.g is not None:
-        return True
+    """Whether queries at or behind the first key, or their gradients, are right."""
     sees, limits = t.call.places[0] >= 0, t.limits[0]
-    return bool((np.abs(t.answers[0] - limits.truth) <= limits.worst)[:, :, sees].all())
+    return bool((limits.error(t.answers[0]) <= limits.worst)[:, :, sees].all())
 
 
 def _top_left(check: Check, t: Tried) -> bool:
@@ -463,7 +462,8 @@ def _where(check: Check, rule: rules.Rule | None, t: Tried) -> str:
     at = np.unravel_index(int(np.argmax(np.nan_to_num(limit.error(answer) / limit.worst, nan=np.inf))), answer.shape)
     tensor = f"{TENSORS[i]}, " if len(t.answers) > 1 else ""
     number = f"row {at[0]}, head {at[1]}, {what} {places[at[2]]}, feature {at[3]}"
-    return f"{words}; {tensor}{number}: expected {limit.truth[at]:.6g}, got {answer[at]:.6g}"
+    due, got = side_by_side(float(limit.truth[at]), float(answer[at]))
+    return f"{words}; {tensor}{number}: expected {due}, got {got}"
 
 
 # ── What it rests on ─────────────────────────────────────────────────────────────────────────────────────────────────

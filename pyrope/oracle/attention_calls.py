@@ -402,10 +402,11 @@ def _own_traits(call: Call) -> dict[str, Any]:
     q, k, v = (np.nan_to_num(np.abs(x.astype(np.float64))) for x in (call.q, call.k, call.v))
     sizes = {f"largest |{name}|": _size(x) for name, x in (("q", q), ("k", k), ("v", v))}
     return {
-        "with a cache": bool(call.chunks), "fewer queries than keys": n < t, "more queries than keys": n > t,
+        "with a cache": bool(call.chunks), "caches at once": call.caches,
+        "fewer queries than keys": n < t, "more queries than keys": n > t,
         "mask": "mask" in call.options, "segments": "segments" in call.options,
         "calls": len(call.chunks) or 1, "queries": n, "keys": t, "batch": b, "rows times heads": b * h, "key heads": g,
-        "tokens in one call": max(call.chunks, default=n), "caches at once": call.caches,
+        "tokens in one call": max(call.chunks, default=n),
         "NaN in another row": bool(np.isnan(call.q).any()), "held in memory": call.held or "plainly", **sizes,
         "zeros among values": bool((v == 0).any()), "zeros among queries": bool((q == 0).any()),
     }  # fmt: skip

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..backend import Array
-from .measured import Measured, coarser, read, rows_where
-from .report import Finding
+from .measured import Measured, coarser, elsewhere, read, rows_where
+from .report import Finding, side_by_side
 from .responses import examples, response
-from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, weigh
+from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, seen, weigh
 from .values import sources
 from .weights import CLOSE, apart
 
@@ -34,9 +34,16 @@ CAPS = (1, 30, 50, 20, 15, 10, 5, 100)
 GATHERED: dict[str, Any] = {
     "shared key heads: the first query head alone": lambda x: x[:, :, 0],
     "shared key heads: the last query head alone": lambda x: x[:, :, -1],
-    "shared key heads: the mean, not the sum": lambda x: x.mean(axis=2),
     "heads: tiled": lambda x: x.reshape(len(x), -1, x.shape[1], *x.shape[3:]).sum(axis=1),
 }
+ROWS: dict[str, Any] = {  # D, from the weights and their gradients
+    "of row 0 for all": lambda w, dw: (w * dw).sum(axis=-1, keepdims=True)[:1],
+    "of head 0 for all": lambda w, dw: (w * dw).sum(axis=-1, keepdims=True)[:, :1],
+    "of query 0 for all": lambda w, dw: (w * dw).sum(axis=-1, keepdims=True)[:, :, :1],
+    "summed over the queries": lambda w, dw: (w * dw).sum(axis=-2, keepdims=True),
+    "without the weights": lambda w, dw: dw.sum(axis=-1, keepdims=True),
+}
+LEFT_OUT: dict[str, dict[str, Any]] = {"window: ignored": {"window": None}, "causality: missing": {"causal": False}}
 
 
 # ── The chain rule in other ways ─────────────────────────────────────────────────────────────────────────────────────
@@ -45,14 +52,34 @@ GATHERED: dict[str, Any] = {
 def ways(made: Backward, tensor: int) -> Iterator[tuple[list[str], How]]:
     """How a tensor may be made, and what is then wrong: in no step, in one, or in two; those of blocks alone."""
     shared = GATHERED if tensor and made.call.k.shape[1] < made.call.q.shape[1] else {}
-    seen = {TRANSPOSED: lambda x: x.swapaxes(-1, -2)} if made.spec.feature_map is not None and tensor < 2 else {}
-    steps = _slopes(made, tensor), _turns(made, tensor), _lefts(made, tensor), shared, seen
+    summed = {TRANSPOSED: lambda x: x.swapaxes(-1, -2)} if made.spec.feature_map is not None and tensor < 2 else {}
+    rows = {f"chain rule: {_term(made.spec)} {how}": row for how, row in ROWS.items()} if tensor < 2 else {}
+    weighed = _weighed(made) if made.spec.feature_map is None and tensor < 2 else {}
+    steps = _slopes(made, tensor), _turns(made, tensor), _lefts(made, tensor), shared, summed, rows, weighed
     named = [[("", None), *step.items()] for step in steps]
     for several in (0, 1, 2):
         for each in itertools.product(*named):
             faults = [name for name, _ in each if name]
             if len(faults) == several and not (several > 1 and each[2][0].startswith("blocks")):
                 yield faults, How(*(change for _, change in each))
+
+
+def _term(spec: Spec) -> str:
+    return "row term" if spec.feature_map is None else "denominator's derivative"
+
+
+def _weighed(made: Backward) -> dict[str, Any]:
+    """What dw − D may be multiplied with in the place of the weights: exp(s − the logarithm of the right sum), of keys
+    that are hidden, too."""
+    spec, parts = made.spec, made.parts
+    top = np.where(parts.seen, parts.scores, -np.inf).max(axis=-1, keepdims=True)
+    powers = np.exp(parts.scores - top) / parts.total
+    others = {fault: replace(spec, **change) for fault, change in LEFT_OUT.items()}
+    bare = {
+        "chain rule: ds without the weights": 1.0 * parts.seen,
+        "chain rule: ds without weights and mask": np.ones(parts.seen.shape),
+    }
+    return bare | {fault: powers * seen(other, made.call) for fault, other in others.items() if other != spec}
 
 
 def _slopes(made: Backward, tensor: int) -> dict[str, Any]:
@@ -123,9 +150,10 @@ class Gradients:
 
     def __post_init__(self) -> None:
         self.loose, self.near = LOOSE[self.spec.dtype.name], NEAR[self.spec.dtype.name]
+        self.wrong = [i for i in range(3) if self.limits[i].ratio(self.answers[i]) > 1]
 
     def found(self) -> list[Finding]:
-        wrong = [i for i in range(3) if self.limits[i].ratio(self.answers[i]) > 1]
+        wrong = self.wrong
         if exchanged := self._exchanged():
             return [exchanged]
         if lost := [i for i in wrong if not np.isfinite(self.answers[i]).all()]:
@@ -169,6 +197,8 @@ class Gradients:
         truth, answer = self.limits[i].truth, self.answers[i]
         if np.abs(answer).max() <= 1e-9 * np.abs(truth).max():
             return [("gradients: zero", "it is zero everywhere")]
+        if words := elsewhere(truth, answer, 2 * self.limits[i].worst.max()):
+            return [("gradients: in other places", words)]
         size, each = np.abs(truth), (-1, 1, truth.shape[-1])
         for small in (
             size <= 1e-3 * size.max(),
@@ -199,11 +229,11 @@ class Gradients:
         first, close = float(much[0]), 20 * self.loose
         second = float(much[-1]) / first if abs(first) > close else float(much[-1])
         if abs(first - 1) > close and abs(first) > close:
-            yield self._factor(first, i), f"it is {first:.4g} times what it should be"
+            yield self._factor(first, i), f"it is {side_by_side(first, 1.0, digits=4)[0]} times what it should be"
         if abs(first) <= close:
             yield "chain rule: the first term missing", "it has nothing of the term with g·vᵀ"
         if len(much) > 1 and abs(second - 1) > close:
-            term = "row term" if self.spec.feature_map is None else "denominator's derivative"
+            term = _term(self.spec)
             how = "missing" if abs(second) <= close else f"times {second:.4g}"
             yield f"chain rule: {term} {how}", f"it has the {term} {round(second, 4) + 0.0:g} times, expected once"
 
@@ -211,6 +241,8 @@ class Gradients:
         named, scale = {-1.0: "gradients: negated"}, self.spec.scale
         if self.spec.feature_map is None and i < 2:
             named |= {1 / scale: "chain rule: scale missing", scale: "chain rule: scale applied twice"}
+        if i and 0 not in self.wrong:
+            named[self.call.k.shape[1] / self.call.q.shape[1]] = "shared key heads: the mean, not the sum"
         near = (words for x, words in named.items() if abs(factor / x - 1) < 20 * self.loose)
         return next(near, f"gradients: times {factor:.4g}")
 

@@ -17,11 +17,12 @@ from ..backend import Array
 from . import rules
 from .attention_calls import unit_values
 from .candidate import UNIT
-from .report import Finding
+from .report import Finding, side_by_side
 from .steps import Allowed, Call, Parts, Spec, seen, weigh
 
 Ask: TypeAlias = Callable[[Call], Array]
 Ways: TypeAlias = Iterator[tuple[str, Any]]
+COMPARED = 1000  # results that are looked for in the places of others
 BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 100, 1000)  # usual numbers of tokens
 
 
@@ -56,6 +57,23 @@ def rows_where(limit: Allowed, answer: Array, what: str, at: Array) -> str:
     return f"where {rule.words}" if rule is not None and rule.share > 0.95 else ""
 
 
+def elsewhere(truth: Array, answer: Array, room: float) -> str:
+    """Which right results (b, h, n, d) are in the places of others, in words, if only right ones are returned."""
+    due, got = (x.reshape(-1, x.shape[-1]) for x in (truth, answer))
+    if len(due) > COMPARED:
+        return ""
+    same = np.array([np.abs(due - x).max(axis=-1) <= room for x in got])
+    own = np.arange(len(due))
+    whose = np.where(same.diagonal(), own, same.argmax(axis=1))
+    if not same.any(axis=1).all() or (whose == own).all():
+        return ""
+    last = np.flatnonzero(whose != own)[-1]
+    here, there = (
+        "row {}, head {}, token {}".format(*np.unravel_index(i, truth.shape[:3])) for i in (last, whose[last])
+    )
+    return f"{here} has what belongs to {there}; so {(whose != own).sum()} of {len(due)} have right results of others"
+
+
 def coarser(off: float, spec: Spec) -> str:
     """The dtype whose rounding makes relative errors of this size, if it is coarser than that of the spec."""
     due = UNIT[spec.dtype.name]
@@ -81,13 +99,13 @@ class Fit(NamedTuple):
     near: Array  # which ones
 
 
-def fit(weights: Array, numerators: Array, some: Array, close: float) -> Fit:
-    """The factor of each row is the median over some of its weights."""
+def fit(weights: Array, numerators: Array, some: Array, close: float, floor: float = 0.05) -> Fit:
+    """The factor of each row is the median over some of its weights. A part of the largest is an error, too."""
     ratio = np.where(some & (numerators != 0), weights / numerators, np.nan)
     factors = np.nan_to_num(np.nanmedian(ratio, axis=-1, keepdims=True))
     right = factors * numerators
     size = np.abs(np.where(some, right, 0)).max(axis=-1, keepdims=True)
-    near = np.abs(weights - right) <= close * (np.abs(right) + 0.05 * size)
+    near = np.abs(weights - right) <= close * (np.abs(right) + floor * size)
     counted = some & (some.sum(axis=-1, keepdims=True) > 2)
     return Fit(float(near[counted].mean()) if counted.any() else np.nan, factors, near)
 
@@ -134,8 +152,9 @@ class Measured:
         return np.where(np.isfinite(top), top, 0)
 
     def sums(self) -> str:
-        sums = self.weights.sum(axis=-1)
-        return f"the weights of a query add up to {sums.min():.4g} … {sums.max():.4g}"
+        both = (np.round(w.sum(axis=-1), 7) for w in (self.weights, self.right.weights))  # beyond, they are rounded
+        low, high, least, most = side_by_side(*(float(f(x)) for x in both for f in (np.min, np.max)), digits=4)
+        return f"the weights of a query add up to {low} … {high}, expected {least} … {most}"
 
 
 # ── Which keys are seen ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -262,10 +262,10 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "scores become c·tanh(score/c): scaled before, masked after"),
     "bias": Mistake("a term in the distance or of each key, such as ALiBi or a decay, which the model does not have",
         "leave it out"),
-    "operands": Mistake("a norm that is left in, or arguments in another order, or k·qᵀ instead of q·kᵀ",
-        "compare q with k, as they are given"),
-    "scores": Mistake("what is compared is not the expected q̃·k̃",
-        "look at what becomes of q and k before their product"),
+    "operands": Mistake("a norm that is left in, arguments in another order, k·qᵀ instead of q·kᵀ, or whatever else "
+        "becomes of q and k before their product", "compare q with k, as they are given"),
+    "scores": Mistake("scores are clipped, often against an overflow of exp, or otherwise changed before the softmax",
+        "subtract the greatest score of each row, and leave scores as they are"),
     "precision": Mistake("a smaller dtype in scores, exponentials, weights, sums or a cache",
         "float32 at least; of float64, float64"),
     "rotation": Mistake("q or k alone is rotated, turned backwards or rotated again, in the model and in the kernel, "
@@ -299,8 +299,9 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     "keys": Mistake("a mask, or a loop over the keys that begins or ends elsewhere, counts some twice, drops the last "
         "partial block, or reads padding or slots that were never written",
         "compare the keys that are listed here with those expected"),
-    "cache": Mistake("keys and values, or the state, or its normaliser, are not kept, cut, or kept in the wrong place",
-        "let a call of n new tokens after m old ones be the last n rows of one of m + n"),
+    "cache": Mistake("keys and values, or the state, or its normaliser, are not kept, cut, kept in the wrong place, or "
+        "in one list for all caches",
+        "let a call of n new tokens after m old ones be the last n rows of one of m + n, and each cache have its own"),
     # The division.
     "softmax": Mistake("another axis, another function, or twice", "softmax over the keys, axis −1, once"),
     "online softmax": Mistake("output, sum or both are not multiplied by exp(old maximum − new one)",

@@ -16,16 +16,26 @@ from .. import definition
 from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
+from .candidate import UNIT
 from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
-from .report import Finding
-from .responses import Function, narrowed, roundings
+from .report import Finding, side_by_side
+from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread, weigh
 from .turning import Turn, Way, products, right_way
 
 FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
-FEATURES = np.array([1.0, -3, -2, -1, -0.5, 0.5, 2, 3])
-CAPS = (30, 50, 20, 15, 10, 5, 100)
+FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])
+_SIZES = (
+    0.05,
+    0.1,
+    0.3,
+    1.1,
+    2.3,
+    4.7,
+    *np.linspace(9.1, 123.4, 14),
+)  # so close that each weight is not lost beside the next
+SCORES = np.array([*(-x for x in _SIZES[::-1]), 0.0, *_SIZES])
 
 
 def fits(m: Measured) -> bool:
@@ -47,7 +57,7 @@ def numerators(m: Measured) -> Numerators:
     best = best._replace(found=[*best.found, *_scale(m, best)])
     if best.fit.share >= LOOSELY and (best.fit.share > FITS or m.linear or best.found):
         return best
-    listed = (_bias, _single, _rounded)
+    listed = (_bias, _single, _rounded) if m.linear else (_bias, _rounded, _single)
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
     return best if best.fit.share >= LOOSELY else Numerators([_unlike(m, best.fit.near)])
@@ -61,8 +71,9 @@ def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
     some = m.some & (m.weights > 0)
     scores, logs = _centred(x, some), _centred(np.log(np.where(some, m.weights, 1)), some)
     scale = float((scores * logs).sum() / max(np.square(scores).sum(), 1e-300))
+    floor = 0.05 if UNIT[m.spec.dtype.name] > 1e-6 else 0.0  # in float16, small weights have few digits
     both = [np.exp(np.clip(a * (x - m.top(x)), -700, 700)) for a in (1.0, scale)]
-    one, other = (fit(m.weights, y, some, m.close) for y in both)
+    one, other = (fit(m.weights, y, some, m.close, floor) for y in both)
     if other.share > one.share + 0.01:
         return Numerators(found, both[1], both[1], other, scale)
     return Numerators(found, both[0], both[0], one)
@@ -75,7 +86,8 @@ def _centred(x: Array, some: Array) -> Array:
 
 
 def _others(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
-    """How queries and keys are turned, as it is measured, then the other ways that are known."""
+    """What scores become, and how queries and keys are turned, as measured, then the other ways that are known."""
+    yield from _scored(m) if not m.linear else ()
     if m.spec.rope is not None:
         yield from turning.found(m.spec, m.ask, m.call, m.due)
     for fault, way in _ways(m.spec, m.due):
@@ -86,13 +98,10 @@ def _scale(m: Measured, best: Numerators) -> Iterator[Finding]:
     a, scale = best.scale, m.spec.scale
     if abs(a - 1) <= m.close * (10 if best.found else 1):
         return
-    if abs(a) < 1e-3:
-        yield Finding("scores: all alike", "every query gives the same weight to all keys that it sees")
-        return
     listed = _scales(m.spec, m.call.k.shape[2])
     named = (how for how, x in listed.items() if abs(a / x - 1) < 20 * m.close and abs(x - 1) > 1e-9)
-    number = f"{a * scale:.4g}, not {scale:.4g}"
-    words = f"scores are {a:.5g} times the expected ones: a scale of {number}"
+    number = "{}, not {}".format(*side_by_side(a * scale, scale, digits=4))
+    words = f"scores are {side_by_side(a, 1.0, digits=5)[0]} times the expected ones: a scale of {number}"
     yield Finding(f"scale: {next(named, number)}", words)
 
 
@@ -120,7 +129,7 @@ def _ways(spec: Spec, call: Call) -> Ways:
         yield "operands: keys compared with keys", replace(way, q=way.k)
         yield "operands: queries compared with queries", replace(way, k=way.q)
     yield "operands: values compared instead of keys", replace(way, k=spread(call)[2])
-    yield from _maps(spec, way) if spec.feature_map is not None else _caps(spec, way)
+    yield from _maps(spec, way) if spec.feature_map is not None else ()
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (way.q, way.k))
     yield "operands: q and k divided by their lengths", replace(way, q=q, k=k)
     yield "operands: q divided by its length", replace(way, q=q)
@@ -169,17 +178,52 @@ def _maps(spec: Spec, way: Way) -> Ways:
     yield "feature map: on k alone", replace(way, k=way.phi(way.k), phi=same)
 
 
-def _caps(spec: Spec, way: Way) -> Ways:
-    s, c = spec.scale, spec.softcap
-    if c is not None:
-        yield "softcap: missing", replace(way, cap=same)
-        yield "softcap: by clipping", replace(way, cap=lambda x: np.clip(x, -c, c))
-        yield "softcap: without the division", replace(way, cap=lambda x: c * np.tanh(x))
-        yield "softcap: before the scale", replace(way, cap=lambda x: s * c * np.tanh(x / s / c))
-        yield "scale: missing inside the softcap", replace(way, cap=lambda x: c * np.tanh(x / s / c))
-    for other in CAPS:
-        words = f"{other:g}, not asked for" if c is None else f"{other:g}, not {c:g}"
-        yield f"softcap: {words}", replace(way, cap=partial(capped, softcap=other))
+# ── Single numbers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _acts(m: Measured, numbers: Array, query: float = 1.0) -> Array:
+    """What scores, or the logarithms of single features, are for these numbers, less that of the first one: two keys
+    stand in each row of a batch, at position 0, and all features of a vector are alike."""
+    (_, h, _, d), g, dtype, rows = m.call.q.shape, m.call.k.shape[1], m.call.q.dtype, len(numbers) - 1
+    keys = numbers if m.linear else numbers / (query * d * m.spec.scale)
+    both = np.stack((keys[:-1], keys[1:]), axis=1)[:, None, :, None]
+    q, k = np.full((rows, h, 2, d), query, dtype), np.broadcast_to(both, (rows, g, 2, d)).astype(dtype)
+    at = None if m.spec.rope is None else np.zeros((rows, 2), np.int64)
+    *calls, _ = unit_values(Call("single numbers", q, k, k, positions=at))
+    first, second = np.moveaxis(np.concatenate([m.ask(x) for x in calls], axis=-1)[:, 0, -1, :2], -1, 0)
+    return np.concatenate(([0.0], np.cumsum(np.log(second / first))))
+
+
+def _scored(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
+    """The function that scores go through, up to a factor, if it is another one that is known."""
+    y, zero, cap = _acts(m, SCORES), len(SCORES) // 2, m.spec.softcap
+    y = y - y[zero]
+    one, two = y[zero + 1 : zero + 3] / SCORES[zero + 1 : zero + 3]
+    slope = float(4 * one - two) / 3  # at 0, of odd functions
+    y = y if abs(slope - 1) < 0.01 else y / slope
+    if not np.isfinite(y).all() or alike(capped(SCORES, cap), y, m.close):
+        return
+    words, function = response(SCORES[None], y[None], m.close)
+    few = words.startswith(("rounded", "cut off", "quantised"))
+    step = "softcap:" if cap is not None or "tanh" in words else "precision: scores" if few else "scores:"
+    if function is not None or not words:
+        found = Finding(f"{step} {words or 'missing'}", f"of scores, {examples(SCORES, y)}")
+        yield [found], replace(right_way(m.spec, m.due), cap=function or same)
+
+
+def _single(m: Measured) -> Finding | None:
+    """Another function of single features, or of scores, whatever the query, and the order of the keys."""
+    x = FEATURES if m.linear else SCORES
+    got, again, back = _acts(m, x), _acts(m, x, 2.0), _acts(m, x[::-1])[::-1]
+    due = np.log(definition.FEATURE_MAPS[m.spec.feature_map](x)) if m.spec.feature_map else capped(x, m.spec.softcap)
+    unlike = max(np.abs(y - y[0] - got).max() for y in (again, back)) > 20 * m.close
+    if unlike or not np.isfinite(got).all() or np.abs(got - due + due[0]).max() < 5 * m.close:
+        return None
+    if m.linear:
+        numbers = (", ".join(f"{x:.4g}" for x in np.exp(y - y[-1])) for y in (got, due))
+        words = f"φ of {', '.join(f'{x:g}' for x in FEATURES)}, over φ of the last, is {{}}, expected {{}}"
+        return Finding("feature map: another function", words.format(*numbers))
+    return Finding("scores: another function of them", f"of scores, {examples(x, got - got[len(x) // 2])}")
 
 
 # ── What is in no list ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,9 +247,11 @@ def _bias(m: Measured) -> Finding | None:
     for what, index in (("distance", (i[:, None] - j)[:, 1:]), ("key", np.broadcast_to(j[1:], steps.shape[1:]))):
         known = np.unique(index[np.isfinite(steps).any(axis=0)])
         each = np.array([np.nanmean(np.where(index == x, steps, np.nan), axis=(1, 2)) for x in known]).T  # (h, indices)
-        if not known.size or np.isnan(each).any():
+        count = int(np.isfinite(each).all(axis=0).argmin()) if each.size and np.isnan(each).any() else known.size
+        if not count:
             continue
-        off = np.nanmax(np.abs(steps - each[:, np.minimum(np.searchsorted(known, index), known.size - 1)]))
+        each, at = each[:, :count], np.minimum(np.searchsorted(known, index), count - 1)
+        off = np.nanmax(np.where(np.isin(index, known[:count]), np.abs(steps - each[:, at]), np.nan))
         term = np.concatenate((np.zeros((len(each), 1)), each.cumsum(axis=1)), axis=1)  # up to its sign, of distances
         if np.ptp(term) > 30 * m.close and off < min(30 * m.close, 0.05 * np.ptp(term)):
             return _bias_in_words(what, -term if what == "distance" else term)
@@ -264,33 +310,9 @@ def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
         yield f"weights {words}", few(m.right.weights)
 
 
-def _single(m: Measured) -> Finding | None:
-    """What single features of linear attention act as: all features of a vector are alike, and tokens at position 0."""
-    spec, count = m.spec, len(FEATURES)
-    if spec.feature_map is None or spec.head_dim < count or m.call.chunks:
-        return None
-    got, again, back = (_ratios(m, q, keys) for q, keys in ((1, FEATURES), (2, FEATURES), (1, FEATURES[::-1])))
-    due = definition.FEATURE_MAPS[spec.feature_map](FEATURES)
-    due, unlike = due / due[0], np.abs(np.stack((again, back[::-1] / back[-1])) / got - 1).max() > 20 * m.close
-    if not (got > 0).all() or unlike or (np.abs(got - due) < 5 * m.close * (1 + np.abs(due))).all():
-        return None
-    numbers = (", ".join(f"{x:.4g}" for x in y[1:]) for y in (FEATURES, got, due))
-    return Finding("feature map: another function", "φ of {}, over φ(1), is {}, expected {}".format(*numbers))
-
-
-def _ratios(m: Measured, query: float, keys: Array) -> Array:
-    """The weights that the last query gives to keys (n,), over that of the first key; each number is that of all
-    features."""
-    n, (_, h, _, d), g, dtype = len(keys), m.call.q.shape, m.call.k.shape[1], m.call.q.dtype
-    q, k = np.full((1, h, n, d), query, dtype), np.broadcast_to(keys[:, None], (1, g, n, d)).astype(dtype)
-    *calls, _ = unit_values(Call("single features", q, k, k, positions=np.zeros((1, n), np.int64)))
-    out = m.ask(calls[0])[0, 0, -1, :n]
-    return np.asarray(out / out[0])
-
-
 def _unlike(m: Measured, near: Array) -> Finding:
     some = m.sees & m.visible
     b, h, i, _ = np.unravel_index(int(np.abs(m.weights - m.right.weights).argmax()), some.shape)
     got, due = (" ".join(f"{x:.3g}" for x in np.asarray(w)[b, h, i, :6]) for w in (m.weights, m.right.weights))
     words = f"query {m.call.places[0][i]} of row {b}, head {h}, has the weights {got} …, expected {due} …"
-    return Finding("scores: not q̃·k̃", words + where(m.call, ~near, some))
+    return Finding("operands: not q̃·k̃", words + where(m.call, ~near, some))

@@ -105,7 +105,7 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
         return None  # or these features do not turn: others may
     acts, own = acts[good], {name: fact[good] for name, fact in own.items()}
     p = own["p"].astype(np.float64)
-    for fault, words, other in _relations(acts, own):
+    for fault, words, other in relations(acts, own):
         at = other(own)
         if (np.abs(acts - at) < 0.2).mean() > ENOUGH and (np.abs(at - p) > 0.2).mean() > 0.5:
             silent = np.abs(other(facts) - facts["p"]) < 0.2
@@ -122,7 +122,7 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
     return Became(ELSEWHERE, f"rows are turned as at other positions: {some_words}", general=True)
 
 
-def _relations(acts: Array, facts: Facts) -> Iterator[Relation]:
+def relations(acts: Array, facts: Facts) -> Iterator[Relation]:
     """Simple ways to come by a wrong position, with numbers read from what was measured."""
     p = facts["p"]
     lost = np.rint(p - acts).astype(np.int64)

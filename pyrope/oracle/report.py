@@ -257,6 +257,17 @@ def number(value: float | None, form: str = ".2g") -> str:
     return "—" if value is None else f"{value:{form}}" if math.isfinite(value) else "not finite"
 
 
+def side_by_side(*values: float, digits: int = 6) -> list[str]:
+    """Numbers with so many digits that each can be told from the others, if they differ.
+
+    >>> side_by_side(1.0, 1.0000001)
+    ['1', '1.0000001']
+    """
+    while digits < 17 and len({f"{value:.{digits}g}" for value in values}) < len(set(values)):
+        digits += 1
+    return [f"{value:.{digits}g}" for value in values]
+
+
 def fields(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of names, and of what is said of each; what is empty is left out."""
     width = max([10, *(len(name) + 1 for name, _ in rows)])

@@ -60,8 +60,11 @@ def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
     yield "cubed", lambda x: x**3
     yield "the roots of their sizes", lambda x: np.sign(x) * np.sqrt(np.abs(x))
     yield f"clipped at ±{top:.4g}", lambda x: np.clip(x, -top, top)
+    yield f"at most {most:.4g}", lambda x: np.minimum(x, most)
+    yield f"at least {least:.4g}", lambda x: np.maximum(x, least)
     yield f"clipped to {least:.4g} … {most:.4g}", lambda x: np.clip(x, least, most)
-    yield f"saturate at {top:.4g}, as c·tanh(v/c) does", lambda x: top * np.tanh(x / top) if top else 0 * x
+    cap = _saturation(float(np.abs(x).max()), top)
+    yield f"saturate at {cap:.4g}, as c·tanh(v/c) does", lambda x: cap * np.tanh(x / cap)
     for bits in (*NARROW, *range(2, 23)):
         words = NARROW.get(bits, f"{bits} significant bits")
         yield f"rounded to {words}", partial(narrowed, bits=bits)
@@ -76,10 +79,20 @@ def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
     yield f"zeros where they are below {kept:.3g}", lambda x: np.where(np.abs(x) < kept * (1 - 1e-9), 0, x)
 
 
+def _saturation(most: float, top: float) -> float:
+    """c of c·tanh(most/c) = top."""
+    low, high = 1e-30, 1e6 * max(top, 1e-30)
+    for _ in range(100):
+        c = (low * high) ** 0.5
+        low, high = (c, high) if c * np.tanh(most / c) < top else (low, c)
+    return high
+
+
 def examples(x: Array, y: Array) -> str:
-    """Three numbers, of about 0.1, 1 and 10 if there are any, and what comes out of them."""
+    """Numbers of about 0.1, 1 and 10, if there are any, and the one that changes most, and what comes out of them."""
     size = np.where(np.isnan(y), np.inf, np.log(np.maximum(np.abs(x), 1e-300))).ravel()
     some = dict.fromkeys(int(np.abs(size - np.log(near)).argmin()) for near in (0.1, 1.0, 10.0))
+    some[int(np.nan_to_num(np.abs(y - x)).argmax())] = None
     return ", ".join(f"{x.flat[i]:.5g} comes out as {y.flat[i]:.5g}" for i in some)
 
 
@@ -88,19 +101,19 @@ def response(x: Array, y: Array, close: float, scaled: bool = False) -> Response
     """What y (…, 1, d) is of the first token of x (…, n, d), up to a relative error; NaN where it is not known.
     ``scaled``: up to a factor."""
     first, known = x[..., :1, :], ~np.isnan(y)
-    if not known.any() or fits(first, y, close):
+    if not known.any() or alike(first, y, close):
         return Response("")
     if np.isinf(y).any():
         return Response("not finite")
     for words, function in forms(first[known], y[known]):
         made = function(x)[..., :1, :]
         factor = (made * y)[known].sum() / np.square(made[known]).sum() if scaled else 1.0
-        if fits(factor * made, y, close):
+        if alike(factor * made, y, close):
             return Response(words, function)
     return Response("another function of them")
 
 
-def fits(x: Array, y: Array, close: float) -> bool:
+def alike(x: Array, y: Array, close: float) -> bool:
     """Whether nearly all y that are known are x; a number that is halfway between two may be rounded to either."""
     near = np.abs(y - x) <= close * np.abs(x) + 1e-12 * np.abs(x).max(initial=0)
     return bool(near[~np.isnan(y)].mean() > 0.985)

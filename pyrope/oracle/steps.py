@@ -299,6 +299,8 @@ class How(NamedTuple):
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
     seen: Any = None  # of Eq. (19): the keys that dZ is summed over
+    row: Any = None  # D, from the weights and their gradients
+    weighed: Any = None  # what dw − D is multiplied with in the place of the weights
 
 
 RIGHT = How()
@@ -339,16 +341,17 @@ class Backward:
 
     def _of_pairs(self, tensor: int, how: How) -> list[Array]:
         x, at, turned, plain = self.sides[tensor]
-        spec, left, seen = self.spec, how.left or (_t if tensor else same), self.parts.seen
+        spec, left, seen, both = self.spec, how.left or (_t if tensor else same), self.parts.seen, self.both
+        if how.row is not None:
+            both = both[0], -how.row(self.parts.weights, both[0])
         back = how.back or (lambda x: self.r.turned(x, at, spec.turns and spec.turns.transposed))
         if spec.feature_map is None:
             slope = spec.scale * (cap_slope(self.parts.scores, spec.softcap) if how.slope is None else how.slope)
-            each = (self.r.stored(self.parts.weights * y, 2) * slope for y in self.both)
+            weights = self.parts.weights if how.weighed is None else how.weighed
+            each = (self.r.stored(weights * y, 2) * slope for y in both)
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
-        dn, dz = (
-            np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or same)(seen)), self.both, strict=True)
-        )
+        dn, dz = (np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or same)(seen)), both, strict=True))
         dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
         return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
 

@@ -8,7 +8,7 @@ each token acts at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,13 +23,11 @@ from .candidate import UNIT, Unreadable
 from .frequencies import Measured, meant, name_frequencies
 from .measured import Ask, parts
 from .operator import ladder, unwrap
-from .positions import acts_at, wrapped
+from .positions import ANOTHER, AROUND, ELSEWHERE, OTHERS, ROW, SHIFTS, acts_at, relations, wrapped
 from .report import Finding
-from .responses import Function, narrowed
+from .responses import Function
 from .steps import Call, Spec, capped, same, seen, spread
 
-COUNTED = "counts, 0, 1, 2, …, whatever is given"
-BOTH = {"0": "not rotated", "−p": "direction", "2p": "rotated twice"}  # faults that are no matter of positions
 ALONE = {  # faults of one side that have a name of their own
     "not rotated": "rotation: {} not rotated", "direction": "rotation: {} alone turned backwards",
     "rotated twice": "rotation: {} twice",
@@ -279,9 +277,8 @@ def _sides(queries: Finding | None, keys: Finding | None) -> Iterator[Finding]:
         return
     for side, fault in (("queries", queries), ("keys", keys)):
         if fault is not None:
-            step, _, how = fault.fault.partition(": ")
-            name = f"{step}: {side} at {how}" if step == "positions" else f"{step}: of the {side} alone"
-            yield Finding(ALONE.get(fault.fault, name).format(side), f"of the {side} alone: {fault.fact}")
+            name = ALONE.get(fault.fault, f"{fault.fault}: of the {{}} alone").format(side)
+            yield Finding(name, f"of the {side} alone: {fault.fact}")
 
 
 # ── Positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -312,17 +309,16 @@ def _way(right: Way, rope: Rope, theta: list[Array], at: list[Array]) -> Way:
 def _moved(call: Call, at: list[Array]) -> tuple[list[Finding], list[Array]]:
     """By which relation the positions that tokens act at come from those given, and these positions."""
     p = np.asarray(call.positions, np.float64)
-    listed = list(_relations(call, p, at))
-    fits = [[(i, start) for i, (_, other) in enumerate(listed) if (start := _start(x, other)) is not None] for x in at]
+    listed = [("", "p", p), *_relations(call, p, at)]
+    fits = [[(i, start) for i, (*_, y) in enumerate(listed) if (start := _start(x, y)) is not None] for x in at]
     both = [(q, k) for q, q_start in fits[0] for k, k_start in fits[1] if np.nanmax(np.abs(q_start - k_start)) < 0.1]
     if not both:
         acts = at[1] - at[1][:, :1] + p[:, :1]
         some = ", ".join(f"{p[-1, j]:g} as {acts[-1, j]:.6g}" for j in range(1, min(p.shape[1], 9), 2))
-        return [Finding("positions: others", f"keys are turned as at other positions, up to a shift: {some}")], at
+        return [Finding(ELSEWHERE, f"keys are turned as at other positions, up to a shift: {some}")], at
     pair = min(both, key=lambda pair: (pair[0] != pair[1] and 0 not in pair, sum(pair)))
-    named = [Finding(BOTH.get(x, f"positions: {x}"), f"turned as at {x}") for x in (listed[i][0] for i in pair)]
-    wrong = (name if i else None for i, name in zip(pair, named, strict=True))
-    return list(_sides(*wrong)), [listed[i][1] for i in pair]
+    sides = (Finding(listed[i][0], f"turned as at {listed[i][1]}") if i else None for i in pair)
+    return list(_sides(*sides)), [listed[i][2] for i in pair]
 
 
 def _start(acts: Array, other: Array) -> Array | None:
@@ -332,45 +328,34 @@ def _start(acts: Array, other: Array) -> Array | None:
     return start if np.nanmax(np.abs(ahead - start[:, None]), initial=0) < 0.2 else None
 
 
-def _relations(call: Call, p: Array, at: list[Array]) -> Iterable[tuple[str, Array]]:
-    """What positions may have been made of p, (b, n): p itself, then the simplest first."""
-    counted = np.broadcast_to(np.arange(p.shape[1], dtype=np.float64), p.shape)
-    yield "p", p
+def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str, Array]]:
+    """What positions may have been made of p, (b, n), the simplest first: the mistake, in words, and positions. Numbers
+    of `relations` are read from what was measured, up to a shift of each row."""
+    facts = {words: np.array([np.broadcast_to(f(row), row.shape) for row in p]) for words, (_, f) in OTHERS.items()}
+    facts |= {words: np.broadcast_to(p[:1] if "first row" in words else np.nan, p.shape) for words in AROUND} | {"p": p}
     if (np.diff(p) <= 0).all():  # where a count is −p, up to a shift
-        yield COUNTED, counted
-    yield from (("0", 0 * p), ("−p", -p), ("2p", 2 * p))
-    yield from ((f"p {by:+d}", p + by) for by in (1, -1, 2, -2))
-    if call.chunks:
-        of, first = call.of, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
-        yield "0, 1, 2, … in each call", counted - first
-        yield "p less the first of its call, after the first call", np.where(of > 0, p - p[:, first], p)
-        for by in (1, -1):
-            yield f"p {by:+d} after the first call", p + by * (of > 0)
-            yield f"counts, 0, 1, 2, …, {by:+d} after the first call", counted + by * (of > 0)
-    yield COUNTED, counted
-    yield "those of row 0 of the batch", np.broadcast_to(p[:1], p.shape)
-    yield "p less the first of its row", p - p[:, :1]
-    yield "p in sorted order", np.sort(p, axis=1)
+        yield "positions ignored", ROW, facts[ROW]
+    yield from (("not rotated", "0", 0 * p), ("direction", "−p", -p), ("rotated twice", "2p", 2 * p))
+    yield from ((SHIFTS.get(by, "positions shifted"), f"p {by:+d}", p + by) for by in (1, -1, 2, -2))
+    yield from _in_calls(call, p, facts[ROW]) if call.chunks else ()
+    for acts in (x - x[:, :1] + p[:, :1] for x in at):
+        if (known := np.isfinite(acts)).any():
+            some = {name: fact[known] for name, fact in facts.items()}
+            yield from ((fault, words, f(facts)) for fault, words, f in relations(acts[known], some))
+        span = np.nanmax(p, axis=1) - p[:, 0]
+        pace = float(np.nanmedian((np.nanmax(acts, axis=1) - acts[:, 0]) / np.where(span == 0, np.nan, span)))
+        if np.isfinite(pace) and abs(pace) > 1e-3:
+            yield "angles multiplied", f"p times {pace:.4g}", p * pace
     for words, place in parts(p.shape[1]):
-        yield f"counts {words}", np.broadcast_to(place, p.shape).astype(np.float64)
-        yield f"p of a count {words}", p[:, place]
-    yield "max(p − 1, 0)", np.maximum(p - 1, 0)
-    yield from ((f"p in {name}", narrowed(p, bits)) for name, bits in (("bfloat16", 8), ("float16", 11)))
-    for acts in at:
-        yield from _measured(p, acts - acts[:, :1] + p[:, :1])
+        yield ANOTHER, f"p of a count {words}", p[:, place]
+        yield "positions ignored", f"a count {words}", np.broadcast_to(place, p.shape)
 
 
-def _measured(p: Array, acts: Array) -> Iterator[tuple[str, Array]]:
-    """Relations with a number of their own, which is read from what was measured, up to a shift of each row."""
-    known = np.isfinite(acts)
-    if not known.any():
-        return
-    if (period := int(np.gcd.reduce(np.abs(np.rint((p - acts)[known])).astype(np.int64)))) > 1:
-        yield f"p modulo {period}", p % period
-    for top in (np.rint(np.nanmax(acts)), *np.unique(p)[::-1][:100]):
-        yield f"min(p, {top:g})", np.minimum(p, top)
-    yield from ((f"p // {k}", p // k) for k in range(2, 9))
-    span = np.nanmax(p, axis=1) - p[:, 0]
-    pace = float(np.nanmedian((np.nanmax(acts, axis=1) - acts[:, 0]) / np.where(span == 0, np.nan, span)))
-    if np.isfinite(pace) and abs(pace) > 1e-3:
-        yield f"p times {pace:.4g}", p * pace
+def _in_calls(call: Call, p: Array, counted: Array) -> Iterator[tuple[str, str, Array]]:
+    """Positions that begin anew, or are off, in the calls of a cache."""
+    later, first = call.of > 0, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
+    yield "first position taken as 0", "0, 1, 2, … in each call", counted - first
+    yield "first position taken as 0", "p less the first of its call, after the first call", p - p[:, first] * later
+    for by in (1, -1):
+        yield SHIFTS[by], f"p {by:+d} after the first call", p + by * later
+        yield "positions ignored", f"a count, {by:+d} after the first call", counted + by * later

@@ -16,9 +16,9 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from .candidate import UNIT
-from .measured import Ask, Measured, Numerators, blocks, coarser, masked, read, where
+from .measured import Ask, Measured, Numerators, blocks, coarser, elsewhere, masked, read, where
 from .numerators import fits, numerators
-from .report import Finding
+from .report import Finding, side_by_side
 from .steps import EXACT, Allowed, Call, Spec, weigh
 from .values import NOT_SUMMED, Values, sources
 
@@ -64,6 +64,8 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
     """Mistakes that predict the answer, in all its numbers."""
     room = 2 * allowed.worst.max(axis=-1, keepdims=True) + allowed.worst.max() / 4
     error = float(np.square(answer - allowed.truth).mean())
+    if words := elsewhere(allowed.truth, answer, 2 * float(allowed.worst.max())):
+        yield Finding("output: in other places", words)
     for fault, out in _outputs(spec, call):
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
         if near and np.square(out - answer).mean() < 0.01 * error:
@@ -71,14 +73,9 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
 
 
 def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
-    """Results of other arguments, and right results in other places."""
-    (b, h, n, d), out, k, v = call.q.shape, weigh(spec, call).out, call.k, call.v
-    yield "output: zeros", np.zeros_like(out)
-    if out.shape == call.q.shape:
-        yield "output: heads and tokens exchanged", out.swapaxes(1, 2).reshape(out.shape)
-        yield "output: heads merged by a reshape", out.reshape(b, n, h, d).swapaxes(1, 2)
-        yield "output: tokens in reversed order", out[:, :, ::-1]
-        yield "output: shifted by one token", np.roll(out, 1, axis=2)
+    """Results of other arguments."""
+    k, v = call.k, call.v
+    yield "output: zeros", np.zeros_like(weigh(spec, call).out)
     yield "values: keys used as values", weigh(spec, replace(call, v=k)).out
     if spec.rope is not None:
         turned = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
@@ -171,8 +168,10 @@ def _blockwise(scores: Array, kept: str, block: int) -> Array:
 def _telling(m: Measured, made: Numerators) -> Array:
     """Where a weight of 0 says that a key is not seen: too small a weight may be 0, too."""
     least = 1e-6 if m.spec.dtype.name == "float16" else 1e-30
-    large = np.True_ if made.fit is None else np.abs(made.fit.factors * made.number) > least
-    return np.broadcast_to((m.sees | large | ~m.sees.any(axis=-1, keepdims=True)) & ~m.bad, m.sees.shape)
+    small = any(x.fault.startswith("bias") for x in made.found)  # far away, any weight may be too small
+    large = np.bool_(not small) if made.fit is None else np.abs(made.fit.factors * made.number) > least
+    lost = ~m.sees.any(axis=-1, keepdims=True) & (made.fit is None or made.number.any(axis=-1, keepdims=True))
+    return np.broadcast_to((m.sees | large | lost) & ~m.bad, m.sees.shape)
 
 
 def _level(m: Measured, made: Numerators) -> Finding | None:
@@ -252,12 +251,13 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
     if it is too large as often as too small; or by its place."""
     ratio, more, least = total / right, total - right, np.nanmin(total)
     times, off = 1 / float(np.nanmedian(ratio)), float(np.sqrt(np.nanmean(np.square(ratio - 1))))
-    fact = f"they are divided by {np.nanmin(ratio):.5g} to {np.nanmax(ratio):.5g} times the right sum"
+    low, high, _ = side_by_side(float(np.nanmin(ratio)), float(np.nanmax(ratio)), 1.0, digits=5)
+    fact = f"they are divided by {low} to {high} times the right sum"
     if _even(ratio, 2 * m.close) and abs(times - 1) > 5 * m.close:
         factor = 1.0 if m.spec.rope is None else m.spec.rope.attention_factor
         applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
         how = "attention factor applied" if applied else f"times {times:.4g}"
-        return Finding(f"output: {how}", f"all weights are {times:.5g} times the right ones")
+        return Finding(f"output: {how}", f"all weights are {side_by_side(times, 1.0)[0]} times the right ones")
     count = np.rint(more / unit)
     if not m.linear and np.nanmax(count) > 1 and np.nanmax(np.abs(more / unit - count)) < 0.02:
         some = f"{np.nanmin(count):.0f} to " * bool(np.nanmin(count) < np.nanmax(count)) + f"{np.nanmax(count):.0f}"
@@ -267,8 +267,8 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
     for x in (more, more / unit):
         if _even(x, max(1e3 * m.close, 0.1)):
             return Finding(f"normaliser: {float(np.nanmedian(x)):.3g} added", fact)
-    low = ratio > 1 + m.close / 5
-    if low.sum() > 2 and np.abs(total[low] / least - 1).max() < m.close:
+    raised = ratio > 1 + m.close / 5
+    if raised.sum() > 2 and np.abs(total[raised] / least - 1).max() < m.close:
         return Finding(f"normaliser: at least {least:.4g}", fact)
     if (name := coarser(off, m.spec)) and abs(np.nanmean(ratio) - 1) < 0.7 * off:
         return Finding(f"precision: normaliser as if rounded to {name}", fact)
@@ -282,6 +282,7 @@ def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
     wrong = some & ~made.fit.near
     if wrong.sum() >= 0.02 * some.sum():
         times = np.where(some, m.weights / (made.fit.factors * made.number), np.nan)
-        words = f"{int(wrong.sum())} of {int(some.sum())} weights are {np.nanmin(times):.3g} to {np.nanmax(times):.3g}"
-        fact = f"{words} times what their row says{where(m.call, wrong, some)}"
+        low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
+        fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"
+        fact += where(m.call, wrong, some)
         yield Finding("keys: counted unevenly", fact)

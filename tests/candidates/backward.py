@@ -72,6 +72,7 @@ wrong("scaled twice", "dq and dk are scaled twice.", ("ds @ k * d**-0.5", "ds @ 
 table(wrong, gathered, "Gradients of the heads of a group become x{}.", {
     "heads tiled": ".reshape(x.shape[0], -1, g, *x.shape[2:]).sum(axis=1)",
     "first head": ".reshape(x.shape[0], g, -1, *x.shape[2:])[:, :, 0]", "heads not summed": "",
+    "mean of heads": ".reshape(x.shape[0], g, -1, *x.shape[2:]).mean(axis=2)",
 }, **GROUPED)
 wrong("not causal", "Every query sees every key.", ALL)
 wrong("causal by mistake", "Later keys are hidden.", causal=False)
@@ -91,8 +92,17 @@ table(wrong, returned, "dq and dk become {}.", {
 }, **TURNS)
 table(wrong, after, "Done last: {}.", {
     "None": "return None", "no dk": "dk = None", "twice": "dq, dk, dv = 2 * dq, 2 * dk, 2 * dv", "exchanged": "dk, dv = dv, dk",
+    "rolled": "dq, dk, dv = (np.roll(x, 1, axis=0) for x in (dq, dk, dv))", "dk reversed": "dk = dk[::-1]",
     "times ln 2": "dq, dk = (dq * np.log(2)).astype(dtype), -dk", "one number": "dv[-1, 2, -1, 7] += 0.5",
 })
+for _name, _row in {"row 0": "[:1]", "head 0": "[:, :1]", "query 0": "[:, :, :1]"}.items():
+    wrong(f"row term of {_name}", f"The term Σ w·dw is that of {_name}, for all.", ("keepdims=True))\n    dq", f"keepdims=True){_row})\n    dq"))
+wrong("ds without weights", "ds lacks its factor w.", ("ds = w * (dw", "ds = (w > 0) * (dw"))
+wrong("dk without its window", "dk is made of weights that are not masked by the window.",
+      ("seen = j <= i", "seen = (j <= i) & (i - j < 5)"), ("    dk = ds.swap", """\
+    p = np.where(j <= i, np.exp(q @ k.swapaxes(-1, -2) * d**-0.5 - top) / total, 0)
+    ds = p * (dw - (w * dw).sum(axis=-1, keepdims=True))
+    dk = ds.swap"""), window=5)
 wrong("least exponent of 20", "No weight is below e⁻²⁰.", ("np.exp(s - top)", "np.exp(np.maximum(s - top, -20))"))
 wrong("mask ignored", "The mask is ignored.", ("positions=None)", "positions=None, mask=None)"))
 conditional("row term of long calls", "From 33 tokens on ds lacks the term Σ w·dw.", ("dw - (w", "dw - (n <= 32) * (w"))

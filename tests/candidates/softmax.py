@@ -68,7 +68,7 @@ table(wrong, score, "Scores are {}, a softcap of 20 expected.", {
 wrong("softcap after the mask", "Hidden keys have the score −20.", ("s, -np.inf)", "s, -np.inf); s = 20 * np.tanh(s / 20)"), UNMASKED,
       **CAP)
 table(wrong, score, "Scores are {}.", {"softcap unasked": "50 * np.tanh(s / 50)",
-                                       "ALiBi": "s - np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * abs(i - j)"})
+                                       "clipped scores": "np.clip(s, -20, 20)", "greatest score of 10": "np.minimum(s, 10)", "ALiBi": "s - np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * abs(i - j)"})
 table(wrong, slot("    s = q", "    q, k = {}\n    s = q"), "Queries and keys become {}.", {
     "normed": "(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))", "heads blended": "q, 0.9 * k + 0.1 * k[:, ::-1]",
 })
