@@ -172,6 +172,8 @@ table(wrong, at, "Rows turn by the positions {} instead of m.", {
 })
 wrong("handed on", "x is returned as it is.", out("x.copy()"))
 wrong("four mistakes", "Base 50000, one position more, backwards, times 1.1.", ("10000.0", "50000.0"), at("-m - 1"), times("1.1"))
+wrong("base, and a scaled head", "Base 50000, and the last of three or more heads is doubled.", ("10000.0", "50000.0"),
+      after("if x.ndim > 2 and x.shape[-3] > 2:\n        y[..., -1, :, :] *= 2"))
 wrong("|m|", "A negative position turns by |m|.", at("np.abs(m)"), min_position=-100)
 table(wrong, by, "The angle is {}.", {
     "table grown by another rule": "m[:, None] * np.where(m[:, None] < 4096, w, w / 4)",
