@@ -73,7 +73,8 @@ def test_no_right_linear_attention_is_accused(spec, name, chunk, dtype):
 def test_no_right_softmax_attention_is_accused_in_any_call(options):
     """Masks, segments, other key heads, decoding, sizes of numbers, memory."""
     meant = {name: value for name, value in options.items() if name != "block"}
-    report = check_attention(softmax_attention(**options, compute=np.float32), heads=4, head_dim=16, **meant)
+    meant |= {"heads": 4, "head_dim": 16, "max_position": 131072}
+    report = check_attention(softmax_attention(**options, compute=np.float32), **meant)
     assert report.verdict == "right", str(report)
     assert ("fewer queries" in report.tried) == ("rope" in meant)
     assert "mask=" not in report.tried

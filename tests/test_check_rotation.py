@@ -113,9 +113,11 @@ def test_the_largest_position_is_tried_and_none_beyond():
     assert report.findings[0].since == 1000
     seen = []
     check_rotation(
-        lambda x, positions: (seen.append(positions.max(initial=0)), RIGHT(x, positions))[1], ROPE, max_position=77
-    )
-    assert max(seen) == 77
+        lambda x, positions: (seen.append((positions.max(initial=0), len(positions))), RIGHT(x, positions))[1],
+        ROPE, max_position=77,
+    )  # fmt: skip
+    assert max(seen)[0] == 77
+    assert (77, 78) in seen  # all of them in one call
 
 
 def test_a_candidate_that_refuses_what_it_claims_is_not_judged():
@@ -179,7 +181,8 @@ def test_tried_counts_the_calls_and_the_largest_of_them():
     count, rest = report.tried.split(" calls, ")
     assert len(calls) * 0.95 < int(count) <= len(calls)  # some are made again
     longest, heads = max(shape[-2] for shape, *_ in calls), max(math.prod(shape[:-2]) for shape, *_ in calls)
-    assert rest.startswith(f"up to n = {longest:,}, position {max(m for _, m, _ in calls):,}, {heads:,} heads, numbers")
+    top = max(m for _, m, _ in calls)
+    assert rest.startswith(f"up to n = {longest:,}, position {top:,}, {heads:,} heads, numbers from 2⁻¹⁰⁰ to 2¹⁰⁰;")
     assert longest > 8192
     assert heads > 1024
     assert max(size for *_, size in calls) > 2.0**99

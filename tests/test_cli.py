@@ -117,6 +117,7 @@ def test_generate_goes_on_from_a_prompt(run, folder, monkeypatch):
     expected = pyrope.generate(pyrope.load(folder), [0, 1, 2], 5)
     assert code == 0 and output.split() == [WORDS[i] for i in expected]
     assert "3 tokens read in" in errors and "5 written" in errors
+    assert run(*asked[:-1], "1", "a b c")[0] == 0  # of one token there is no speed
     monkeypatch.setattr("sys.stdin", io.StringIO("a b c"))
     assert run(*asked, "-")[1] == output
     assert run(*asked, "--temperature", "5", "--seed", "1", "a b c")[1] != output

@@ -97,6 +97,7 @@ def test_what_a_page_says():
     long, readings = f"LongRoPE({tuple(range(20))})", Readings(sides=(Side("base", "1", "2", False),))
     told = "wrong", (finding,), "a grade", "9 calls", (), errors, ("a note",)
     text = page.report_section(Report("sharding", long, *told, readings=readings))
+    assert re.findall("<table.*?>", text) == ['<table class="sides">', "<table>"]  # columns of numbers are narrow
     cells = [Parts(cell).text for cell in re.findall("<t[dh].*?</t[dh]>", text)]
     assert cells == ["", "expected", "measured", "base", "1", "≠ 2", "error", "worst", "allowed", "ulps",
                      "here", "not finite", "0.001", "—", "there", "2e-07", "0.0051", "3"]  # fmt: skip

@@ -172,6 +172,8 @@ table(wrong, at, "Rows turn by the positions {} instead of m.", {
 })
 wrong("handed on", "x is returned as it is.", out("x.copy()"))
 wrong("four mistakes", "Base 50000, one position more, backwards, times 1.1.", ("10000.0", "50000.0"), at("-m - 1"), times("1.1"))
+wrong("base, and a scaled head", "Base 50000, and the last of three or more heads is doubled.", ("10000.0", "50000.0"),
+      after("if x.ndim > 2 and x.shape[-3] > 2:\n        y[..., -1, :, :] *= 2"))
 wrong("|m|", "A negative position turns by |m|.", at("np.abs(m)"), min_position=-100)
 table(wrong, by, "The angle is {}.", {
     "table grown by another rule": "m[:, None] * np.where(m[:, None] < 4096, w, w / 4)",
@@ -196,7 +198,8 @@ _PROMPT = "len(m) > 1 and (np.diff(m) == 1).all()"
 table(conditional, slot("m[..., None] * w", "(m + 1 if {} else m)[..., None] * w"), "Positions are one too high if {}.", {
     "a prompt from 0": f"{_PROMPT} and m[0] == 0", "a prompt from elsewhere": f"{_PROMPT} and m[0] > 0",
     **{f"{n} rows": f"len(m) == {n}" for n in (1, 33, 100, 2048)}, "multiples of 48": "len(m) % 48 == 0",
-    "falling positions": "len(m) > 2 and (np.diff(m) == -1).all()", "8 heads of 8 rows": "x.shape[:-1] == (8, 8)",
+    "falling positions": "len(m) > 2 and (np.diff(m) == -1).all()", "two sequences in a row": "len(m) > 3 and (m == np.arange(len(m)) % (len(m) // 2)).all()",
+    "8 heads of 8 rows": "x.shape[:-1] == (8, 8)",
     "one head": "x.ndim > 2 and x.shape[-3] == 1", "a batch of four": "x.ndim == 4 and len(x) == 4", "five axes": "x.ndim == 5",
     "read-only": "not x.flags.writeable", "not aligned": "not x.flags.aligned", "more than 2²⁰ numbers": "x.size > 2**20",
     "from the 51st call on": "CALLS.append(1) or len(CALLS) > 50", "the ninth call": "CALLS.append(1) or len(CALLS) == 9",

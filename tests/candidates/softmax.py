@@ -214,6 +214,7 @@ table(damaged, weights, "Weights are {}.", {
 })
 table(damaged, given, "What is done first is {}.", {
     "values in bfloat16": "v = bf16(v)", "values clipped": "v = np.clip(v, -1, 1)",
+    "values as sines": "v = np.sin(v)", "values without a sign": "v = np.abs(v)", "negative values lost": "v = np.maximum(v, 0)",
     "small queries lost": "q = q * (abs(q).max(axis=-1, keepdims=True) > 0.05)",
     "strides ignored": "q, k, v = (x if getattr(x.base, 'dtype', 0) != x.dtype else np.resize(x.base.ravel(), x.shape) for x in (q, k, v))",
 })
