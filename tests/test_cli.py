@@ -218,6 +218,7 @@ SCORES = ["--attention", "softmax", "--not-causal", "--softcap", "20", "--scale"
     ("late", ROPE, 1, "positions one too high"), ("unscaled", ["--attention", "softmax", "--head-dim", "16"], 1, "scale: missing"),
     ("heads_last", [*ROPE, "--axes", "bnhd", "--dtype", "float16", "--max-position", "2000"], 0, "RIGHT"),
     ("counts", [*ROPE, "--call", "sequential"], 0, "position 8,191"),
+    ("fused", ["--attention", "softmax", *ROPE, "--call", "sequential"], 3, "missing 1 required positional argument: 'at'"),
     ("offset", [*ROPE, "--call", "offset", "--dtype", "float64", "--max-position", "2000"], 0, "RIGHT"),
     ("windowed", [*SCORES, "5"], 0, "window 5"), ("windowed", [*SCORES, "6"], 1, "window: one too narrow"),
     ("fused", ["--attention", "softmax", *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
