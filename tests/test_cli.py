@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import pathlib
+import py_compile
 import re
 import subprocess
 import sys
@@ -313,6 +315,14 @@ def test_the_words_of_a_shell_are_read_from_the_first_on(candidates, monkeypatch
     code, _, errors = by_shell(*PLAIN, capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (code, errors) == (0, "")  # the verdict is not lost
+
+
+def test_it_runs_without_its_source(tmp_path):
+    package = pathlib.Path(pyrope.__file__).parent
+    for file in package.rglob("*.py"):
+        py_compile.compile(str(file), tmp_path / "pyrope" / file.relative_to(package).with_suffix(".pyc"), doraise=True)
+    code, output, errors = by_shell(*PLAIN, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (code, errors) == (0, "") and output.startswith("Rope(head_dim=8")
 
 
 # Ctrl-C while a module is being imported, and where the command itself is at work.
