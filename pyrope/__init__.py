@@ -51,13 +51,15 @@ __all__ = sorted(_MODULE_OF)
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
-    if not (place := _MODULE_OF[name]):  # a module that is public as a whole
-        return importlib.import_module(f".{name}", __name__)
-    globals()[name] = getattr(importlib.import_module(f".{place}", __name__), name)
-    return globals()[name]  # the next time without this function
+if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is an error
+
+    def __getattr__(name: str) -> typing.Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
+        if not (place := _MODULE_OF[name]):  # a module that is public as a whole
+            return importlib.import_module(f".{name}", __name__)
+        globals()[name] = getattr(importlib.import_module(f".{place}", __name__), name)
+        return globals()[name]  # the next time without this function
 
 
 def __dir__() -> list[str]:

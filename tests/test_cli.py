@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import pathlib
+import py_compile
 import re
 import subprocess
 import sys
@@ -219,6 +221,7 @@ SCORES = ["--attention", "softmax", "--not-causal", "--softcap", "20", "--scale"
     ("late", ROPE, 1, "positions one too high"), ("unscaled", ["--attention", "softmax", "--head-dim", "16"], 1, "scale: missing"),
     ("heads_last", [*ROPE, "--axes", "bnhd", "--dtype", "float16", "--max-position", "2000"], 0, "RIGHT"),
     ("counts", [*ROPE, "--call", "sequential"], 0, "position 8,191"),
+    ("fused", ["--attention", "softmax", *ROPE, "--call", "sequential"], 3, "missing 1 required positional argument: 'at'"),
     ("offset", [*ROPE, "--call", "offset", "--dtype", "float64", "--max-position", "2000"], 0, "RIGHT"),
     ("windowed", [*SCORES, "5"], 0, "window 5"), ("windowed", [*SCORES, "6"], 1, "window: one too narrow"),
     ("fused", ["--attention", "softmax", *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
@@ -313,6 +316,14 @@ def test_the_words_of_a_shell_are_read_from_the_first_on(candidates, monkeypatch
     code, _, errors = by_shell(*PLAIN, capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (code, errors) == (0, "")  # the verdict is not lost
+
+
+def test_it_runs_without_its_source(tmp_path):
+    package = pathlib.Path(pyrope.__file__).parent
+    for file in package.rglob("*.py"):
+        py_compile.compile(str(file), tmp_path / "pyrope" / file.relative_to(package).with_suffix(".pyc"), doraise=True)
+    code, output, errors = by_shell(*PLAIN, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (code, errors) == (0, "") and output.startswith("Rope(head_dim=8")
 
 
 # Ctrl-C while a module is being imported, and where the command itself is at work.

@@ -60,9 +60,9 @@ def numbers(path, dtype="float32"):
 
 @pytest.mark.parametrize("read, content, words", [
     *((numbers, npy(header), NO_NPY) for header in (b"{'descr': '<f4', 'shape': (", b"{", b"'''", b"\\x", b"[" * 200, b"\xff\xfe", b"1e", b"  x\n y")),
-    (numbers, npy(F4, bytes(11)), "must hold 3 numbers of 4 bytes, has 11 bytes"), (numbers, b"", NO_NPY),
+    (numbers, npy(F4, bytes(11)), NO_NPY), (numbers, b"", NO_NPY), (numbers, npy(F4.replace(b"3L", b"2") + b" " * 9999), NO_NPY),
     (numbers, npy(F4.replace(b"3L", b"2")), r"it must be float32 of shape \(3,\), was float32 of shape \(2,\)"),
-    (numbers, npy(F4.replace(b"<", b">")), "was big-endian float32"), (numbers, npy(F4.replace(b"<f4", b"|O")), "was object"),
+    (numbers, npy(F4.replace(b"<", b">")), "was big-endian float32"), (numbers, npy(F4.replace(b"<f4", b"|O")), NO_NPY),
     (lambda path: numbers(path, "bfloat16"), npy(F4), r"must be uint16 .the bits of bfloat16. of shape"),
     *((read_json, content, "x: the file is not valid JSON") for content in (b"{", b"\xff\xfe\x00", b"[" * 100000)),
     (read_json, b"[]", "x: the file must be a JSON object, was a list"), (read_json, b'{"a": {"b": 1, "b": 2}}', "x: the key 'b' occurs twice"),

@@ -210,7 +210,7 @@ def full():
     (lambda: PLAIN.with_encoding("rope"), "encoding must be one of 'none', 'sinusoidal', 'alibi', was 'rope'"),
     (with_weights(**{"head.weight": None}), r"missing: head.weight \(11, 8\)"),
     (with_weights(extra=np.ones(8, "f4"), **{"norm.weight": np.ones(3, "f4")}), r"unexpected: extra \(8,\); norm.weight has shape \(3,\), not \(8,\)"),
-    (with_weights(embedding=np.ones((11, 8))), "all be float32 or all float64"),
+    (with_weights(embedding=np.ones((11, 8))), "all be float32 or all float64"), (with_weights(embedding=[1.0]), "embedding must be a NumPy or CuPy array"),
     (lambda: Model(PLAIN, {name: x.astype(np.float16) for name, x in MODEL.weights.items()}), "were float16"),
     (lambda: random_model(PLAIN, 0, dtype="float16"), "dtype must be one of 'float32', 'float64', was 'float16'"),
     (passed([11]), "0 … 10, were from 11 to 11"), (passed([-1]), "from -1"), (passed([]), "at least one token"),

@@ -47,6 +47,7 @@ TEXT = st.lists(st.text(max_size=8) | st.sampled_from(["hello", " 12", "!!", "\n
 
 @given(pre=st.sampled_from(PRES), text=TEXT)
 def test_every_text_comes_back(loaded, pre, text):
+    assert set(TOKENS[:256]) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     wanted = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
     assert loaded[pre].decode(loaded[pre].encode(text)) == wanted
 

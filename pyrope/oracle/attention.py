@@ -647,6 +647,7 @@ def _first(check: Check) -> list[Array] | None:
             except Unreadable:
                 if COUNTS not in check.asked.whole.traits:
                     break
+                check.scope = replace(scope, counted=True)  # a failure is that of a call that it should take
                 continue
             check.spec, check.scope = spec, replace(other, compiled=COMPILES in check.asked.whole.traits)
             check.notes += [f"judged with {g} key heads, since it does not take {meant.key_heads}"] * (spec != meant)
