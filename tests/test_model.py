@@ -85,6 +85,16 @@ def test_a_cache_gives_what_one_call_gives(xp, kind):
         forward(model, tokens[:, :1], cache=cache)
 
 
+def test_tokens_one_by_one_at_any_position():
+    model, at = (
+        random_model(PLAIN, 1, dtype="float64"),
+        [5, 6, 3, 69, 200, 2**31, 70],
+    )  # within and beyond what is ready
+    cache = Cache(model, len(at))
+    parts = [forward(model, [i], [m], cache) for i, m in enumerate(at)]
+    assert close(np.concatenate(parts), forward(model, range(len(at)), at))
+
+
 def test_a_cache_belongs_to_one_model_and_stays_as_it_was_after_an_error():
     model = random_model(PLAIN, 1)
     cache = Cache(model, 9, 2)
