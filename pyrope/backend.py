@@ -38,7 +38,9 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
 
     Arrays given by keyword are called by that name in errors and must be there.
     """
-    if len(arrays) == 1 and type(arrays[0]) is np.ndarray and not named:  # the usual case, and the fastest
+    if not named and len(arrays) == 1 and type(arrays[0]) is np.ndarray:  # the usual case, as fast as can be
+        return np
+    if {*map(type, arrays), *map(type, named.values())} == {np.ndarray}:
         return np
     unnamed = {f"argument {i}": array for i, array in enumerate(arrays, 1) if array is not None}
     libraries = {name: _library(array) for name, array in (unnamed | named).items()}

@@ -7,6 +7,7 @@ belongs to the table's backend. Positions are integers, (n,); distances are thos
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -155,20 +156,13 @@ def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
     """The least distances of the buckets exact + 1 … exact + w − 1."""
 
     # Bucket e + j begins at the least integer x ≥ e·(max/e)^(j/w), with e = exact. Where that is an integer itself, the
-    # rounding of a logarithm would decide: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99…. So floats guess x,
-    # and integers decide.
-    def reached(x: int) -> bool:
-        return bool(x**w * exact**j >= max_distance**j * exact**w)
+    # rounding of a logarithm would decide: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99…. So floats say where
+    # to begin, and integers decide.
+    def start(j: int) -> int:
+        below = int(exact * (max_distance / exact) ** (j / w) * (1 - 1e-9))
+        return next(x for x in count(below) if x**w * exact**j >= max_distance**j * exact**w)
 
-    starts = []
-    for j in range(1, w):
-        x = round(exact * (max_distance / exact) ** (j / w))
-        while not reached(x):
-            x += 1
-        while reached(x - 1):
-            x -= 1
-        starts.append(x)
-    return tuple(starts)
+    return tuple(map(start, range(1, w)))
 
 
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:

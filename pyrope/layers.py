@@ -16,7 +16,7 @@ import numpy as np
 from .backend import Array, from_numpy, fused, namespace
 from .tiles import cuts, each
 
-_ROWS = 128  # tokens that a core takes at a time
+_ROWS = 256  # tokens that a core takes at a time, or somewhat fewer: products of half as many are a tenth slower
 
 
 class Projection(NamedTuple):
@@ -43,7 +43,8 @@ def by_rows(work: Callable[..., object], out: Array, *given: Array, cut: bool = 
     """Calls ``work(out, *given)``, which treats every row by itself, and returns out; on the host some rows at a time,
     on every core, so that what is between the products stays in the caches."""
     if cut and len(out) > _ROWS and namespace(out) is np:
-        each(lambda some: work(out[some], *[x[some] for x in given]), cuts(len(out), _ROWS), products=True)
+        step = math.ceil(len(out) / math.ceil(len(out) / _ROWS))  # all parts alike
+        each(lambda some: work(out[some], *[x[some] for x in given]), cuts(len(out), step), products=True)
     else:
         work(out, *given)
     return out

@@ -254,8 +254,7 @@ def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
     phi = FEATURE_MAPS[str(rule.feature_map)](x) if named else _given(rule.feature_map, x)
     if rule.tables is None:
         return phi, phi
-    whole = tokens.stop - tokens.start == rule.tables.positions.shape[-1]
-    tables = rule.tables if whole else rule.tables.part(tokens)
+    tables = rule.tables.part(tokens)
     if not named:
         check_fit(phi, tables)
     return phi, turn(phi, tables, namespace(phi).empty(phi.shape, phi.dtype))

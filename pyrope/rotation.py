@@ -21,7 +21,7 @@ from .phase import check_positions, exact_cos_sin
 from .theta import LAYOUTS, Rope
 from .tiles import each, tile_of, tiles
 
-_TILE = 2**17  # elements that a core takes at a time where there is more than one pass, so that they stay in its caches
+_TILE = 2**18  # elements that a core takes at a time, so that they stay in its caches
 
 
 _pairs = lru_cache(definition.pairs)
@@ -160,19 +160,18 @@ def turn(x: Array, tables: Tables, out: Array, inverse: bool = False) -> Array:
 
 def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Features]) -> None:
     """R·x over the rotated features, (…, n, r), into out, tile by tile."""
-    rotor, limit = tables[0], _TILE
+    rotor = tables[0]
     work: Callable[..., object] = partial(_turn_pairs, pairs) if len(tables) == 1 else _turn_halves
     if pairs[0] == pairs[1] and rotor.dtype.kind == "c" and x.dtype == rotor.real.dtype and _complex(x, out):
         x, out, work = x.view(rotor.dtype), out.view(rotor.dtype), np.multiply  # Eq. (12)
-        limit = 2 * _TILE  # one pass needs no cache, so that its tiles may be larger
-    if x.size <= limit:
+    if x.size <= _TILE:
         work(x, *tables, out)
         return
 
     def some(index: tuple[Any, ...]) -> None:
         work(x[index], *[tile_of(table[(None,) * (x.ndim - table.ndim)], index) for table in tables], out[index])
 
-    each(some, tiles(x.shape, limit))
+    each(some, tiles(x.shape, _TILE))
 
 
 def _complex(*arrays: Array) -> bool:

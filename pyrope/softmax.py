@@ -224,9 +224,11 @@ def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, bound:
     if running.whole:
         return mean
     check_overflow(q, k, rule, k.dtype)
-    # A sum of large values may overflow where their mean does not: then the values are made smaller first.
-    again = Running(q, rule, k.dtype, None).see(k, v * 2.0**-32, mask).mean()
-    return np.where(np.isfinite(mean), mean, again * 2.0**32)
+    if not (finite := np.isfinite(mean)).all():
+        # A sum of large values may overflow where their mean does not: then the values are made smaller first.
+        again = Running(q, rule, k.dtype, None).see(k, v * 2.0**-32, mask).mean()
+        mean = np.where(finite, mean, again * 2.0**32)
+    return mean
 
 
 class Running:
@@ -307,7 +309,7 @@ class Running:
         ``whole`` then says that there are neither."""
         if self.numerator is None:
             return self.xp.zeros((*self.shape, 1), self.queries.dtype)
-        mean = self.numerator / self.total if self.xp is np or not self.masked else None
+        mean: Array = self.numerator / self.total if self.xp is np or not self.masked else None
         self.whole = self.xp is not np or bool(np.isfinite(mean).all())
         if mean is None or not self.whole:
             mean = _mean(self.xp, self.numerator, self.total)

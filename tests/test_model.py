@@ -50,8 +50,16 @@ def test_forward_is_its_definition(xp, config, seed, data):
     assert all(np.array_equal(to_numpy(model.weights[name]), x) for name, x in before.items())
 
 
+def test_tokens_one_by_one_at_any_position():
+    model, at = random_model(PLAIN, 1, dtype="float64"), [5, 6, 3, 69, 200, 2**31, 70]  # within what is ready, and beyond
+    cache = Cache(model, len(at))
+    parts = [forward(model, [i], [m], cache) for i, m in enumerate(at)]
+    assert close(np.concatenate(parts), forward(model, range(len(at)), at))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_trace_is_the_pass_step_by_step(kind):
+def test_the_trace_is_the_pass_step_by_step(kind, monkeypatch):
+    monkeypatch.setattr("pyrope.layers._ROWS", 2)  # with a trace, tokens are not shared out
     config, trace = KINDS[kind], {}
     model = random_model(config, 0, dtype="float64")
     logits = forward(model, [3, 1, 4, 1], trace=trace.__setitem__)

@@ -88,6 +88,14 @@ def test_many_tiles_and_scores_of_any_size(options, size):
     close(attention(q, k, v, q_positions=np.arange(101, 801), k_positions=shuffled, **options), exact, allowed)
 
 
+@pytest.mark.parametrize("softcap", [None, 0.5, 20.0])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_a_token_after_all_others(dtype, softcap):
+    rng = np.random.default_rng(0)
+    q, k, v = ((3 * rng.standard_normal((2, h, n, 8))).astype(DTYPES[dtype]) for h, n in ((4, 1), (2, 50), (2, 50)))
+    close(attention(q, k, v, softcap=softcap, causal=True), *references.attention(q, k, v, softcap=softcap))
+
+
 @pytest.mark.parametrize(
     "options, n, m, visible",
     [
