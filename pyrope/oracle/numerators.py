@@ -23,7 +23,8 @@ from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread, weigh
 from .turning import Turn, Way, products, right_way
 
-FITS, LOOSELY = 0.9999, 0.6  # the share of weights that are near: of a way that is right, and of one but for counts
+# The share of weights that are near: of a way that is right, of the expected one but for counts, and of another one.
+FITS, LOOSELY, NEARLY = 0.9999, 0.6, 0.9
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
 FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])
 _SIZES = (
@@ -50,7 +51,7 @@ def numerators(m: Measured) -> Numerators:
         return Numerators([])  # no row has weights enough to compare
     for found, way in () if best.fit.share > FITS else _others(m):
         other = _made(m, way, found)
-        if other.fit.share > max(best.fit.share, LOOSELY) + (0.004 if other.fit.share < FITS else 0):
+        if other.fit.share > max(best.fit.share, NEARLY) + (0.004 if other.fit.share < FITS else 0):
             best = other
         if best.fit.share > FITS:
             break
@@ -307,6 +308,9 @@ def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
             yield f"{what} {words}", weigh(m.spec, replace(m.due, **change)).weights
         if not m.linear:
             yield f"scores {words}", definition.softmax(np.where(m.right.seen, few(m.right.scores), -np.inf))
+            powers = np.where(m.right.seen, np.exp(m.right.scores - m.top(m.right.scores)), 0)
+            for total in (powers, few(powers)):
+                yield f"weights {words}", few(powers) / total.sum(axis=-1, keepdims=True)
         yield f"weights {words}", few(m.right.weights)
 
 

@@ -94,9 +94,10 @@ def apart(m: Measured) -> list[Finding]:
         return [*lost, whole]
     made = numerators(m)
     hidden = _level(m, made)
-    others = [hidden] if hidden else masked(m, _telling(m, made))
+    few = any("precision" in x.fault for x in made.found)  # what is rounded to 0 looks hidden
+    others = [hidden] if hidden else [] if few else masked(m, _telling(m, made))
     listed = [*lost, *others, *made.found]
-    if made.fit is not None and not hidden and not any("precision" in x.fault for x in listed):
+    if made.fit is not None and not hidden and not few:
         listed += [*counts(m, made), *totals(m, made, bool(others))]
     return listed
 
