@@ -217,7 +217,7 @@ def _single(m: Measured) -> Finding | None:
     got, again, back = _acts(m, x), _acts(m, x, 2.0), _acts(m, x[::-1])[::-1]
     due = np.log(definition.FEATURE_MAPS[m.spec.feature_map](x)) if m.spec.feature_map else capped(x, m.spec.softcap)
     unlike = max(np.abs(y - y[0] - got).max() for y in (again, back)) > 20 * m.close
-    if unlike or not np.isfinite(got).all() or np.abs(got - due + due[0]).max() < 5 * m.close:
+    if unlike or not np.isfinite(got).all() or (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all():
         return None
     if m.linear:
         numbers = (", ".join(f"{x:.4g}" for x in np.exp(y - y[-1])) for y in (got, due))
