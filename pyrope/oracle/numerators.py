@@ -16,7 +16,7 @@ from .. import definition
 from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
-from .candidate import UNIT
+from .candidate import UNIT, Unreadable
 from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
@@ -190,7 +190,10 @@ def _acts(m: Measured, numbers: Array, query: float = 1.0) -> Array:
     q, k = np.full((rows, h, 2, d), query, dtype), np.broadcast_to(both, (rows, g, 2, d)).astype(dtype)
     at = None if m.spec.rope is None else np.zeros((rows, 2), np.int64)
     *calls, _ = unit_values(Call("single numbers", q, k, k, positions=at))
-    first, second = np.moveaxis(np.concatenate([m.ask(x) for x in calls], axis=-1)[:, 0, -1, :2], -1, 0)
+    try:
+        first, second = np.moveaxis(np.concatenate([m.ask(x) for x in calls], axis=-1)[:, 0, -1, :2], -1, 0)
+    except Unreadable:  # it may take other shapes, or positions, alone
+        return np.full(len(numbers), np.nan)
     return np.concatenate(([0.0], np.cumsum(np.log(second / first))))
 
 
