@@ -17,7 +17,7 @@ from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
+from .measured import Measured, Numerators, Ways, coarser, fit, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread, weigh
@@ -263,11 +263,8 @@ def _bias(m: Measured) -> Finding | None:
 
 def _bias_in_words(what: str, term: Array) -> Finding:
     """term (h, distances or keys)."""
-    steps, times = np.diff(term, axis=-1), np.exp(term[0] - term[0].min())
+    steps = np.diff(term, axis=-1)
     slopes, straight = steps.mean(axis=-1), np.ptp(steps, axis=-1).max() < 0.05 * np.abs(steps).max()
-    if what == "key" and np.abs(times - np.rint(times)).max() < 0.01:
-        words = f"keys {runs(np.rint(times) > 1)} are counted {times.max():.0f} times"
-        return Finding("keys: counted more than once", words)
     if what == "distance" and straight and np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
         factor = f"{np.exp(slopes[0]):.4g}"
         words = f"for each token further back, weights are times {factor}"
