@@ -127,13 +127,10 @@ def _ways(spec: Spec, call: Call) -> Ways:
     if way.q.shape == way.k.shape:
         yield "operands: queries and keys exchanged", replace(way, q=way.k, k=way.q)
         yield "operands: keys compared with keys", replace(way, q=way.k)
-        yield "operands: queries compared with queries", replace(way, k=way.q)
     yield "operands: values compared instead of keys", replace(way, k=spread(call)[2])
     yield from _maps(spec, way) if spec.feature_map is not None else ()
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (way.q, way.k))
     yield "operands: q and k divided by their lengths", replace(way, q=q, k=k)
-    yield "operands: q divided by its length", replace(way, q=q)
-    yield "operands: k divided by its length", replace(way, k=k)
     if isinstance(way.turn_k, Turn) and isinstance(way.turn_q, Turn):
         yield from _turns(way, way.turn_q, way.turn_k, call)
 
