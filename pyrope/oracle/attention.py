@@ -495,9 +495,11 @@ def _compared(t: Tried) -> Iterator[tuple[str, str, str]]:
     for name, limit, answer in zip(TENSORS, t.limits, t.answers, strict=False):
         truth, got, of = limit.truth, np.nan_to_num(answer), f"{name} " * (len(t.answers) > 1)
         sizes, both = [float(np.sqrt(np.square(x).mean())) for x in (truth, got)], float((truth * got).mean())
-        yield f"{of}rms", f"{sizes[0]:.6g}", f"{sizes[1]:.6g}"
-        yield f"{of}correlation", "1", f"{both / max(sizes[0] * sizes[1], 1e-300):.6g}"
-        yield f"{of}factor", "1", f"{both / max(sizes[0] ** 2, 1e-300):.6g}"
+        alike, factor = (both / max(sizes[0] * size, 1e-300) for size in sizes[::-1])
+        pairs = {"rms": (sizes[0], sizes[1]), "correlation": (1.0, alike), "factor": (1.0, factor)}
+        for what, pair in pairs.items():
+            expected, measured = side_by_side(*(round(x, 12) for x in pair))
+            yield of + what, expected, measured
 
 
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:

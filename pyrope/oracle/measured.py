@@ -281,8 +281,6 @@ def _masks(spec: Spec, call: Call) -> Ways:
         if spec.causal:
             yield f"causality: by blocks of {x}", (j // x <= i // x) & near
         yield f"blocks: state lost between blocks of {x}", right & same
-        if m > 2 * x:
-            yield f"blocks: own block of {x} left out after the first", right & (~same | (i < x))
 
 
 def _options(call: Call, causal: Array, near: Array) -> Ways:

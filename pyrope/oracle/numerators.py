@@ -16,8 +16,8 @@ from .. import definition
 from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
-from .candidate import UNIT
-from .measured import Measured, Numerators, Ways, coarser, fit, runs, where
+from .candidate import UNIT, Unreadable
+from .measured import Measured, Numerators, Ways, coarser, fit, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread, weigh
@@ -128,13 +128,10 @@ def _ways(spec: Spec, call: Call) -> Ways:
     if way.q.shape == way.k.shape:
         yield "operands: queries and keys exchanged", replace(way, q=way.k, k=way.q)
         yield "operands: keys compared with keys", replace(way, q=way.k)
-        yield "operands: queries compared with queries", replace(way, k=way.q)
     yield "operands: values compared instead of keys", replace(way, k=spread(call)[2])
     yield from _maps(spec, way) if spec.feature_map is not None else ()
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (way.q, way.k))
     yield "operands: q and k divided by their lengths", replace(way, q=q, k=k)
-    yield "operands: q divided by its length", replace(way, q=q)
-    yield "operands: k divided by its length", replace(way, k=k)
     if isinstance(way.turn_k, Turn) and isinstance(way.turn_q, Turn):
         yield from _turns(way, way.turn_q, way.turn_k, call)
 
@@ -191,7 +188,10 @@ def _acts(m: Measured, numbers: Array, query: float = 1.0) -> Array:
     q, k = np.full((rows, h, 2, d), query, dtype), np.broadcast_to(both, (rows, g, 2, d)).astype(dtype)
     at = None if m.spec.rope is None else np.zeros((rows, 2), np.int64)
     *calls, _ = unit_values(Call("single numbers", q, k, k, positions=at))
-    first, second = np.moveaxis(np.concatenate([m.ask(x) for x in calls], axis=-1)[:, 0, -1, :2], -1, 0)
+    try:
+        first, second = np.moveaxis(np.concatenate([m.ask(x) for x in calls], axis=-1)[:, 0, -1, :2], -1, 0)
+    except Unreadable:  # it may take other shapes, or positions, alone
+        return np.full(len(numbers), np.nan)
     return np.concatenate(([0.0], np.cumsum(np.log(second / first))))
 
 
@@ -218,7 +218,7 @@ def _single(m: Measured) -> Finding | None:
     got, again, back = _acts(m, x), _acts(m, x, 2.0), _acts(m, x[::-1])[::-1]
     due = np.log(definition.FEATURE_MAPS[m.spec.feature_map](x)) if m.spec.feature_map else capped(x, m.spec.softcap)
     unlike = max(np.abs(y - y[0] - got).max() for y in (again, back)) > 20 * m.close
-    if unlike or not np.isfinite(got).all() or np.abs(got - due + due[0]).max() < 5 * m.close:
+    if unlike or not np.isfinite(got).all() or (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all():
         return None
     if m.linear:
         numbers = (", ".join(f"{x:.4g}" for x in np.exp(y - y[-1])) for y in (got, due))
@@ -261,11 +261,8 @@ def _bias(m: Measured) -> Finding | None:
 
 def _bias_in_words(what: str, term: Array) -> Finding:
     """term (h, distances or keys)."""
-    steps, times = np.diff(term, axis=-1), np.exp(term[0] - term[0].min())
+    steps = np.diff(term, axis=-1)
     slopes, straight = steps.mean(axis=-1), np.ptp(steps, axis=-1).max() < 0.05 * np.abs(steps).max()
-    if what == "key" and np.abs(times - np.rint(times)).max() < 0.01:
-        words = f"keys {runs(np.rint(times) > 1)} are counted {times.max():.0f} times"
-        return Finding("keys: counted more than once", words)
     if what == "distance" and straight and np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
         factor = f"{np.exp(slopes[0]):.4g}"
         words = f"for each token further back, weights are times {factor}"

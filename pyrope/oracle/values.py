@@ -120,8 +120,7 @@ class Values:
         return bool((np.abs(self.weights @ self._spread(due) + self.offset - answer) <= room).all())
 
     def turned(self, answer: Array, allowed: Allowed) -> list[Finding]:
-        """Values that are turned, or with features in another order: weights, read with values that undo it, explain
-        the answer, and are kept."""
+        """Values that are turned: weights, read with values that undo it, explain the answer, and are kept."""
         own, weights = self.ask, self.weights
         for words, turn, undo in _turns(self.spec):
             self.turn, self.ask = turn, partial(_undone, own, undo)
@@ -186,10 +185,6 @@ def _as_given(v: Array, call: Call) -> Array:
     return v
 
 
-def _reversed(v: Array, call: Call) -> Array:
-    return v[..., ::-1]
-
-
 def _undone(ask: Ask, undo: Change, call: Call) -> Array:
     return ask(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
 
@@ -200,7 +195,6 @@ def _turns(spec: Spec) -> Iterator[tuple[str, Change, Change]]:
         ropes = spec.rope.rotation_only, spec.rope.rotation_only.transposed
         there, back = (partial(lambda v, call, rope: EXACT.turned(v, call.at()[1], rope), rope=rope) for rope in ropes)
         yield from (("rotated", there, back), ("rotated backwards", back, there))
-    yield "features in reversed order", _reversed, _reversed
 
 
 def _finite(x: Any) -> Array:

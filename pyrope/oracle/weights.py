@@ -19,7 +19,7 @@ from .candidate import UNIT
 from .measured import Ask, Measured, Numerators, blocks, coarser, elsewhere, masked, read, where
 from .numerators import fits, numerators
 from .report import Finding, side_by_side
-from .steps import EXACT, Allowed, Call, Spec, weigh
+from .steps import Allowed, Call, Spec, weigh
 from .values import NOT_SUMMED, Values, sources
 
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
@@ -64,7 +64,7 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
     """Mistakes that predict the answer, in all its numbers."""
     room = 2 * allowed.worst.max(axis=-1, keepdims=True) + allowed.worst.max() / 4
     error = float(np.square(answer - allowed.truth).mean())
-    if words := elsewhere(allowed.truth, answer, 2 * float(allowed.worst.max())):
+    if not call.alike and (words := elsewhere(allowed.truth, answer, 2 * float(allowed.worst.max()))):
         yield Finding("output: in other places", words)
     for fault, out in _outputs(spec, call):
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
@@ -77,9 +77,6 @@ def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
     k, v = call.k, call.v
     yield "output: zeros", np.zeros_like(weigh(spec, call).out)
     yield "values: keys used as values", weigh(spec, replace(call, v=k)).out
-    if spec.rope is not None:
-        turned = EXACT.turned(k.astype(np.float64), call.at()[1], spec.rope)
-        yield "values: rotated keys used as values", weigh(spec, replace(call, v=turned)).out
     yield "values: keys and values exchanged", weigh(spec, replace(call, k=v, v=k)).out
 
 
@@ -147,9 +144,8 @@ def _other_weights(m: Measured) -> Iterator[tuple[str, Array]]:
         yield f"softmax: {words}", np.moveaxis(definition.softmax(np.moveaxis(masked, axis, -1)), -1, axis)
     yield "softmax: sigmoid instead", 1 / (1 + np.exp(-masked))
     yield "softmax: applied twice", definition.softmax(np.where(visible, m.right.weights, -np.inf))
-    for words, powers in (("relu", np.maximum(masked, 0)), ("s²", np.where(visible, scores**2, 0))):
-        total = summed(powers)
-        yield f"softmax: {words} instead of exp", powers / np.where(total == 0, 1, total)
+    powers = np.maximum(masked, 0)
+    yield "softmax: relu instead of exp", powers / np.maximum(summed(powers), 1e-300)
     for block in (1, *blocks(masked.shape[-1])):
         for kept in ("output", "sum", "output and sum"):
             words = f"{kept} not rescaled after blocks of {block} keys"
