@@ -158,9 +158,10 @@ def test_grades_and_behaviour_are_told_too():
     assert any(words.startswith("wrong dtype out") for words in wide.behaviour)
 
 
-def test_a_narrow_table_of_frequencies_is_named():
-    w = by_hand.rounded(by_hand.theta(ROPE), 8)
-    assert "bfloat16" in identify(rotation(ROPE, w=w), 32).precision
+@pytest.mark.parametrize(("name", "bits"), [("bfloat16", 8), ("float16", 11)])
+def test_a_narrow_table_of_frequencies_is_named(name, bits):
+    w = by_hand.rounded(by_hand.theta(ROPE), bits)
+    assert identify(rotation(ROPE, w=w), 32).precision == f"all frequencies are {name} numbers"
 
 
 @pytest.mark.parametrize(("error", "words", "options"), [
