@@ -249,9 +249,7 @@ def test_any_float_is_read_and_rounded_once(stored, tmp_path):
     same(load(tmp_path), {key: x.astype(np.float32) for key, x in expected.items()})
 
 
-@pytest.mark.parametrize(
-    "number, fix", [(1e300, "load it with dtype float64"), (np.nan, "damaged"), (-np.inf, "damaged")]
-)
+@pytest.mark.parametrize("number, fix", [(1e300, "load it with dtype float64"), (np.nan, "damaged"), (-np.inf, "dam")])
 def test_numbers_that_are_not_finite_are_refused(number, fix, tmp_path):
     """Large ones, whose sum alone overflows, are read."""
     raw, _, tensors = checkpoint("llama")
@@ -308,12 +306,7 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path):
     assert len(lines) == 21 and lines[-1] == "  and 12 more"
 
 
-THETA, NORM, HEAD, TABLE = (
-    frequencies(ROPE),
-    "model.norm.weight",
-    "lm_head.weight",
-    "roformer.embeddings.token_type_embeddings.weight",
-)
+THETA, HEAD, TABLE = frequencies(ROPE), "lm_head.weight", "roformer.embeddings.token_type_embeddings.weight"
 TIED = {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
 INV_FREQ, EMBEDDING = "model.layers.0.self_attn.rotary_emb.inv_freq", checkpoint("llama")[1]["embedding"]
 
@@ -325,7 +318,7 @@ INV_FREQ, EMBEDDING = "model.layers.0.self_attn.rotary_emb.inv_freq", checkpoint
     ("gpt_neox", {}, {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 8, 8), bool)}, None),
     ("roformer", {}, {"cls.predictions.decoder.bias": checkpoint("roformer")[1]["head.bias"], "roformer.encoder.embed_positions.weight": np.ones((64, 4))}, None),
     ("roformer", {}, {TABLE: checkpoint("roformer")[2][TABLE][:1]}, None), ("roformer", {}, {TABLE: np.zeros((2, 17), "f4")}, rf"{TABLE} has shape \(2, 17\), not \(2, 16\)"),
-    ("llama", {}, {NORM: np.ones(16, np.int32)}, "model.norm.weight holds integers .int32., and weights"),
+    ("llama", {}, {"model.norm.weight": np.ones(16, np.int32)}, "model.norm.weight holds integers .int32., and weights"),
 ])  # fmt: skip
 def test_what_is_stored_besides_is_compared(name, changed, more, says, tmp_path):
     raw, w, tensors = checkpoint(name, **changed)
