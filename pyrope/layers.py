@@ -1,4 +1,4 @@
-"""The parts of a transformer that do not depend on positions: embedding, norms, activations, MLPs.
+"""The parts of a transformer that do not depend on positions: projections, norms, activations, MLPs.
 
 float32 and float64 arrays, computed in their own dtype; features last. Weights are (out, in), as checkpoints have them.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
-from .backend import Array, from_numpy, fused, namespace
+from .backend import Array, fused, namespace
 from .tiles import cuts, each
 
 _ROWS = 256  # tokens that a core takes at a time, or somewhat fewer: products of half as many are a tenth slower
+
+
+NORMS = "rms", "layer"
 
 
 class Projection(NamedTuple):
@@ -31,12 +34,6 @@ class Norm(NamedTuple):
 
     weight: Array  # (e,)
     bias: Array | None  # (e,)
-
-
-def embed(table: Array, ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Array:
-    """The rows of a table (v, e) for ids (…) on the host, which must have been checked: (…, e)."""
-    xp = namespace(table=table)
-    return xp.take(table, from_numpy(ids, xp), axis=0)
 
 
 def by_rows(work: Callable[..., object], out: Array, *given: Array, cut: bool = True) -> Array:
@@ -88,11 +85,6 @@ def _scaled(xp: ModuleType, x: Array, squares: Array, part: float, eps: float, w
     y *= weight
     return y
 
-
-NORMS: dict[str, Callable[[Array, Norm, float], Array]] = {
-    "rms": partial(normalize, centred=False),
-    "layer": partial(normalize, centred=True),
-}
 
 # erfc(z)·exp(z²)/2 for z ≥ 0 as a Chebyshev series in 6/(3 + z) − 1; NumPy has no erf. The first 12 terms are within
 # 3e-9, enough for float32; all of them within 5e-18.

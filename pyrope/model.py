@@ -18,7 +18,7 @@ import numpy as np
 
 from . import checks, definition, encodings, linear, softmax
 from .backend import Array, from_numpy, namespace, on_host, to_numpy
-from .layers import ACTIVATIONS, NORMS, Norm, Projection, by_rows, embed, mlp, project
+from .layers import ACTIVATIONS, NORMS, Norm, Projection, by_rows, mlp, normalize, project
 from .linear import FEATURE_MAPS, LinearState
 from .rotation import Tables, rotation_tables, turn
 from .theta import Rope, frequencies
@@ -31,7 +31,7 @@ _AHEAD = 64  # tokens: for so many to come a cache holds the tables
 # ── What a model is, and what it has learnt ──────────────────────────────────────────────────────────────────────────
 
 WORDS = {
-    "norm": tuple(NORMS), "activation": tuple(ACTIVATIONS), "block": ("sequential", "parallel", "post-norm"),
+    "norm": NORMS, "activation": tuple(ACTIVATIONS), "block": ("sequential", "parallel", "post-norm"),
     "encoding": ("rope", "none", "sinusoidal", "alibi"), "attention": ("softmax", "linear"),
     "feature_map": tuple(FEATURE_MAPS),
 }  # fmt: skip
@@ -196,7 +196,8 @@ class Model:
     def norm(self, name: str, x: Array) -> Array:
         """x normalised, (…, e) -> the same; x itself if the model has no norm of this name."""
         weight, bias = self.weights.get(f"{name}.weight"), self.weights.get(f"{name}.bias")
-        return x if weight is None else NORMS[self.config.norm](x, Norm(weight, bias), self.config.eps)
+        norm, config = Norm(weight, bias), self.config
+        return x if weight is None else normalize(x, norm, config.eps, centred=config.norm == "layer")
 
     def projection(self, name: str) -> Projection:
         return Projection(self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
@@ -396,7 +397,8 @@ def _silent(name: str, array: Array) -> None:
 
 def embedded(model: Model, ids: Int64, positions: Int64) -> Array:
     """(b, n) -> (b, n, e)."""
-    config, x = model.config, embed(model.weights["embedding"], ids)
+    config, table, xp = model.config, model.weights["embedding"], namespace(model.weights["embedding"])
+    x = xp.take(table, from_numpy(ids, xp), axis=0)
     if config.embedding_scale is not None:
         x *= config.embedding_scale
     if config.embedding_bias:

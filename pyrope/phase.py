@@ -169,19 +169,18 @@ def cos_sin(positions: Any, rope: Rope, dtype: Any = np.float64) -> tuple[np.nda
         raise TypeError(f"dtype must be float64, float32, float16 or ml_dtypes.bfloat16: {error}") from error
     if dtype.name not in ("float64", "float32", "float16", "bfloat16") or not dtype.isnative:
         raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, was {dtype}")
-    return exact_cos_sin(m, rope, dtype)
+    cos, sin = np.empty((2, *(m.shape if rope.axes is None else m.shape[1:]), rope.pairs), dtype)
+    fill_cos_sin(m, rope, cos, sin)
+    return cos, sin
 
 
-def exact_cos_sin(
-    m: np.ndarray[Any, Any], rope: Rope, dtype: np.dtype[Any]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """`cos_sin` without its checks."""
+def fill_cos_sin(m: np.ndarray[Any, Any], rope: Rope, cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any]) -> None:
+    """`cos_sin` without its checks, into arrays (…, n, p) whose first axes are one behind the other in memory."""
     p, axes, factor = rope.pairs, rope.axes, rope.attention_factor
-    shape = m.shape if axes is None else m.shape[1:]
-    total, owner = math.prod(shape), [0] if axes is None else [axis for axis, _ in axes.assign(p)]
-    cos, sin = np.empty((total, p), dtype), np.empty((total, p), dtype)
+    cos, sin = cos.reshape(-1, p), sin.reshape(-1, p)
+    owner = [0] if axes is None else [axis for axis, _ in axes.assign(p)]
     theta, turns = exact_frequencies(rope), _turns(rope)
-    rounded = _to_odd if dtype.name == "bfloat16" else np.asarray
+    rounded = _to_odd if cos.dtype.name == "bfloat16" else np.asarray
 
     def fill(tile: slice) -> None:
         # Only a tile is ever converted to int64 or spread over the pairs: positions may be as large as the result.
@@ -192,8 +191,7 @@ def exact_cos_sin(
             s *= factor
         cos[tile], sin[tile] = rounded(c), rounded(s if rope.direction == 1 else -s)
 
-    each(fill, cuts(total, max(1, _TILE // p)))
-    return cos.reshape(*shape, p), sin.reshape(*shape, p)
+    each(fill, cuts(len(cos), max(1, _TILE // p)))
 
 
 def _to_odd(x: Float64) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -17,7 +17,7 @@ import numpy as np
 from . import checks, definition
 from .backend import Array, compute_dtype, from_numpy, fused, namespace
 from .definition import Features
-from .phase import check_positions, exact_cos_sin
+from .phase import check_positions, fill_cos_sin
 from .theta import LAYOUTS, Rope
 from .tiles import each, tile_of, tiles
 
@@ -53,12 +53,14 @@ def rotation_tables(positions: Any, rope: Rope, like: Array) -> Tables:
     xp, dtype = namespace(like=like), compute_dtype("like", like)
     m = np.array(check_positions(positions, rope), np.int64)  # a copy, which nobody can change
     m.flags.writeable = False
-    cos, sin = exact_cos_sin(m, rope, dtype)
+    shape, p = m.shape if rope.axes is None else m.shape[1:], rope.pairs
     if rope.layout == "half":
-        first, second = np.concatenate((cos, cos), axis=-1), np.concatenate((-sin, sin), axis=-1)
-        return Tables(rope, m, from_numpy(first, xp), from_numpy(second, xp))
-    rotor = np.empty(cos.shape, np.result_type(dtype, np.complex64))
-    rotor.real, rotor.imag = cos, sin
+        straight, crossed = np.empty((2, *shape, 2 * p), dtype)
+        fill_cos_sin(m, rope, straight[..., :p], crossed[..., p:])
+        straight[..., p:], crossed[..., :p] = straight[..., :p], -crossed[..., p:]
+        return Tables(rope, m, from_numpy(straight, xp), from_numpy(crossed, xp))
+    rotor = np.empty((*shape, p), np.result_type(dtype, np.complex64))
+    fill_cos_sin(m, rope, rotor.real, rotor.imag)
     return Tables(rope, m, from_numpy(rotor, xp), None)
 
 
