@@ -1,18 +1,15 @@
 """Rotary position embeddings: an auditable, exact reference in NumPy and CuPy, and an oracle for others.
 
 Every name is loaded when it is first asked for, so that `import pyrope` costs next to nothing. Type checkers run the
-imports below; at run time they are only read, to say where each name is.
+imports below; at run time they are not run, and their compiled form says where each name is.
 """
 
-from __future__ import annotations
-
-import ast
+import dis
 import importlib
-import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+import typing
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     # fmt: off
     # isort: off
     from . import definition as definition, encodings as encodings, parallel as parallel
@@ -44,21 +41,25 @@ if TYPE_CHECKING:
     from .tokenizer import load_tokenizer as load_tokenizer
     # fmt: on
 
-_TREE = ast.parse(inspect.getsource(sys.modules[__name__]))
-_IMPORTS = [node for node in ast.walk(_TREE) if isinstance(node, ast.ImportFrom) and node.level]
-_PLACES = {node.module or "": [alias.name for alias in node.names] for node in _IMPORTS}
-_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+_MODULE_OF, _module = dict[str, str](), ""
+for _step in dis.get_instructions(sys._getframe().f_code):  # of this module, which may be installed without its source
+    if _step.opname == "IMPORT_NAME":
+        _module = _step.argval
+    elif _step.opname == "IMPORT_FROM":
+        _MODULE_OF[_step.argval] = _module
 __all__ = sorted(_MODULE_OF)
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
-    if not (place := _MODULE_OF[name]):  # a module that is public as a whole
-        return importlib.import_module(f".{name}", __name__)
-    globals()[name] = getattr(importlib.import_module(f".{place}", __name__), name)
-    return globals()[name]  # the next time without this function
+if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is an error
+
+    def __getattr__(name: str) -> typing.Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'pyrope' has no attribute {name!r}")
+        if not (place := _MODULE_OF[name]):  # a module that is public as a whole
+            return importlib.import_module(f".{name}", __name__)
+        globals()[name] = getattr(importlib.import_module(f".{place}", __name__), name)
+        return globals()[name]  # the next time without this function
 
 
 def __dir__() -> list[str]:

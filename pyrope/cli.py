@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import contextlib
 import difflib
 import inspect
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from . import Sampling, __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
-from .configs import attention_numbers, head_counts, position_count, still_layers
+from .configs import NUMBERS, attention_numbers, still_layers
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
 from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, fields, finite, printable, summary
 from .phase import cos_sin
@@ -55,7 +56,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     # The calls
     "dtype": ("of x (default: float32); bfloat16 needs the package ml_dtypes",
               ("float64", "float32", "float16", "bfloat16")),
-    "max-position": ("the largest position to try (default: 131071; of attention: 4096)", int, "M"),
+    "max-position": ("the largest position to try (default: 131071; with --call sequential: 8191; of attention: 4096)",
+                     int, "M"),
     "min-position": ("the least, if negative ones are taken", int, "M"),
     "batched": ("positions (b, n) are taken, each row's own",),
     "thorough": ("make more calls of every kind", None, "effort", "thorough"),
@@ -103,6 +105,7 @@ MORE: dict[str, Given] = {"output": {"required": True}, "model": {"required": Tr
 ROPE = "config layer-type head-dim rotary-dim base layout scaling length"
 TARGET = "exec framework call axes timeout in-process"
 BOX = f"{TARGET} target autograd"  # all that says which candidate there is
+SEQUENTIAL = 8191  # the largest position of a rotation that counts from 0
 COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(COLOURS).upper()})$", re.M)
 
@@ -144,9 +147,12 @@ def _parser() -> argparse.ArgumentParser:
             one.add_argument(place.rstrip("?"), nargs="?" if place.endswith("?") else None, help=words, **choices)
         for title, names in command.groups.items():
             group = one.add_argument_group(title)
+            switches: dict[str, Any] = collections.defaultdict(group.add_mutually_exclusive_group)
             for option in names.split():
                 flags = ["-o", "--output"] if option == "output" else [f"--{option.removeprefix('model-')}"]
-                group.add_argument(*flags, **_keywords(option))
+                keywords = _keywords(option)  # switches that give the same argument exclude each other
+                inside = switches[keywords.get("dest", option)] if "action" in keywords else group
+                inside.add_argument(*flags, **keywords)
     return result
 
 
@@ -188,16 +194,14 @@ def _scaling(text: str) -> Any:
         kind, given = classes[call.func.id], {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         if call.args or None in given or len(given) < len(call.keywords):
             raise ValueError
-    except (ValueError, SyntaxError, KeyError, AttributeError, RecursionError):
-        close = difflib.get_close_matches(text.partition("(")[0].lower(), map(str.lower, classes), n=1)
-        hint = "".join(f" (did you mean {name}?)" for name in classes if close == [name.lower()] and name not in text)
-        rule = f'--scaling must be a call such as "Linear(factor=4.0)", of {", ".join(classes)}, with named arguments'
-        raise ValueError(f"{rule}; was {text!r}{hint}") from None
-    try:
         inspect.signature(kind).bind(**given)
-    except TypeError as error:
-        words = ", ".join(inspect.signature(kind).parameters)
-        raise ValueError(f"--scaling: {kind.__name__} has {words}; was {text!r}: {error}") from error
+    except (ValueError, SyntaxError, KeyError, AttributeError, RecursionError, TypeError) as error:
+        word = text.partition("(")[0]
+        close = [name for name in difflib.get_close_matches(word, classes, n=1, cutoff=0.4) if name != word]
+        why = f" (did you mean {close[0]}?)" if close else f": {error}" if isinstance(error, TypeError) else ""
+        calls = ", ".join(f"{name}({', '.join(inspect.signature(one).parameters)})" for name, one in classes.items())
+        rule = f'--scaling must be a call with named arguments, such as "Linear(factor=4.0)", of {calls}'
+        raise ValueError(f"{rule}; was {text!r}{why}") from error
     return kind(**given)
 
 
@@ -216,7 +220,7 @@ def _rope(given: Given) -> Rope:
         rope = Rope.from_config(config, **read)
         if still := still_layers(config):
             layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
-            _say(f"layers {layers} of this config are not rotated: the rope is of others")
+            _note(f"layers {layers} of this config are not rotated: the rope is of others")
     else:
         _refuse(_take(own, "layer-type"), "needs --config")
         if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
@@ -226,12 +230,12 @@ def _rope(given: Given) -> Rope:
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
-        _say("--length has no effect: these frequencies do not depend on the length")
+        _note("--length has no effect: these frequencies do not depend on the length")
     return rope if length is None else rope.at(length)
 
 
-def _candidate(box: Given, kind: str | None, rotates: bool, backward: bool) -> Any:
-    """The black box that options name, as a function of NumPy arrays."""
+def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> Any:
+    """The black box that options name, as a function of NumPy arrays; ``options`` are those of its check."""
     if ("exec" in box) == ("target" in box):
         raise ValueError("give a target such as module:function, or --exec" + ", not both" * ("exec" in box))
     if "exec" in box:
@@ -240,7 +244,9 @@ def _candidate(box: Given, kind: str | None, rotates: bool, backward: bool) -> A
         command, timeout = box["exec"], box.get("timeout", 60.0)
         if kind is None:
             return adapters.from_command(command, timeout=timeout)
-        return adapters.from_attention_command(command, positions=rotates, backward=backward, timeout=timeout)
+        return adapters.from_attention_command(
+            command, positions=rotates, backward=options.get("backward", False), timeout=timeout
+        )
     if not Parser.is_child:
         _refuse(_take(box, "timeout"), "must be left out: --in-process has no time limit")
     framework, call = box.get("framework", "numpy"), box.get("call", "positions")
@@ -252,6 +258,8 @@ def _candidate(box: Given, kind: str | None, rotates: bool, backward: bool) -> A
     if framework != "numpy":
         fn = adapters.framework(fn, framework, ("x" if kind is None else "qkv") if "autograd" in box else None)
     fn = adapters.with_axes(fn, box["axes"]) if "axes" in box else fn
+    if call == "sequential" and kind is None:  # each call goes from 0 to the last position, which must not be far away
+        return adapters.from_sequential(fn, limit=options.setdefault("max_position", SEQUENTIAL) + 1)
     return fn if call == "positions" else getattr(adapters, f"from_{call}")(fn)
 
 
@@ -276,13 +284,16 @@ def _judging(subject: str, expected: str) -> Iterator[None]:
         candidate.listeners.pop()
 
 
-def _apart(given: Given) -> int:
-    """The exit code of this command in a process of its own, so that a crash or a hang gets a verdict too."""
-    timeout = checks.real("--timeout", given.get("timeout", 60.0), 0, open=True)
+def _apart(box: Given, subject: str, expected: str) -> int | None:
+    """The exit code of this command in a process of its own, so that a crash or a hang of a function gets a verdict
+    too; None if it is to be judged in this process."""
+    if "target" not in box or "in_process" in box:
+        return None
+    timeout = checks.real("--timeout", box.get("timeout", 60.0), 0, open=True)
     command, *words = Parser.typed
     ended = isolation.run_apart("pyrope.cli:judge_apart", [command, "--in-process", *words], timeout)
     if isinstance(ended, Failure):
-        raise NotJudged(Report(given["target"], f"pyrope {' '.join(Parser.typed)}", "not judged", failure=ended))
+        raise NotJudged(Report(subject, expected, "not judged", failure=ended))
     print(_coloured(ended.output), end="")
     return ended.code
 
@@ -335,6 +346,8 @@ def check(given: Given, output: Output) -> int:
         given = _of_attention(given)
     rope = _rope(given) if kind != "softmax" or _takes_rope(given) else None
     given |= {"backward": True} if "autograd" in box else {}
+    if rope is None:
+        _refuse(_take(given, "max-position"), "needs the rope that is inside: without one there are no positions")
     foreign = {name: x for name, x in given.items() if name not in inspect.signature(function).parameters}
     _refuse(foreign, f"must be left out: not for {'a rotation' if kind is None else f'{kind} attention'}")
     if box.get("call", "positions") != "positions" and (rope is None or rope.axes is not None):
@@ -345,8 +358,10 @@ def check(given: Given, output: Output) -> int:
     back, options = given.get("backward", False), given | ({} if rope is None else {"rope": rope})
     options |= {} if kind is None or rope is None else {"head_dim": rope.head_dim}
     expected = repr(rope) if kind is None else f"{kind} attention" + (f" with {rope!r} inside" if rope else "")
+    if (code := _apart(box, subject + ", backward" * back, expected)) is not None:
+        return code
     with _judging(subject + ", backward" * back, expected):
-        report = function(_candidate(box, kind, rope is not None, back), **options)
+        report = function(_candidate(box, kind, rope is not None, options), **options)
     if picture is not None:
         _draw_operator(picture, report)
     return output.show_report(report)
@@ -354,10 +369,15 @@ def check(given: Given, output: Output) -> int:
 
 def _of_attention(given: Given) -> Given:
     """With the heads of the config; says what else it has that the check was not told of."""
-    others = {name: words for name, words in attention_numbers(given["config"]).items() if name not in given}
-    for name, words in others.items():
-        _say(f"the config has {words}, which is checked only with {_flag(name)}")
-    return head_counts(given["config"]) | given
+    said = attention_numbers(given["config"])
+    for name in ("window", "softcap", "scale"):
+        if name in said and name not in given:
+            _note(f"the config has {NUMBERS[name]} {said[name]}, which is checked only with {_flag(name)}")
+    return _heads(said) | given
+
+
+def _heads(said: Given) -> Given:
+    return _take(said, "heads key-heads") if "heads" in said else {}
 
 
 def _draw_operator(path: str, report: Report) -> None:
@@ -405,10 +425,13 @@ def identify(given: Given, output: Output) -> int:
     box, axes = _take(given, BOX), given.pop("position_axes", None)
     if "head_dim" not in given:
         raise ValueError("give --head-dim, the size of a head")
-    if axes is not None and box.get("call", "positions") != "positions":
-        raise ValueError(f"--call {box['call']} is for one axis: leave out --position-axes, or --call")
-    with _judging("rotation", f"any rotation of {given['head_dim']} features"):
-        result = operator.identify(_candidate(box, None, True, False), axes=axes, **given)
+    if axes is not None and (axes < 2 or box.get("call", "positions") != "positions"):
+        raise ValueError("--position-axes is for two axes or more, with --call positions: leave it out for one axis")
+    head = "rotation", f"any rotation of {given['head_dim']} features"
+    if (code := _apart(box, *head)) is not None:
+        return code
+    with _judging(*head):
+        result = operator.identify(_candidate(box, None, True, given), axes=axes, **given)
     output.show(str(result), result.to_dict(), "identified", lambda: [page.identification_section(result)])
     return 0
 
@@ -474,10 +497,11 @@ def _own_vectors(given: Given) -> vectors.Own | None:
         why = "--config says it already" if config is not None else "rotations have no heads"
         _refuse({name: x for name, x in more.items() if name != "max_position"}, f"must be left out: {why}")
     if config is not None:
-        more |= head_counts(config)
+        said = attention_numbers(config)
+        more |= _heads(said)
         if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
-            last = min((position_count(config) or checks.MAX_POSITION + 1) - 1, checks.MAX_POSITION)
-            more.setdefault("max_position", max(last, vectors.LEAST_POSITION))
+            count = checks.integer(NUMBERS["positions"], said.get("positions", checks.MAX_POSITION + 1), 1)
+            more.setdefault("max_position", max(min(count - 1, checks.MAX_POSITION), vectors.LEAST_POSITION))
     return vectors.Own(rope, **more)
 
 
@@ -518,6 +542,7 @@ def trace(given: Given, output: Output) -> int:
     if ("tokens" in given) == ("text" in given):
         raise ValueError("give --tokens or --text" + ", not both" * ("text" in given))
     ids = _integers(given["tokens"]) if "tokens" in given else load_tokenizer(path).encode(given["text"])
+    plots.check_path(given["output"], "a trace", (".safetensors",))  # before the long part
     _progress(f"running {given['checkpoint']} …")
     arrays: dict[str, Any] = {}
     forward(load(path, **_take(given, "backend dtype")), ids, trace=arrays.__setitem__)
@@ -682,6 +707,12 @@ def _say(text: str) -> None:
         print(f"pyrope: {text}", file=sys.stderr)
 
 
+def _note(text: str) -> None:
+    """Says something about the options, once, though another process may read them again."""
+    if not Parser.is_child:
+        _say(text)
+
+
 # ── The table of commands ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -748,7 +779,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if output.html is not None:
             page.check_file(output.html)  # before the long part
         try:
-            code = _apart(given) if "target" in given and "in_process" not in given else run(given, output)
+            code = run(given, output)
         except NotJudged as error:
             code = output.show_report(error.report)
         if sys.stdout is not None:  # it may be closed

@@ -505,36 +505,20 @@ def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> Axe
 # ── What else a config says ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def head_counts(source: Source) -> dict[str, int]:
-    """How many heads of queries and of keys a config has; nothing, if it does not say it of queries.
+NUMBERS = {  # of attention, by the names that a check has for them
+    "heads": "num_attention_heads", "key_heads": "num_key_value_heads", "window": "sliding_window",
+    "softcap": "attn_logit_softcapping", "scale": "query_pre_attn_scalar", "positions": "max_position_embeddings",
+}  # fmt: skip
 
-    >>> head_counts({"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8})
-    {'heads': 32, 'key_heads': 8}
+
+def attention_numbers(source: Source) -> dict[str, Any]:
+    """What a config says of attention beside its rope, of `NUMBERS`.
+
+    >>> attention_numbers({"model_type": "mistral", "num_attention_heads": 32, "sliding_window": 4096})
+    {'heads': 32, 'window': 4096}
     """
-    config, keys = _read(source)[0], {"heads": "num_attention_heads", "key_heads": "num_key_value_heads"}
-    counts = {name: checks.size(key, config[key]) for name, key in keys.items() if key in config}
-    return counts if "heads" in counts else {}
-
-
-def attention_numbers(source: Source) -> dict[str, str]:
-    """What a config says of attention beside its heads, by the option of a check, in words.
-
-    >>> attention_numbers({"model_type": "mistral", "sliding_window": 4096})
-    {'window': 'sliding_window 4096'}
-    """
-    config, keys = _read(source)[0], {"window": "sliding_window", "softcap": "attn_logit_softcapping",
-                                      "scale": "query_pre_attn_scalar"}  # fmt: skip
-    return {name: f"{key} {config[key]}" for name, key in keys.items() if config.get(key) is not None}
-
-
-def position_count(source: Source) -> int | None:
-    """How many positions a config says that its model has, if it says it.
-
-    >>> position_count({"model_type": "llama", "max_position_embeddings": 8192})
-    8192
-    """
-    count = _read(source)[0].get("max_position_embeddings")
-    return None if count is None else checks.integer("max_position_embeddings", count, 1)
+    config = _read(source)[0]
+    return {name: config[key] for name, key in NUMBERS.items() if config.get(key) is not None}
 
 
 def still_layers(source: Source) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import warnings
@@ -128,23 +127,18 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
     if not path.is_file():  # opening a FIFO would wait forever
         raise ValueError(f"{what}: there is no file {path}")
     try:
-        with open(path, "rb") as file, warnings.catch_warnings():  # those of headers that Python 2 has written
+        with warnings.catch_warnings():  # those of headers that Python 2 has written
             warnings.simplefilter("ignore")
-            read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-            stored_shape, fortran, stored = read[np.lib.format.read_magic(file)[0]](file)
-            start, there = file.tell(), path.stat().st_size - file.tell()
+            stored = np.load(path, mmap_mode="r", allow_pickle=False)  # allocates nothing: a header may claim any size
+            found = stored.shape, stored.dtype
     except Exception as error:  # NumPy lets Python parse the header: tokenize.TokenError, SyntaxError, KeyError …
         raise ValueError(f"{what}: {path} is not a valid .npy file: {error}") from error
-    if stored_shape != shape or stored != native.newbyteorder("<"):
+    if found != (shape, native.newbyteorder("<")):
         bits = " (the bits of bfloat16)" if dtype.name == "bfloat16" else ""
-        order = "" if stored == stored.newbyteorder("<") else "big-endian "
-        actual = f"{order}{stored.name} of shape {stored_shape}"
+        order = "" if stored.dtype == stored.dtype.newbyteorder("<") else "big-endian "
+        actual = f"{order}{stored.dtype.name} of shape {stored.shape}"
         raise ValueError(f"{what} must be {native}{bits} of shape {shape}, was {actual}")
-    # Nothing is allocated before this line: a header may claim any size, and so may the size of the file.
-    if there != (due := math.prod(shape)) * native.itemsize:
-        raise ValueError(f"{what}: {path} must hold {due} numbers of {native.itemsize} bytes, has {there} bytes")
-    data = np.fromfile(path, native.newbyteorder("<"), offset=start)
-    return data.astype(native, copy=False).reshape(shape, order="F" if fortran else "C").view(dtype)
+    return np.array(stored, native, order="C").view(dtype)
 
 
 # ── .safetensors ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +156,10 @@ def open_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]
     package = checks.imported("safetensors", "reading a .safetensors file", "checkpoints")
     path = check_file(path)
     with errors_prefixed_with(path):
-        opened = package.safe_open(path, framework="numpy")
+        try:
+            opened = package.safe_open(path, framework="numpy")
+        except package.SafetensorError as error:
+            raise ValueError(f"the file is not a valid .safetensors file: {error}") from error
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
         if any(one.get_dtype() == "BF16" for one in slices.values()):
             dtype_named("bfloat16")  # the package can read it once ml_dtypes is imported

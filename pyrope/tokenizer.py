@@ -44,14 +44,11 @@ def chat_prompt(question: str, system: str | None = None) -> str:
 class Tokenizer:
     """Text to token ids and back; made by `load_tokenizer`."""
 
-    def __init__(
-        self, path: Path, inner: Any, stop: Iterable[int], first: Iterable[int] = (), missing: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, path: Path, inner: Any, stop: Iterable[int], missing: Iterable[int] = ()) -> None:
         self._path, self._inner = path, inner  # tokenizers.Tokenizer
         self._missing = frozenset(missing)  # bytes that no token has, and that inner would drop silently
         self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self._first = self._checked(first)  # ids that every text begins with, if inner does not add them itself
-        self.stop: frozenset[int] = frozenset(self._checked(stop))  # ids that end a text
+        self.stop: frozenset[int] = frozenset(self.checked(stop))  # ids that end a text
         # Names that become one token wherever they stand in a text: those who write must not use them by accident.
         added = inner.get_added_tokens_decoder().values()
         self.special: frozenset[str] = frozenset(token.content for token in added if token.special)
@@ -70,12 +67,11 @@ class Tokenizer:
             raise ValueError(f"the vocabulary has no token for the bytes {listed} of the text: leave them out")
         checks.flag("begin", begin)
         with errors_prefixed_with(self._path):
-            ids = self._inner.encode(text, add_special_tokens=begin).ids
-        return [*self._first, *ids] if begin else list(ids)
+            return list(self._inner.encode(text, add_special_tokens=begin).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, without special tokens, and with � where bytes make no character."""
-        checked = self._checked(ids)
+        checked = self.checked(ids)
         with errors_prefixed_with(self._path):
             return str(self._inner.decode(checked))
 
@@ -93,7 +89,8 @@ class Tokenizer:
         if part:
             yield part
 
-    def _checked(self, ids: Iterable[int]) -> list[int]:
+    def checked(self, ids: Iterable[int]) -> list[int]:
+        """Ids that the vocabulary has."""
         numbers = [checks.integer("a token id", one, 0) for one in ids]
         if (most := max(numbers, default=-1)) >= self.vocabulary:
             raise ValueError(f"a token id must be below the size of the vocabulary, {self.vocabulary}, was {most}")
@@ -166,6 +163,9 @@ def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
     inner.add_special_tokens(special)
     inner.add_tokens([package.AddedToken(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])
     ends = [get(f"{name}_token_id", int, None) for name in ("eos", "eot", "eom")]
-    first = [get("bos_token_id", int)] if get("add_bos_token", bool, cuts == "llama-bpe") else []
     missing = [byte for byte, name in enumerate(_byte_names()) if name not in vocabulary]
-    return Tokenizer(path, inner, [one for one in ends if one is not None], first, missing)
+    tokenizer = Tokenizer(path, inner, [one for one in ends if one is not None], missing)
+    if get("add_bos_token", bool, cuts == "llama-bpe"):
+        (first,) = tokenizer.checked([get("bos_token_id", int)])
+        inner.post_processor = package.processors.TemplateProcessing("first $0", special_tokens=[("first", first)])
+    return tokenizer

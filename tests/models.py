@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from strategies import ropes
 
 from pyrope import Rope, cos_sin, definition, encodings, to_numpy
@@ -27,7 +27,6 @@ KINDS = {
 _numbers = st.sampled_from([None, None, 0.5, 3.0])
 flags = st.booleans()
 attentions = st.sampled_from(["softmax", "softmax", "linear"])
-fewer = settings(max_examples=max(10, settings().max_examples // 3))  # a whole model takes long
 
 
 @st.composite

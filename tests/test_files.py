@@ -7,18 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pyrope.files import (  # fmt: skip
-    DTYPES,
-    atomic_path,
-    check_file,
-    dtype_named,
-    errors_prefixed_with,
-    load_npy,
-    load_safetensors,
-    read_json,
-    save_npy,
-    save_safetensors,
-)
+from pyrope import files
+from pyrope.files import DTYPES, atomic_path, check_file, dtype_named, errors_prefixed_with, load_npy, read_json
 
 
 @st.composite
@@ -39,62 +29,70 @@ def assert_same(a, b):
 @given(st.dictionaries(st.text(min_size=1).filter(lambda name: name != "__metadata__"), arrays(), max_size=4))
 def test_safetensors_come_back(tmp_path_factory, given_arrays):
     path = tmp_path_factory.mktemp("s") / "a.safetensors"
-    save_safetensors(path, given_arrays, {"key": "value ✓"})
-    loaded, metadata = load_safetensors(path)
+    files.save_safetensors(path, given_arrays, {"key": "value ✓"})
+    loaded, metadata = files.load_safetensors(path)
     assert loaded.keys() == given_arrays.keys() and metadata == {"key": "value ✓"}
     for name, array in given_arrays.items():
         assert_same(loaded[name], array)
     assert os.listdir(path.parent) == ["a.safetensors"]
 
 
-@pytest.mark.needs("safetensors")
-def test_safetensors_that_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="b must have a dtype of bool, .*, was complex128"):
-        save_safetensors(tmp_path / "a", {"a": np.ones(2), "b": np.ones(2, complex)}, {})
-    assert os.listdir(tmp_path) == []
-    for content in (
-        b"",
-        bytes(8),
-        b"\xff" * 20,
-        (2).to_bytes(8, "little") + b"{}x",
-        (6).to_bytes(8, "little") + b"[[[[[[",
-    ):
-        (tmp_path / "x").write_bytes(content)
-        with pytest.raises(ValueError, match="x: "):
-            load_safetensors(tmp_path / "x")
-
-
 @given(arrays())
 def test_npy_comes_back(tmp_path_factory, array):
     path = tmp_path_factory.mktemp("n") / "a.npy"
-    save_npy(path, array)
+    files.save_npy(path, array)
     assert_same(load_npy(path, "it", array.shape, array.dtype), array)
     plain, name = np.load(path), array.dtype.name
     assert plain.flags.c_contiguous and plain.dtype.name == (name if name != "bfloat16" else "uint16")
 
 
-F4, TWO = np.dtype(np.float32), np.ones(2, "f4")
+def npy(header, content=bytes(12)):
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
 
 
-@pytest.mark.parametrize("stored, shape, dtype, words", [
-    (TWO, (3,), F4, r"it must be float32 of shape \(3,\), was float32 of shape \(2,\)"),
-    (TWO, (2,), np.dtype("f8"), "it must be float64 of shape"), (TWO.astype(">f4"), (2,), F4, "was big-endian float32"),
-    (TWO, (2,), "bfloat16", r"must be uint16 .the bits of bfloat16. of shape"), (np.array([None]), (1,), F4, "was object"),
+F4 = b"{'descr': '<f4', 'fortran_order': False, 'shape': (3L,), }"  # as Python 2 has written it
+NO_NPY = "it: .*x is not a valid .npy file: "
+
+
+def numbers(path, dtype="float32"):
+    return load_npy(path, "it", (3,), dtype_named(dtype))
+
+
+@pytest.mark.parametrize("read, content, words", [
+    *((numbers, npy(header), NO_NPY) for header in (b"{'descr': '<f4', 'shape': (", b"{", b"'''", b"\\x", b"[" * 200, b"\xff\xfe", b"1e", b"  x\n y")),
+    (numbers, npy(F4, bytes(11)), NO_NPY), (numbers, b"", NO_NPY), (numbers, npy(F4.replace(b"3L", b"2") + b" " * 9999), NO_NPY),
+    (numbers, npy(F4.replace(b"3L", b"2")), r"it must be float32 of shape \(3,\), was float32 of shape \(2,\)"),
+    (numbers, npy(F4.replace(b"<", b">")), "was big-endian float32"), (numbers, npy(F4.replace(b"<f4", b"|O")), NO_NPY),
+    (lambda path: numbers(path, "bfloat16"), npy(F4), r"must be uint16 .the bits of bfloat16. of shape"),
+    *((read_json, content, "x: the file is not valid JSON") for content in (b"{", b"\xff\xfe\x00", b"[" * 100000)),
+    (read_json, b"[]", "x: the file must be a JSON object, was a list"), (read_json, b'{"a": {"b": 1, "b": 2}}', "x: the key 'b' occurs twice"),
+    (read_json, b" " * (2**24 + 1), "x: the file must have at most 16777216 bytes"),
+    *((files.load_safetensors, content, "x: ") for content in (b"", bytes(8), b"\xff" * 20, b"\2" + bytes(7) + b"{}x", b"\6" + bytes(7) + b"[[[[[[")),
 ])  # fmt: skip
-def test_npy_files_that_are_refused(stored, shape, dtype, words, tmp_path):
-    np.save(tmp_path / "a.npy", stored, allow_pickle=True)
+def test_content_that_is_refused(read, content, words, tmp_path):
+    (tmp_path / "x").write_bytes(content)
     with pytest.raises(ValueError, match=words):
-        load_npy(tmp_path / "a.npy", "it", shape, dtype_named(dtype) if isinstance(dtype, str) else dtype)
+        read(tmp_path / "x")
 
 
-def test_npy_files_that_are_cut_or_missing(tmp_path):
-    np.save(path := tmp_path / "a.npy", np.asfortranarray(np.arange(6, dtype="f4").reshape(2, 3)))
-    assert load_npy(path, "it", (2, 3), F4).tolist() == [[0, 1, 2], [3, 4, 5]]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="must hold 6 numbers of 4 bytes, has 23 bytes"):
-        load_npy(path, "it", (2, 3), F4)
-    with pytest.raises(ValueError, match="it: there is no file"):
-        load_npy(tmp_path / "nowhere", "it", (1,), F4)
+def test_what_is_nearly_refused(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert read_json(tmp_path / "x.json") == {"a": 1}
+    (tmp_path / "x.npy").write_bytes(npy(F4))
+    assert numbers(tmp_path / "x.npy").tolist() == [0, 0, 0]
+    np.save(tmp_path / "f.npy", np.asfortranarray(np.arange(6, dtype="f4").reshape(2, 3)))
+    assert load_npy(tmp_path / "f.npy", "it", (2, 3), np.dtype("f4")).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("read", [read_json, files.load_safetensors, numbers])
+def test_a_fifo_is_not_waited_for_and_standard_input_is_no_path(read, tmp_path):
+    os.mkfifo(tmp_path / "x")
+    for path in (tmp_path / "x", tmp_path / "nowhere", 0):
+        with pytest.raises(
+            (ValueError, FileNotFoundError, TypeError),
+            match="must be a file, but is|does not exist|there is no file|integer|int",
+        ):
+            read(path)
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):
@@ -103,6 +101,8 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         with pytest.raises(error), atomic_path(path) as draft:
             draft.write_text("half")
             raise error
+    with pytest.raises(TypeError, match="b must have a dtype of bool, .*, was complex128"):
+        files.save_safetensors(path, {"a": np.ones(2), "b": np.ones(2, complex)}, {})
     assert os.listdir(tmp_path) == []
     path.write_text("old")
     (tmp_path / "link").symlink_to(path)
@@ -114,32 +114,16 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("text, words", [
-    (b"{", "the file is not valid JSON"), (b"\xff\xfe\x00", "the file is not valid JSON"), (b"[" * 100000, "the file is not valid JSON"),
-    (b"[]", "the file must be a JSON object, was a list"), (b'{"a": {"b": 1, "b": 2}}', "the key 'b' occurs twice"),
-    (b" " * (2**24 + 1), "the file must have at most 16777216 bytes"),
-])  # fmt: skip
-def test_json_that_is_refused(text, words, tmp_path):
-    (tmp_path / "x.json").write_bytes(text)
-    with pytest.raises(ValueError, match=f"x.json: {words}"):
-        read_json(tmp_path / "x.json")
-    (tmp_path / "x.json").write_text('{"a": 1}')
-    assert read_json(tmp_path / "x.json") == {"a": 1}
-
-
-@pytest.mark.parametrize("name, hinted", [
-    ("SmolLM2", True), ("org/model", True), ("org/model.gguf", False), ("x.npy", False), ("here/model", False), ("a/b/c", False),
-    ("/nowhere", False),
-])  # fmt: skip
-def test_the_id_of_a_model_is_no_file(name, hinted, tmp_path, monkeypatch):
+def test_the_id_of_a_model_is_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkdir("here")
-    with pytest.raises(FileNotFoundError) as caught:
-        check_file(pathlib.Path(name))
-    assert str(caught.value).startswith(f"{name} does not exist")
-    assert ("Hugging Face Hub" in str(caught.value)) is hinted
-    with pytest.raises(ValueError, match="must be a file, but is a directory, a pipe or a device"):
-        check_file(tmp_path)
+    hinted = {"SmolLM2": True, "org/model": True} | dict.fromkeys(
+        ("org/model.gguf", "x.npy", "here/model", "a/b/c", "/nowhere"), False
+    )
+    for name, hint in hinted.items():
+        with pytest.raises(FileNotFoundError, match=f"^{name} does not exist") as caught:
+            check_file(pathlib.Path(name))
+        assert ("Hugging Face Hub" in str(caught.value)) is hint
 
 
 def test_errors_begin_with_the_name_of_the_file():

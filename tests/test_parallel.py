@@ -2,7 +2,6 @@
 as programs under mpiexec, in tests/mpi."""
 
 import importlib.util
-import math
 import os
 import pathlib
 import shutil
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import references
 from hypothesis import given, strategies as st
-from models import PLAIN, by_definition, close, configs, fewer
+from models import PLAIN, by_definition, close, configs
 from strategies import arrays, dtypes, to_backend
 from threads_mpi import Aborted, installed, on_ranks
 
@@ -54,16 +53,6 @@ def test_every_position_belongs_to_one_rank(n, size, scheme):
     assert max(lengths) - min(lengths) <= (2 if scheme == "zigzag" else 1)
 
 
-@pytest.mark.parametrize("arguments, error, says", [
-    ((-1, 0, 1), ValueError, "n must be at least 0, was -1"), ((4, 0, 0), ValueError, "size must be at least 1, was 0"),
-    ((4, 2, 2), ValueError, "rank must be less than size, 2, was 2"), ((4.0, 0, 1), TypeError, "n must be an integer"),
-    ((4, -1, 2), ValueError, "rank must be at least 0, was -1"), ((4, 0, 1, "zig"), ValueError, "scheme must be one of"),
-])  # fmt: skip
-def test_wrong_shards_are_refused(arguments, error, says):
-    with pytest.raises(error, match=says):
-        shard_positions(*arguments)
-
-
 def test_without_mpi4py_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
@@ -75,16 +64,10 @@ def test_without_mpi4py_an_error_says_what_to_install(monkeypatch):
 # ── Threads for ranks ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def mpi(monkeypatch):
-    return installed(monkeypatch)
-
-
-@pytest.fixture
-def few(monkeypatch):
-    """Tiles of a few scores."""
-    for name, value in zip(("_ROWS", "_FINE", "_SCORES"), (4, 3, 8), strict=True):
-        monkeypatch.setattr(softmax, name, value)
+@pytest.fixture(scope="module")
+def mpi():
+    with pytest.MonkeyPatch.context() as patch:
+        yield installed(patch)
 
 
 def of(comm, scheme, *whole):
@@ -110,19 +93,8 @@ def cases(draw):
     return q, k, v, options
 
 
-@pytest.fixture(scope="module")
-def threads():
-    with pytest.MonkeyPatch.context() as patch:
-        yield installed(patch)
-
-
-@given(
-    case=cases(),
-    size=st.sampled_from([1, 2, 4]),
-    scheme=st.sampled_from(SCHEMES),
-    shift=st.sampled_from([0, -5, 2**30]),
-)
-def test_a_ring_equals_the_definition(threads, xp, case, size, scheme, shift):
+@given(cases(), st.sampled_from([1, 2, 4]), st.sampled_from(SCHEMES), st.sampled_from([0, -5, 2**30]))
+def test_a_ring_equals_the_definition(mpi, xp, case, size, scheme, shift):
     q, k, v, options = case
 
     def body(comm):
@@ -139,9 +111,8 @@ def test_a_ring_equals_the_definition(threads, xp, case, size, scheme, shift):
         assert (error <= 3 * np.broadcast_to(allowed, exact.shape)[..., own, :]).all()
 
 
-@fewer
 @given(config=configs().filter(lambda config: config.encoding != "alibi"), size=st.integers(1, 4), n=st.integers(1, 9))
-def test_a_model_equals_its_definition(threads, xp, config, size, n):
+def test_a_model_equals_its_definition(mpi, xp, config, size, n):
     model, tokens = pyrope.random_model(config, 1, xp, "float64"), np.arange(n) % config.vocabulary
     scheme = "contiguous" if config.attention == "linear" else "zigzag"
 
@@ -155,14 +126,14 @@ def test_a_model_equals_its_definition(threads, xp, config, size, n):
             close(logits, exact[own])
 
 
-def test_what_is_sent_and_what_is_skipped(mpi, few, monkeypatch):
+def test_what_is_sent_and_what_is_skipped(mpi, monkeypatch):
     """Each rank sends the shards of all others but of one, before it computes; shards of later ranks are passed on and
     not computed with; zigzag gives every rank the same work."""
     events, add = defaultdict(list), softmax.Running._add
     monkeypatch.setattr(mpi.Intracomm, "Isend", _noting(mpi.Intracomm.Isend, events, "send"))
     monkeypatch.setattr(softmax.Running, "_add", _noting(add, events, "add"))
-    for name in ("_ROWS", "_FINE", "_SCORES"):
-        monkeypatch.setattr(softmax, name, {"_SCORES": 64}.get(name, 8))
+    for name, value in (("_ROWS", 8), ("_FINE", 8), ("_SCORES", 64)):
+        monkeypatch.setattr(softmax, name, value)
     for scheme, share in (("contiguous", [3, 7, 11, 15]), ("zigzag", [9, 9, 9, 9])):
         events.clear()
 
@@ -185,118 +156,88 @@ def _noting(method, events, name):
     return call
 
 
-def refused(size, body, words, kind=ValueError):
-    for error in on_ranks(size, body)[0]:
-        assert isinstance(error, kind) and words in str(error), error
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_scores_that_overflow(mpi, sign):
-    large = [x.astype(np.float32) for x in (sign * K * 1e20, K * 1e20, V)]
-    # Each sees itself: −inf alone would pass for nothing.
-    refused(1, lambda comm: ring_attention(comm, *large, range(N), window=1), "scores must not exceed float32")
-
-
-def test_positions_that_are_refused(mpi):
-    refused(1, lambda comm: ring_attention(comm, Q, K, V, np.arange(N)[None]), "one for each token of this rank, had")
-
-    def local(comm):
-        own, *shard = of(comm, "contiguous", Q, K, V)
-        return ring_attention(comm, *shard, np.arange(len(own)))
-
-    refused(2, local, "13 tokens cannot all have their own between 0 and 6")
-
-
 def test_the_order_of_linear_attention(mpi):
-    q, rope = RNG.standard_normal((1, N, 4)), Rope(4, 100.0, "half")
-
-    def body(scheme="contiguous", causal=True, reverse=False, shift=0):
-        def attend(comm):
-            own, shard = of(comm, scheme, q)
-            at = (own[::-1] if reverse else own) + shift * comm.rank
-            return parallel_linear_attention(comm, shard, shard, shard, at, rope, causal=causal)
-
-        return attend
-
-    refused(1, body(reverse=True), "positions must ascend in causal linear attention, were [12, 11")
-    refused(2, body("striped"), "a rank ends at position 12, and the next begins at 1;")
-    right = [(2, {"scheme": "striped", "causal": False}), (2, {"shift": -1}), (1, {"causal": False, "reverse": True})]
-    for size, options in right:  # one position twice, at the seam, is right
-        assert all(isinstance(out, np.ndarray) for out in on_ranks(size, body(**options))[0])
-
-
-@pytest.mark.parametrize("config, options, words", [
-    (PLAIN.with_encoding("alibi"), {}, "ALiBi adds a bias to all n × n scores"),
-    (replace(PLAIN, attention="linear"), {"scheme": "zigzag"}, "scheme must be 'contiguous' for causal linear attention"),
-])  # fmt: skip
-def test_models_that_are_not_run(mpi, config, options, words):
-    model = pyrope.random_model(config, 1, dtype="float64")
-    refused(1, lambda comm: forward(model, np.arange(4), comm=comm, **options), words)
-
-
-def test_all_ranks_have_the_same_tokens(mpi):
-    model, at = pyrope.random_model(PLAIN, 1, dtype="float64"), np.arange(4)
-    for call in (
-        lambda comm: forward(model, at + comm.rank, comm=comm),
-        lambda comm: forward(model, at, at + comm.rank, comm=comm),
-    ):
-        refused(2, call, "all ranks must make the same call")
-
-
-@pytest.mark.parametrize("shape", [(5,), (2, 3, 5)])
-def test_shards_are_put_in_order(mpi, shape):
-    *lead, f = shape
-    x = np.arange(math.prod(lead) * N * f, dtype=np.float32).reshape(*lead, N, f)
-
-    def body(comm):
-        own = shard_positions(N, comm.rank, 3, "zigzag")
-        return gather(comm, x[..., own, :], own, root=2)
-
-    results, _ = on_ranks(3, body)
-    assert results[:2] == [None, None] and np.array_equal(results[2], x) and results[2].dtype == np.float32
-
-
-@pytest.mark.parametrize("x, at, root, words", [
-    (np.zeros((4, 2)), np.arange(3), 0, "x must be (…, n, f) and positions (n,), had shapes (4, 2) and (3,)"),
-    (np.zeros(4), np.arange(4), 0, "x must be (…, n, f) and positions (n,)"),
-    (np.zeros((4, 2)), np.arange(4), 1, "root must be a rank, less than 1, was 1"),
-    (np.zeros((4, 2)), [0, 1, 2, 2], 0, "4 tokens cannot all have their own between 0 and 2"),
-])  # fmt: skip
-def test_what_cannot_be_gathered(mpi, x, at, root, words):
-    refused(1, lambda comm: gather(comm, x, at, root=root), words)
+    striped, twice = {"scheme": "striped", "causal": False}, {"shift": -1}  # one position twice, at the seam, is right
+    for size, options in (2, striped), (2, twice), (1, {"causal": False, "reverse": True}):
+        assert all(isinstance(out, np.ndarray) for out in on_ranks(size, ordered(**options))[0])
 
 
 # ── Ranks that agree, and that end together ──────────────────────────────────────────────────────────────────────────
 
 
-def test_ranks_that_make_different_calls(mpi):
-    def body(comm):
-        own, *shard = of(comm, "contiguous", Q, K, V)
-        return ring_attention(comm, *shard, own, causal=comm.rank == 2)
+def ordered(scheme="contiguous", causal=True, reverse=False, shift=0):
+    q, rope = np.random.default_rng(1).standard_normal((1, N, 4)), Rope(4, 100.0, "half")
 
-    facts = "ring_attention(q float64 (2, 4, n, 3), k float64 (2, 2, n, 3), v float64 (2, 2, n, 5), causal="
-    refused(3, body, f"all ranks must make the same call: rank 0 made {facts}False, window=None")
-    refused(3, body, f", rank 2 {facts}True")
+    def attend(comm):
+        own, shard = of(comm, scheme, q)
+        at = (own[::-1] if reverse else own) + shift * comm.rank
+        return parallel_linear_attention(comm, shard, shard, shard, at, rope, causal=causal)
+
+    return attend
+
+
+def ring(places=lambda own: own, **options):
+    def attend(comm):
+        own, *shard = of(comm, "contiguous", Q, K, V)
+        return ring_attention(comm, *shard, places(own), **{name: make(comm) for name, make in options.items()})
+
+    return attend
+
+
+def passed(*configs, add=lambda comm: (0, 0), **options):
+    """A model, or one for each rank."""
+    models, at = [pyrope.random_model(config, 1, dtype="float64") for config in configs], np.arange(4)
+    return lambda comm: forward(
+        models[comm.rank % len(models)], at + add(comm)[0], at + add(comm)[1], comm=comm, **options
+    )
+
+
+# Their facts are far longer than a message, and the last layers differ.
+DEEP = [replace(PLAIN, layers=PLAIN.layers[:1] * 40 + (replace(PLAIN.layers[0], window=window),)) for window in (2, 3)]
+
+
+def gathered(shape, at, root=0):
+    return lambda comm: gather(comm, np.zeros(shape), at, root=root)
+
+
+def overflows(sign):  # each sees itself: −inf alone would pass for nothing
+    large = [x.astype(np.float32) for x in (sign * K * 1e20, K * 1e20, V)]
+    return lambda comm: ring_attention(comm, *large, range(N), window=1)
+
+
+SAME = "all ranks must make the same call"
+FACTS = "ring_attention(q float64 (2, 4, n, 3), k float64 (2, 2, n, 3), v float64 (2, 2, n, 5), causal="
+
+
+@pytest.mark.parametrize("size, body, words", [
+    (1, overflows(1), "scores must not exceed float32"), (1, overflows(-1), "scores must not exceed float32"),
+    (1, ring(lambda own: own[None]), "one for each token of this rank, had"),
+    (2, ring(lambda own: np.arange(len(own))), "13 tokens cannot all have their own between 0 and 6"),
+    (3, ring(causal=lambda comm: comm.rank == 2), f"{SAME}: rank 0 made {FACTS}False, window=None"),
+    (3, ring(causal=lambda comm: comm.rank == 2), f", rank 2 {FACTS}True"),
+    (1, ordered(reverse=True), "positions must ascend in causal linear attention, were [12, 11"),
+    (2, ordered("striped"), "a rank ends at position 12, and the next begins at 1;"),
+    (1, passed(PLAIN.with_encoding("alibi")), "ALiBi adds a bias to all n × n scores"),
+    (1, passed(replace(PLAIN, attention="linear"), scheme="zigzag"), "scheme must be 'contiguous' for causal linear attention"),
+    (2, passed(PLAIN, add=lambda comm: (comm.rank, 0)), SAME), (2, passed(PLAIN, add=lambda comm: (0, comm.rank)), SAME), (2, passed(*DEEP), SAME),
+    (1, gathered((4, 2), np.arange(3)), "x must be (…, n, f) and positions (n,), had shapes (4, 2) and (3,)"),
+    (1, gathered(4, np.arange(4)), "x must be (…, n, f) and positions (n,)"),
+    (1, gathered((4, 2), np.arange(4), root=1), "root must be a rank, less than 1, was 1"),
+    (1, gathered((4, 2), [0, 1, 2, 2]), "4 tokens cannot all have their own between 0 and 2"),
+    *((1, lambda comm, given=given: shard_positions(*given), words) for given, words in [
+        ((-1, 0, 1), "n must be at least 0, was -1"), ((4, 0, 0), "size must be at least 1, was 0"), ((4.0, 0, 1), "n must be an integer"),
+        ((4, 2, 2), "rank must be less than size, 2, was 2"), ((4, -1, 2), "rank must be at least 0, was -1"), ((4, 0, 1, "zig"), "scheme must be one of"),
+    ]),
+])  # fmt: skip
+def test_what_every_rank_refuses(mpi, size, body, words):
+    for error in on_ranks(size, body)[0]:
+        assert isinstance(error, ValueError | TypeError) and words in str(error) and len(str(error)) < 4200, error
 
 
 def test_a_rank_whose_arguments_are_wrong(mpi):
-    def body(comm):
-        own, *shard = of(comm, "contiguous", Q, K, V)
-        return ring_attention(comm, *shard, own[:-1] if comm.rank == 1 else own)
-
-    first, second, third = on_ranks(3, body)[0]
+    first, second, third = on_ranks(3, ring(lambda own: own[:-1] if own[0] == 4 else own))[0]
     assert isinstance(second, ValueError) and isinstance(first, RuntimeError) and isinstance(third, RuntimeError)
     assert str(first) == str(third) == f"rank 1 of 3 failed: ValueError: {second}"
-
-
-def test_long_texts_are_cut_and_compared_as_a_whole(mpi):
-    def agreed(comm, text):
-        return parallel._agreed(comm, "f", lambda: (comm.rank, text, np.array([7, comm.rank])))
-
-    for error in on_ranks(2, lambda comm: agreed(comm, "ä" * 3000 + str(comm.rank)))[0]:
-        assert 1900 < len(str(error)) < 2200 and "rank 1 f(ä" in str(error)
-    same = on_ranks(2, lambda comm: agreed(comm, ""))[0]
-    assert same == [(0, [[2, 0, 7], [2, 1, 7]]), (1, [[2, 0, 7], [2, 1, 7]])]
 
 
 def test_ranks_that_end_together(mpi, capsys):

@@ -16,10 +16,9 @@ from pyrope.tokenizer import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 tokenizers = package("tokenizers")
 
-BYTES = module._byte_names()
 MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
-TOKENS = [*BYTES, *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
+TOKENS = [*module._byte_names(), *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
 KINDS = [1] * (len(TOKENS) - 4) + [3, 3, 3, 4]
 ID = {token: i for i, token in enumerate(TOKENS)}
 PRES = ["gpt-2", "smollm", "default", "llama-bpe", "qwen2"]
@@ -33,69 +32,50 @@ def _metadata(pre="smollm", **changes):
     return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
 
 
-def _load(path, pre="smollm", **changes):
-    return load_tokenizer(gguf_files.write(path, others=_metadata(pre, **changes)))
-
-
-@pytest.fixture
-def file(tmp_path):
-    return tmp_path / "model.gguf"
+def _load(folder, pre="smollm", **changes):
+    return load_tokenizer(gguf_files.write(folder / "model.gguf", others=_metadata(pre, **changes)))
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    return {pre: _load(tmp_path_factory.mktemp(pre) / "model.gguf", pre) for pre in PRES}
+    return {pre: _load(tmp_path_factory.mktemp(pre), pre) for pre in PRES}
 
 
-PRE = st.sampled_from(PRES)
 # Lone surrogates are not text, the rest of Unicode is; words of the vocabulary come often.
-TEXT = st.lists(st.text(max_size=8) | st.sampled_from(["hello", " 12", "!!", "\n\n ", "'S", " ", "á", "½", "𝄞"])).map(
-    "".join
-)
+TEXT = st.lists(st.text(max_size=8) | st.sampled_from(["hello", " 12", "!!", "\n\n ", "'S", " ", "á", "½", "𝄞"])).map("".join)  # fmt: skip
 
 
-def _words(tokenizer, text):
-    return [TOKENS[one] for one in tokenizer.encode(text)]
-
-
-@given(pre=PRE, text=TEXT)
+@given(pre=st.sampled_from(PRES), text=TEXT)
 def test_every_text_comes_back(loaded, pre, text):
+    assert set(TOKENS[:256]) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     wanted = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
     assert loaded[pre].decode(loaded[pre].encode(text)) == wanted
 
 
-CUT = [
+@pytest.mark.parametrize("pre, text, wanted", [
     ("gpt-2", "1234", ["123", "4"]), ("smollm", "1234", ["1", "2", "3", "4"]), ("qwen2", "1234", ["1", "2", "3", "4"]),
     ("llama-bpe", "1212123", ["12", "1", "2", "12", "3"]), ("default", "1212123", ["12", "1", "2", "12", "3"]),  # in threes
-    ("gpt-2", "1212123", ["12", "12", "123"]), ("gpt-2", " hello", ["Ġhello"]),
+    ("gpt-2", "1212123", ["12", "12", "123"]), ("gpt-2", " hello", ["Ġhello"]), ("gpt-2", "  hello", ["Ġ", "Ġhello"]),
     ("gpt-2", " !!", ["Ġ!!"]), ("default", " !!", ["Ġ", "!!"]),  # punctuation is cut out first
     ("gpt-2", "'SA", ["'", "SA"]), ("llama-bpe", "'SA", ["'S", "A"]), ("qwen2", "'SA", ["'S", "A"]),
-    ("gpt-2", "  hello", ["Ġ", "Ġhello"]),
     ("gpt-2", "\n\nhello", ["Ċ", "Ċ", "hello"]), ("qwen2", "\n\nhello", ["ĊĊ", "hello"]),
     ("gpt-2", "xyz", ["x", "y", "z"]), ("llama-bpe", "xyz", ["xyz"]),  # no pairs lead to it
     ("gpt-2", "a\u0301", ["a", "Ìģ"]), ("qwen2", "a\u0301", ["Ã", "¡"]),  # one character, U+00E1
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("pre, text, wanted", CUT)
+    ("smollm", "<|im_start|>hello<|im_end|> <user>!!", ["<|im_start|>", "hello", "<|im_end|>", "Ġ", "<user>", "!!"]),
+])  # fmt: skip
 def test_cuts_and_merges(loaded, pre, text, wanted):
-    assert _words(loaded[pre], text) == wanted
+    ids = loaded[pre].encode(text)
+    assert [TOKENS[one] for one in ids] == wanted
+    assert "<|" not in loaded[pre].decode(ids)  # special tokens have no text
 
 
-def test_special_tokens_are_recognised_in_text(loaded):
-    tokenizer = loaded["smollm"]
-    text = "<|im_start|>hello<|im_end|> <user>!!"
-    assert _words(tokenizer, text) == ["<|im_start|>", "hello", "<|im_end|>", "Ġ", "<user>", "!!"]
-    assert tokenizer.decode(tokenizer.encode(text)) == "hello <user>!!"
-
-
-def test_where_a_text_begins_and_ends(file):
-    tokenizer = _load(file, add_bos_token=True, eot_token_id=3, eom_token_id=4)
+def test_where_a_text_begins_and_ends(tmp_path):
+    tokenizer = _load(tmp_path, add_bos_token=True, eot_token_id=3, eom_token_id=4)
     assert tokenizer.vocabulary == len(TOKENS) and tokenizer.stop == {ID["<|im_end|>"], 3, 4}
     assert tokenizer.encode("he") == [ID["<|begin|>"], ID["he"]] and tokenizer.encode("he", begin=False) == [ID["he"]]
     assert tokenizer.decode(tokenizer.encode("he")) == "he" and tokenizer.special == set(SPECIAL)
-    assert _load(file, "llama-bpe", add_bos_token=None).encode("") == [ID["<|begin|>"]]
-    assert _load(file, "gpt-2", add_bos_token=None, eos_token_id=None).encode("") == []
+    assert _load(tmp_path, "llama-bpe", add_bos_token=None).encode("") == [ID["<|begin|>"]]
+    assert _load(tmp_path, "gpt-2", add_bos_token=None, eos_token_id=None).encode("") == []
 
 
 @given(ids=st.lists(st.integers(0, len(TOKENS) - 1) | st.integers(160, 255), max_size=30))
@@ -106,54 +86,50 @@ def test_the_parts_of_a_stream_make_the_text(loaded, ids):
 
 
 def test_pieces_come_as_soon_as_they_can(loaded):
-    tokenizer, taken = loaded["smollm"], []
-
-    def ids():
-        for one in tokenizer.encode("hé1𝄞"):
-            taken.append(one)
-            yield one
-
-    assert [(part, len(taken)) for part in tokenizer.stream(ids())] == [("h", 1), ("é", 3), ("1", 4), ("𝄞", 8)]
+    tokenizer, ids = loaded["smollm"], iter(loaded["smollm"].encode("hé1𝄞"))
+    taken = [(part, ids.__length_hint__()) for part in tokenizer.stream(ids)]
+    assert taken == [("h", 7), ("é", 5), ("1", 4), ("𝄞", 0)]
     assert list(tokenizer.stream(tokenizer.encode("a𝄞")[:-1])) == ["a", "�"]
 
 
-def test_bytes_without_a_token_are_not_dropped(file):
-    tokens = ["?" * 3 if token == "Ą" else token for token in TOKENS]  # byte 4
-    tokenizer = _load(file, tokens=tokens)
+@pytest.mark.parametrize("changes, words", [
+    ({"model": "llama"}, "tokenizer.ggml.model must be 'gpt2' .* was 'llama': use a tokenizer.json"),
+    ({"pre": "tekken"}, "tokenizer.ggml.pre must be one of 'gpt-2', .* was 'tekken'"),
+    ({"merges": None}, "must say tokenizer.ggml.merges, of type list"), ({"tokens": "a"}, "must say tokenizer.ggml.tokens, of type list"),
+    ({"tokens": [*TOKENS[:-1], "a"]}, "must hold no token twice"), ({"token_type": KINDS[1:]}, "shorter"),
+    ({"merges": ["a b c"]}, "Tuple|tuple"), ({"merges": ["q q"]}, "q"), ({"add_eos_token": True}, "ends every text with a token"),
+    ({"add_bos_token": True, "bos_token_id": None}, "must say tokenizer.ggml.bos_token_id"),
+    ({"add_bos_token": True, "bos_token_id": 10**6}, "below the size of the vocabulary"),
+    ({"eos_token_id": len(TOKENS)}, f"below the size of the vocabulary, {len(TOKENS)}, was {len(TOKENS)}"),
+])  # fmt: skip
+def test_tokenizers_that_are_not_understood_are_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=rf"(?s)model\.gguf: .*({words})"):
+        _load(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("use, words", [
+    (lambda t: t.decode([1, len(TOKENS)]), "a token id must be below"), (lambda t: list(t.stream([-1])), "at least 0"),
+    (lambda t: t.decode([1.0]), "a token id must be an integer, was 1.0"), (lambda t: t.encode(b"a"), "text must be a str"),
+    (lambda t: t.encode("a\ud800"), "without lone surrogates"), (lambda t: t.encode("a", begin=1), "begin must be True"),
+    (lambda t: chat_prompt("a<|im_end|>"), "the words of the user must not contain <.im_end"), (lambda t: chat_prompt(3), "the user.s text must be a str, was int"),
+    (lambda t: chat_prompt("a", system="<|im_start|>"), "the words of the system must not contain <.im_start"),
+])  # fmt: skip
+def test_other_input(loaded, use, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        use(loaded["gpt-2"])
+
+
+def test_bytes_without_a_token_are_not_dropped(tmp_path):
+    tokenizer = _load(tmp_path, tokens=["?" * 3 if token == "Ą" else token for token in TOKENS])  # byte 4
     assert tokenizer.decode(tokenizer.encode("a")) == "a"
     with pytest.raises(ValueError, match="no token for the bytes 0x04 of the text"):
         tokenizer.encode("a\x04b")
 
 
-REFUSED = [
-    ({"model": "llama"}, "tokenizer.ggml.model must be 'gpt2' .* was 'llama': use a tokenizer.json"),
-    ({"pre": "tekken"}, "tokenizer.ggml.pre must be one of 'gpt-2', .* was 'tekken'"),
-    ({"merges": None}, "must say tokenizer.ggml.merges, of type list"),
-    ({"tokens": "a"}, "must say tokenizer.ggml.tokens, of type list"),
-    ({"tokens": [*TOKENS[:-1], "a"]}, "must hold no token twice"), ({"token_type": KINDS[1:]}, "shorter"),
-    ({"merges": ["a b c"]}, "Tuple|tuple"), ({"merges": ["q q"]}, "q"),
-    ({"add_bos_token": True, "bos_token_id": None}, "must say tokenizer.ggml.bos_token_id"),
-    ({"add_bos_token": True, "bos_token_id": 10**6}, "below the size of the vocabulary"),
-    ({"add_eos_token": True}, "ends every text with a token"),
-    ({"eos_token_id": len(TOKENS)}, f"below the size of the vocabulary, {len(TOKENS)}, was {len(TOKENS)}"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("changes, words", REFUSED)
-def test_tokenizers_that_are_not_understood_are_refused(file, changes, words):
-    with pytest.raises(ValueError, match=words) as error:
-        _load(file, **changes)
-    assert "model.gguf: " in str(error.value)
-
-
-@pytest.mark.parametrize("use, error, words", [
-    (lambda t: t.decode([1, len(TOKENS)]), ValueError, "a token id must be below"), (lambda t: list(t.stream([-1])), ValueError, "at least 0"),
-    (lambda t: t.decode([1.0]), TypeError, "a token id must be an integer, was 1.0"), (lambda t: t.encode(b"a"), TypeError, "text must be a str"),
-    (lambda t: t.encode("a\ud800"), ValueError, "without lone surrogates"), (lambda t: t.encode("a", begin=1), TypeError, "begin must be True"),
-])  # fmt: skip
-def test_other_input(loaded, use, error, words):
-    with pytest.raises(error, match=words):
-        use(loaded["gpt-2"])
+def test_a_question_as_chatml():
+    assert chat_prompt("Why?", SMOLLM2_SYSTEM) == (
+        f"<|im_start|>system\n{SMOLLM2_SYSTEM}<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 # ── Folders ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,36 +141,27 @@ def folder(tmp_path, loaded):
     return tmp_path
 
 
-def test_a_folder_has_the_same_tokenizer(folder, loaded):
-    tokenizer = load_tokenizer(folder)
-    text = "<|im_start|>hello 123\n\n½<|im_end|>"
-    assert tokenizer.encode(text) == loaded["smollm"].encode(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == loaded["smollm"].decode(tokenizer.encode(text))
-    assert tokenizer.vocabulary == len(TOKENS) and tokenizer.stop == frozenset()
-
-
 def test_where_the_stops_of_a_folder_come_from(folder):
     """The first file that says them wins."""
-
-    def say(name, **content):
+    assert load_tokenizer(folder).stop == frozenset()
+    one, two, three = "tokenizer_config.json", "config.json", "generation_config.json"
+    for name, content, expected in [
+        (one, {"eos_token": "</s>"}, "'</s>', is not in the vocabulary"), (one, {"eos_token": "<|im_end|>"}, {ID["<|im_end|>"]}),
+        (one, {"eos_token": {"content": "<|im_start|>"}}, {ID["<|im_start|>"]}), (two, {"eos_token_id": 5}, {5}),
+        (three, {"eos_token_id": None}, {5}), (three, {"eos_token_id": [6, 7]}, {6, 7}),
+        *((three, {"eos_token_id": bad}, "eos_token_id|below the size") for bad in ([6, 10**6], "6", [-1], {"a": 1})),
+    ]:  # fmt: skip
         (folder / name).write_text(json.dumps(content))
-        return load_tokenizer(folder).stop
-
-    assert say("tokenizer_config.json", eos_token="<|im_end|>") == {ID["<|im_end|>"]}
-    assert say("tokenizer_config.json", eos_token={"content": "<|im_start|>"}) == {ID["<|im_start|>"]}
-    assert say("config.json", eos_token_id=5) == {5}
-    assert say("generation_config.json", eos_token_id=None) == {5}
-    assert say("generation_config.json", eos_token_id=[6, 7]) == {6, 7}
-    for bad in ([6, 10**6], "6", [-1], {"a": 1}):
-        with pytest.raises(ValueError, match="eos_token_id|below the size"):
-            say("generation_config.json", eos_token_id=bad)
-    for name in ("generation_config.json", "config.json"):
-        (folder / name).unlink()
-    with pytest.raises(ValueError, match="'</s>', is not in the vocabulary"):
-        say("tokenizer_config.json", eos_token="</s>")
+        if isinstance(expected, set):
+            assert load_tokenizer(folder).stop == expected
+            continue
+        with pytest.raises(ValueError, match=expected):
+            load_tokenizer(folder)
 
 
-def test_a_folder_that_puts_a_token_before_every_text(folder):
+def test_a_folder_that_puts_a_token_before_every_text(folder, loaded):
+    text = "<|im_start|>hello 123\n\n½<|im_end|>"
+    assert load_tokenizer(folder).encode(text) == loaded["smollm"].encode(text)
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     begin = ("<|begin|>", ID["<|begin|>"])
     inner.post_processor = tokenizers.processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
@@ -211,17 +178,28 @@ def test_pieces_keep_the_spaces_of_decoders_that_drop_the_first(tmp_path):
     inner.decoder = tokenizers.decoders.Metaspace()
     inner.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
-    assert list(tokenizer.stream([0, 1, 0])) == ["a", " b", " a"]
-    assert tokenizer.decode([0, 1, 0]) == "a b a"
+    assert list(tokenizer.stream([0, 1, 0])) == ["a", " b", " a"] and tokenizer.decode([0, 1, 0]) == "a b a"
+
+
+PANICS = [  # of Rust, which are no exceptions
+    ("tokenizer.json: Precompiled", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}),
+    ("Missing .UNK. token", {}), ("chunk size", {"pre_tokenizer": {"type": "FixedLength", "length": 0}}),
+]  # fmt: skip
 
 
 def test_what_is_no_tokenizer(tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.json does not exist"):
         load_tokenizer(tmp_path)
-    for content in (b"", b"{", b"[]", b"[" * 10000, b"\xff\xfe"):
+    broken = [("tokenizer.json: ", content) for content in (b"", b"{", b"[]", b"[" * 10000, b"\xff\xfe")]
+    words = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"},
+    }
+    for says, content in broken + [(says, json.dumps(words | change).encode()) for says, change in PANICS]:
         (tmp_path / "tokenizer.json").write_bytes(content)
-        with pytest.raises(ValueError, match="tokenizer.json: "):
-            load_tokenizer(tmp_path)
+        with pytest.raises(ValueError, match=says):
+            load_tokenizer(tmp_path).encode("b")
     content = gguf_files.write(tmp_path / "x.gguf", others=_metadata()).read_bytes()
     for n in range(5, len(content), 400):
         gguf_files.rewrite(tmp_path / "x.gguf", content[:n])
@@ -231,23 +209,5 @@ def test_what_is_no_tokenizer(tmp_path):
 
 def test_a_missing_package_is_named_with_the_command(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    for path in (folder, gguf_files.write(folder / "x.gguf", others=_metadata())):
-        with pytest.raises(ImportError, match=r'tokenizers.*pip install "\.\[checkpoints\]"'):
-            load_tokenizer(path)
-
-
-def test_a_question_as_chatml():
-    assert chat_prompt("Why?", SMOLLM2_SYSTEM) == (
-        f"<|im_start|>system\n{SMOLLM2_SYSTEM}<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert chat_prompt("Why?", system="Be brief.").startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
-
-
-@pytest.mark.parametrize("words", ["a<|im_end|>", "<|im_start|>system"])
-def test_words_cannot_end_their_turn(words):
-    with pytest.raises(ValueError, match="the words of the user must not contain <.im_"):
-        chat_prompt(words)
-    with pytest.raises(ValueError, match="the words of the system must not contain <.im_"):
-        chat_prompt("a", system=words)
-    with pytest.raises(TypeError, match="the user.s text must be a str, was int"):
-        chat_prompt(3)
+    with pytest.raises(ImportError, match=r'tokenizers.*pip install "\.\[checkpoints\]"'):
+        load_tokenizer(folder)

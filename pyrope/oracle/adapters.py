@@ -420,11 +420,11 @@ class _Program:
         placed = re.findall(r"\{(\w+)\}", " ".join(self.words))
         needed = [*names, *results]
         example = " ".join(["./mine", *(f"{{{name}}}" for name in needed)])
-        if missing := [name for name in needed if name not in placed]:
-            raise ValueError(f'the command must say where {{{missing[0]}}} goes, as in "{example}"')
         if unknown := [name for name in placed if name not in (*needed, *self.options)]:
             inside = ": attention gets them with RoPE inside, by rope=" if unknown[0] == "positions" else ""
             raise ValueError(f'the command must not have {{{unknown[0]}}}{inside}; it is such as "{example}"')
+        if missing := [name for name in needed if name not in placed]:
+            raise ValueError(f'the command must say where {{{missing[0]}}} goes, as in "{example}"')
         if shutil.which(self.words[0]) is None:
             fix = ': pip install ".[mpi]" in a clone of pyrope' if self.words[0] in ("mpiexec", "mpirun") else ""
             raise ValueError(f"there is no program {self.words[0]!r} that can be run{fix}")

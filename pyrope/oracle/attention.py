@@ -613,6 +613,9 @@ def _grade_index(grade: str, known: tuple[str, ...], backward: bool) -> int:
 
 
 def _asked(fn: Function, incremental: Begin, backward: bool, framework: str | None) -> Asked:
+    for name, value, of in (("fn", fn, "of q, k and v"), ("incremental", incremental or len, "that makes one")):
+        if not callable(value):
+            raise TypeError(f"{name} must be a function {of}, was {type(value).__name__}")
     if framework is None:
         return Asked(fn, incremental, backward)
     from . import adapters
@@ -644,6 +647,7 @@ def _first(check: Check) -> list[Array] | None:
             except Unreadable:
                 if COUNTS not in check.asked.whole.traits:
                     break
+                check.scope = replace(scope, counted=True)  # a failure is that of a call that it should take
                 continue
             check.spec, check.scope = spec, replace(other, compiled=COMPILES in check.asked.whole.traits)
             check.notes += [f"judged with {g} key heads, since it does not take {meant.key_heads}"] * (spec != meant)

@@ -33,9 +33,7 @@ def main(kind):
         parallel.parallel_linear_attention(comm.Split(0), x, k, x[..., :1] * (comm.rank + 1), causal=True, feature_map="identity", denominators="nonzero")  # fmt: skip
     elif kind == "denominator":
         comm.Split(1)
-    elif (
-        kind == "overflow"
-    ):  # scores of −2e40, which float32 has not, to the keys of rank 1; they are all that rank 1 sees
+    elif kind == "overflow":  # scores of −2e40, which float32 has not, to the keys of rank 1, all that rank 1 sees
         at, keys = np.arange(4) + 4 * comm.rank, x * (1e20 if comm.rank == 1 else 1.0)
         parallel.ring_attention(comm, -keys, keys, x, at, causal=True, window=1)
     elif kind == "dtype":  # an error on every rank, without fail_together
