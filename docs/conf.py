@@ -110,7 +110,9 @@ def reference(app: Any, page: str, source: list[str]) -> None:
     """Puts the docstrings of all public names below the page of the API, module by module."""
     if page != "api":
         return
-    modules = dict.fromkeys(pyrope._PLACES[""], []) | {k: v for k, v in pyrope._PLACES.items() if k} | TOOLS
+    modules: dict[str, list[str]] = dict(TOOLS)
+    for name, module in pyrope._MODULE_OF.items():
+        modules.setdefault(module or name, []).extend([name] if module else [])  # "" is that of whole modules
     order = sorted(modules, key=lambda name: (name.startswith("oracle"), name not in ("definition", "theta"), name))
     for name in order:
         members = f"   :members: {', '.join(modules[name])}".rstrip()

@@ -39,7 +39,7 @@ def _name(path: pathlib.Path) -> str:
 
 
 def _row(name: str) -> int:
-    return next(row for row, rooms in ROWS.items() if name.partition("/")[0] in rooms)
+    return next(row for row, modules in ROWS.items() if name.partition("/")[0] in modules)
 
 
 def _imports(path: pathlib.Path) -> tuple[set[str], set[str]]:

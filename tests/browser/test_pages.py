@@ -72,12 +72,12 @@ def browser():
 
 # What reaches beyond the window, or is hidden by a box that is too small for it.
 CUT_OFF = """(() => {
-  const width = document.documentElement.clientWidth;  // innerWidth of a telephone grows with what is in it
+  const width = document.documentElement.clientWidth;  // innerWidth of a phone grows with what is in it
   const named = e => `${e.tagName} ${e.className} ${e.textContent.slice(0, 40)}`;
   const cut = [...document.querySelectorAll("body *")].filter(e => {
     const box = e.getBoundingClientRect();
     if (!box.width || !box.height) return false;
-    if (e.tagName == "IMG") return false;  // a figure scrolls on a telephone
+    if (e.tagName == "IMG") return false;  // a figure scrolls on a phone
     if (box.right > width + 0.6 || box.left < -0.6) return true;
     return e.tagName != "FIGURE" && getComputedStyle(e).display != "inline" && e.scrollWidth > e.clientWidth + 1;
   });

@@ -25,7 +25,7 @@ OPTIONS = ("NATIVE", "OPENMP", "BUILD_TESTS", "BUILD_EXAMPLES", "LLAMAFILE", "CC
 NORMAL, NEOX = 0, 2  # pairs (2i, 2i + 1), and (i, i + r/2)
 MROPE, IMROPE = 8, 40  # several axes: sections of pairs, and dealt in turn
 STREAMS = 4  # of positions that ggml_rope_multi takes: time, row, column, and one more
-_F32, _I32 = 0, 26
+FLOAT32, INT32 = 0, 26  # types of tensors
 
 
 def cache() -> pathlib.Path:
@@ -66,63 +66,61 @@ class _Memory(ctypes.Structure):
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
+_POINTER, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_NUMBERS = [_I32, _I32, *[_F32] * 6]  # mode, length; base, scale, extrapolated, factor, fast, slow
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "init": (_POINTER, [_Memory]),
+    "free": (None, [_POINTER]),
+    "new_tensor_4d": (_POINTER, [_POINTER, _I32, *[_I64] * 4]),
+    "new_tensor_1d": (_POINTER, [_POINTER, _I32, _I64]),
+    "get_data": (_POINTER, [_POINTER]),
+    "new_graph": (_POINTER, [_POINTER]),
+    "build_forward_expand": (None, [_POINTER] * 2),
+    "rope_ext": (_POINTER, [*[_POINTER] * 4, _I32, *_NUMBERS]),
+    "rope_multi": (_POINTER, [*[_POINTER] * 4, _I32, _POINTER, *_NUMBERS]),
+    "graph_compute_with_ctx": (_I32, [_POINTER, _POINTER, _I32]),
+}
+
+
 @functools.cache
-def _functions() -> dict[str, Any]:
+def _function(name: str) -> Any:
     base, cpu = (ctypes.CDLL(str(library(part)), mode=ctypes.RTLD_GLOBAL) for part in ("base", "cpu"))
-    pointer, i64, i32, f32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-    signatures: dict[str, tuple[Any, Any, list[Any]]] = {
-        "ggml_init": (base, pointer, [_Memory]),
-        "ggml_free": (base, None, [pointer]),
-        "ggml_new_tensor_4d": (base, pointer, [pointer, i32, i64, i64, i64, i64]),
-        "ggml_new_tensor_1d": (base, pointer, [pointer, i32, i64]),
-        "ggml_get_data": (base, pointer, [pointer]),
-        "ggml_new_graph": (base, pointer, [pointer]),
-        "ggml_build_forward_expand": (base, None, [pointer, pointer]),
-        "ggml_rope_ext": (base, pointer, [pointer] * 4 + [i32] * 3 + [f32] * 6),
-        "ggml_rope_multi": (base, pointer, [pointer] * 4 + [i32, pointer] + [i32] * 2 + [f32] * 6),
-        "ggml_graph_compute_with_ctx": (cpu, i32, [pointer, pointer, i32]),
-    }
-    found = {}
-    for name, (where, result, arguments) in signatures.items():
-        found[name] = getattr(where, name)
-        found[name].restype, found[name].argtypes = result, arguments
-    return found
+    function = getattr(cpu if "compute" in name else base, f"ggml_{name}")
+    function.restype, function.argtypes = _SIGNATURES[name]
+    return function
 
 
-def rope_ext(
-    x: Any, positions: Any, width: int, mode: int, base: float, *, length: int = 0, scale: float = 1.0,
-    extrapolated: float = 0.0, factor: float = 1.0, fast: float = 32.0, slow: float = 1.0,
-) -> Any:  # fmt: skip
+def rope_ext(x: Any, positions: Any, width: int, mode: int, base: float, length: int = 0, scale: float = 1.0,
+             extrapolated: float = 0.0) -> Any:  # fmt: skip
     """x (b, n, h, d), float32, at positions (n,): ggml_rope_ext in one thread."""
-    numbers = (width, mode, length, base, scale, extrapolated, factor, fast, slow)
-    return _computed("ggml_rope_ext", x, positions, numbers)
+    return _computed("rope_ext", x, positions, width, mode, length, base, scale, extrapolated, 1.0, 32.0, 1.0)
 
 
 def rope_multi(x: Any, positions: Any, width: int, sections: Sequence[int], mode: int, base: float) -> Any:
     """x (b, n, h, d), float32, at positions (4, n): ggml_rope_multi in one thread, with sections of so many pairs."""
     given = (ctypes.c_int * STREAMS)(*sections)
-    return _computed("ggml_rope_multi", x, positions, (width, given, mode, 0, base, 1.0, 0.0, 1.0, 32.0, 1.0))
+    return _computed("rope_multi", x, positions, width, given, mode, 0, base, 1.0, 0.0, 1.0, 32.0, 1.0)
 
 
-def _computed(name: str, x: Any, positions: Any, numbers: tuple[Any, ...]) -> Any:
+def _computed(name: str, x: Any, positions: Any, *numbers: Any) -> Any:
     if not x.size:
         return x.copy()
-    call, (b, n, h, d) = _functions(), x.shape
-    context = call["ggml_init"](_Memory(2 * x.nbytes + 8 * positions.size + 2**22, None, False))
+    b, n, h, d = x.shape
+    context = _function("init")(_Memory(2 * x.nbytes + 8 * positions.size + 2**22, None, False))
     try:
-        a = call["ggml_new_tensor_4d"](context, _F32, d, h, n, b)
-        at = call["ggml_new_tensor_1d"](context, _I32, positions.size)
+        a = _function("new_tensor_4d")(context, FLOAT32, d, h, n, b)
+        at = _function("new_tensor_1d")(context, INT32, positions.size)
         for tensor, array in ((a, np.array(x, np.float32, order="C")), (at, np.array(positions, np.int32, order="C"))):
-            ctypes.memmove(call["ggml_get_data"](tensor), array.ctypes.data, array.nbytes)
-        y, graph = call[name](context, a, at, None, *numbers), call["ggml_new_graph"](context)
-        call["ggml_build_forward_expand"](graph, y)
-        if status := call["ggml_graph_compute_with_ctx"](context, graph, 1):
+            ctypes.memmove(_function("get_data")(tensor), array.ctypes.data, array.nbytes)
+        y, graph = _function(name)(context, a, at, None, *numbers), _function("new_graph")(context)
+        _function("build_forward_expand")(graph, y)
+        if status := _function("graph_compute_with_ctx")(context, graph, 1):
             raise RuntimeError(f"ggml ended with status {status}")
         out = np.empty(x.shape, np.float32)
-        ctypes.memmove(out.ctypes.data, call["ggml_get_data"](y), out.nbytes)
+        ctypes.memmove(out.ctypes.data, _function("get_data")(y), out.nbytes)
         return out
     finally:
-        call["ggml_free"](context)
+        _function("free")(context)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import ggml
 import numpy as np
 import pytest
 
+from pyrope import Rope, cos_sin
+
 
 def taken(module: str, *names: str, **given: Any) -> Any:
     """Functions and classes of a file, without the imports of its package."""
@@ -60,6 +62,13 @@ def onnx_session(node: Any, inputs: dict[str, tuple[Any, Any]], outputs: list[st
     opsets = [make_opsetid("", 20), make_opsetid("com.microsoft", 1)]
     model = make_model(make_graph([node], "graph", given, results), opset_imports=opsets, ir_version=10)
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def tables(rope: Rope, at: Any) -> Any:
+    """cos and sin as torch's tensors of float32."""
+    import torch
+
+    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(np.asarray(at), rope)]
 
 
 def need_ggml() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import ggml
 import numpy as np
 import pytest
-from sources import alone, need_ggml, onnx_session
+from sources import alone, need_ggml, onnx_session, tables
 
 from pyrope import Axes, Rope, check_linear_attention, check_rotation, cos_sin, identify, rotate
 from pyrope.files import dtype_named
@@ -19,15 +19,6 @@ torch = pytest.importorskip("torch", reason="needs the package torch: tox -e wor
 pytestmark = pytest.mark.filterwarnings("ignore")
 HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
 PART = Rope(64, 10000.0, "half", 48)
-
-
-def tables(rope: Rope, at: Any) -> Any:
-    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(np.asarray(at), rope)]
-
-
-def doubled(at: Any) -> Any:
-    """Tables (n, d), each half the same, as functions of the form of GPT-NeoX take them."""
-    return [torch.cat((table, table), dim=-1) for table in tables(HALF, at)]
 
 
 # ── Rotations ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +181,7 @@ def test_kernels_that_are_slow_in_few_rows() -> None:
     from liger_kernel.ops.rope import LigerRopeFunction
 
     def apply(x: Any, at: Any) -> Any:
-        cos, sin = (t[None] for t in doubled(at))
+        cos, sin = (torch.cat((t, t), dim=-1)[None] for t in tables(HALF, at))
         return LigerRopeFunction.apply(x.clone(), x.clone(), cos, sin)[0]
 
     at = np.array([0, 1, 5, 7, 100])

@@ -14,7 +14,7 @@ from typing import Any
 import ggml
 import numpy as np
 import pytest
-from sources import need_ggml, onnx_session, taken
+from sources import need_ggml, onnx_session, tables, taken
 
 from pyrope import Axes, Linear, LongRoPE, Rope, YaRN, check_rotation, cos_sin, rotate
 from pyrope.oracle.adapters import from_jax, from_mlx, from_offset, from_sequential, from_torch, with_axes
@@ -46,10 +46,6 @@ def turning(theta: Any, factor: float = 1.0) -> Any:
 def tensors(axes: str, fn: Any) -> Any:
     """A function of torch's tensors with such axes."""
     return with_axes(from_torch(fn), axes)
-
-
-def tables(rope: Rope, at: Any) -> Any:
-    return [torch.tensor(table, dtype=torch.float32) for table in cos_sin(at.numpy(), rope)]
 
 
 def judged(fn: Any, rope: Rope, position: int, **options: Any) -> tuple[str, str]:
