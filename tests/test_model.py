@@ -51,7 +51,10 @@ def test_forward_is_its_definition(xp, config, seed, data):
 
 
 def test_tokens_one_by_one_at_any_position():
-    model, at = random_model(PLAIN, 1, dtype="float64"), [5, 6, 3, 69, 200, 2**31, 70]  # within what is ready, and beyond
+    model, at = (
+        random_model(PLAIN, 1, dtype="float64"),
+        [5, 6, 3, 69, 200, 2**31, 70],
+    )  # within what is ready, and beyond
     cache = Cache(model, len(at))
     parts = [forward(model, [i], [m], cache) for i, m in enumerate(at)]
     assert close(np.concatenate(parts), forward(model, range(len(at)), at))

@@ -55,7 +55,8 @@ def numerators(m: Measured) -> Numerators:
             best = other
         if best.fit.share > FITS:
             break
-    best = best._replace(found=[*best.found, *_scale(m, best)])
+    if abs(best.scale - 1) > m.close * (10 if best.found else 1):
+        best = best._replace(found=[*best.found, _scale(m, best.scale)])
     if best.fit.share >= LOOSELY and (best.fit.share > FITS or m.linear or best.found):
         return best
     listed = (_bias, _single, _rounded) if m.linear else (_bias, _rounded, _single)
@@ -95,15 +96,13 @@ def _others(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
         yield [Finding(fault, PREDICTED)], way
 
 
-def _scale(m: Measured, best: Numerators) -> Iterator[Finding]:
-    a, scale = best.scale, m.spec.scale
-    if abs(a - 1) <= m.close * (10 if best.found else 1):
-        return
-    listed = _scales(m.spec, m.call.k.shape[2])
+def _scale(m: Measured, a: float) -> Finding:
+    """What it is that scores are so many times the expected ones."""
+    scale, listed = m.spec.scale, _scales(m.spec, m.call.k.shape[2])
     named = (how for how, x in listed.items() if abs(a / x - 1) < 20 * m.close and abs(x - 1) > 1e-9)
     number = "{}, not {}".format(*side_by_side(a * scale, scale, digits=4))
     words = f"scores are {side_by_side(a, 1.0, digits=5)[0]} times the expected ones: a scale of {number}"
-    yield Finding(f"scale: {next(named, number)}", words)
+    return Finding(f"scale: {next(named, number)}", words)
 
 
 # ── Known mistakes in what is compared ───────────────────────────────────────────────────────────────────────────────
@@ -120,7 +119,11 @@ def _scales(spec: Spec, m: int) -> dict[str, float]:
     widths |= {"all heads": spec.heads * d, "all key heads": spec.key_heads * d}
     named |= {f"1/√ of the width of {what}": width**-0.5 / s for what, width in widths.items()}
     named |= {"1/√ of the number of keys, not of features": m**-0.5 / s}
-    return named | ({} if spec.softcap is None else {"softcap without its factor": 1 / spec.softcap})
+    return named | (
+        {}
+        if spec.softcap is None
+        else {"softcap without its factor": 1 / spec.softcap, "softcap without its division": spec.softcap}
+    )
 
 
 def _ways(spec: Spec, call: Call) -> Ways:
@@ -179,11 +182,12 @@ def _maps(spec: Spec, way: Way) -> Ways:
 # ── Single numbers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _acts(m: Measured, numbers: Array, query: float = 1.0) -> Array:
-    """What scores, or the logarithms of single features, are for these numbers, less that of the first one: two keys
-    stand in each row of a batch, at position 0, and all features of a vector are alike."""
+def _acts(m: Measured, numbers: Array, query: float = 1.0) -> tuple[Array, Array]:
+    """Scores near these numbers, or single features, and what they act as: a logarithm, less that of the first one. Two
+    keys stand in each row of a batch, at position 0, and all features of a vector are alike."""
     (_, h, _, d), g, dtype, rows = m.call.q.shape, m.call.k.shape[1], m.call.q.dtype, len(numbers) - 1
-    keys = numbers if m.linear else numbers / (query * d * m.spec.scale)
+    by = 1.0 if m.linear else query * d * m.spec.scale
+    keys = narrowed(numbers / by, 8)  # of any dtype
     both = np.stack((keys[:-1], keys[1:]), axis=1)[:, None, :, None]
     q, k = np.full((rows, h, 2, d), query, dtype), np.broadcast_to(both, (rows, g, 2, d)).astype(dtype)
     at = None if m.spec.rope is None else np.zeros((rows, 2), np.int64)
@@ -191,33 +195,41 @@ def _acts(m: Measured, numbers: Array, query: float = 1.0) -> Array:
     try:
         first, second = np.moveaxis(np.concatenate([m.ask(x) for x in calls], axis=-1)[:, 0, -1, :2], -1, 0)
     except Unreadable:  # it may take other shapes, or positions, alone
-        return np.full(len(numbers), np.nan)
-    return np.concatenate(([0.0], np.cumsum(np.log(second / first))))
+        return keys * by, np.full(len(keys), np.nan)
+    return keys * by, np.concatenate(([0.0], np.cumsum(np.log(second / first))))
 
 
 def _scored(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
-    """The function that scores go through, up to a factor, if it is another one that is known."""
-    y, zero, cap = _acts(m, SCORES), len(SCORES) // 2, m.spec.softcap
+    """The function that scores go through, and the scale of small ones, if they are others."""
+    (x, y), zero, cap, way = _acts(m, SCORES), len(SCORES) // 2, m.spec.softcap, right_way(m.spec, m.due)
     y = y - y[zero]
-    one, two = y[zero + 1 : zero + 3] / SCORES[zero + 1 : zero + 3]
+    one, two = y[zero + 1 : zero + 3] / x[zero + 1 : zero + 3]
     slope = float(4 * one - two) / 3  # at 0, of odd functions
-    y = y if abs(slope - 1) < 0.01 else y / slope
-    if not np.isfinite(y).all() or alike(capped(SCORES, cap), y, m.close):
+    known, unit = (1.0, *_scales(m.spec, m.call.k.shape[2]).values()), UNIT[m.spec.dtype.name]
+    slope = next((a for a in known if abs(slope / a - 1) < 0.01 + 20 * unit), slope)
+    if not np.isfinite(y).all() or alike(capped(x, cap), y, m.close):
         return
-    words, function = response(SCORES[None], y[None], m.close)
+    y = np.where(np.abs(x) < 50 * unit, np.nan, y)  # whose weights are too alike to tell
+    scaled, way = slope * x, replace(way, q=slope * way.q)
+    found = [] if slope == 1 else [_scale(m, slope)]
+    if alike(capped(scaled, cap), y, m.close):
+        yield found, way
+        return
+    words, function = response(scaled[None], y[None], m.close)
     few = words.startswith(("rounded", "cut off", "quantised"))
     step = "softcap:" if cap is not None or "tanh" in words else "precision: scores" if few else "scores:"
     if function is not None or not words:
-        found = Finding(f"{step} {words or 'missing'}", f"of scores, {examples(SCORES, y)}")
-        yield [found], replace(right_way(m.spec, m.due), cap=function or same)
+        early = cap is not None and "tanh" in words and abs(np.nanmax(np.abs(y)) / (cap * m.spec.scale) - 1) < 0.01
+        how = "before the scale" if early else words or "missing"
+        yield [Finding(f"{step} {how}", f"of scores, {examples(x, y)}"), *found], replace(way, cap=function or same)
 
 
 def _single(m: Measured) -> Finding | None:
     """Another function of single features, or of scores, whatever the query, and the order of the keys."""
-    x = FEATURES if m.linear else SCORES
-    got, again, back = _acts(m, x), _acts(m, x, 2.0), _acts(m, x[::-1])[::-1]
+    some = FEATURES if m.linear else SCORES
+    (x, got), (_, again), (_, back) = _acts(m, some), _acts(m, some, 2.0), _acts(m, some[::-1])
     due = np.log(definition.FEATURE_MAPS[m.spec.feature_map](x)) if m.spec.feature_map else capped(x, m.spec.softcap)
-    unlike = max(np.abs(y - y[0] - got).max() for y in (again, back)) > 20 * m.close
+    unlike = max(np.abs(y - y[0] - got).max() for y in (again, back[::-1])) > 20 * m.close
     if unlike or not np.isfinite(got).all() or (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all():
         return None
     if m.linear:

@@ -210,7 +210,8 @@ F16 = ".astype(np.float16).astype(float)"
 damaged("scores in bfloat16", "Scores are rounded to bfloat16.", score("bf16(s)"))
 damaged("float32 scores of float64", "Scores of float64 are in float32.", score("s.astype(np.float32)"), rope=ROPE, dtype="float64")
 table(damaged, weights, "Weights are {}.", {
-    "weights in float16": f"w{F16}", "dropout, seeded": "w * (np.random.default_rng(0).random(w.shape) >= 0.1) / 0.9",
+    "weights in float16": f"w{F16}", "numerators in bfloat16": "bf16(e) / np.maximum(e.sum(axis=-1, keepdims=True), 1e-30)",
+    "dropout, seeded": "w * (np.random.default_rng(0).random(w.shape) >= 0.1) / 0.9",
 })
 table(damaged, given, "What is done first is {}.", {
     "values in bfloat16": "v = bf16(v)", "values clipped": "v = np.clip(v, -1, 1)",
