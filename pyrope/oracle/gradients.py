@@ -36,10 +36,8 @@ GATHERED: dict[str, Any] = {
     "shared key heads: the last query head alone": lambda x: x[:, :, -1],
     "heads: tiled": lambda x: x.reshape(len(x), -1, x.shape[1], *x.shape[3:]).sum(axis=1),
 }
+OTHERS = "of others"
 ROWS: dict[str, Any] = {  # D, from the weights and their gradients
-    "of row 0 for all": lambda w, dw: (w * dw).sum(axis=-1, keepdims=True)[:1],
-    "of head 0 for all": lambda w, dw: (w * dw).sum(axis=-1, keepdims=True)[:, :1],
-    "of query 0 for all": lambda w, dw: (w * dw).sum(axis=-1, keepdims=True)[:, :, :1],
     "summed over the queries": lambda w, dw: (w * dw).sum(axis=-2, keepdims=True),
     "without the weights": lambda w, dw: dw.sum(axis=-1, keepdims=True),
 }
@@ -49,11 +47,12 @@ LEFT_OUT: dict[str, dict[str, Any]] = {"window: ignored": {"window": None}, "cau
 # ── The chain rule in other ways ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def ways(made: Backward, tensor: int) -> Iterator[tuple[list[str], How]]:
-    """How a tensor may be made, and what is then wrong: in no step, in one, or in two; those of blocks alone."""
+def ways(made: Backward, tensor: int, rows: dict[str, Any]) -> Iterator[tuple[list[str], How]]:
+    """How a tensor may be made, and what is then wrong: in no step, in one, or in two; those of blocks alone. ``rows``
+    are ways to make D."""
     shared = GATHERED if tensor and made.call.k.shape[1] < made.call.q.shape[1] else {}
     summed = {TRANSPOSED: lambda x: x.swapaxes(-1, -2)} if made.spec.feature_map is not None and tensor < 2 else {}
-    rows = {f"chain rule: {_term(made.spec)} {how}": row for how, row in ROWS.items()} if tensor < 2 else {}
+    rows = {f"chain rule: {_term(made.spec)} {how}": row for how, row in rows.items()} if tensor < 2 else {}
     weighed = _weighed(made) if made.spec.feature_map is None and tensor < 2 else {}
     steps = _slopes(made, tensor), _turns(made, tensor), _lefts(made, tensor), shared, summed, rows, weighed
     named = [[("", None), *step.items()] for step in steps]
@@ -162,6 +161,7 @@ class Gradients:
         if added := self._added():
             return [added]
         made = Backward(self.spec, self.call)
+        self.rows = ROWS | self._row_term(made)
         explained = {i: self._itself(i) or self._terms(made, i) for i in wrong}
         if 2 in wrong and not explained[2] and (found := self._mixed() or self._by_weights()):
             return found
@@ -210,10 +210,19 @@ class Gradients:
                 return [(f"gradients: {found.words}", examples(truth, answer))]
         return []
 
+    def _row_term(self, made: Backward) -> dict[str, Any]:
+        """D as dq shows it, if it is that of other queries."""
+        (first, second), due = made.terms(0), -made.both[1]
+        squares = np.square(second).sum(axis=-1, keepdims=True)
+        shown = ((self.answers[0] - first) * second).sum(axis=-1, keepdims=True) / squares * due
+        shown = np.where(squares > 0, shown, due)  # a query that sees nothing shows nothing
+        self.whose = elsewhere(due, shown, 10 * self.loose * float(np.abs(due).max()))
+        return {OTHERS: lambda w, dw: shown} if self.whose else {}
+
     def _terms(self, made: Backward, i: int) -> list[Fault]:
         """The faults and facts of one tensor, if some multiples of its terms, made in some way, are its numbers."""
         answer = self.answers[i]
-        for faults, how in ways(made, i):
+        for faults, how in ways(made, i, self.rows):
             terms = made.terms(i, how)
             products = np.array([[(x * y).sum() for y in (*terms, answer)] for x in terms])
             much = np.linalg.pinv(products[:, :-1], rcond=1e-9, hermitian=True) @ products[:, -1]
@@ -221,7 +230,8 @@ class Gradients:
             off, size = np.abs(sums - answer).max(), np.abs(sums).max()
             if off <= 4 * self.limits[i].worst.max() + self.loose * size and size > 0:
                 fact = f"its {answer.size} numbers are those of this mistake, within {off:.1g}"
-                return [*((fault, fact) for fault in faults), *self._multiples(much, i)]
+                facts = ((fault, self.whose if fault.endswith(OTHERS) else fact) for fault in faults)
+                return [*facts, *self._multiples(much, i)]
         return []
 
     def _multiples(self, much: Array, i: int) -> Iterator[Fault]:

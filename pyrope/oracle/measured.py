@@ -62,10 +62,10 @@ def elsewhere(truth: Array, answer: Array, room: float) -> str:
     due, got = (x.reshape(-1, x.shape[-1]) for x in (truth, answer))
     if len(due) > COMPARED:
         return ""
-    same = np.array([np.abs(due - x).max(axis=-1) <= room for x in got])
+    off = np.array([np.abs(due - x).max(axis=-1) for x in got])
     own = np.arange(len(due))
-    whose = np.where(same.diagonal(), own, same.argmax(axis=1))
-    if not same.any(axis=1).all() or (whose == own).all():
+    whose = np.where(off.diagonal() <= room, own, off.argmin(axis=1))
+    if not (off.min(axis=1) <= room).all() or (whose == own).all():
         return ""
     last = np.flatnonzero(whose != own)[-1]
     here, there = (
