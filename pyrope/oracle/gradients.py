@@ -212,7 +212,7 @@ class Gradients:
 
     def _row_term(self, made: Backward) -> dict[str, Any]:
         """D as dq shows it, if it is that of other queries."""
-        (first, second), due = made.terms(0), -made.both[1]
+        (first, second), due = made.terms(0), -made.both[-1]
         squares = np.square(second).sum(axis=-1, keepdims=True)
         shown = ((self.answers[0] - first) * second).sum(axis=-1, keepdims=True) / squares * due
         shown = np.where(squares > 0, shown, due)  # a query that sees nothing shows nothing
