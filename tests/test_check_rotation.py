@@ -1,6 +1,7 @@
 """`check_rotation`: right rotations are never accused, wrong ones always, and what a report says beside its verdict."""
 
 import math
+import re
 from dataclasses import replace
 
 import by_hand
@@ -130,6 +131,14 @@ def test_a_candidate_that_refuses_what_it_claims_is_not_judged():
     assert report.verdict == "not judged"
     assert "batched=" in report.failure.reason and "one row of positions" in report.failure.reason
 
+    def picky(x, positions):
+        assert x.ndim == 3 and not 4 < x.shape[-2] < 60, "of three axes"
+        return RIGHT(x, positions)
+
+    report = check_rotation(picky, ROPE)
+    assert report.verdict == "not judged"
+    assert re.match("it refuses .* calls of many shapes: .*of three axes", report.failure.reason)
+
 
 # ── Lengths that decide Θ ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +233,8 @@ def test_assert_rotation_raises_what_it_reports():
     with pytest.raises(Mismatch, match="(?s)^rotation: WRONG: .*expected  Rope") as raised:
         assert_rotation(lambda x, positions: RIGHT(x, -positions), ROPE, effort="few")
     assert raised.value.report.verdict == "wrong"
-    assert "R(m)" in raised.value.report.to_html()  # the page draws what was measured
+    page = raised.value.report.to_html()
+    assert "R(m)" in page and "<td>rule</td><td>base 10000</td>" in page  # it draws and lists what was measured
     with pytest.raises(NotJudged, match="ZeroDivisionError") as raised:
         assert_rotation(lambda x, positions: 1 / 0, ROPE, effort="few")
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
