@@ -112,5 +112,5 @@ def test_one_command_measures_everything_and_writes_markdown(tmp_path):
     assert "say nothing about speed" in head and "say nothing about speed" in output
     rows = [line.strip("| ").split(" | ") for part in parts for line in part.splitlines() if line.startswith("| ")]
     names = {row[0] for row in rows}
-    assert {"pyrope interleaved", "pyrope.attention", "bare matrix products", "pyrope"} <= names
+    assert {"pyrope interleaved", "pyrope.attention", "bare products", "pyrope"} <= names
     assert all(f"\n{name.strip('*')}" in output for name in names - {"what"}), "printed, too"

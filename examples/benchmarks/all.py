@@ -199,7 +199,7 @@ def attention(sizes: Sizes) -> Iterator[Row]:
         past = np.repeat(one, n, axis=-2)
         state = linear_state(past, past, np.arange(n), HALF)
         step = {f"one token after {n}": lambda s=state, n=n: pyrope.linear_step(one, one, one, [n], HALF, state=s)}
-        yield from compared("linear, decoding", step, 100)
+        yield from compared("linear, decoding", step, sizes.steps)
 
 
 # ── Whole models ─────────────────────────────────────────────────────────────────────────────────────────────────────
