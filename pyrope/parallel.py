@@ -323,9 +323,8 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
             return _with_sums(comm, q, k, v, linear.Rule(q.dtype, table, config.feature_map), config.causal)
         if table is not None:
             turn(heads[:, : h + g], table, heads[:, : h + g])
-        rule = models.score_rule(config, i, len(own), len(own))
         reach = softmax.reach(config.causal, config.layers[i].window)
-        return _ring(comm, q, k, v, replace(rule, q_at=places, k_at=places, reach=reach), lengths)
+        return _ring(comm, q, k, v, softmax.Rule(places, places, reach, config.score_scale, config.softcap), lengths)
 
     with _aborting(comm):
         x = models.embedded(model, ids, at)
