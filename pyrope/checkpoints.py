@@ -239,8 +239,10 @@ def _value(said: Json, key: Any) -> Any:
         return key
     if (found := said.get(key.name)) is None and key.default is _REQUIRED:
         raise ValueError(f"{key.name!r} is missing, which this kind of model needs")
-    if found is None or callable(key.then):
-        return key.default if found is None else key.then(found)
+    if found is None:
+        return key.default
+    if not isinstance(key.then, Mapping):
+        return key.then(found)
     if found not in list(key.then):
         raise ValueError(f"{key.name} must be one of {', '.join(map(repr, key.then))}, was {found!r}")
     return key.then[found]

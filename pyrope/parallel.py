@@ -120,14 +120,6 @@ def _facts(options: Mapping[str, object], **arrays: Array) -> str:
     return ", ".join(described + [f"{name}={value}" for name, value in options.items()])
 
 
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-# What a rank tells the others: whether its arguments are wrong, its call or its error, and the span of its positions.
-_Message = np.dtype([("failed", "i8"), ("digest", "i8"), ("span", "i8", 3), ("text", "S2000")])
-
-
 def _agreed(
     comm: Any, function: str, check: Callable[[], tuple[_Checked, str, np.ndarray[Any, Any]]]
 ) -> tuple[_Checked, list[list[int]]]:
@@ -137,26 +129,23 @@ def _agreed(
     many there are, the least and the greatest.
     """
     _mpi(comm)
-    own, messages = np.zeros(1, _Message), np.zeros(size := comm.Get_size(), _Message)
     failure: Exception | None = None
     try:
         value, facts, at = check()
-        text = f"{function}({facts})"
-        own["span"] = (at.size, at.min(), at.max()) if at.size else 0
+        own = "", f"{function}({facts})", [at.size, int(at.min()), int(at.max())] if at.size else [0, 0, 0]
     except Exception as error:  # the others must hear of it: they would wait for this rank
-        failure, text = error, f"{type(error).__name__}: {error}"
-    own["failed"], own["digest"], own["text"] = failure is not None, _digest(text.encode()), text.encode()
-    comm.Allgather(own.view(np.uint8), messages.view(np.uint8).reshape(size, -1))
+        failure, own = error, (f"{type(error).__name__}: {error}", "", [0, 0, 0])
+    errors, calls, spans = zip(*comm.allgather(own), strict=True)
     if failure is not None:
         raise failure
-    texts = [message.decode(errors="ignore") for message in messages["text"]]
-    if (failed := messages["failed"]).any():
-        rank = int(failed.argmax())
-        raise RuntimeError(f"rank {rank} of {size} failed: {texts[rank]}")
-    if (others := messages["digest"] != messages["digest"][0]).any():
-        rank = int(others.argmax())
-        raise ValueError(f"all ranks must make the same call: rank 0 made {texts[0]}, rank {rank} {texts[rank]}")
-    return value, messages["span"].tolist()
+    for rank, error_text in enumerate(errors):
+        if error_text:
+            raise RuntimeError(f"rank {rank} of {len(errors)} failed: {error_text}")
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            rule = "all ranks must make the same call"
+            raise ValueError(f"{rule}: rank 0 made {calls[0]:.2000}, rank {rank} {call:.2000}")
+    return value, list(spans)
 
 
 def _check_spans(spans: list[list[int]]) -> list[int]:
@@ -310,7 +299,7 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
         at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
         ropes = models.fixed_ropes(config, {max(int(row.max()), 0) + 1 for row in at})  # at the length of all tokens
-        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
+        digests = {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in (("tokens", ids), ("positions", at))}
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         return (config, ids[:, own], own, at[:, own], ropes), f"{ids.shape} tokens, {facts}", own
 

@@ -227,7 +227,7 @@ def full():
     (passed([11]), "0 … 10, were from 11 to 11"), (passed([-1]), "from -1"), (passed([]), "at least one token"),
     (passed([[[1]]]), "shape"), (passed([1.5]), "tokens must be integers"), (passed([True]), "tokens must be integers"),
     (passed([1, 2], positions=[1, 2, 3]), r"positions must have shape \(2,\) or \(1, 2\)"), (passed([1], positions=[2**31 + 1]), "2.31"),
-    (passed([1], logits="first"), "logits must be one of"), (passed([1], trace=3), "trace must be"), (passed([1], cache=3), "cache must be a Cache"),
+    (passed([1], logits="first"), "logits must be one of"), (passed([1], cache=3), "cache must be a Cache"),
     (passed([1, 2, 3], segments=[0, 1, 0]), "one segment goes on after another"),
     (lambda: forward(LINEAR, [1, 2], segments=[0, 1]), "linear attention has no scores to mask"),
     (lambda: Cache(random_model(but(causal=False), 0), 3), "needs a causal model"), (lambda: Cache(MODEL, 0), "length must be at least 1"),
