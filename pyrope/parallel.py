@@ -198,10 +198,10 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
     with _aborting(comm):
         mpi, xp, rank, size, dtype = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size(), compute_dtype("q", q)
         (*batch, h, n, d), g = q.shape, k.shape[-3]
-        groups, out = q.reshape(*batch, g, h // g, n, d), xp.zeros((*batch, g, h // g, n, v.shape[-1]), q.dtype)
+        groups, shape = q.reshape(*batch, g, h // g, n, d), (*batch, g, h // g, n, v.shape[-1])
         running = [
             (index, softmax.Running(groups[index], replace(rule, q_at=tile_of(rule.q_at, index)), dtype, None))
-            for index in softmax.pieces(xp, out.shape[:-1], max(lengths))
+            for index in softmax.pieces(xp, shape[:-1], max(lengths))
         ]
         held, at = _to_wire(xp.concatenate((k, v), axis=-1)), rule.k_at.reshape(-1).copy()
         largest, finite = [], True  # the greatest size of a key in each shard
@@ -220,6 +220,9 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
                 mpi.Request.Testall(requests)  # most MPIs move data only while they are called
             mpi.Request.Waitall(requests)
             held, at = arriving
+        for _, some in running:
+            some.queries = xp.empty(0, dtype)  # the result takes their place
+        out = xp.empty(shape, q.dtype)
         for index, some in running:
             out[index] = mean = some.mean()  # Eq. (2), rounded here
             empty = xp is np and some.total is not None and not some.total.all()  # or all of its scores are −inf
