@@ -66,6 +66,7 @@ OPTIONS: dict[str, tuple[str, Given]] = {  # every option, once: its help, and t
     "axes": ('order of the axes that the target takes, such as "bnhd"', _of(str, "WORD")),
     "timeout": ("for each call (default: 60 s)", _of(float, "S")),
     "in-process": ("call the target in this process, for a debugger: no time limit, and a crash is pyrope's", _ON),
+    "apart": (argparse.SUPPRESS, _ON),  # another pyrope has started this one, and watches the time
     "backward": ("the target is a backward pass", _ON),
     "autograd": ("the backward pass of the target, as torch, jax, mlx or paddle derives it", _ON),
     # The calls
@@ -109,14 +110,14 @@ OPTIONS: dict[str, tuple[str, Given]] = {  # every option, once: its help, and t
     "top-k": ("draw from the K likeliest tokens", _of(int, "K")),
     "top-p": ("draw from the likeliest tokens that make up P", _of(float, "P")),
     "seed": ("the same seed gives the same text", _of(int, "N")),
-    "chat": ("as a question in ChatML; smollm2's default", _ON),
+    "chat": ("as a question in ChatML; smollm2's default", _means("chat", True)),
     "plain": ("send the prompt as it is", _means("chat", False)),
     "ignore": ("an unsupported key of config.json that changes nothing", _of(str, "KEY") | {"action": "append"}),
     "backend": ('"numpy" (default) or "cupy"', _of(str, "NAME")),
     "model-dtype": ('"float32" (default) or "float64"', _of(str, "NAME")),
 }  # fmt: skip
 ROPE = "config layer-type head-dim rotary-dim base layout scaling length"
-TARGET = "exec framework call axes timeout in-process"
+TARGET = "exec framework call axes timeout in-process apart"
 SEQUENTIAL = 8191  # the largest position of a rotation that counts from 0
 COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(COLOURS).upper()})$", re.M)
@@ -126,7 +127,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests what a typo may have meant."""
 
     typed: Sequence[str] = ()  # the words of the command line
-    is_child = False  # whether another pyrope has started this one, and watches the time
+    failure: Failure | None = None  # how the process ended that has run this command
 
     def error(self, message: str) -> NoReturn:
         known = [*COMMANDS, *plots.PLOTS, *(f"--{name}" for name in OPTIONS)]
@@ -161,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
             for option in names.split():
                 words, keywords = OPTIONS[option]
                 flags = ["-o", "--output"] if option == "output" else [f"--{option.removeprefix('model-')}"]
-                inside = switches[keywords.get("dest", option)] if "action" in keywords else group
+                inside = switches[keywords["dest"]] if "dest" in keywords else group
                 inside.add_argument(*flags, help=words, **keywords)
     return result
 
@@ -176,7 +177,8 @@ def _pictures() -> str:
 def _flag(name: str) -> str:
     """How an argument is written on the command line."""
     switches = {keywords["dest"]: option for option, (_, keywords) in OPTIONS.items() if "dest" in keywords}
-    return f"--{switches.get(name, name).replace('_', '-')}"
+    option = name.replace("_", "-")
+    return f"--{option if option in OPTIONS else switches.get(name, option)}"
 
 
 def _take(given: Given, names: str) -> Given:
@@ -225,7 +227,7 @@ def _rope(given: Given) -> Rope:
         rope = Rope.from_config(config, **read)
         if still := still_layers(config):
             layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
-            _note(f"layers {layers} of this config are not rotated: the rope is of others")
+            _say(f"layers {layers} of this config are not rotated: the rope is of others")
     else:
         _refuse(_take(own, "layer-type"), "needs --config")
         if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
@@ -234,7 +236,7 @@ def _rope(given: Given) -> Rope:
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
-        _note("--length has no effect: these frequencies do not depend on the length")
+        _say("--length has no effect: these frequencies do not depend on the length")
     return rope if length is None else rope.at(length)
 
 
@@ -250,7 +252,7 @@ def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> A
             return adapters.from_command(command, timeout=timeout)
         back = options.get("backward", False)
         return adapters.from_attention_command(command, positions=rotates, backward=back, timeout=timeout)
-    if not Parser.is_child:
+    if "in_process" in box:
         _refuse(_take(box, "timeout"), "must be left out: --in-process has no time limit")
     framework, call = box.get("framework", "numpy"), box.get("call", "positions")
     if "autograd" in box and framework in ("numpy", "cupy"):
@@ -269,6 +271,8 @@ def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> A
 @contextlib.contextmanager
 def _judging(subject: str, expected: str) -> Iterator[None]:
     """Around the calls of a candidate: shows progress, and raises `NotJudged` if the candidate cannot be had."""
+    if Parser.failure is not None:
+        raise NotJudged(Report(subject, expected, "not judged", failure=Parser.failure))
     calls = itertools.count(1)
     candidate.listeners.append(lambda call: _progress(candidate.planned(next(calls))) if call else None)
     try:
@@ -287,24 +291,19 @@ def _judging(subject: str, expected: str) -> Iterator[None]:
         candidate.listeners.pop()
 
 
-def _apart(box: Given, subject: str, expected: str) -> int | None:
+def _apart(given: Given) -> int | None:
     """The exit code of this command in a process of its own, so that a crash or a hang of a function gets a verdict
-    too; None if it is to be judged in this process."""
-    if "target" not in box or "in_process" in box:
+    too; None if it is to be run in this process."""
+    is_child, timeout = given.pop("apart", False), checks.real("--timeout", given.get("timeout", 60.0), 0, open=True)
+    if is_child or "target" not in given or "in_process" in given:
         return None
-    timeout = checks.real("--timeout", box.get("timeout", 60.0), 0, open=True)
     command, *words = Parser.typed
-    ended = isolation.run_apart("pyrope.cli:judge_apart", [command, "--in-process", *words], timeout)
+    ended = isolation.run_apart("pyrope.cli:main", [command, "--apart", *words], timeout)
     if isinstance(ended, Failure):
-        raise NotJudged(Report(subject, expected, "not judged", failure=ended))
+        Parser.failure = ended
+        return None
     print(_coloured(ended.output), end="")
     return ended.code
-
-
-def judge_apart(words: Sequence[str]) -> int:
-    """`main`, in the process that `_apart` starts."""
-    Parser.is_child = True
-    return main(words)
 
 
 # ── The commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -361,10 +360,7 @@ def check(given: Given, output: Output) -> int:
     options = given | ({} if rope is None else {"rope": rope})
     options |= {} if kind is None or rope is None else {"head_dim": rope.head_dim}
     expected = repr(rope) if kind is None else f"{kind} attention" + (f" with {rope!r} inside" if rope else "")
-    head = subject + ", backward" * given.get("backward", False), expected
-    if (code := _apart(box, *head)) is not None:
-        return code
-    with _judging(*head):
+    with _judging(subject + ", backward" * given.get("backward", False), expected):
         report = function(_candidate(box, kind, rope is not None, options), **options)
     if picture is not None:
         _draw_operator(picture, report)
@@ -376,7 +372,7 @@ def _of_attention(given: Given) -> Given:
     said = attention_numbers(given["config"])
     for name in ("window", "softcap", "scale"):
         if name in said and name not in given:
-            _note(f"the config has {NUMBERS[name]} {said[name]}, which is checked only with {_flag(name)}")
+            _say(f"the config has {NUMBERS[name]} {said[name]}, which is checked only with {_flag(name)}")
     return _take(said, "heads key-heads") | given
 
 
@@ -427,10 +423,7 @@ def identify(given: Given, output: Output) -> int:
         raise ValueError("give --head-dim, the size of a head")
     if axes is not None and (axes < 2 or box.get("call", "positions") != "positions"):
         raise ValueError("--position-axes is for two axes or more, with --call positions: leave it out for one axis")
-    head = "rotation", f"any rotation of {given['head_dim']} features"
-    if (code := _apart(box, *head)) is not None:
-        return code
-    with _judging(*head):
+    with _judging("rotation", f"any rotation of {given['head_dim']} features"):
         result = operator.identify(_candidate(box, None, True, given), axes=axes, **given)
     output.show(str(result), result.to_dict(), "identified", lambda: [page.identification_section(result)])
     return 0
@@ -693,12 +686,6 @@ def _say(text: str) -> None:
     print(f"pyrope: {text}", file=sys.stderr)
 
 
-def _note(text: str) -> None:
-    """Says something about the options, once, though another process may read them again."""
-    if not Parser.is_child:
-        _say(text)
-
-
 # ── The table of commands ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -749,7 +736,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper) and name != "stdin":
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
-    Parser.typed = sys.argv[1:] if arguments is None else arguments
+    Parser.typed, Parser.failure = sys.argv[1:] if arguments is None else arguments, None
     if not Parser.typed:  # the help answers a call without a command best
         _parser().print_help(sys.stderr)
         return 2
@@ -760,7 +747,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             page.check_file(output.html)  # before the long part
         code = 141  # if the output cannot be written, as of a program that SIGPIPE has ended
         try:
-            code = run(given, output)
+            apart = _apart(given)
+            code = run(given, output) if apart is None else apart
         except NotJudged as error:
             code = output.show_report(error.report)
         sys.stdout.flush()
