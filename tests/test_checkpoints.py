@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import os
-import sys
 
 import gguf_files
 import numpy as np
@@ -346,16 +345,6 @@ def test_paths_that_are_no_checkpoints(tmp_path):
     raw, _, tensors = checkpoint("llama")
     with pytest.raises(ValueError, match=r"embed_tokens.weight has shape \(32, 16\), not \(2147483648, 16\)"):
         load(save(tmp_path, raw | {"vocab_size": 2**31}, tensors))  # before memory is asked for
-
-
-@pytest.mark.parametrize("package, path", [("safetensors", "."), ("gguf", "model.gguf")])
-def test_a_missing_package_is_named_with_the_extra(package, path, tmp_path, monkeypatch):
-    raw, _, tensors = checkpoint("llama")
-    save(tmp_path, raw, tensors)
-    gguf_files.write(tmp_path / "model.gguf")
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf'needs {package}.*pip install "\.\[checkpoints\]"'):
-        load(tmp_path / path)
 
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,11 +2,13 @@
 
 import os
 import pathlib
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import pyrope
 from pyrope import files
 from pyrope.files import DTYPES, atomic_path, check_file, dtype_named, errors_prefixed_with, load_npy, read_json
 
@@ -131,6 +133,21 @@ def test_errors_begin_with_the_name_of_the_file():
     for error in (KeyboardInterrupt, FileNotFoundError, ImportError):
         with pytest.raises(error), errors_prefixed_with(pathlib.Path("x")):
             raise error
+
+
+@pytest.mark.parametrize("package, extra, call", [
+    ("safetensors", "checkpoints", files.load_safetensors), ("safetensors.numpy", "checkpoints", lambda x: files.save_safetensors(x, {}, {})),
+    ("ml_dtypes", "checkpoints", lambda _: dtype_named("bfloat16")), ("tokenizers", "checkpoints", pyrope.load_tokenizer),
+    ("gguf", "checkpoints", lambda path: pyrope.load(path)), ("mpi4py.MPI", "mpi", lambda _: pyrope.parallel.world()),
+    ("mpi4py.MPI", "mpi", lambda _: pyrope.parallel.gather(None, np.zeros((1, 1)), [0])),
+])  # fmt: skip
+def test_a_package_that_is_missing_is_named_with_its_extra(package, extra, call, tmp_path, monkeypatch):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ImportError, match=rf'needs {package.partition(".")[0]}.*pip install "\.\[{extra}\]" in a clone'
+    ):
+        call(tmp_path / "x.gguf")
 
 
 def test_dtypes_have_names():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import unicodedata
 
 import gguf_files
@@ -204,9 +203,3 @@ def test_what_is_no_tokenizer(tmp_path):
         gguf_files.rewrite(tmp_path / "x.gguf", content[:n])
         with pytest.raises(ValueError, match="x.gguf: "):
             load_tokenizer(tmp_path / "x.gguf")
-
-
-def test_a_missing_package_is_named_with_the_command(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r'tokenizers.*pip install "\.\[checkpoints\]"'):
-        load_tokenizer(folder)
