@@ -149,6 +149,9 @@ def test_trace_and_diff(run, folder):
 def test_vectors(run, tmp_path):
     folder, outputs, words = tmp_path / "v", tmp_path / "out", ("--suite", "rotation", *ROPE, "--max-position", "100")
     assert run("vectors", str(folder), *words)[:2] == (0, f"4 cases written to {folder}\npositions end at 100\n")
+    config = write_config(tmp_path, model_type="llama", head_dim=16, num_attention_heads=2, max_position_embeddings=300)
+    output = run("vectors", str(tmp_path / "own"), "--suite", "rotation", "--dtype", "float32", "--config", config)[1]
+    assert output.endswith("positions end at 299: see --max-position\n")
     outputs.mkdir()
     for dtype, factor in (("float64", 1), ("float32", 2), ("float16", 2)):
         y = np.load(folder / f"npy/rotation-own-{dtype}.y.npy") * factor
