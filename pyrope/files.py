@@ -177,4 +177,7 @@ def save_safetensors(path: PathLike, arrays: Mapping[str, NumPyArray], metadata:
             raise TypeError(f"{name} must have a dtype of {', '.join(DTYPES)}, was {array.dtype}")
     plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     with atomic_path(path) as draft:
+        draft.touch()
+        usual = draft.stat().st_mode  # the package would leave a file that its owner alone may read
         package.save_file(plain, draft, metadata=dict(metadata))
+        draft.chmod(usual)

@@ -111,6 +111,8 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         draft.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and (tmp_path / "link").is_symlink()
+    files.save_safetensors(tmp_path / "x", {"a": np.ones(2)}, {})
+    assert (tmp_path / "x").stat().st_mode == path.stat().st_mode  # others may read it, too
     with pytest.raises(ValueError, match="is not a regular file"), atomic_path(tmp_path):
         pass
 
