@@ -238,11 +238,12 @@ def test_options_reach_the_check(run, candidates, name, options, code, says):
 
 def test_attention_has_the_heads_of_a_config(run, candidates, tmp_path):
     folder = write_config(tmp_path, model_type="mistral", head_dim=32, num_attention_heads=8, num_key_value_heads=2,
-                          sliding_window=16, rope_theta=10000.0)  # fmt: skip
+                          sliding_window=16, rope_theta=10000.0, attn_logit_softcapping=9.0, query_pre_attn_scalar=7)  # fmt: skip
     words = "check", f"{candidates}:fused", "--in-process", "--attention", "softmax", "--config", folder
     code, output, noted = run(*words)
     assert code == 0 and "of 8 heads over 2" in output
-    assert "the config has sliding_window 16, which is checked only with --window" in noted
+    for key, flag in ("sliding_window 16", "window"), ("attn_logit_softcapping 9.0", "softcap"), ("query_pre_attn_scalar 7", "scale"):
+        assert f"the config has {key}, which is checked only with --{flag}" in noted
     assert "sliding_window" not in run(*words, "--window", "16")[2]
 
 
