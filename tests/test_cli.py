@@ -242,7 +242,11 @@ def test_attention_has_the_heads_of_a_config(run, candidates, tmp_path):
     words = "check", f"{candidates}:fused", "--in-process", "--attention", "softmax", "--config", folder
     code, output, noted = run(*words)
     assert code == 0 and "of 8 heads over 2" in output
-    for key, flag in ("sliding_window 16", "window"), ("attn_logit_softcapping 9.0", "softcap"), ("query_pre_attn_scalar 7", "scale"):
+    for key, flag in (
+        ("sliding_window 16", "window"),
+        ("attn_logit_softcapping 9.0", "softcap"),
+        ("query_pre_attn_scalar 7", "scale"),
+    ):
         assert f"the config has {key}, which is checked only with --{flag}" in noted
     assert "sliding_window" not in run(*words, "--window", "16")[2]
 
