@@ -82,6 +82,8 @@ def test_table_of_a_config(run, tmp_path, candidates):
     write_config(tmp_path, model_type="smollm3", head_dim=8, num_hidden_layers=40)
     noted = "pyrope: layers 3, 7, 11, 15, 19, 23, 27, 31, … of this config are not rotated: the rope is of others\n"
     assert run("table", "--config", folder)[2] == noted
+    write_config(tmp_path, model_type="smollm3", head_dim=8, num_hidden_layers=32)  # eight of them
+    assert " 27, 31 of this config are not" in run("table", "--config", folder)[2]
     noted = "pyrope: --length has no effect: these frequencies do not depend on the length\n"
     assert run("check", f"{candidates}:late", *ROPE, "--length", "4096")[2] == noted  # once, though there is a child
 
