@@ -162,6 +162,7 @@ def test_vectors(run, tmp_path):
     code, text, errors = run(*judge, "--html", str(tmp_path / "r.html"))
     assert code == 1 and text.endswith("4 cases, 1 right, 2 wrong, 1 not judged\n") and (tmp_path / "r.html").exists()
     assert "wrong likewise, 1: rotation-own-float16" in text and "missing outputs, 1: rotation-own-bfloat16" in text
+    assert "likewise" not in run(*judge, "--only", "*-float32")[1]
     code, text, _ = run(*judge, "--only", "*-float64", "--json")
     assert code == 0 and [report["verdict"] for report in json.loads(text)] == ["right"]
     assert run(*judge, "--only", "*-bfloat16")[0] == 3
