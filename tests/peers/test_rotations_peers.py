@@ -127,13 +127,6 @@ def equinox_module() -> Any:
     return from_sequential(with_axes(from_jax(jax.vmap(jax.vmap(module))), "bhnd"), 256)
 
 
-def in_jax(x: Any, at: Any) -> Any:
-    theta = 10000.0 ** -(np.arange(0, 64, 2, dtype=np.float32) / 64)
-    a, b = jax.numpy.split(x, 2, axis=-1)
-    cos, sin = (f(at[:, None] * theta).astype(x.dtype) for f in (jax.numpy.cos, jax.numpy.sin))
-    return jax.numpy.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
-
-
 def in_mlx(traditional: bool, width: int, base: float, factor: float, backward: str | None = None) -> Any:
     """It takes the exponential of a logarithm in float32 where others take a power."""
     module = mlx.nn.RoPE(width, traditional=traditional, base=base, scale=1 / factor)
@@ -145,8 +138,6 @@ LIBRARIES = {
     "GPT-J": (gptj, Rope(64, 1e4, "interleaved", 32), ANGLE32, LONG),
     "RoFormer": (roformer, INTERLEAVED, "tables or products in x's dtype", LONG),
     "equinox": (equinox_module, LLAMA, ANGLE32, {"max_position": 255}),
-    "JAX": (lambda: from_jax(in_jax), HALF, ANGLE32, {}),
-    "JAX, compiled": (lambda: from_jax(jax.jit(in_jax)), HALF, ANGLE32, {}),
     "MLX": (lambda: in_mlx(False, 64, 5e5, 1), LLAMA, ANGLE32, {}),
     "MLX, traditional": (lambda: in_mlx(True, 64, 1e7, 1), Rope(64, 1e7, "interleaved"), ANGLE32, {}),
     "MLX, half a head": (lambda: in_mlx(False, 32, 1e4, 4), QUARTER, ANGLE32, {}),
