@@ -241,12 +241,9 @@ def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> A
     if "exec" in box:
         unused = {name: x for name, x in box.items() if name not in ("exec", "timeout")}
         _refuse(unused, "must be left out: only functions have it, and a program reads and writes .npy files")
-        command, timeout = box["exec"], box.get("timeout", 60.0)
-        if kind is None:
-            return adapters.from_command(command, timeout=timeout)
-        return adapters.from_attention_command(
-            command, positions=rotates, backward=options.get("backward", False), timeout=timeout
-        )
+        backward = options.get("backward", False)
+        inputs = ["x", "positions"] if kind is None else [*"qkv", *["g"] * backward, *["positions"] * rotates]
+        return adapters.from_command(box["exec"], inputs, timeout=box.get("timeout", 60.0))
     if not Parser.is_child:
         _refuse(_take(box, "timeout"), "must be left out: --in-process has no time limit")
     framework, call = box.get("framework", "numpy"), box.get("call", "positions")

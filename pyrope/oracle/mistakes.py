@@ -452,8 +452,8 @@ FIXES = {
     "raised": (
         ("argument: 'mask'", "give it a default, mask=None: most calls have none"),
         ("argument: 'segments'", "give it a default, segments=None: most calls have none"),
-        ("positional argument", f"{_CALLED}; if its arguments are others, {_WRAP}, such as from_cos_sin"),
-        ("keyword argument", f"if its arguments are others, {_WRAP}, such as from_cos_sin"),
+        ("positional argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda that takes these"),
+        ("keyword argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda that takes these"),
         ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),
         ("out of bounds", _SHORT),
         ("out of range", _SHORT),
