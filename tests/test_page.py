@@ -120,12 +120,12 @@ def test_files(tmp_path):
 
 def test_many_reports_and_the_gallery():
     right = Report("one", "x", "right", errors=(ErrorRow("a", 1e-7, 1.0), ErrorRow("b", 2.5e-7, 1.0)))
-    faults = enumerate(("direction", "not split", "not split"))
+    faults = enumerate(("direction", "rank ignored", "rank ignored"))
     wrong = [Report(f"case {i}", "x", "wrong", (Finding(name, "f"),)) for i, name in faults]
     every = [right, *wrong, Report("lost", "x", "not judged", failure=Failure("r", "", ""))]
     rows = [gallery.Row("first", right, ROPE, True), gallery.Row("second", wrong[0], None, False)]
     for text, heads, titles, words in (
-        (page.verification_section(every), ["not split: 2 cases", "direction: 1 case"],
+        (page.verification_section(every), ["rank ignored: 2 cases", "direction: 1 case"],
          ["the same in 1 case more", "✗ wrong case 2", "? not judged: 1 case", "? not judged lost", "✓ right: 1 case",
           "✓ right one"], "5 cases, 1 right, 3 wrong, 1 not judged"),
         (page.gallery_section(rows), [],

@@ -376,17 +376,15 @@ BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chai
 }  # fmt: skip
 
 SHARDING: dict[str, Mistake] = {
-    "not split": Mistake("rank and size have no effect", "use rank and size"),
-    "rank ignored": Mistake("the rank has no effect", "let the rank say where its positions begin"),
     "positions local to the rank": Mistake("every rank counts its own tokens, so that all ranks but the first rotate "
         "by wrong positions",
         "add the position of the rank's first token, or cut the shard out of positions made for the whole sequence"),
     "first chunk repeated": Mistake("a rank with two chunks uses the positions of its first for both",
         "make the positions of each chunk from that chunk's own place in the sequence",
         "Megatron-LM#5243: 0, 3, 0, 3 in place of 0, 3, 4, 7"),
-    "positions counted from 1": Mistake("positions are counted from 1", "count positions from 0"),
-    "rank counted from 1": Mistake("ranks are counted from 1 where the formula counts from 0",
-        "count ranks from 0, as MPI does"),
+    "rank ignored": Mistake("every rank holds the same positions", "let the rank say where its positions begin"),
+    "counted from 1": Mistake("positions, or ranks, are counted from 1 where the formula counts from 0",
+        "count both from 0, as MPI counts ranks"),
     "off by one at the seams": Mistake("the end of a chunk is taken as included where the next begins with it, or as "
         "excluded twice", "let one formula give the end of a chunk and the beginning of the next: n·i//chunks"),
     "padding counted": Mistake("the length is rounded up to a multiple of the ranks, and padding gets positions of its "
