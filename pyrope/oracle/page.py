@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import html
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import plots
 from ..files import PathLike, atomic_path
 from .gallery import LEGEND
+from .mistakes import ISSUE
 from .readings import Readings, rotation_readings
 from .report import NUMBERS, Part, Report, abbreviated, by_faults, cases_of, number, printable, summary
 
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from .operator import Identification
 
 SYMBOLS = {"right": "✓", "equivalent": "≈", "wrong": "✗", "not judged": "?"}
-# Where the issues are that `mistakes` names by the last part alone, such as vllm#590.
-REPOSITORIES = {place.rpartition("/")[2]: place for place in (
-    "deepspeedai/DeepSpeed", "baidu/ERNIE-Image", "alibaba/MNN", "NVIDIA-NeMo/Megatron-Bridge", "NVIDIA/Megatron-LM",
-    "PaddlePaddle/Paddle", "NVIDIA/TensorRT-LLM", "rajveer43/VeloxQuant-MLX", "huggingface/candle",
-    "huggingface/diffusers", "turboderp-org/exllamav3", "EleutherAI/gpt-neox", "kekzl/imp", "ggml-org/llama.cpp",
-    "oxiglade/mlx-rs", "Blaizzy/mlx-vlm", "karpathy/nanochat", "pie-project/pie", "sgl-project/sglang",
-    "pytorch/torchtitan", "huggingface/transformers", "unslothai/unsloth", "vllm-project/vllm",
-    "lucidrains/x-transformers",
-)}  # fmt: skip
-_ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a page loads nothing and runs nothing
 _STYLE = """
 .pyrope { color-scheme: light dark; --paper: light-dark(#ffffff, #15181c); --card: light-dark(#f6f7f9, #1e2329);
@@ -144,13 +134,12 @@ def fragment(*sections: Markup) -> str:
 
 
 def linked(text: str) -> Markup:
-    """Text in which issues of known projects, such as vllm#590, are links."""
+    """Text in which issues, such as vllm-project/vllm#590, are links."""
     parts, end = list[str](), 0
-    for match in _ISSUE.finditer(text):
-        if (repository := REPOSITORIES.get(match[1])) is not None:
-            address = f"https://github.com/{repository}/issues/{match[2]}"
-            parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
-            end = match.end()
+    for match in ISSUE.finditer(text):
+        address = f"https://github.com/{match[1]}/issues/{match[2]}"
+        parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
+        end = match.end()
     return joined([*parts, text[end:]])
 
 

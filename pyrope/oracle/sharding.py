@@ -90,7 +90,9 @@ def finding(n: int, shards: list[list[int]]) -> Finding | None:
     fact = "; ".join(f"{words}: {_few(sorted(positions))}" for words, positions in wrong.items() if positions)
     name = next(name for name, shows in _SIGNS if shows(Split(n, shards, *wrong.values())))
     rank = next((r for r, shard in enumerate(shards) if r and shard), 0)
-    return Finding(name, f"{n} tokens on {len(shards)} ranks: {fact}", f"rank {rank} holds {_few(shards[rank]) or 'nothing'}")
+    return Finding(
+        name, f"{n} tokens on {len(shards)} ranks: {fact}", f"rank {rank} holds {_few(shards[rank]) or 'nothing'}"
+    )
 
 
 def _few(positions: list[int]) -> str:

@@ -14,13 +14,12 @@ import itertools
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -53,8 +52,6 @@ SUITES = ("rotation", "attention", "linear", "gradients", "all")
 LEAST_POSITION = 63  # no table of one's own may be shorter
 TOKENS = 1 + len(ladder(TOP))  # as many as there are in the calls that read frequencies
 LARGEST = 2**18  # numbers of a case: where they are more, calls that explain mistakes are left out
-# Cases of attention without rows that explain mistakes, which others have: all together would be large.
-LEAN = ("two-sided", "two-sided-window", "interleaved", "unrotated", "scale", "exp")
 Rows: TypeAlias = dict[str, Array]  # by name, each (rows, …)
 Keyed: TypeAlias = dict[bytes, tuple[Array, ...]]  # the same, row by row
 Cases: TypeAlias = Iterator[tuple[str, str, Rope | None, dict[str, Any]]]  # a name, a dtype, a rope, and options
@@ -70,7 +67,11 @@ class Case:
     dtype: str  # of the inputs and of the outputs that are asked for
     rope: Rope | None
     options: Mapping[str, Any]
-    explains: bool = True  # whether there are rows that explain mistakes, too
+
+    @property
+    def explains(self) -> bool:
+        """Whether there are rows that explain mistakes, too."""
+        return self.dtype == "float32" or "-own" in self.name
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -246,9 +247,7 @@ def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, o
     if kind != "rotation":
         usual |= {"heads": 4, "key_heads": 4, "head_dim": 8 if rope is None else rope.head_dim, "causal": True}
         usual |= {"feature_map": "elu+1"} if kind == "linear" else {}
-    explains = name.startswith("own") or (dtype == "float32" and (kind == "rotation" or name not in LEAN))
-    name = f"{kind}{'-backward' * backward}-{name}-{dtype}"
-    return Case(name, kind, backward, dtype, rope, usual | options, explains)
+    return Case(f"{kind}{'-backward' * backward}-{name}-{dtype}", kind, backward, dtype, rope, usual | options)
 
 
 # ── What is recorded ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -367,11 +366,11 @@ def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
 def _rope_from_json(value: Any) -> Rope | None:
     if value is None:
         return None
-    fields = {name: value[name] for name in ("head_dim", "base", "layout", "rotary_dim", "placement", "direction")}
+    plain = {name: value[name] for name in ("head_dim", "base", "layout", "rotary_dim", "placement", "direction")}
     scaling, axes = value["scaling"], value["axes"]
     if scaling is not None:
         scaling = theta.SCALINGS[scaling["type"]](**{name: x for name, x in scaling.items() if name != "type"})
-    return Rope(**fields, scaling=scaling, axes=None if axes is None else Axes(**axes))
+    return Rope(**plain, scaling=scaling, axes=None if axes is None else Axes(**axes))
 
 
 def _read_cases(directory: Path) -> list[Case]:
@@ -383,19 +382,9 @@ def _read_cases(directory: Path) -> list[Case]:
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
             rule = f'the file must have "format": "{FORMAT}", "version": {VERSION}'
             raise ValueError(f"{rule}, has {manifest.get('format')!r}, {manifest.get('version')!r}: write it anew")
-        return [_case_from_json(entry) for entry in manifest["cases"]]
-
-
-def _case_from_json(entry: dict[str, Any]) -> Case:
-    names = ("name", "kind", "backward", "dtype", "options", "explains", "rope")
-    if missing := [name for name in names if name not in entry]:
-        raise ValueError(f"a case must have {', '.join(names)}; {missing[0]} is missing: write it anew")
-    case = Case(**{**{name: entry[name] for name in names}, "rope": _rope_from_json(entry["rope"])})
-    if not re.fullmatch(r"[\w+-][\w.+-]*", case.name):  # it is part of a path
-        raise ValueError(f"the name of a case must have letters, digits, - and . alone, was {case.name!r}")
-    checks.choice("kind", case.kind, SUITES[:3])
-    _ = Own(cast(Rope, case.rope), **case.options) if case.kind == "rotation" else case.spec  # checks the options
-    return case
+        names, entries = [field.name for field in fields(Case)], manifest["cases"]
+        read = [{name: entry[name] for name in names} for entry in entries]
+        return [Case(**{**entry, "rope": _rope_from_json(entry["rope"])}) for entry in read]
 
 
 # ── Judgement ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -441,7 +430,7 @@ def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> R
 
     report = case.check(look_up)
     unsaid = report.faults == ("unexplained",) and not case.explains
-    more = ("most cases of float32 have rows that explain mistakes, too; this one has not",) if unsaid else ()
+    more = ("cases of float32 have rows that explain mistakes, too; this one has not",) if unsaid else ()
     return replace(report, subject=case.name, notes=(*report.notes, *more))
 
 
