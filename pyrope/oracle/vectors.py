@@ -42,7 +42,7 @@ from .attention_calls import Scope
 from .candidate import BITS
 from .operator import ladder
 from .report import Failure, Report
-from .rotation import MAX_POSITION, check_rotation, recorded_calls
+from .rotation import MAX_POSITION, check_rotation
 from .steps import Call, Spec, allowed, grades, results
 from .tolerance import APPLICABLE, Expected, Tables
 from .turning import TOP
@@ -266,23 +266,20 @@ def _recorded(case: Case) -> Rows:
 
 
 def _asked(case: Case) -> Iterator[Keyed]:
-    """The rows that are handed over to a right candidate, then to each wrong one: with other pairs, another base or
-    another mask, with values cut off or in another order."""
-    ropes = [] if case.rope is None else [replace(case.rope, layout=layout) for layout in ("interleaved", "half")]
-    if case.rope is not None and case.kind == "rotation":
-        for rope in (case.rope, *ropes):
-            calls = recorded_calls(rope.transposed if case.backward else rope, case.dtype, case.options["max_position"])
-            yield {key: row for call in calls for key, row in _keyed(case.rows(call))}
-        return
-    ropes += [] if case.rope is None else [replace(case.rope, base=50 * case.rope.base)]
+    """The rows that are handed over to a right candidate, then to wrong ones: with another mask, with values cut off or
+    in another order, or with another base."""
+    values = case.inputs[0] if case.kind == "rotation" else "v"
     yield _asked_of(case, case.truth)
-    yield _asked_of(case, replace(case, options={**case.options, "causal": not case.options["causal"]}).truth)
-    if case.backward:  # most mistakes show in the plain call
-        return
-    yield _asked_of(case, lambda rows: case.truth({**rows, "v": np.clip(rows["v"], -1, 1)}))
-    yield _asked_of(case, lambda rows: case.truth({**rows, "v": rows["v"][..., ::-1]}))
-    yield from (_asked_of(case, replace(case, rope=rope).truth) for rope in ropes)
-    yield _asked_of(case, lambda rows: case.truth({**rows, "k": rows["k"][:, ::-1], "v": rows["v"][:, ::-1]}))
+    if case.kind != "rotation":
+        yield _asked_of(case, replace(case, options={**case.options, "causal": not case.options["causal"]}).truth)
+        if case.backward:  # most mistakes show in the plain call
+            return
+    yield _asked_of(case, lambda rows: case.truth({**rows, values: np.clip(rows[values], -1, 1)}))
+    yield _asked_of(case, lambda rows: case.truth({**rows, values: rows[values][..., ::-1]}))
+    if case.kind != "rotation":
+        yield _asked_of(case, lambda rows: case.truth({**rows, "k": rows["k"][:, ::-1], "v": rows["v"][:, ::-1]}))
+    if case.rope is not None:
+        yield _asked_of(case, replace(case, rope=replace(case.rope, base=50 * case.rope.base)).truth)
 
 
 def _asked_of(case: Case, answer: Callable[[Rows], list[Array]]) -> Keyed:
