@@ -475,20 +475,21 @@ def write_vectors(given: Given, output: Output) -> int:
         raise ValueError("a second path, --html, --json and --only need --verify")
     chosen, own = "max_position" in given, _own_vectors(given)
     _progress("writing …")
-    manifest = vectors.write_vectors(directory, own=own, **given)
+    manifest = vectors.write_vectors(directory, **own, **given)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {directory}")
-    if own is not None:
-        print(f"positions end at {own.last}" + (": see --max-position" if not chosen else ""))
+    if own:
+        last = vectors.last_position(own["rope"], own.get("max_position"))
+        print(f"positions end at {last}" + (": see --max-position" if not chosen else ""))
     return 0
 
 
-def _own_vectors(given: Given) -> vectors.Own | None:
-    """What says how the vectors for one's own rope are; None: the standard ones."""
+def _own_vectors(given: Given) -> Given:
+    """What says how the vectors for one's own rope are; nothing: the standard ones."""
     more, config = _take(given, "heads key-heads max-position"), given.get("config")
     if not _takes_rope(given) and "head_dim" not in given:
         _refuse(more, "needs a rope of your own: give --config, or its numbers")
-        return None
+        return {}
     rope = _rope(given)
     if config is not None or given.get("suite") == "rotation":
         why = "--config says it already" if config is not None else "rotations have no heads"
@@ -499,7 +500,7 @@ def _own_vectors(given: Given) -> vectors.Own | None:
         if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
             count = checks.integer(NUMBERS["positions"], said.get("positions", checks.MAX_POSITION + 1), 1)
             more.setdefault("max_position", max(min(count - 1, checks.MAX_POSITION), vectors.LEAST_POSITION))
-    return vectors.Own(rope, **more)
+    return {"rope": rope, **more}
 
 
 def _verify(directory: str, given: Given, output: Output) -> int:

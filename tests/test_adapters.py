@@ -406,6 +406,7 @@ def test_targets_are_found(here, target):
     ("own_rope", ValueError, 'must be "module:function"'), (":turn", ValueError, 'must be "module:function"'),
     ("own_rope:turn()", ValueError, 'must be "module:function"'), ("own_rope:tunr", ValueError, "own_rope has no 'tunr'"),
     ("own_rope:number", ValueError, "own_rope:number must be a function, was int"),
+    ("own_rope:Rope", ValueError, "own_rope:Rope must be a function, was a class: make an object of it"),
     ("own_rpe:turn", ValueError, "there is no module own_rpe, here or installed"),
     ("own_rope.deeper:turn", ValueError, "there is no module own_rope.deeper, .*not a package"),
     ("own_rpe.py:turn", ValueError, "there is no file own_rpe.py"), ("sub/:turn", ValueError, "there is no module sub/"),

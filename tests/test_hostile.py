@@ -14,7 +14,7 @@ from pyrope import Rope, definition, encodings
 from pyrope.configs import still_layers
 from pyrope.model import Config, Model, weight_shapes
 from pyrope.oracle.traces import diff_traces
-from pyrope.oracle.vectors import Own, verify_vectors, write_vectors
+from pyrope.oracle.vectors import verify_vectors, write_vectors
 
 HALF, SMALL = Rope(16, 10000.0, "half"), Rope(4, 1e4, "half")
 Y = np.ones((1, 3, 4))
@@ -51,7 +51,6 @@ REFUSED = {
     "weights must be a dict of arrays by name, was list": lambda: Model(PLAIN, []),
     "incremental must be a function that makes one, was int": lambda: pyrope.check_attention(len, incremental=3),
     "cache must be True or False, was 'no'": lambda: pyrope.check_attention(len, cache="no"),
-    "own must be None or Own[(]rope[)], with a rope of your own, was Rope": lambda: write_vectors("v", own=HALF),
     "a trace must be arrays of real numbers by name, .* was": lambda: diff_traces({"a": None}, {"a": None}),
     "a trace must be arrays of real numbers by name, .*was": lambda: diff_traces({}, {"a": np.zeros(3, complex)}),
 }  # fmt: skip
@@ -149,7 +148,7 @@ class Odd(np.ndarray):
 
 
 def test_arithmetic_of_an_output_is_not_trusted(tmp_path):
-    manifest = write_vectors(tmp_path / "v", "rotation", own=Own(HALF, max_position=63), dtype="float32")
+    manifest = write_vectors(tmp_path / "v", "rotation", rope=HALF, max_position=63, dtype="float32")
     zeros = {case["outputs"]["y"]: np.zeros(case["arrays"]["y"]["shape"], np.float32) for case in manifest["cases"]}
     odd = {name: array.view(Odd) for name, array in zeros.items()}
     assert {report.verdict for report in verify_vectors(tmp_path / "v", odd)} == {"wrong"}

@@ -448,6 +448,8 @@ def load_target(target: str) -> Function:
         value = operator.attrgetter(name)(_imported(place))
     except AttributeError as error:
         raise ValueError(f"{place} has no {name!r}") from error
+    if isinstance(value, type):
+        raise ValueError(f"{target} must be a function, was a class: make an object of it in the file, and name that")
     if not callable(value):
         raise ValueError(f"{target} must be a function, was {type(value).__name__}")
     return value  # type: ignore[no-any-return]

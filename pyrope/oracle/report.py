@@ -160,8 +160,8 @@ class Report:
             rows = [(row.where, number(row.worst), number(row.allowed), number(row.ulps, ".3g")) for row in self.errors]
             table = [("error", "worst", "allowed", "ulps"), *rows]
             yield Part("Errors in numbers", table=[row[: 3 + in_ulps] for row in table])
-        if rows := [*[tried] * (not self.ok and bool(self.tried)), *(("note", note) for note in self.notes)]:
-            yield Part("Notes", rows)
+        if self.notes or (self.tried and not self.ok):
+            yield Part("Notes", [*[tried] * (not self.ok), *(("note", note) for note in self.notes)])
 
     def __str__(self) -> str:
         parts = "\n\n".join(map(_text, self.parts()))

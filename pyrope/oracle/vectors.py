@@ -147,36 +147,18 @@ class Case:
 # ── The cases ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Own:
-    """Shapes and positions of cases for one's own rope."""
+def last_position(rope: Rope, most: int | None = None) -> int:
+    """The largest position that the cases of a rope have: 131071 or ``most``, or what its length allows."""
+    last = MAX_POSITION if most is None else checks.integer("max_position", most, LEAST_POSITION, checks.MAX_POSITION)
+    return min(last, int(rope.scaling.length or 2) - 1) if isinstance(rope.scaling, theta.LENGTH_DEPENDENT) else last
 
-    rope: Rope
-    heads: int = 4
-    key_heads: int | None = None  # as many as heads
-    max_position: int | None = None  # the largest that is used: 131071, or what the rope's length allows
 
-    def __post_init__(self) -> None:
-        theta.check_rope(self.rope)
-        heads = checks.size("heads", self.heads)
-        key_heads = heads if self.key_heads is None else checks.size("key_heads", self.key_heads)
-        if heads % key_heads:
-            raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
-        if self.max_position is not None:
-            checks.integer("max_position", self.max_position, LEAST_POSITION, checks.MAX_POSITION)
-
-    @property
-    def last(self) -> int:
-        """The largest position."""
-        scaling, last = self.rope.scaling, self.max_position or MAX_POSITION
-        return min(last, max(int(scaling.length or 1) - 1, 1)) if isinstance(scaling, theta.LENGTH_DEPENDENT) else last
-
-    def cases(self, kind: str) -> Cases:
-        heads = {} if kind == "rotation" else {"heads": self.heads, "key_heads": self.key_heads or self.heads}
-        for dtype in BITS:
-            yield "own", dtype, self.rope, {**heads, "max_position": self.last}
-            if heads:
-                yield "own-continued", dtype, self.rope, {**heads, "max_position": self.last, "queries": 3}
+def _own(kind: str, rope: Rope, heads: dict[str, int], max_position: int | None) -> Cases:
+    options = {**(heads if kind != "rotation" else {}), "max_position": last_position(rope, max_position)}
+    for dtype in BITS:
+        yield "own", dtype, rope, options
+        if kind != "rotation":
+            yield "own-continued", dtype, rope, {**options, "queries": 3}
 
 
 def _rotations() -> Cases:
@@ -192,8 +174,8 @@ def _rotations() -> Cases:
         "llama3": theta.Llama3(8.0, 1.0, 4.0, 8192), "proportional": theta.Proportional(0.5),
     }  # fmt: skip
     for name, scaling in scalings.items():
-        own = Own(replace(half, scaling=scaling))
-        yield name, "float32", own.rope, {"max_position": own.last}
+        rope = replace(half, scaling=scaling)
+        yield name, "float32", rope, {"max_position": last_position(rope)}
     for dtype in ("float64", "float16", "bfloat16"):
         yield "yarn", dtype, replace(half, layout="interleaved", scaling=yarn), {}
     for layout in ("interleaved", "half"):
@@ -224,21 +206,26 @@ def _attentions(kind: str) -> Cases:
     yield "scale", "float32", rope, {"scale": 1.0}
 
 
-def cases(suite: str = "all", own: Own | None = None, dtype: str | None = None) -> list[Case]:
-    """The cases of a suite: the standard ones, or those for one's own rope; of one dtype, or of all that there are."""
+def cases(
+    suite: str = "all", rope: Rope | None = None, heads: int = 4, key_heads: int | None = None,
+    max_position: int | None = None, dtype: str | None = None,
+) -> list[Case]:  # fmt: skip
+    """The cases of a suite: the standard ones, or those of one's own rope; of one dtype, or of all that there are."""
     kinds = [kind for kind in SUITES[:3] if checks.choice("suite", suite, SUITES) in (kind, "all", "gradients")]
-    if own is not None and not isinstance(own, Own):
-        raise TypeError(f"own must be None or Own(rope), with a rope of your own, was {type(own).__name__}")
-    if own is not None and own.rope.axes is not None:  # in attention positions are (b, n)
+    if rope is not None and theta.check_rope(rope).axes is not None:  # in attention positions are (b, n)
         kinds = [kind for kind in kinds if kind == "rotation"]
         if not kinds:
             raise ValueError("a rope with several axes has vectors for rotations alone: give --suite rotation")
+    sizes = {"heads": checks.size("heads", heads), "key_heads": checks.size("key_heads", key_heads or heads)}
+    if heads % sizes["key_heads"]:
+        raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
     dtypes = [name for name in BITS if name != "bfloat16" or importlib.util.find_spec("ml_dtypes")]
     dtypes = dtypes if dtype is None else [dtype_named(checks.choice("dtype", dtype, tuple(BITS))).name]
     listed = list[Case]()
     for kind in kinds:
         standard = _rotations() if kind == "rotation" else _attentions(kind)
-        listed += [_case(kind, suite == "gradients", *case) for case in (own.cases(kind) if own else standard)]
+        chosen = standard if rope is None else _own(kind, rope, sizes, max_position)
+        listed += [_case(kind, suite == "gradients", *case) for case in chosen]
     return [case for case in listed if case.dtype in dtypes and not (case.backward and "queries" in case.options)]
 
 
@@ -302,15 +289,14 @@ def _keyed(rows: Rows) -> list[tuple[bytes, tuple[Array, ...]]]:
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_vectors(
-    directory: PathLike, suite: str = "all", *, own: Own | None = None, dtype: str | None = None
-) -> dict[str, Any]:
+def write_vectors(directory: PathLike, suite: str = "all", **options: Any) -> dict[str, Any]:
     """Writes a suite ("rotation", "attention", "linear", "all" of these three, or "gradients") to a directory, and
-    returns its manifest: the standard cases, or those for one's own rope, of one dtype or of all.
+    returns its manifest: the standard cases or, with ``rope=`` and perhaps ``heads=``, ``key_heads=`` and
+    ``max_position=``, those of one's own rope; of one ``dtype=`` or of all.
 
     The directory, which must be new or empty, appears when all is written.
     """
-    target, listed = Path(os.path.realpath(directory)), cases(suite, own, dtype)
+    target, listed = Path(os.path.realpath(directory)), cases(suite, **options)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ValueError(f"{directory} must be a new or an empty directory: name another, or remove what is there")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
