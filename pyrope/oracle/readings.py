@@ -138,7 +138,7 @@ def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
     at = np.array([[m], *[[0]] * ((1 if rope.axes is None else rope.axes.count) - 1)])
     due = Expected(Tables(rope, at), np.eye(rope.head_dim)[:, None], at, found.dtype)
     expected, bounds = due.y[:, 0].T, due.allowed(APPLICABLE[found.dtype][-1])[:, 0].T
-    return Operators(where, measured, expected, bool((np.abs(measured - expected) > 2 * bounds).any()))
+    return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
 
 
 def _frequencies(found: Description, rope: Rope | None) -> Frequencies:

@@ -151,8 +151,8 @@ class Report:
             head += [("reason", failure.reason), ("received", failure.received), ("fix", failure.fix)]
         yield Part("", [*head, *[tried] * self.ok], lines=() if failure is None else failure.frames)
         for one in self.findings:
-            rows = [("fact", one.fact), ("where", one.where), ("cause", one.cause), ("fix", one.fix)]
-            yield Part(one.fault, [*rows, ("happened", one.happened)])
+            said = [("fact", one.fact), ("where", one.where), ("cause", one.cause), ("fix", one.fix)]
+            yield Part(one.fault, [*said, ("happened", one.happened)])
         if sides or self.measured:
             yield Part("Expected and measured", table=[("", "expected", "measured"), *(sides or self.measured)])
         if self.errors:
