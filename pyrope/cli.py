@@ -17,6 +17,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from . import Sampling, __version__, checks, forward, generate, load, plots
@@ -661,17 +662,19 @@ class Output(NamedTuple):
 
     as_json: bool = False
     html: str | None = None
+    target: str = ""  # of what they are
 
     def show(self, text: str, value: Any, title: str = "", sections: Callable[[], Sequence[Any]] = list) -> None:
         _progress("")
         print(json.dumps(value, indent=1) if self.as_json else _coloured(text))
         if self.html is not None:
             _progress("drawing …")
-            page.write_page(self.html, f"pyrope: {title}", *sections())
+            page.write_page(self.html, " ".join(filter(None, ("pyrope:", self.target, title))), *sections())
             _progress("")
             print(f"report written to {self.html}", file=sys.stderr)
 
     def show_report(self, report: Report) -> int:
+        report = replace(report, target=self.target)
         self.show(str(report), report.to_dict(), report.headline, lambda: [page.report_section(report)])
         return _exit_code([report])
 
@@ -771,7 +774,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().print_help(sys.stderr)
         return 2
     given = vars(_parser().parse_args(arguments))
-    run, _, output = given.pop("run"), given.pop("command"), Output(given.pop("json", False), given.pop("html", None))
+    run, _, target = given.pop("run"), given.pop("command"), given.get("target", given.get("exec", ""))
+    output = Output(given.pop("json", False), given.pop("html", None), target)
     code = 141  # if the output cannot be written, as of a program that SIGPIPE has ended
     try:
         if output.html is not None:

@@ -104,6 +104,7 @@ class Report:
     errors: tuple[ErrorRow, ...] = ()
     notes: tuple[str, ...] = ()  # what the other side must do alike, and what could not be decided
     failure: Failure | None = None  # of a candidate that could not be judged
+    target: str = ""  # how the command line names the candidate
     readings: Any = field(default=None, repr=False, compare=False)  # what its page draws
 
     def __post_init__(self) -> None:
@@ -146,7 +147,8 @@ class Report:
     def parts(self, sides: Sequence[tuple[str, str, str]] = ()) -> Iterator[Part]:
         """All that it says below its verdict, what matters most first; ``sides``, if given, are what was measured in
         more words."""
-        head, tried = [("expected", self.expected), ("precision", self.precision or "")], ("tried", self.tried)
+        head, tried = [("target", self.target), ("expected", self.expected)], ("tried", self.tried)
+        head += [("precision", self.precision or "")]
         if (failure := self.failure) is not None:
             head += [("reason", failure.reason), ("received", failure.received), ("fix", failure.fix)]
         yield Part("", [*head, *[tried] * self.ok], lines=() if failure is None else failure.frames)
