@@ -109,7 +109,6 @@ CALLS = {
     "identify": call(broken, 8, dtype=np.float32, max_position=100),
     "traces.diff_traces": call(TRACE, {**TRACE, "logits": normal(1, 3, 8) + 1}, tolerance=1e-3),
     "adapters.with_axes": call(broken, "bnhd"),
-    "adapters.cached": call(np.zeros((9, 2)), limit=5),
     "adapters.from_command": call("true {x} {positions} {y}", timeout=1.0),
     "adapters.from_sequential": call(broken, limit=5),
     "adapters.load_target": call("math:hypot"),

@@ -94,9 +94,9 @@ class Case:
 
     def check(self, fn: Callable[..., Any]) -> Report:
         """What the check says of fn, which gets and returns arrays."""
-        if self.kind == "rotation" and self.rope is not None:
+        if self.kind == "rotation":
             options = {**self.options, "dtype": self.dtype, "backward": self.backward}
-            return check_rotation(fn, self.rope, effort="few", **options)
+            return check_rotation(fn, theta.check_rope(self.rope), effort="few", **options)
         queries, last = self.options.get("queries"), len(grades(self.spec)) - 1
         scope = Scope(effort="few", backward=self.backward, queries=queries, batch=1, tokens=TOKENS)
         check = Check(self.spec, Asked(fn, None, self.backward), scope, MAX_POSITION, last, queries is not None)
@@ -111,32 +111,23 @@ class Case:
             arrays = x.reshape(-1, x.shape[-1]), np.moveaxis(at.reshape(*axes, -1), -1, 0)
         return dict(zip(self.inputs, arrays, strict=True))
 
-    def holds(self, row: tuple[Array, ...]) -> bool:
-        """Whether the positions of a row are among those that it may have."""
-        return self.rope is None or bool((row[-1] <= self.options["max_position"]).all())
-
     def truth(self, rows: Rows) -> list[Array]:
         """The right results."""
         if self.kind == "rotation":
             return [self._rotated(rows).y]
-        call = Call("", **rows)
-        return [*results(self.spec, call)]
+        return [*results(self.spec, Call("", **rows))]
 
     def allowed(self, rows: Rows) -> list[Array]:
         """How far off each number may be."""
         if self.kind == "rotation":
             return [self._rotated(rows).allowed(APPLICABLE[self.dtype][-1])]
-        call, rounding = Call("", **rows), [*grades(self.spec).values()][-1]
-        limits = allowed(self.spec, call, rounding)
+        limits = allowed(self.spec, Call("", **rows), [*grades(self.spec).values()][-1])
         return [np.broadcast_to(limit.worst, limit.truth.shape) for limit in limits]
 
     def _rotated(self, rows: Rows) -> Expected:
-        assert self.rope is not None
-        rope, at = (
-            self.rope.transposed if self.backward else self.rope,
-            np.atleast_2d(np.moveaxis(rows["positions"], 0, -1)),
-        )
-        return Expected(Tables(rope, at), rows[self.inputs[0]].astype(float), at, self.dtype)
+        rope, at = theta.check_rope(self.rope), np.atleast_2d(np.moveaxis(rows["positions"], 0, -1))
+        tables = Tables(rope.transposed if self.backward else rope, at)
+        return Expected(tables, rows[self.inputs[0]].astype(float), at, self.dtype)
 
     def answered(self, results: list[Array], like: Array) -> Any:
         """Rows of results as a candidate returns them."""
@@ -243,10 +234,14 @@ def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, o
 def _recorded(case: Case) -> Rows:
     """Every row that the check may hand over, once each: to a right candidate and, if they are not too many numbers, to
     wrong ones, of which it asks more."""
+
+    def below(row: tuple[Array, ...]) -> bool:  # whether it has no position beyond the last one
+        return case.rope is None or bool((row[-1] <= case.options["max_position"]).all())
+
     rows: Keyed = {}
     for listed in itertools.islice(_asked(case), None if case.explains else 1):
         shapes = [x.shape for x in next(iter((rows or listed).values()))]
-        more = {key: row for key, row in listed.items() if [x.shape for x in row] == shapes and case.holds(row)}
+        more = {key: row for key, row in listed.items() if [x.shape for x in row] == shapes and below(row)}
         if not rows or len(rows | more) * sum(map(math.prod, shapes)) * (1 + case.backward) <= LARGEST:
             rows |= more
     return dict(zip(case.inputs, map(np.stack, zip(*rows.values(), strict=True)), strict=True))
