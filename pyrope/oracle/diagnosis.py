@@ -313,15 +313,6 @@ def _name(rule: Rule) -> str:
 # ── Numbers that are changed before or after they turn: rounded, clipped, normalised, added to ───────────────────────
 
 
-def read_all(check: Check) -> None:
-    """Makes every call that a diagnosis may make, for those who record the answers."""
-    for low, high in _sizes(check.dtype):
-        _at_zero(check, low, high)
-    _multiples(check)
-    with suppress(Unreadable):  # of heads that are too wide
-        described(check)
-
-
 def _damaged(check: Check) -> tuple[str, str] | None:
     """The name and the fact, if numbers are changed. Raises `Unreadable`."""
     for low, high in _sizes(check.dtype):
