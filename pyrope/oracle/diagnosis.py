@@ -98,7 +98,7 @@ class Diagnosis:
         if self.check.state and (self.check.spoilt or self.some or became is None):
             return [Finding(*self.check.state, self._where(rows, rule))]
         apart = [one for one in looks if 0.01 < one.holds.mean() < MOST]
-        if became is not None or (rule is not None and rule.exact):
+        if (became is not None and became.fault != ELSEWHERE) or (rule is not None and rule.exact):
             apart = []
         for one in apart:  # some rows hold nothing: others may say more
             rows &= ~one.holds
