@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, product
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +19,11 @@ from .candidate import BITS, UNIT
 from .frequencies import RAMPS, Measured, Named, listed, meant, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
-from .responses import narrowed
+from .responses import narrowed, response, roundings
 from .tolerance import U32, Tables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
+SOME = 8  # pairs whose axes are listed
 BACKWARDS = "some pairs turn backwards"
 VAGUE = ("wrong frequencies", "inexact frequencies")
 # Own and other term of both outputs that are a matter of the direction, the frequencies or the factor.
@@ -165,9 +167,9 @@ def _lengths(found: Description) -> Iterator[Named]:
     wrong = np.abs(each / found.factor - 1) > 4 * unit + 1e-4
     if wrong.any() and np.nanmax(np.abs(size / each - 1), initial=0) <= 4 * unit + 1e-5:
         which = listed(np.sort(found.shape.features(found.head_dim)[1][wrong]), "feature")
-        numbers = f"{each[wrong].min():.6g} to {each[wrong].max():.6g}"
+        numbers = " to ".join(dict.fromkeys(f"{f(each[wrong]):.6g}" for f in (np.min, np.max)))
         fact = f"lengths are multiplied by {numbers} in {which}, by {found.factor:.6g} in most others"
-        yield Named("features multiplied differently", fact)
+        yield Named("features multiplied differently" if each[wrong].any() else "features not written", fact)
     elif found.uneven > 0.05 + 4 * unit:
         least, most = (np.unravel_index(some, size.shape) for some in (np.nanargmin(size), np.nanargmax(size)))
         lengths = (f"{size[k]:.4g} in pair {k[2]} at position {found.at[k[1]]}" for k in (least, most))
@@ -198,8 +200,10 @@ def _axes(found: Description, rope: Rope) -> Iterator[Named]:
         return
     due, got = [str(axis) for axis, _ in rope.axes.assign(rope.pairs)], found.dealing
     turns = (np.abs(found.theta) > 8 * found.unsure).any(axis=(0, 2))
-    if any(x != y and turning for x, y, turning in zip(got, due, turns, strict=True)):
-        yield Named("wrong axes", f"the pairs turn with the axes {dealt(got)}, where {dealt(due)} is expected")
+    wrong = np.flatnonzero(turns & (np.array(got) != np.array(due)))[:SOME]
+    if len(wrong):
+        axes = (dealt(each[i] for i in wrong) for each in (got, due))
+        yield Named("wrong axes", "{} turn with the axes {}, where {} is expected".format(listed(wrong), *axes))
 
 
 def _own_angles(found: Description, rope: Rope) -> Iterator[Named]:
@@ -291,17 +295,20 @@ def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
 def _inexact(found: Description, truth: Truth) -> Iterator[Named]:
     """Cosines and sines that are off alike at all positions, or more at larger ones, but not in proportion, as with
     other frequencies."""
-    error = np.abs(found.z / found.factor - (truth.cos + 1j * truth.sin)[..., None])
-    error = np.where(found.known, error, 0).max(axis=(0, 3))  # (n, p)
+    exact, factor = truth.cos + 1j * truth.sin, truth.rope.attention_factor
+    z = found.z / (factor if abs(found.factor / factor - 1) < 2e-3 else found.factor)
+    error = np.where(found.known, np.abs(z - exact[..., None]), 0).max(axis=(0, 3))  # (n, p)
     allowed = 2 * truth.allowed.max(axis=0) + 16 * found.unit + 1e-6
     near, far = float(error[found.at <= 64].max()), float(error.max())
-    if found.at[-1] < 1000 or not (error > allowed).any() or far > 0.5:
+    if found.at[-1] < 1000 or not (error > allowed).any() or far > 0.5 or (error > allowed)[0].any():
         return
     k, i = np.unravel_index(np.argmax(error > allowed), error.shape)
     first = f"first at position {found.at[k]}, in pair {i}, by {error[k, i]:.2g}"
     fact = f"cosines and sines are off by up to {far:.2g}, {first}"
     if 1e-5 < far < 4 * near:
-        yield Named("inexact sine", f"{fact}, at small positions as at large ones")
+        how = response(exact.real.reshape(1, -1), z.real[..., 0].reshape(1, -1), 1e-5).words
+        how = f": they are {how}" if how in map(itemgetter(0), roundings()) else ""
+        yield Named("inexact sine", f"{fact}, at small positions as at large ones{how}")
         return
     theta, late = frequencies(truth.rope), found.at > found.at[-1] // 64
     same = (np.abs(found.measured.theta - theta) <= 4 * found.measured.unsure + 2.0**-10 * theta).all()

@@ -86,6 +86,8 @@ ROTATION: dict[str, Mistake] = {
         "exllamav3#259, TensorRT-LLM#16378, vllm#48623"),
     "features multiplied differently": Mistake("a weight, such as that of a norm, or a factor of one feature is "
         "applied on the way", "rotation alone"),
+    "features not written": Mistake("a loop over pairs that ends early, or a last part of a vector left out, where the "
+        "result begins as zeros", "cover all pairs, whatever the width of a vector", "kernels"),
     # Frequencies
     "wrong base": Mistake("rope_theta not read, or read from where it is no longer kept",
         "read it from the config, under its new and its old name (rope_parameters, rope_scaling)", "DeepSpeed#8345"),

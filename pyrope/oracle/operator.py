@@ -257,7 +257,7 @@ class Description:
     def predict(self, x: Array, positions: Array) -> Array:
         """What the measured description returns: x (…, n, d), positions (axes, n) -> float64 like x."""
         x, (reads, writes), m = np.asarray(x, np.float64), self.shape.features(self.head_dim), positions.astype(float)
-        z = self.factor * np.exp(1j * (self.start + np.einsum("an,apj->npj", m, self.theta)))
+        z = np.median(self.size, axis=(0, 1)) * np.exp(1j * (self.start + np.einsum("an,apj->npj", m, self.theta)))
         y = x.copy()
         y[..., self.outside] = x[..., self.outside] * self.rest
         for j, sign in ((0, -1), (1, 1)):
