@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, product
 from operator import itemgetter
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from .responses import narrowed, response, roundings
 from .tolerance import U32, Tables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
-SOME = 8  # pairs whose axes are listed
+SOME, WIDE = 8, 60  # pairs whose axes are listed alone, and letters of such a list
 BACKWARDS = "some pairs turn backwards"
 VAGUE = ("wrong frequencies", "inexact frequencies")
 # Own and other term of both outputs that are a matter of the direction, the frequencies or the factor.
@@ -200,10 +201,12 @@ def _axes(found: Description, rope: Rope) -> Iterator[Named]:
         return
     due, got = [str(axis) for axis, _ in rope.axes.assign(rope.pairs)], found.dealing
     turns = (np.abs(found.theta) > 8 * found.unsure).any(axis=(0, 2))
-    wrong = np.flatnonzero(turns & (np.array(got) != np.array(due)))[:SOME]
+    wrong = np.flatnonzero(turns & (np.array(got) != np.array(due)))
     if len(wrong):
-        axes = (dealt(each[i] for i in wrong) for each in (got, due))
-        yield Named("wrong axes", "{} turn with the axes {}, where {} is expected".format(listed(wrong), *axes))
+        which = wrong if len(wrong) <= SOME else np.arange(rope.pairs)
+        axes = (shorten(dealt(each[i] for i in which), WIDE, placeholder=" …") for each in (got, due))
+        fact = "the axes that turn {} are {}, where {} is expected".format(listed(which), *axes)
+        yield Named("wrong axes", fact)
 
 
 def _own_angles(found: Description, rope: Rope) -> Iterator[Named]:

@@ -137,8 +137,8 @@ def name_frequencies(measured: Measured, rope: Rope) -> Named | None:
         other = not (np.abs(theta - due) <= RAMPS * U32 * due).all()  # else it is nearly what is expected
         if other and measured.fits(theta, RAMPS):
             return named
-    readings = (_dealt, _geometric, _lists, _rescaled, _other_ramp)
-    return next((named for read in readings if (named := read(measured, rope)) is not None), _in_words(measured, rope))
+    readings = (read(measured, rope) for read in (_dealt, _geometric, _lists, _rescaled, _other_ramp))
+    return next((named for named in readings if named is not None), _in_words(measured, rope))
 
 
 def right_frequencies(measured: Measured, rope: Rope) -> Array:
@@ -261,7 +261,7 @@ def _rescaled(measured: Measured, rope: Rope) -> Named | None:
         if (np.abs(frequencies(other) - due) <= theta_errors(other) * U32 * due).all():
             continue  # it is nearly that one, but not within its rounding
         got, scaling = other.scaling, rope.scaling
-        if type(got) is not type(scaling):
+        if got is None or scaling is None or type(got) is not type(scaling):
             words = f"{_rule(other)}; as {got!r}"
             return Named(f"another rescaling: {RULES[type(got)]}", f"the frequencies are those of {words}", other)
         names = [field.name for field in fields(got) if getattr(got, field.name) != getattr(scaling, field.name)]

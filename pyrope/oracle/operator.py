@@ -13,7 +13,6 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,100 +158,30 @@ class Description:
     theta: Array  # (axes, p, 2): frequencies, with the sign in which each output turns
     unsure: Array  # (axes, p, 2): how far off they may be
     straight: int  # the last position up to which all angles grow in proportion
+    owner: Array  # (p,): which axis turns each pair, the one that does so the fastest
+    direction: int  # that of most pairs; those beyond half a turn for a position do not tell
+    measured: Measured  # (p,): the frequencies of the first outputs on the axis that turns them
+    start: Array  # (p, 2): the angle at position 0
+    offsets: tuple[float, ...]  # (axes,): by how many positions pairs are ahead
+    unexplained_start: float  # how far pairs are turned at position 0 beside what the offsets explain
+    size: Array  # (axes, n, p, 2): |z|
+    factor: float  # what most lengths are multiplied with
+    uneven: float  # how far lengths are from the factor, relative to it
+    skew: float  # how far the outputs of a pair are from a rotation times a number, relative to their lengths
+    outside: Array  # (d − r,): features outside of the pairs
+    still: Array  # (axes, n, d − r): what these are multiplied with
+    rest: Array  # (d − r,): the same at most positions
 
     @property
     def unit(self) -> float:
         return UNIT[self.dtype]
 
-    @cached_property
-    def size(self) -> Array:
-        return np.abs(self.z)
-
-    @property
-    def owner(self) -> Array:
-        """Which axis turns each pair, (p,): the one that does so the fastest."""
-        return np.asarray(np.argmax(np.abs(self.theta).max(axis=-1), axis=0))
-
     @property
     def dealing(self) -> list[str]:
-        """The same in words, where several axes may turn a pair."""
+        """Which axes turn each pair, in words."""
         turns = (np.abs(self.theta) > 8 * self.unsure).any(axis=-1)  # (axes, p)
         each = zip(turns.T, self.owner, strict=True)
         return ["+".join(map(str, np.flatnonzero(some) if some.any() else [own])) for some, own in each]
-
-    @cached_property
-    def direction(self) -> int:
-        """That of most pairs; those beyond half a turn for a position do not tell."""
-        total = self.theta.sum(axis=0)
-        tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * self.unsure.max(axis=0))
-        return -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
-
-    @cached_property
-    def measured(self) -> Measured:
-        """The frequencies of the first outputs on the axis that turns them, positive if they turn as most do."""
-        pair = self.owner, np.arange(self.theta.shape[1]), 0
-        return Measured(self.direction * self.theta[pair], self.unsure[pair])
-
-    @property
-    def start(self) -> Array:
-        """The angle at position 0, (p, 2)."""
-        return np.asarray(np.angle(self.z[0, 0]))
-
-    @cached_property
-    def factor(self) -> float:
-        """What most lengths are multiplied with."""
-        return float(np.median(self.size[self.known])) if self.known.any() else math.nan
-
-    @property
-    def uneven(self) -> float:
-        """How far the lengths of outputs are from the factor, relative to it."""
-        off = np.abs(self.size - self.factor)[self.known]
-        return float(off.max(initial=0) / max(self.factor, 1e-30)) if math.isfinite(self.factor) else math.inf
-
-    @property
-    def skew(self) -> float:
-        """How far the two outputs of a pair are from a rotation times a number, relative to their lengths."""
-        apart = np.abs(np.diff(self.z)[..., 0]) / np.maximum(1.0, self.size.max(axis=-1))
-        return float(apart.max(initial=0)) if math.isfinite(self.factor) else math.inf
-
-    @property
-    def outside(self) -> Array:
-        """Features outside of the pairs, (d − r,)."""
-        return np.setdiff1d(np.arange(self.head_dim), self.shape.features(self.head_dim)[1])
-
-    @property
-    def still(self) -> Array:
-        """What these are multiplied with, (axes, n, d − r)."""
-        return np.asarray(self.r.diagonal(0, -2, -1)[..., self.outside])
-
-    @property
-    def rest(self) -> Array:
-        """The same at most positions, (d − r,)."""
-        return np.asarray(np.median(self.r.diagonal(0, -2, -1), axis=(0, 1))[self.outside])
-
-    @cached_property
-    def offsets(self) -> tuple[float, ...]:
-        """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless
-        none explain them."""
-        start, axes, theta = self.direction * self.start[:, 0], len(self.theta), self.measured.theta
-
-        def ahead(some: Array) -> float:
-            m = float(acts_at(np.exp(1j * start[None, some]), theta[some], 0.0)[0][0])
-            return float(round(m)) if abs(m - round(m)) < 0.05 else m
-
-        if np.abs(start).max(initial=0) <= 16 * self.unit + 1e-5:
-            return (0.0,) * axes
-        turning = self.measured.turning
-        offset = ahead(turning)
-        if axes == 1 or np.abs(wrapped(start - offset * theta)).max() < 2e-5 + 16 * self.unit:
-            return (offset,) * axes
-        return tuple(ahead(turning & (self.owner == axis)) for axis in range(axes))
-
-    @property
-    def unexplained_start(self) -> float:
-        """How far pairs are turned at position 0 beside what the offsets explain."""
-        angle = np.array(self.offsets)[self.owner] * self.measured.theta
-        return float(np.abs(wrapped(self.direction * self.start[:, 0] - angle)).max(initial=0.0))
 
     def predict(self, x: Array, positions: Array) -> Array:
         """What the measured description returns: x (…, n, d), positions (axes, n) -> float64 like x."""
@@ -333,17 +262,48 @@ FIELDS: tuple[tuple[str, Callable[[Description], str], Callable[[Rope], str]], .
 
 def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
     """What each output has of the two features of its pair, at the positions of the ladder."""
-    unit, (reads, writes) = UNIT[probe.dtype.name], shape.features(probe.d)
+    d, unit, (reads, writes) = probe.d, UNIT[probe.dtype.name], shape.features(probe.d)
     sides = [
         r[..., writes[:, j], reads[:, j]] + sign * 1j * r[..., writes[:, j], reads[:, 1 - j]]
         for j, sign in ((0, -1), (1, 1))
     ]
-    z, known = np.stack(sides, axis=-1), np.isfinite(np.stack(sides, axis=-1))
+    known = np.isfinite(z := np.stack(sides, axis=-1))
     z = np.where(known, z, 0)
     turned = [unwrap(np.angle(of), at, unit, unit == UNIT["float16"], seen) for of, seen in zip(z, known, strict=True)]
     theta, unsure = (np.stack([axis[k] for axis in turned]) for k in (0, 1))
-    straight = min(last for *_, last in turned)
-    return Description(probe.d, probe.dtype.name, shape, at, r, z, known, theta, unsure, straight)
+    owner, total = np.argmax(np.abs(theta).max(axis=-1), axis=0), theta.sum(axis=0)
+    tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * unsure.max(axis=0))
+    direction = -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
+    first = owner, np.arange(len(owner)), 0
+    measured, start, size = Measured(direction * theta[first], unsure[first]), np.angle(z[0, 0]), np.abs(z)
+    offsets = _offsets(direction * start[:, 0], measured, owner, len(theta), unit)
+    beside = np.abs(wrapped(direction * start[:, 0] - np.array(offsets)[owner] * measured.theta))
+    factor = float(np.median(size[known])) if known.any() else math.nan
+    uneven = float(np.abs(size - factor)[known].max(initial=0) / max(factor, 1e-30)) if known.any() else math.inf
+    skew = float((np.abs(z[..., 1] - z[..., 0]) / np.maximum(1.0, size.max(axis=-1))).max(initial=0))
+    outside = np.setdiff1d(np.arange(d), writes)
+    each = r.diagonal(0, -2, -1)
+    return Description(
+        d, probe.dtype.name, shape, at, r, z, known, theta, unsure, min(last for *_, last in turned), owner, direction,
+        measured, start, offsets, float(beside.max(initial=0)), size, factor, uneven, skew if known.any() else math.inf,
+        outside, each[..., outside], np.median(each, axis=(0, 1))[outside],
+    )  # fmt: skip
+
+
+def _offsets(start: Array, measured: Measured, owner: Array, axes: int, unit: float) -> tuple[float, ...]:
+    """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless none
+    explain them. The angles at position 0 are (p,)."""
+
+    def ahead(some: Array) -> float:
+        m = float(acts_at(np.exp(1j * start[None, some]), measured.theta[some], 0.0)[0][0])
+        return float(round(m)) if abs(m - round(m)) < 0.05 else m
+
+    if np.abs(start).max(initial=0) <= 16 * unit + 1e-5:
+        return (0.0,) * axes
+    offset = ahead(measured.turning)
+    if axes == 1 or np.abs(wrapped(start - offset * measured.theta)).max() < 2e-5 + 16 * unit:
+        return (offset,) * axes
+    return tuple(ahead(measured.turning & (owner == axis)) for axis in range(axes))
 
 
 def unwrap(angle: Array, at: Array, unit: float, subnormal: bool, known: Any = True) -> tuple[Array, Array, int]:
