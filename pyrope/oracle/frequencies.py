@@ -41,6 +41,7 @@ USUAL: tuple[Callable[[float, int], Scaling], ...] = (  # with the limits that e
     partial(YaRN, truncate=False),
     lambda s, length: Llama3(s, 1.0, 4.0, length),
 )
+SERIES = {"shared": "one series runs over all axes", "own": "each axis has a series of its own"}
 MULTIPLES = {  # of all angles
     "2π": TURN, "π": math.pi, "1/2π": 1 / TURN, "1/π": 1 / math.pi, "π/180": math.pi / 180, "180/π": 180 / math.pi,
 }  # fmt: skip
@@ -137,7 +138,7 @@ def name_frequencies(measured: Measured, rope: Rope) -> Named | None:
         other = not (np.abs(theta - due) <= RAMPS * U32 * due).all()  # else it is nearly what is expected
         if other and measured.fits(theta, RAMPS):
             return named
-    readings = (read(measured, rope) for read in (_dealt, _geometric, _lists, _rescaled, _other_ramp))
+    readings = (read(measured, rope) for read in (_dealt, _geometric, _rescaled, _other_ramp))
     return next((named for named in readings if named is not None), _in_words(measured, rope))
 
 
@@ -154,7 +155,11 @@ def _predictions(measured: Measured, rope: Rope) -> Iterator[tuple[Named, Array]
     yield Named("not rotated", "no pair turns"), 0 * theta
     fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
     yield Named("some pairs not turned", fact), np.where(still, 0, theta)
-    yield from ((Named("series of the axes", words), other) for words, other in _series(rope))
+    owners = () if rope.axes is None else tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
+    for series, words in SERIES.items() if owners else ():
+        with suppress(ValueError):  # axes without pairs
+            axes = Axes("listed", owners, series)
+            yield Named("series of the axes", words), frequencies(replace(rope, axes=axes))
     if isinstance(scaling, Proportional):
         fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
         yield Named("whole head rotated", fact), w / scaling.factor
@@ -170,14 +175,10 @@ def _predictions(measured: Measured, rope: Rope) -> Iterator[tuple[Named, Array]
             yield Named("wrong list of factors", f"the {name} list is used"), w / np.array(factors)
     for fault, words, by in _multiples(measured, rope):
         yield Named(fault, f"all angles are {by:.9g} times what is expected{words}"), theta * by
-
-
-def _series(rope: Rope) -> Iterator[tuple[str, Array]]:
-    """Of axes: one series for all of them, or one for each."""
-    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs)) if rope.axes is not None else ()
-    with suppress(ValueError):  # where there is no such list: axes without pairs, or no axes at all
-        yield "one series runs over all axes", frequencies(replace(rope, axes=Axes("listed", owners, "shared")))
-        yield "each axis has a series of its own", frequencies(replace(rope, axes=Axes("listed", owners, "own")))
+    if isinstance(scaling, LongRoPE) and not (np.abs(measured.theta / theta - 1) < 2.0**-7).all():
+        got, due = (", ".join(f"{f:.5g}" for f in (w / some)[:4]) for some in (measured.theta, theta))
+        fact = f"the pairs are divided by {got}, …, where {due}, … are expected"
+        yield Named("wrong list of factors", fact), measured.theta
 
 
 def _multiples(measured: Measured, rope: Rope) -> Iterator[tuple[str, str, float]]:
@@ -243,15 +244,6 @@ def _is_width(width: float, base: float, rope: Rope) -> bool:
     r, whole = rope.width, round(width) if abs(width) <= WIDEST else 0
     few = base == float(f"{base:.1e}") and whole not in (0, -r, r // 2, 2 * r, rope.head_dim)
     return not few and whole != r and (not whole or abs(width - whole) < 1e-3)
-
-
-def _lists(measured: Measured, rope: Rope) -> Named | None:
-    """LongRoPE's lists: what each pair is divided by."""
-    w, due = rope.base ** -exponents(rope), frequencies(rope)
-    if not isinstance(rope.scaling, LongRoPE) or (np.abs(measured.theta / due - 1) < 2.0**-7).all():
-        return None
-    got, expected = (", ".join(f"{f:.5g}" for f in (w / theta)[:4]) for theta in (measured.theta, due))
-    return Named("wrong list of factors", f"the pairs are divided by {got}, …, where {expected}, … are expected")
 
 
 def _rescaled(measured: Measured, rope: Rope) -> Named | None:
@@ -329,10 +321,12 @@ def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -
         return [_series_in_words(measured, shape, e, *found)]
     if count < shape.pairs or shape.axes is not None:
         return []
-    ropes = list(rescaled_ropes(measured, shape))
-    rules = {(type(rope.scaling), getattr(rope.scaling, "original_length", 0)): rope for rope in ropes[::-1] if rope.base == ropes[0].base}
+    rules = dict[Any, Rope]()
+    for rope in rescaled_ropes(measured, shape):
+        if all(rope.base == other.base for other in rules.values()):
+            rules.setdefault((type(rope.scaling), getattr(rope.scaling, "original_length", 0)), rope)
     if rules:
-        return [Named("", f"{_rule(rope)}; as {rope.scaling!r}", rope) for rope in reversed(rules.values())]
+        return [Named("", f"{_rule(rope)}; as {rope.scaling!r}", rope) for rope in rules.values()]
     for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
         s = slowed(measured, base**-e)
         if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:

@@ -214,12 +214,10 @@ class Description:
 
     def sides(self, rope: Rope | None = None) -> tuple[Side, ...]:
         """Every property beside that of a rope, where there is something to say."""
-        rows = []
-        for name, measured, expected in FIELDS:
-            if words := measured(self):
-                due = "" if rope is None else expected(rope)
-                rows.append(Side(name, due, abbreviated(words), due == words))
-        return tuple(rows)
+        due = {} if rope is None else expected_words(rope)
+        said = {name: words for name, words in (in_words(self) | noted(self)).items() if words}
+        rows = ((name, due.get(name, ""), words) for name, words in said.items())
+        return tuple(Side(name, want, abbreviated(words), want == words) for name, want, words in rows)
 
 
 def dealt(owner: Any) -> str:
@@ -228,36 +226,57 @@ def dealt(owner: Any) -> str:
     return ", ".join(f"{axis} × {count}" if count > 1 else str(axis) for axis, count in runs)
 
 
+def in_words(found: Description) -> dict[str, str]:
+    """The properties of every rotation."""
+    f, (theta, unsure) = found, found.measured.part(found.measured.turning)
+    return {
+        "pairs": f.shape.layout,
+        "turning": _turning(f.measured.turning, f.shape.start, f.head_dim),
+        "direction": f"{f.direction:+d}",
+        "frequencies": span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else ""),
+        "rule": next((one.fact.partition(" (")[0] for one in f.rules()), "no published rule"),
+        "offset": ", ".join(f"{one:.6g}" for one in f.offsets),
+        "factor": f"{f.factor:.6g}",
+        "axes": dealt(f.dealing) if len(f.theta) > 1 else "",
+    }
+
+
+def noted(found: Description) -> dict[str, str]:
+    """What those do not say, or "" where there is nothing to say."""
+    f, unit, turning, turned = found, found.unit, found.measured.turning, found.unexplained_start
+    still = np.setdiff1d(np.arange(f.head_dim), f.shape.features(f.head_dim)[0][turning])
+    # If it is the last pairs that stay, the rotation is proportional.
+    few = 0 < len(still) < f.head_dim // 2 and not turning[: turning.sum()].all()
+    lost, at_0 = f.at[np.argmin(f.known.all(axis=(0, 2, 3)))], turned > 0.1 and bool(turning.any())
+    return {
+        "proportional": f"angles, up to position {f.straight} only" * bool(f.straight < f.at[-1] and turning.any()),
+        "lengths": f"{f.size.min():.4g} to {f.size.max():.4g}" * (f.uneven > 0.02 + 8 * unit),
+        "no rotation": f"within the pairs R is off by {f.skew:.2g} from one times a number" * (f.skew > 32 * unit),
+        "not finite": f"NaN or infinity comes out at position {lost}" * (not f.known.all()),
+        "position 0": f"pairs are turned by up to {turned:.4g} more than any offset explains" * at_0,
+        "still": f"{listed(still, 'feature')} do not turn" * few,
+    }
+
+
+def expected_words(rope: Rope) -> dict[str, str]:
+    """The same of a rope."""
+    theta, axes = frequencies(rope), rope.axes
+    return {
+        "pairs": rope.layout,
+        "turning": _turning(theta, rope.start, rope.head_dim),
+        "direction": f"{rope.direction:+d}",
+        "frequencies": span(theta[theta > 0]),
+        "rule": f"base {rope.base:g}" + ("" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}"),
+        "offset": ", ".join("0" * (1 if axes is None else axes.count)),
+        "factor": f"{rope.attention_factor:.6g}",
+        "axes": "" if axes is None else dealt(axis for axis, _ in axes.assign(rope.pairs)),
+        "proportional": "all angles",
+        "lengths": "all alike",
+    }
+
+
 def _turning(theta: Array, start: int, d: int) -> str:
     return f"{2 * int(np.count_nonzero(theta))} of {d} features" + (f", from {start} on" if start else "")
-
-
-def _measured_span(found: Description) -> str:
-    theta, unsure = found.measured.part(found.measured.turning)
-    return span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else "")
-
-
-NOTED = ("proportional", "lengths")  # which `identify` has in its notes
-# What is said of a rotation: the name, in words what was measured, if it is to be said, and what a rope has.
-FIELDS: tuple[tuple[str, Callable[[Description], str], Callable[[Rope], str]], ...] = (
-    ("pairs", lambda f: f.shape.layout, lambda rope: rope.layout),
-    ("turning", lambda f: _turning(f.measured.turning, f.shape.start, f.head_dim),
-     lambda rope: _turning(frequencies(rope), rope.start, rope.head_dim)),
-    ("direction", lambda f: f"{f.direction:+d}", lambda rope: f"{rope.direction:+d}"),
-    ("frequencies", _measured_span,
-     lambda rope: span(frequencies(rope)[frequencies(rope) > 0])),
-    ("rule", lambda f: next((one.fact.partition(" (")[0] for one in f.rules()), "no published rule"),
-     lambda rope: f"base {rope.base:g}" + ("" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}")),
-    ("offset", lambda f: ", ".join(f"{one:.6g}" for one in f.offsets),
-     lambda rope: ", ".join("0" * (rope.axes.count if rope.axes is not None else 1))),
-    ("factor", lambda f: f"{f.factor:.6g}", lambda rope: f"{rope.attention_factor:.6g}"),
-    ("axes", lambda f: dealt(f.dealing) if len(f.theta) > 1 else "",
-     lambda rope: "" if rope.axes is None else dealt(axis for axis, _ in rope.axes.assign(rope.pairs))),
-    ("proportional", lambda f: f"angles, up to position {f.straight} only" if f.straight < f.at[-1] else "",
-     lambda _: "all angles"),
-    ("lengths", lambda f: f"{f.size.min():.4g} to {f.size.max():.4g}" if f.uneven > 0.02 + 8 * f.unit else "",
-     lambda _: "all alike"),
-)  # fmt: skip
 
 
 def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
@@ -374,7 +393,7 @@ class Identification:
         elif self.readings is None:
             rows = []
         else:
-            rows = [(side.name, side.measured) for side in self.readings.sides() if side.name not in ("rule", *NOTED)]
+            rows = [(name, words) for name, words in in_words(self.readings).items() if words and name != "rule"]
         rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)] if self.frequencies else []
@@ -469,10 +488,14 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
     rules = found.rules(suspects) if exact else []
     narrow = narrow_dtype(measured) if exact and not rules else ""
     rules = found.rules(suspects, narrow) if narrow else rules
-    rope = next((_with_factor(rule.rope, found.factor, unit) for rule in rules if rule.rope is not None), None)
+    rope = next((rule.rope for rule in rules if rule.rope is not None), None)
+    scaling, known = getattr(rope, "scaling", None), rounded(found.factor, unit / 4)
+    if rope is not None and isinstance(scaling, YaRN) and abs(rope.attention_factor / found.factor - 1) > unit + 1e-5:
+        rope = replace(rope, scaling=replace(scaling, attention_factor=known))
     legible = turning if found.skew <= 0.1 else turning & False
     return Identification(
-        probe.d, found.dtype, probe.candidate.watched(), _notes(found),
+        probe.d, found.dtype, probe.candidate.watched(),
+        tuple(f"{name}: {words}" for name, words in noted(found).items() if words),
         precision=f"all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope),
         layout=found.shape.layout if turning.any() else "none",
         rotary_dim=2 * int(turning.sum()),
@@ -489,32 +512,6 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
         readings=found,
     )  # fmt: skip
-
-
-def _with_factor(rope: Rope, factor: float, unit: float) -> Rope:
-    """The rope, with the attention factor that was measured if YaRN's own is another."""
-    if abs(rope.attention_factor / factor - 1) <= unit + 1e-5 or not isinstance(rope.scaling, YaRN):
-        return rope
-    return replace(rope, scaling=replace(rope.scaling, attention_factor=rounded(factor, unit / 4)))
-
-
-def _notes(found: Description) -> tuple[str, ...]:
-    """What the other fields do not say."""
-    notes, unit, turning = [], found.unit, found.measured.turning
-    if found.skew > 32 * unit:
-        notes.append(f"no rotation: within the pairs R is off by {found.skew:.2g} from a rotation times a number")
-    if not found.known.all():
-        notes.append(f"NaN or infinity comes out at position {found.at[np.argmin(found.known.all(axis=(0, 2, 3)))]}")
-    if turning.any():
-        notes += [f"{side.name}: {side.measured}" for side in found.sides() if side.name in NOTED]
-    if found.unexplained_start > 0.1 and turning.any():
-        more = f"{found.unexplained_start:.4g} more than any offset explains"
-        notes.append(f"at position 0 pairs are turned by up to {more}")
-    still = np.setdiff1d(np.arange(found.head_dim), found.shape.features(found.head_dim)[0][turning])
-    # If it is the last pairs that stay, the rotation is proportional.
-    if 0 < len(still) < found.head_dim // 2 and not turning[: turning.sum()].all():
-        notes.append(f"{listed(still, 'feature')} do not turn")
-    return tuple(notes)
 
 
 def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:
