@@ -111,17 +111,15 @@ class Truth(NamedTuple):
 
     rope: Rope
     m: Array  # (axes, n, p): the position that turns each pair, 0 where another axis has one
-    cos: Array  # (axes, n, p), without the attention factor
-    sin: Array
+    z: Array  # complex (axes, n, p): cos + i·sin, without the attention factor
     allowed: Array  # (axes, n, p): how far off a float32 angle may be
 
     @classmethod
     def of(cls, found: Description, rope: Rope) -> Truth:
         tables = Tables(rope.rotation_only, found.at)
         mine = np.array(tables.owner) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
-        still = ((tables.cos, 1.0), (tables.sin, 0.0), (tables.off32, 0.0))  # of pairs that another axis turns
-        cos, sin, allowed = (np.where(mine, table, other) for table, other in still)
-        return cls(rope, found.at[:, None] * mine, cos, sin, allowed)
+        z = np.where(mine, tables.cos + 1j * tables.sin, 1.0)
+        return cls(rope, found.at[:, None] * mine, z, np.where(mine, tables.off32, 0.0))
 
 
 def _terms(found: Description, truth: Truth) -> Iterator[Named]:
@@ -146,7 +144,7 @@ def _terms(found: Description, truth: Truth) -> Iterator[Named]:
 
 def _forms(truth: Truth, some: Array) -> dict[str, Array]:
     """What an output may have of a feature, by its name."""
-    cos, sin, a, p = truth.cos[:, some], truth.sin[:, some], truth.rope.attention_factor, truth.rope.pairs
+    cos, sin, a, p = truth.z.real[:, some], truth.z.imag[:, some], truth.rope.attention_factor, truth.rope.pairs
     forms = {
         "cos": cos, "sin": sin, "−cos": -cos, "−sin": -sin, "0": 0 * cos, "1": 1 + 0 * cos, "−1": 0 * cos - 1,
         "sin·cos": sin * cos, "−sin·cos": -sin * cos, "cos − sin²": cos - sin**2, "cos + sin²": cos + sin**2,
@@ -268,18 +266,14 @@ def _factor(found: Description, rope: Rope) -> Iterator[Named]:
 
 def _rounded(found: Description, truth: Truth) -> Iterator[Named]:
     """Positions, frequencies, angles or tables that are numbers of a narrow dtype, as all that comes after may be."""
-    z, exact = found.z / truth.rope.attention_factor, truth.cos + 1j * truth.sin
+    z, tables = found.z / truth.rope.attention_factor, [("", "", truth.z), *_narrow(truth)]
     for unit in (found.unit, UNIT["float16"], UNIT["bfloat16"]):
         close = (8 * unit + 2e-5 + 2 * truth.allowed)[..., None]
-        share = _share(found, z, exact, close)
-        for fault, fact, table in _narrow(truth) if share < 1 else ():
-            if _share(found, z, table, close) > max(0.97, share + 0.02):
+        near = ((np.abs(z - table[..., None]) <= close) | ~found.known for *_, table in tables)
+        right, *shares = (float(some.mean()) for some in near)
+        for (fault, fact, _), share in zip(tables[1:], shares, strict=True):
+            if share > max(0.97, right + 0.02):
                 yield Named(fault, fact)
-
-
-def _share(found: Description, z: Array, table: Array, close: Array) -> float:
-    """How many of the numbers that are known are those of a table."""
-    return float(((np.abs(z - table[..., None]) <= close) | ~found.known).mean())
 
 
 def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
@@ -288,17 +282,16 @@ def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
     parts = ("positions", "inverse frequencies", "angle", "tables")
     for name, chosen in product(("bfloat16", "float16"), sorted(product((0, 1), repeat=4), key=sum)[1:]):
         at, of, whole, table = (partial(narrowed, bits=BITS[name]) if flag else np.asarray for flag in chosen)
-        angle, tables = whole(at(truth.m) * of(theta)), (truth.cos, truth.sin)
-        cos, sin = (np.cos(angle), np.sin(angle)) if any(chosen[:3]) else tables
+        z = np.exp(1j * whole(at(truth.m) * of(theta))) if any(chosen[:3]) else truth.z
         which = [part for part, flag in zip(parts, chosen, strict=True) if flag]
         fact = f"cosines and sines are as if {' and '.join(which)} were rounded to {name}"
-        yield f"{name} {which[-1]}", fact, table(cos) + 1j * table(sin)
+        yield f"{name} {which[-1]}", fact, table(z.real) + 1j * table(z.imag)
 
 
 def _inexact(found: Description, truth: Truth) -> Iterator[Named]:
     """Cosines and sines that are off alike at all positions, or more at larger ones, but not in proportion, as with
     other frequencies."""
-    exact, factor = truth.cos + 1j * truth.sin, truth.rope.attention_factor
+    exact, factor = truth.z, truth.rope.attention_factor
     z = found.z / (factor if abs(found.factor / factor - 1) < 2e-3 else found.factor)
     error = np.where(found.known, np.abs(z - exact[..., None]), 0).max(axis=(0, 3))  # (n, p)
     allowed = 2 * truth.allowed.max(axis=0) + 16 * found.unit + 1e-6
