@@ -34,6 +34,8 @@ STATED = {  # what else a report says: what was measured, where, and beside whic
     "rotation: text if it begins alike": "turned as at the position on the first axis, on axis 1 where exactly where",
     "rotation: three axes interleaved to the end": "the axes that turn pair 7 are 1, where 0 is expected",
     "rotation: x scaled to float16": "the numbers of x are rounded to float16, scaled by the largest number of each arra",
+    "rotation: x scaled to float8": "rounded to float8 (e4m3), scaled by the largest number of each vector",
+    "rotation: wild, sglang: rows not rescaled": "rows are turned as at p times 4 where exactly where position ≥ 16384",
     "rotation: tables in 8 bits": "they are quantised to 8 bits, by the largest number of each vector",
     "softmax: dropout, seeded": "10.7% of the weights are zeros, and all others the right ones times 1.111",
     "softmax: values clipped": "1 comes out as 1, -2.711 comes out as -1 where wrong in 59 of 60 calls; row 1",

@@ -1,6 +1,7 @@
 """Which base and which rescaling measured frequencies are those of: beside those of an expected rope, or alone.
 
-A frequency is known up to its uncertainty, to the roundings of a float32 pipeline, and to whole turns.
+Frequencies that a rope's own numbers make otherwise are predicted, a geometric series and a ramp are read, and one
+search, `rescaled_ropes`, finds the rescalings that have them. A frequency is known up to its uncertainty, to the roundings of a float32 pipeline, and to whole turns.
 """
 
 from __future__ import annotations

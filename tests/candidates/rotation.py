@@ -309,4 +309,7 @@ wrong("three axes interleaved to the end", "Pair 7 follows axis 1, where its sec
 damaged("the last pair lost", "Features 31 and 63 are zeros.", times("np.arange(64) % 32 < 31"))
 damaged("x scaled to float16", "x is divided by the greatest of all its numbers, and rounded to float16.",
         first("s = abs(x).max(initial=1e-30); x = ((x / s).astype(np.float16) * s).astype(x.dtype)"))
+damaged("x scaled to float8", "Each row is scaled to 448 at most, and rounded to four significant bits.",
+        first("s = abs(x).max(axis=-1, keepdims=True, initial=1e-30) / 448; f, e = np.frexp(x / s)"),
+        first("x = (np.ldexp(np.rint(f * 16) / 16, e) * s).astype(x.dtype)"))
 damaged("tables in 8 bits", "Cosines and sines are multiples of 1/127.", tables("*np.rint(np.stack((np.cos(angle), np.sin(angle))) * 127) / 127,"))
