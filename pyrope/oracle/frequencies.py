@@ -1,7 +1,8 @@
 """Which base and which rescaling measured frequencies are those of: beside those of an expected rope, or alone.
 
 Frequencies that a rope's own numbers make otherwise are predicted, a geometric series and a ramp are read, and one
-search, `rescaled_ropes`, finds the rescalings that have them. A frequency is known up to its uncertainty, to the roundings of a float32 pipeline, and to whole turns.
+search, `rescaled_ropes`, finds the rescalings that have them. A frequency is known up to its uncertainty, to the
+roundings of a float32 pipeline, and to whole turns.
 """
 
 from __future__ import annotations
