@@ -173,7 +173,7 @@ class Diagnosis:
     def _left_over(self, rows: Array, description: operator.Description) -> list[Finding] | None:
         """What the description does not predict, where it says anything: a second mistake, or a note; None if that is
         most of it. Angles that are nearly right are left to the names of roundings."""
-        if description.skew > 0.1:
+        if max(description.skew, description.uneven) > 0.1:
             return []  # it is no rotation, and tells the ladder's positions alone
         said = rows & (np.abs(self.at).max(axis=0) <= description.straight) & self.finite
         if isinstance(self.check.rope.scaling, LENGTH_DEPENDENT):  # it was read at the largest position
