@@ -90,6 +90,8 @@ ROTATION: dict[str, Mistake] = {
         "turboderp-org/exllamav3#259, NVIDIA/TensorRT-LLM#16378, vllm-project/vllm#48623"),
     "features multiplied differently": Mistake("a weight, such as that of a norm, or a factor of one feature is "
         "applied on the way", "rotate, and do nothing else to x"),
+    "features not written": Mistake("a loop over pairs that ends early, or a last part of a vector left out, where the "
+        "result begins as zeros", "cover all pairs, whatever the width of a vector"),
     # Frequencies
     "wrong base": Mistake("rope_theta not read, or read from where it is no longer kept",
         "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
