@@ -29,7 +29,7 @@ Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uint64: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-_TILE = 2**15  # entries worked on at a time: fewer spend more on calls, and threads on waiting for the interpreter
+_TILE = 2**16  # entries worked on at a time: with fewer, threads spend longer on waiting for the interpreter
 
 # 2π·2⁻⁶⁴, one unit of the high limb as an angle: rounded, and as a sum of its upper 26 bits and the rest,
 # so that products with the upper 26 bits of another number are exact (Dekker's way, without an fma).

@@ -190,11 +190,12 @@ def _turn_pairs(pairs: tuple[Features, Features], x: Array, rotor: Array, out: A
 
 
 def _turn_halves(x: Array, straight: Array, crossed: Array, out: Array) -> None:
-    halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
     x = x.astype(straight.dtype, copy=False)
-    partners = x.reshape(halves)[..., ::-1, :] * crossed.reshape(*crossed.shape[:-1], *halves[-2:])  # x̃·sin
+    halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+    partners = halves[..., ::-1, :].copy().reshape(x.shape)  # first, so that every product is one pass over whole rows
+    partners *= crossed  # x̃·sin
     y = np.multiply(x, straight, out=out if out.dtype == x.dtype else None)
-    y += partners.reshape(x.shape)  # Eq. (34), pairs (i, i + r/2)
+    y += partners  # Eq. (34), pairs (i, i + r/2)
     if y is not out:
         out[...] = y
 

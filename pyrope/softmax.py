@@ -22,8 +22,8 @@ from .tiles import cuts, each, tile_of, tiles
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-_ROWS = 256  # queries in a tile on the host, over all heads that share a key head
-_SCORES = 2**17  # in a tile on the host, so that they stay in the caches
+_ROWS = 128  # queries in a tile on the host, over all heads that share a key head; more see more keys in vain
+_SCORES = 2**19  # in a tile on the host: few enough for the caches, and many for each call
 _DEVICE = 2**26  # scores in a tile on the GPU, where every launch costs: 256 MB
 _FINE = 128  # keys: by so many they are skipped, or masked
 _FEW = 64  # queries: for fewer the lengths of the keys cost more than they spare
