@@ -26,11 +26,6 @@ MAX_SIZE = 2**16  # of what nothing else bounds: no model comes near, and beyond
 MAX_POSITION = 2**31
 
 
-def size(name: str, value: Any, least: int = 1) -> int:
-    """An integer of [least, MAX_SIZE]."""
-    return integer(name, value, least, MAX_SIZE)
-
-
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An integer of [least, most]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -43,14 +38,16 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     return number
 
 
+def size(name: str, value: Any, least: int = 1) -> int:
+    """An integer of [least, MAX_SIZE]."""
+    return integer(name, value, least, MAX_SIZE)
+
+
 def real(name: str, value: Any, low: float, high: float = math.inf, *, open: bool = False) -> float:
     """A finite number of [low, high], or of (low, high] if open."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, was {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = float(value) if abs(value) < 2**1024 else math.inf  # float() raises where an integer is larger
     if not (low < number if open else low <= number) or number > high or math.isinf(number):
         most = "" if high == math.inf else f" and at most {high:g}"
         rule = f"{'greater than' if open else 'at least'} {low:g}{most}"
@@ -108,10 +105,7 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 def imported(module: str, purpose: str, extra: str | None = None) -> Any:
-    """An optional module, or an ImportError that says what needs it and how to install it.
-
-    ``extra`` names the extra of this distribution that installs the module, if there is one.
-    """
+    """An optional module, or an ImportError that says what needs it, and which extra of pyrope, if any, installs it."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where there is no MPI library

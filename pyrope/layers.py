@@ -17,8 +17,6 @@ from .backend import Array, fused, namespace
 from .tiles import cuts, each
 
 _ROWS = 256  # tokens that a core takes at a time, or somewhat fewer: products of half as many are a tenth slower
-
-
 NORMS = "rms", "layer"
 
 

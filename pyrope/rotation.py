@@ -164,7 +164,8 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
     """R·x over the rotated features, (…, n, r), into out, tile by tile."""
     rotor = tables[0]
     work: Callable[..., object] = partial(_turn_pairs, pairs) if len(tables) == 1 else _turn_halves
-    if pairs[0] == pairs[1] and rotor.dtype.kind == "c" and x.dtype == rotor.real.dtype and _complex(x, out):
+    adjacent = pairs[0] == pairs[1] and all(a.strides[-1] == a.itemsize for a in (x, out))
+    if adjacent and rotor.dtype.kind == "c" and x.dtype == rotor.real.dtype:
         x, out, work = x.view(rotor.dtype), out.view(rotor.dtype), np.multiply  # Eq. (12)
     if x.size <= _TILE:
         work(x, *tables, out)
@@ -174,11 +175,6 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
         work(x[index], *[tile_of(table[(None,) * (x.ndim - table.ndim)], index) for table in tables], out[index])
 
     each(some, tiles(x.shape, _TILE))
-
-
-def _complex(*arrays: Array) -> bool:
-    """Whether arrays (…, 2p) can be viewed as complex numbers (…, p)."""
-    return all(x.strides[-1] == x.itemsize for x in arrays)
 
 
 def _turn_pairs(pairs: tuple[Features, Features], x: Array, rotor: Array, out: Array) -> None:

@@ -275,34 +275,28 @@ class Running:
             xp.tanh(scores, out=scores)
             scores *= self.rule.softcap
         by_head = scores.reshape(*self.shape, shape[-1])
-        at, others, reach = 0, 0, (0, 0)
         if self.rule.reach is not None and far is not None:
             at, others = from_numpy(self.rule.q_at, xp)[..., None], from_numpy(self.rule.k_at[..., None, far], xp)
-            reach = self.rule.reach
-        if masks or far is not None:
-            _mask(xp, by_head, at, others, *reach, *masks)
+            _mask(xp, by_head, at, others, *self.rule.reach, *masks)
+        elif masks:
+            _mask(xp, by_head, 0, 0, 0, 0, *masks)
         shrink = self._raise(scores)
         total = scores.sum(axis=-1, keepdims=True)
         numerator = scores @ v  # Eq. (2), but for the division
-        if self.numerator is None:
-            self.numerator, self.total = numerator, total
-            return
-        if shrink is not None:
-            self.numerator *= shrink
-            self.total *= shrink
-        self.numerator += numerator
-        self.total += total
+        if self.numerator is not None:
+            numerator += self.numerator * shrink
+            total += self.total * shrink
+        self.numerator, self.total = numerator, total
 
-    def _raise(self, scores: Array) -> Array | None:
+    def _raise(self, scores: Array) -> Array | float:
         """exp(score − top) for every score, in place; returns what the sums so far must be multiplied with."""
         if self.small:
             self.xp.exp(scores, out=scores)
-            return None
-        before, self.top = self.top, _top(self.xp, scores)[..., None]
-        if before is not None:
-            self.top = self.xp.maximum(self.top, before)
+            return 1.0
+        before, top = self.top, _top(self.xp, scores)[..., None]
+        self.top = top if before is None else self.xp.maximum(top, before)
         _powers(self.xp, scores, self.top)
-        return None if before is None else self.xp.exp(before - self.top)
+        return 1.0 if before is None else self.xp.exp(before - self.top)  # type: ignore[no-any-return]
 
     def mean(self) -> Array:
         """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow; on the host
