@@ -109,15 +109,6 @@ def test_layouts_are_equal_under_permuted_weights(xp, data):
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-12, atol=1e-12)
 
 
-def test_memory_that_cannot_be_viewed_as_complex(xp):
-    rope, memory = Rope(4, 10000.0, "interleaved"), np.random.default_rng(0).standard_normal((3, 9)).astype(np.float32)
-    device = to_backend(memory, xp)
-    parts = (device[1, 1:5][None], device[:, 1:5], device[:, :8:2], device[:, ::-1][:, :4], device[:1, 2:6])
-    hosts = (memory[1, 1:5][None], memory[:, 1:5], memory[:, :8:2], memory[:, ::-1][:, :4], memory[:1, 2:6])
-    for part, host in zip(parts, hosts, strict=True):  # an odd address, rows apart, steps, backwards, and an even one
-        close(pyrope.rotate(part, range(len(host)), rope), *references.rotate(host, range(len(host)), rope), xp)
-
-
 def test_permutation_of_the_published_rule():
     assert pyrope.permute_weights(np.arange(8), 2, "interleaved", "half").tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     # As in transformers' conversion of Llama: view(heads, d/2, 2, …).transpose(1, 2).
