@@ -41,15 +41,17 @@ def test_rotate_is_the_definition_and_unrotate_undoes_it(xp, case):
     close(back, exact, allowed * max(1, 1 / a**2), xp)
 
 
-@given(cases(), st.sampled_from(["new", "x", "reversed", "shifted", "tables"]), st.sampled_from([1, 8, 64]))
+@given(cases(), st.sampled_from(["new", "x", "turned", "reversed", "shifted", "tables"]), st.sampled_from([1, 8, 64]))
 def test_tables_out_and_tiles_change_nothing(xp, case, kind, tile):
     x, m, rope = case
     expected = pyrope.to_numpy(pyrope.rotate(to_backend(x, xp), m, rope))
     n, d = x.shape[-2:]
     memory = xp.zeros((*x.shape[:-2], n + 1, d), x.dtype)
+    if kind == "turned":  # its axes lie in another order
+        memory = xp.zeros((*x.shape[:-2], d, n + 1), x.dtype).swapaxes(-1, -2)
     device = memory[..., :n, :]
     device[...] = to_backend(np.ascontiguousarray(x), xp)
-    out = {"new": xp.zeros(x.shape, x.dtype), "x": device, "reversed": device[..., ::-1, :]}
+    out = {"new": xp.zeros(x.shape, x.dtype), "x": device, "turned": device, "reversed": device[..., ::-1, :]}
     out |= {"shifted": memory[..., 1:, :], "tables": None}
     tables = pyrope.rotation_tables(m, rope, like=device) if kind in ("tables", "x") else None
     with pytest.MonkeyPatch.context() as patch:
