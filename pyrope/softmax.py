@@ -23,7 +23,7 @@ from .tiles import cuts, each, tile_of, tiles
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _ROWS = 128  # queries in a tile on the host, over all heads that share a key head; more see more keys in vain
-_SCORES = 2**19  # in a tile on the host: few enough for the caches, and many for each call
+_SCORES = 2**18  # in a tile on the host: few enough for the caches, and many for each call
 _DEVICE = 2**26  # scores in a tile on the GPU, where every launch costs: 256 MB
 _FINE = 128  # keys: by so many they are skipped, or masked
 _FEW = 64  # queries: for fewer the lengths of the keys cost more than they spare
@@ -163,17 +163,16 @@ def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None) 
     On a GPU nothing waits for the device: where scores overflow, outputs are NaN.
     """
     xp, dtype, (*batch, h, n, d), (g, m) = namespace(q), compute_dtype("q", q), q.shape, k.shape[-3:-1]
-    out = xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    if not (out.size and m):
-        out[...] = 0
-        return out
-    lead, r = (*batch, g), h // g
-    groups, target = q.reshape(*lead, r, n, d), out.reshape(*lead, r, n, v.shape[-1])
-    k, v = _operand(k, dtype), _operand(v, dtype)
+    shape, lead, r = (*q.shape[:-1], v.shape[-1]), (*batch, g), h // g
+    if not (math.prod(shape) and m):
+        return xp.zeros(shape, q.dtype)
+    groups, k, v = q.reshape(*lead, r, n, d), _operand(k, dtype), _operand(v, dtype)
     if xp is np and mask is None and rule.reach is None and groups.size // d * m <= _SCORES:  # as in decoding
-        target[...] = _at_once(groups, k, v, rule)
+        out = _at_once(groups, k, v, rule).astype(q.dtype, copy=False)
         if np.isfinite(out).all():
-            return out
+            return out.reshape(shape)
+    out = xp.empty(shape, q.dtype)
+    target = out.reshape(*lead, r, n, shape[-1])
     longest = None
     if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
         longest = np.einsum("...d,...d->...", k, k).max(axis=-1)
