@@ -47,7 +47,10 @@ def real(name: str, value: Any, low: float, high: float = math.inf, *, open: boo
     """A finite number of [low, high], or of (low, high] if open."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, was {value!r}")
-    number = float(value) if abs(value) < 2**1024 else math.inf  # float() raises where an integer is larger
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (low < number if open else low <= number) or number > high or math.isinf(number):
         most = "" if high == math.inf else f" and at most {high:g}"
         rule = f"{'greater than' if open else 'at least'} {low:g}{most}"

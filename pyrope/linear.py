@@ -50,7 +50,8 @@ class LinearState:
         for name in sums:
             namespace(here=getattr(self, name), state=getattr(other, name))
         own, others = (
-            (x.rope, x.feature_map, *((getattr(x, name).shape, getattr(x, name).dtype) for name in sums)) for x in states
+            (x.rope, x.feature_map, *((getattr(x, name).shape, getattr(x, name).dtype) for name in sums))
+            for x in states
         )
         if own != others:
             raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {others}, not {own}")

@@ -295,7 +295,7 @@ class Running:
         before, top = self.top, _top(self.xp, scores)[..., None]
         self.top = top if before is None else self.xp.maximum(top, before)
         _powers(self.xp, scores, self.top)
-        return 1.0 if before is None else self.xp.exp(before - self.top)  # type: ignore[no-any-return]
+        return 1.0 if before is None else self.xp.exp(before - self.top)
 
     def mean(self) -> Array:
         """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow; on the host

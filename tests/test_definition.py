@@ -368,7 +368,9 @@ def hold_forward_to_the_loop(xp, config, seed, n, rotations):
 def test_a_forward_pass_adds_nothing_of_its_own():
     config = tiny()
     model = config, tiny_weights(np, "float64", config), np.array([[0, 1, 1]]), [quarter_turns]
-    np.testing.assert_allclose(definition.forward(*model), definition.forward(*model, np.zeros((1, 3, 2)), np.zeros((3, 3))))
+    np.testing.assert_allclose(
+        definition.forward(*model), definition.forward(*model, np.zeros((1, 3, 2)), np.zeros((3, 3)))
+    )
 
 
 @given(config=configs(), seed=seeds, n=st.integers(1, 5), data=st.data())
