@@ -27,6 +27,11 @@ def test_round_trip_keeps_values_and_dtype(xp):
     assert pyrope.backend.namespace(x := pyrope.from_numpy(host, xp), None, out=x) is xp
 
 
+def test_what_is_narrow_is_computed_in_float32():
+    computed = {name: pyrope.backend.compute_dtype("x", np.zeros(1, dtype)).name for name, dtype in DTYPES.items()}
+    assert computed == dict.fromkeys(("float16", "bfloat16", "float32"), "float32") | {"float64": "float64"}
+
+
 @needs_wheel
 def test_mixed_libraries_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", double := DeviceDouble())
