@@ -164,8 +164,8 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
     """R·x over the rotated features, (…, n, r), into out, tile by tile."""
     rotor = tables[0]
     work: Callable[..., object] = partial(_turn_pairs, pairs) if len(tables) == 1 else _turn_halves
-    adjacent = pairs[0] == pairs[1] and all(a.strides[-1] == a.itemsize for a in (x, out))
-    if adjacent and rotor.dtype.kind == "c" and x.dtype == rotor.real.dtype:
+    adjacent = len(tables) == 1 and pairs[0] == pairs[1] and x.strides[-1] == out.strides[-1] == x.itemsize
+    if adjacent and x.dtype == rotor.real.dtype:
         x, out, work = x.view(rotor.dtype), out.view(rotor.dtype), np.multiply  # Eq. (12)
     if x.size <= _TILE:
         work(x, *tables, out)

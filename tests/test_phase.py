@@ -126,7 +126,9 @@ def test_bfloat16_is_rounded_once():
         return any((error < first).any() for error in errors)
 
     assert not has_a_nearer_neighbour(got)
-    assert has_a_nearer_neighbour(exact.astype(np.float32).astype(ml_dtypes.bfloat16))  # the shortcut is wrong somewhere
+    assert has_a_nearer_neighbour(
+        exact.astype(np.float32).astype(ml_dtypes.bfloat16)
+    )  # the shortcut is wrong somewhere
 
 
 def test_the_same_bits_on_every_platform():
