@@ -13,7 +13,6 @@ if __name__ == "__main__":
 
 from pyrope import configs  # noqa: E402
 from pyrope.oracle import mistakes  # noqa: E402
-from pyrope.oracle.page import REPOSITORIES  # noqa: E402
 
 HEAD = """\
 # Mistakes, by name
@@ -34,13 +33,8 @@ SECTIONS = {
 
 
 def linked(text: str) -> str:
-    """Text in which the issues of known projects, such as vllm#590, are links."""
-
-    def link(match: re.Match[str]) -> str:
-        repository = REPOSITORIES.get(match[1])
-        return f"[{match[0]}](https://github.com/{repository}/issues/{match[2]})" if repository else match[0]
-
-    return re.sub(r"([A-Za-z][\w.-]*)#(\d+)", link, text)
+    """Text in which issues, such as vllm-project/vllm#590, are links."""
+    return mistakes.ISSUE.sub(r"[\g<0>](https://github.com/\1/issues/\2)", text)
 
 
 def escaped(text: str) -> str:

@@ -99,9 +99,8 @@ def on_host(value: Any) -> Any:
 def fused(formula: Callable[..., Any]) -> Callable[..., Any]:
     """A function of xp and arrays: as it is on the host, and one launch on a GPU, by cupy.fuse.
 
-    It is made of operators and functions of xp, which may write in place. Whatever it reads from an array that it also
-    writes, it reads first. It may end with one reduction over the last axis, if its arguments are arrays alone: others
-    would make a kernel whose blocks wait for each other.
+    It is made of operators and functions of xp, and reads an array before it writes into it. It may end with one
+    reduction over the last axis, if its arguments are arrays alone: others would make blocks wait for each other.
     """
 
     @wraps(formula)
@@ -117,23 +116,21 @@ def _kernel(xp: ModuleType, formula: Callable[..., Any]) -> Callable[..., Any]:
     return fuse(partial(formula, xp))  # type: ignore[no-any-return]
 
 
-_COMPUTE = {np.dtype(t): np.dtype(c) for t, c in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
-
-
 def compute_dtype(name: str, x: Array) -> np.dtype[Any]:
     """The dtype that x is computed in: its own, or float32 for float16 and bfloat16."""
-    dtype = _COMPUTE.get(x.dtype) or (_COMPUTE[np.dtype("f4")] if x.dtype.name == "bfloat16" else None)
-    if dtype is None:
+    if x.dtype in (np.float32, np.float64):
+        return x.dtype  # type: ignore[no-any-return]
+    if x.dtype != np.float16 and x.dtype.name != "bfloat16":
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, in native byte order, was {x.dtype!r}")
-    return dtype
+    return np.dtype(np.float32)
 
 
 def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
     """The same values on a backend, given by its name or as the module that `namespace` returned."""
     if backend is np and type(array) is np.ndarray:  # the usual case, and the fastest
         return array
-    if _library(array) != "numpy":
-        raise TypeError(f"array must be a NumPy array, was {_library(array)}")
+    if (library := _library(array)) != "numpy":
+        raise TypeError(f"array must be a NumPy array, was {library}")
     xp = get(backend) if isinstance(backend, str) else backend
     if not hasattr(xp, "asarray"):
         raise TypeError(f"backend must be a name or an array module, was {backend!r}")

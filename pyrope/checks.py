@@ -26,11 +26,6 @@ MAX_SIZE = 2**16  # of what nothing else bounds: no model comes near, and beyond
 MAX_POSITION = 2**31
 
 
-def size(name: str, value: Any, least: int = 1) -> int:
-    """An integer of [least, MAX_SIZE]."""
-    return integer(name, value, least, MAX_SIZE)
-
-
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An integer of [least, most]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -41,6 +36,11 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     if most is not None and number > most:
         raise ValueError(f"{name} must be at most {'2^31' if most == MAX_POSITION else most}, was {value}")
     return number
+
+
+def size(name: str, value: Any, least: int = 1) -> int:
+    """An integer of [least, MAX_SIZE]."""
+    return integer(name, value, least, MAX_SIZE)
 
 
 def real(name: str, value: Any, low: float, high: float = math.inf, *, open: bool = False) -> float:
@@ -108,10 +108,7 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 def imported(module: str, purpose: str, extra: str | None = None) -> Any:
-    """An optional module, or an ImportError that says what needs it and how to install it.
-
-    ``extra`` names the extra of this distribution that installs the module, if there is one.
-    """
+    """An optional module, or an ImportError that says what needs it, and which extra of pyrope, if any, installs it."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where there is no MPI library

@@ -17,6 +17,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from . import Sampling, __version__, checks, forward, generate, load, plots
@@ -247,11 +248,9 @@ def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> A
     if "exec" in box:
         only = "must be left out: only functions have it, and a program reads and writes .npy files"
         _refuse(box.keys() - {"exec", "timeout"}, only)
-        command, timeout = box["exec"], box.get("timeout", 60.0)
-        if kind is None:
-            return adapters.from_command(command, timeout=timeout)
-        back = options.get("backward", False)
-        return adapters.from_attention_command(command, positions=rotates, backward=back, timeout=timeout)
+        backward = options.get("backward", False)
+        inputs = ["x", "positions"] if kind is None else [*"qkv", *["g"] * backward, *["positions"] * rotates]
+        return adapters.from_command(box["exec"], inputs, timeout=box.get("timeout", 60.0))
     if "in_process" in box:
         _refuse(_take(box, "timeout"), "must be left out: --in-process has no time limit")
     framework, call = box.get("framework", "numpy"), box.get("call", "positions")
@@ -471,20 +470,21 @@ def write_vectors(given: Given, output: Output) -> int:
         raise ValueError("a second path, --html, --json and --only need --verify")
     chosen, own = "max_position" in given, _own_vectors(given)
     _progress("writing …")
-    manifest = vectors.write_vectors(directory, own=own, **given)
+    manifest = vectors.write_vectors(directory, **own, **given)
     _progress("")
     print(f"{len(manifest['cases'])} cases written to {directory}")
-    if own is not None:
-        print(f"positions end at {own.last}" + (": see --max-position" if not chosen else ""))
+    if own:
+        last = vectors.last_position(own["rope"], own.get("max_position"))
+        print(f"positions end at {last}" + (": see --max-position" if not chosen else ""))
     return 0
 
 
-def _own_vectors(given: Given) -> vectors.Own | None:
-    """What says how the vectors for one's own rope are; None: the standard ones."""
+def _own_vectors(given: Given) -> Given:
+    """What says how the vectors for one's own rope are; nothing: the standard ones."""
     more, config = _take(given, "heads key-heads max-position"), given.get("config")
     if not _takes_rope(given) and "head_dim" not in given:
         _refuse(more, "needs a rope of your own: give --config, or its numbers")
-        return None
+        return {}
     rope, heads = _rope(given), more.keys() - {"max_position"}
     if given.get("suite") == "rotation":
         _refuse(heads, "must be left out: rotations have no heads")
@@ -495,7 +495,7 @@ def _own_vectors(given: Given) -> vectors.Own | None:
         if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
             count = checks.integer(NUMBERS["positions"], said.get("positions", checks.MAX_POSITION + 1), 1)
             more.setdefault("max_position", max(min(count - 1, checks.MAX_POSITION), vectors.LEAST_POSITION))
-    return vectors.Own(rope, **more)
+    return {"rope": rope, **more}
 
 
 def _verify(directory: str, given: Given, output: Output) -> int:
@@ -643,17 +643,19 @@ class Output(NamedTuple):
 
     as_json: bool = False
     html: str | None = None
+    target: str = ""  # of what they are
 
     def show(self, text: str, value: Any, title: str = "", sections: Callable[[], Sequence[Any]] = list) -> None:
         _progress("")
         print(json.dumps(value, indent=1) if self.as_json else _coloured(text))
         if self.html is not None:
             _progress("drawing …")
-            page.write_page(self.html, f"pyrope: {title}", *sections())
+            page.write_page(self.html, " ".join(filter(None, ("pyrope:", self.target, title))), *sections())
             _progress("")
             print(f"report written to {self.html}", file=sys.stderr)
 
     def show_report(self, report: Report) -> int:
+        report = replace(report, target=self.target)
         self.show(str(report), report.to_dict(), report.headline, lambda: [page.report_section(report)])
         return _exit_code([report])
 
@@ -741,7 +743,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().print_help(sys.stderr)
         return 2
     given = vars(_parser().parse_args(arguments))
-    run, _, output = given.pop("run"), given.pop("command"), Output(given.pop("json", False), given.pop("html", None))
+    run, _, target = given.pop("run"), given.pop("command"), given.get("target", given.get("exec", ""))
+    output = Output(given.pop("json", False), given.pop("html", None), target)
     try:
         if output.html is not None:
             page.check_file(output.html)  # before the long part

@@ -17,8 +17,6 @@ from .backend import Array, fused, namespace
 from .tiles import cuts, each
 
 _ROWS = 256  # tokens that a core takes at a time, or somewhat fewer: products of half as many are a tenth slower
-
-
 NORMS = "rms", "layer"
 
 
@@ -148,19 +146,18 @@ def relu(xp: ModuleType, x: Array) -> None:
     xp.maximum(x, 0, out=x)
 
 
-def _gated(activation: Callable[[ModuleType, Array], None]) -> Callable[..., None]:
-    """act(x)·up, in place."""
+def _gated(activation: Callable[..., None]) -> Callable[..., None]:
+    """act(x), or with up act(x)·up, in place."""
 
-    def gated(xp: ModuleType, x: Array, up: Array) -> None:
+    def gated(xp: ModuleType, x: Array, *up: Array) -> None:
         activation(xp, x)
-        x *= up
+        for one in up:
+            x *= one
 
     return fused(gated)
 
 
-_ALL: tuple[Callable[[ModuleType, Array], None], ...] = gelu, gelu_tanh, silu, relu
-ACTIVATIONS = {function.__name__: fused(function) for function in _ALL}
-_GATED = {function.__name__: _gated(function) for function in _ALL}
+ACTIVATIONS = {function.__name__: _gated(function) for function in (gelu, gelu_tanh, silu, relu)}
 
 
 def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool) -> Array:
@@ -170,10 +167,7 @@ def mlp(x: Array, up: Projection, down: Projection, activation: str, gated: bool
     >>> mlp(np.array([[-1.0, 2.0]]), one, one, "relu", gated=False)
     array([[0., 2.]])
     """
-    xp, inner, f = namespace(x), project(x, up), down.weight.shape[1]
+    inner, f = project(x, up), down.weight.shape[1]
     hidden = inner[..., :f]
-    if gated:
-        _GATED[activation](xp, hidden, inner[..., f:])
-    else:
-        ACTIVATIONS[activation](xp, hidden)
+    ACTIVATIONS[activation](namespace(x), hidden, *([inner[..., f:]] if gated else []))
     return project(hidden, down)

@@ -45,20 +45,18 @@ class LinearState:
     feature_map: FeatureMap
 
     def __add__(self, other: LinearState) -> LinearState:
-        self.check(other)
-        total = self.numerator + other.numerator, self.denominator + other.denominator
-        return LinearState(*total, self.count + other.count, self.rope, self.feature_map)
-
-    def check(self, other: Any) -> None:
-        """Another state must be one of the same rope, feature map, shape, dtype and backend."""
-        namespace(here=self.numerator, state=checks.instance("state", other, LinearState).numerator)
-        namespace(here=self.denominator, state=other.denominator)
+        """Both states must be of one rope, feature map, shape, dtype and backend."""
+        states, sums = (self, checks.instance("state", other, LinearState)), ("numerator", "denominator")
+        for name in sums:
+            namespace(here=getattr(self, name), state=getattr(other, name))
         own, others = (
-            (x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype, x.denominator.shape, x.denominator.dtype)
-            for x in (self, other)
+            (x.rope, x.feature_map, *((getattr(x, name).shape, getattr(x, name).dtype) for name in sums))
+            for x in states
         )
         if own != others:
             raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {others}, not {own}")
+        total = self.numerator + other.numerator, self.denominator + other.denominator
+        return LinearState(*total, self.count + other.count, self.rope, self.feature_map)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
     """R·x over the rotated features, (…, n, r), into out, tile by tile."""
     rotor = tables[0]
     work: Callable[..., object] = partial(_turn_pairs, pairs) if len(tables) == 1 else _turn_halves
-    if pairs[0] == pairs[1] and rotor.dtype.kind == "c" and x.dtype == rotor.real.dtype and _complex(x, out):
+    adjacent = len(tables) == 1 and pairs[0] == pairs[1] and x.strides[-1] == out.strides[-1] == x.itemsize
+    if adjacent and x.dtype == rotor.real.dtype:
         x, out, work = x.view(rotor.dtype), out.view(rotor.dtype), np.multiply  # Eq. (12)
     if x.size <= _TILE:
         work(x, *tables, out)
@@ -176,11 +177,6 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
     each(some, tiles(x.shape, _TILE))
 
 
-def _complex(*arrays: Array) -> bool:
-    """Whether arrays (…, 2p) can be viewed as complex numbers (…, p)."""
-    return all(x.strides[-1] == x.itemsize for x in arrays)
-
-
 def _turn_pairs(pairs: tuple[Features, Features], x: Array, rotor: Array, out: Array) -> None:
     (a, b), (c, d) = pairs
     z = np.empty((*x.shape[:-1], x.shape[-1] // 2), rotor.dtype)
@@ -190,11 +186,12 @@ def _turn_pairs(pairs: tuple[Features, Features], x: Array, rotor: Array, out: A
 
 
 def _turn_halves(x: Array, straight: Array, crossed: Array, out: Array) -> None:
-    halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
     x = x.astype(straight.dtype, copy=False)
-    partners = x.reshape(halves)[..., ::-1, :] * crossed.reshape(*crossed.shape[:-1], *halves[-2:])  # x̃·sin
+    halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+    partners = halves[..., ::-1, :].copy().reshape(x.shape)  # first, so that every product is one pass over whole rows
+    partners *= crossed  # x̃·sin
     y = np.multiply(x, straight, out=out if out.dtype == x.dtype else None)
-    y += partners.reshape(x.shape)  # Eq. (34), pairs (i, i + r/2)
+    y += partners  # Eq. (34), pairs (i, i + r/2)
     if y is not out:
         out[...] = y
 

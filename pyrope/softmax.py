@@ -22,8 +22,8 @@ from .tiles import cuts, each, tile_of, tiles
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-_ROWS = 256  # queries in a tile on the host, over all heads that share a key head
-_SCORES = 2**17  # in a tile on the host, so that they stay in the caches
+_ROWS = 128  # queries in a tile on the host, over all heads that share a key head; more see more keys in vain
+_SCORES = 2**18  # in a tile on the host: few enough for the caches, and many for each call
 _DEVICE = 2**26  # scores in a tile on the GPU, where every launch costs: 256 MB
 _FINE = 128  # keys: by so many they are skipped, or masked
 _FEW = 64  # queries: for fewer the lengths of the keys cost more than they spare
@@ -163,17 +163,16 @@ def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None) 
     On a GPU nothing waits for the device: where scores overflow, outputs are NaN.
     """
     xp, dtype, (*batch, h, n, d), (g, m) = namespace(q), compute_dtype("q", q), q.shape, k.shape[-3:-1]
-    out = xp.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    if not (out.size and m):
-        out[...] = 0
-        return out
-    lead, r = (*batch, g), h // g
-    groups, target = q.reshape(*lead, r, n, d), out.reshape(*lead, r, n, v.shape[-1])
-    k, v = _operand(k, dtype), _operand(v, dtype)
+    shape, lead, r = (*q.shape[:-1], v.shape[-1]), (*batch, g), h // g
+    if not (math.prod(shape) and m):
+        return xp.zeros(shape, q.dtype)
+    groups, k, v = q.reshape(*lead, r, n, d), _operand(k, dtype), _operand(v, dtype)
     if xp is np and mask is None and rule.reach is None and groups.size // d * m <= _SCORES:  # as in decoding
-        target[...] = _at_once(groups, k, v, rule)
+        out = _at_once(groups, k, v, rule).astype(q.dtype, copy=False)
         if np.isfinite(out).all():
-            return out
+            return out.reshape(shape)
+    out = xp.empty(shape, q.dtype)
+    target = out.reshape(*lead, r, n, shape[-1])
     longest = None
     if xp is np and n >= _FEW and (mask is None or mask.dtype == bool):
         longest = np.einsum("...d,...d->...", k, k).max(axis=-1)
@@ -275,34 +274,28 @@ class Running:
             xp.tanh(scores, out=scores)
             scores *= self.rule.softcap
         by_head = scores.reshape(*self.shape, shape[-1])
-        at, others, reach = 0, 0, (0, 0)
         if self.rule.reach is not None and far is not None:
             at, others = from_numpy(self.rule.q_at, xp)[..., None], from_numpy(self.rule.k_at[..., None, far], xp)
-            reach = self.rule.reach
-        if masks or far is not None:
-            _mask(xp, by_head, at, others, *reach, *masks)
+            _mask(xp, by_head, at, others, *self.rule.reach, *masks)
+        elif masks:
+            _mask(xp, by_head, 0, 0, 0, 0, *masks)
         shrink = self._raise(scores)
         total = scores.sum(axis=-1, keepdims=True)
         numerator = scores @ v  # Eq. (2), but for the division
-        if self.numerator is None:
-            self.numerator, self.total = numerator, total
-            return
-        if shrink is not None:
-            self.numerator *= shrink
-            self.total *= shrink
-        self.numerator += numerator
-        self.total += total
+        if self.numerator is not None:
+            numerator += self.numerator * shrink
+            total += self.total * shrink
+        self.numerator, self.total = numerator, total
 
-    def _raise(self, scores: Array) -> Array | None:
+    def _raise(self, scores: Array) -> Array | float:
         """exp(score − top) for every score, in place; returns what the sums so far must be multiplied with."""
         if self.small:
             self.xp.exp(scores, out=scores)
-            return None
-        before, self.top = self.top, _top(self.xp, scores)[..., None]
-        if before is not None:
-            self.top = self.xp.maximum(self.top, before)
+            return 1.0
+        before, top = self.top, _top(self.xp, scores)[..., None]
+        self.top = top if before is None else self.xp.maximum(top, before)
         _powers(self.xp, scores, self.top)
-        return None if before is None else self.xp.exp(before - self.top)
+        return 1.0 if before is None else self.xp.exp(before - self.top)
 
     def mean(self) -> Array:
         """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow; on the host

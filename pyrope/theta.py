@@ -238,12 +238,11 @@ class Axes:
         checks.choice("axes style", self.style, ("sections", "interleaved", "listed", "axial", "pixtral"))
         _set(self, "sections", checks.integers("sections", self.sections, 0))
         checks.choice("series", self.series, ("shared", "own"))
-        count, dealt = len(self.sections), self.style in ("sections", "interleaved", "listed")
-        if count < 2 if dealt else count:
+        dealt = self.style in ("sections", "interleaved", "listed")
+        if len(self.sections) < 2 if dealt else self.sections:
             wanted = "at least two" if dealt else "no"
             raise ValueError(f'axes style "{self.style}" takes {wanted} sections, was given {self.sections}')
-        if self.style == "listed" and set(self.sections) != set(range(self.count)):
-            listed = sorted(set(self.sections))
+        if self.style == "listed" and (listed := sorted(set(self.sections))) != list(range(self.count)):
             raise ValueError(f"the axes that are listed must be 0, 1, … without a gap, were {listed}")
         if self.series == "own" and not dealt:
             raise ValueError(f'series="own" is for sections: axes style "{self.style}" has frequencies of its own')
@@ -325,7 +324,7 @@ class Rope:
 
     def _check_scaling(self) -> None:
         scaling, r = self.scaling, self.width
-        if scaling is not None and not isinstance(scaling, Scaling):
+        if not isinstance(scaling, Scaling | None):
             known = "None, Linear, DynamicNTK, YaRN, LongRoPE, Llama3 or Proportional"
             raise TypeError(f"scaling must be {known}, was {scaling!r}")
         if isinstance(scaling, DynamicNTK) and r == 2:

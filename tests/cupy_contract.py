@@ -6,8 +6,8 @@ import ast
 import ctypes
 import importlib
 import inspect
+import operator
 import re
-from types import ModuleType
 
 import pyrope.backend
 
@@ -34,14 +34,6 @@ def keywords(function: object) -> set[str] | None:
         return {part.partition("=")[0].strip(" \\*/") for part in match.group(1).split(",")} - {""}
 
 
-def resolve(path: str, module: ModuleType | None = None) -> object:
-    """The object at a dotted path of CuPy; AttributeError if there is none."""
-    value: object = module or real
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _dotted(node: ast.AST) -> str | None:
     """'linalg.norm' for the expression xp.linalg.norm, None if it does not begin with xp."""
     names: list[str] = []
@@ -55,20 +47,18 @@ def violations(source: str) -> list[str]:
     """What source code uses of xp that CuPy does not have."""
     tree, messages = ast.parse(source), []
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    given = {id(node.func): node.keywords for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and id(node) not in inner and (path := _dotted(node)):
-            try:
-                resolve(path)
-            except AttributeError:
-                messages.append(f"line {node.lineno}: cupy has no {path}")
-        if isinstance(node, ast.Call) and (path := _dotted(node.func)):
-            try:
-                known = keywords(resolve(path))
-            except AttributeError:
-                continue
-            for keyword in node.keywords:
-                if keyword.arg is None or (known is not None and keyword.arg not in known):
-                    messages.append(f"line {node.lineno}: cupy.{path} has no keyword {keyword.arg}")
+        if not isinstance(node, ast.Attribute) or id(node) in inner or not (path := _dotted(node)):
+            continue
+        try:
+            known = keywords(operator.attrgetter(path)(real))
+        except AttributeError:
+            messages.append(f"line {node.lineno}: cupy has no {path}")
+            continue
+        for keyword in given.get(id(node), ()):
+            if keyword.arg is None or (known is not None and keyword.arg not in known):
+                messages.append(f"line {node.lineno}: cupy.{path} has no keyword {keyword.arg}")
     return messages
 
 

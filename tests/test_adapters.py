@@ -15,12 +15,8 @@ from pyrope.oracle import adapters
 from pyrope.oracle.adapters import (
     CommandFailed,
     ImportFailed,
-    cached,
     framework,
-    from_attention_command,
     from_command,
-    from_complex,
-    from_cos_sin,
     from_offset,
     from_sequential,
     load_target,
@@ -243,35 +239,11 @@ def test_attention_that_counts_its_positions():
             offset(q, q, q, wrong)
 
 
-def test_tables():
-    angles = np.arange(50)[:, None] * THETA
-    cos, sin, at = np.cos(angles), np.sin(angles), np.array([49, 0, 7])
-
-    def apply(q, k, cos, sin):
-        assert q is not k
-        a, b = q[..., :2], q[..., 2:]
-        return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1), -k
-
-    for tables in (cached((cos, sin)), cached(lambda n: (cos[:n], sin[:n]), 50), lambda m: (cos[m], sin[m])):
-        assert np.allclose(from_cos_sin(apply, tables)(X, at), turned(X, at))
-        assert (from_cos_sin(apply, tables, part="k")(X, at) == -X).all()
-        single = from_cos_sin(lambda x, c, s: apply(x, 0, c, s)[0], tables, part="x")
-        assert_same_bits(single(X, at), from_cos_sin(apply, tables)(X, at))
-    z = from_complex(lambda q, k, z: (q[..., :2] + 1j * q[..., 2:]) * z, cached(cos + 1j * sin))(X, at)
-    assert np.allclose(np.concatenate((z.real, z.imag), -1), turned(X, at))
-
-
 @pytest.mark.parametrize("kind, words, call", [
-    (IndexError, "out of bounds", lambda: cached(np.ones((50, 2)))(np.array([50]))),
-    (TypeError, r"arrays \(…, length, p\), or a tuple of these, had the shapes \(50,\)", lambda: cached(np.ones(50))(AT)),
-    (Unreadable, 'it returns one array, but part="k" is the second of two',
-     lambda: from_cos_sin(lambda q, k, c: q, lambda m: (m,), part="k")(X, AT)),
-    (ValueError, "needs a limit", lambda: cached(len)),
-    (ValueError, "part must be", lambda: from_cos_sin(len, len, part="v")),
     (ValueError, r"positions must be \(n,\), had shape \(2, 3\)", lambda: from_offset(turned)(X, np.stack([AT, AT]))),
-    (ValueError, "positions must be below the limit, 9, the greatest was 9: set max_position",
+    (ValueError, "positions must be from 0 to 8 for this function: set max_position; they were from 0 to 9",
      lambda: from_sequential(lambda x: x, limit=9)(X, AT)),
-    (ValueError, "at least 0 for this kind of function, the least was -9", lambda: cached(len, 9)(-AT)),
+    (ValueError, "they were from -9 to 0", lambda: from_sequential(lambda x: x)(X, -AT)),
     (Unreadable, r"returns shape \(2, 1, 3\) instead of \(2, 1, 4\)", lambda: from_offset(lambda x, m: x[..., :3])(X, AT)),
     (Unreadable, "returns nothing instead of one array", lambda: with_axes(lambda x, m: None, "nd")(X, AT)),
 ])  # fmt: skip
@@ -287,8 +259,7 @@ def spoil(x, *rest):
 
 @pytest.mark.parametrize("fn", [
     from_offset(spoil), from_sequential(spoil), with_axes(spoil, "bnhd"), with_axes(spoil, "nd"),
-    from_offset(with_axes(spoil, "n(hd)")), from_cos_sin(spoil, lambda m: (m, m)),
-    from_cos_sin(lambda q, k, *t: (q, spoil(k)), lambda m: (m, m), part="k"),
+    from_offset(with_axes(spoil, "n(hd)")),
 ])  # fmt: skip
 def test_a_changed_input_is_seen_and_what_is_read_only_stays_so(fn):
     five = np.ones((4, 2, 2, 3, 2)).transpose(2, 1, 3, 4, 0)  # whose first axes cannot be merged without a copy
@@ -304,10 +275,10 @@ def test_a_failure_tells_what_the_users_function_received():
     def raising(x, *rest):
         raise KeyError("cos_cached")
 
-    candidate = Candidate(with_axes(from_cos_sin(raising, lambda m: (m[:, None],), part="x"), "nhd"))
+    candidate = Candidate(with_axes(raising, "nhd"))
     with pytest.raises(Unreadable) as caught:
         candidate({"x": X, "positions": AT}, ["x"])
-    own = "numpy.ndarray of shape (3, 2, 4), float64; numpy.ndarray of shape (3, 1), int64, adapted from x (2, 3, 4)"
+    own = "numpy.ndarray of shape (3, 2, 4), float64; numpy.ndarray of shape (3,), int64, adapted from x (2, 3, 4)"
     assert own in caught.value.received and "in raising" in "".join(caught.value.failure().frames)
 
 
@@ -372,14 +343,14 @@ def test_programs_for_attention():
     code = "import sys, numpy as np; q, *more, o = sys.argv[1:]; np.save(o, np.load(q) * np.load(more[-1]).sum())"
     command = [sys.executable, "-c", code, "{q}", "{k}", "{v}"]
     q, k = np.ones((2, 1, 3, 4)), np.ones((2, 1, 5, 4))
-    fn = from_attention_command([*command, "{segments}", "{mask}", "{o}"])
+    fn = from_command([*command, "{segments}", "{mask}", "{o}"])
     assert [*inspect.signature(fn).parameters] == ["q", "k", "v", "mask", "segments"]
     assert (fn(q, k, k) == 2 * 3 * 5).all() and not fn(q, k, k, mask=np.zeros((2, 1, 3, 5), bool)).any()
-    fused = from_attention_command([*command, "{positions}", "{o}"], positions=True)
+    fused = from_command([*command, "{positions}", "{o}"])
     assert (fused(q, q, q, np.full((2, 3), 4)) == 24).all()
     code = "import sys, numpy as np; [np.save(y, np.load(x) * i) for i, (x, y) in enumerate(zip(sys.argv[1:], sys.argv[5:]))]"
     words = [sys.executable, "-c", code, *(f"{{{name}}}" for name in ("q", "k", "v", "g", "dq", "dk", "dv"))]
-    assert [dx.max() for dx in from_attention_command(words, backward=True)(q, k, k, q)] == [0, 1, 2]
+    assert [dx.max() for dx in from_command(words)(q, k, k, q)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("command, message", [
@@ -387,6 +358,7 @@ def test_programs_for_attention():
     ("true {x} {positions} {y} {z}", 'must not have {z}; it is such as "./mine {x} {positions} {y}"'),
     ("'true {x} {positions} {y}", "must be such as a shell splits, .*: No closing quotation"),
     ("./nothing {x} {positions} {y}", "there is no program './nothing'"),
+    ("true {q} {k} {v} {g} {dq}", 'must say where {dk} goes, as in "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
 ])  # fmt: skip
 def test_commands_that_cannot_be_run_are_refused(command, message):
     with pytest.raises(ValueError, match=message):
@@ -434,6 +406,7 @@ def test_targets_are_found(here, target):
     ("own_rope", ValueError, 'must be "module:function"'), (":turn", ValueError, 'must be "module:function"'),
     ("own_rope:turn()", ValueError, 'must be "module:function"'), ("own_rope:tunr", ValueError, "own_rope has no 'tunr'"),
     ("own_rope:number", ValueError, "own_rope:number must be a function, was int"),
+    ("own_rope:Rope", ValueError, "own_rope:Rope must be a function, was a class: make an object of it"),
     ("own_rpe:turn", ValueError, "there is no module own_rpe, here or installed"),
     ("own_rope.deeper:turn", ValueError, "there is no module own_rope.deeper, .*not a package"),
     ("own_rpe.py:turn", ValueError, "there is no file own_rpe.py"), ("sub/:turn", ValueError, "there is no module sub/"),

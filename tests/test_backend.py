@@ -27,6 +27,11 @@ def test_round_trip_keeps_values_and_dtype(xp):
     assert pyrope.backend.namespace(x := pyrope.from_numpy(host, xp), None, out=x) is xp
 
 
+def test_what_is_narrow_is_computed_in_float32():
+    computed = {name: pyrope.backend.compute_dtype("x", np.zeros(1, dtype)).name for name, dtype in DTYPES.items()}
+    assert computed == dict.fromkeys(("float16", "bfloat16", "float32"), "float32") | {"float64": "float64"}
+
+
 @needs_wheel
 def test_mixed_libraries_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", double := DeviceDouble())
@@ -40,12 +45,16 @@ def test_mixed_libraries_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "thing", [[1.0, 2.0], 3.0, np.float32(3), "text", memoryview(b"ab"), np.ma.masked_array([1.0]), np.rec.array([1.0])]
-)
-def test_what_is_no_array_is_refused_by_type(thing):
-    with pytest.raises(TypeError, match="must be a NumPy or CuPy array, was"):
+    "thing, name",
+    [
+        ([1.0, 2.0], "list"), (3.0, "float"), (np.float32(3), "numpy.float32"), (memoryview(b"ab"), "memoryview"),
+        (np.ma.masked_array([1.0]), "numpy.*MaskedArray"), (np.rec.array([1.0]), "numpy.*recarray"),
+    ],
+)  # fmt: skip
+def test_what_is_no_array_is_refused_by_type(thing, name):
+    with pytest.raises(TypeError, match=f"x must be a NumPy or CuPy array, was {name}: convert it first"):
         pyrope.backend.namespace(x=thing)
-    with pytest.raises(TypeError, match="must be a NumPy array"):
+    with pytest.raises(TypeError, match=f"array must be a NumPy array, was {name}$"):
         pyrope.from_numpy(thing, "numpy")
 
 

@@ -13,7 +13,6 @@ from strategies import DTYPES, ropes
 
 import pyrope
 from pyrope import Axes, DynamicNTK, Mismatch, NotJudged, Rope, YaRN, assert_rotation, check_rotation
-from pyrope.oracle.rotation import recorded_calls
 
 ROPE = Rope(16, 10000.0, "half")
 RIGHT = rotation(ROPE)
@@ -211,15 +210,6 @@ def test_errors_are_measured_in_ulps_of_the_pair():
     assert all(row.ulps is None and row.worst > row.allowed for row in wrong)
     clipped = check_rotation(lambda x, positions: RIGHT(np.clip(x, -10, 10), positions), ROPE)  # in some calls alone
     assert clipped.verdict == "wrong" and any(row.worst > row.allowed for row in clipped.errors)
-
-
-def test_recorded_calls_are_those_that_few_makes():
-    answers = {(x.tobytes(), m.tobytes()): RIGHT(x, m) for x, m in recorded_calls(ROPE)}
-    report = check_rotation(lambda x, positions: answers[x.tobytes(), positions.tobytes()], ROPE, effort="few")
-    assert report.verdict == "right"
-    off = {key: y * np.float32(1.001) for key, y in answers.items()}
-    report = check_rotation(lambda x, positions: off[x.tobytes(), positions.tobytes()], ROPE, effort="few")
-    assert report.verdict == "wrong"
 
 
 def test_what_changes_without_a_reason_is_random():

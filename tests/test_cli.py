@@ -305,7 +305,8 @@ def test_check_draws_the_operator_and_a_page(run, candidates, tmp_path):
     code, output, errors = run("check", f"{candidates}:late", *ROPE, *files, "--in-process")
     assert code == 1 and "positions one too high" in output
     assert errors == f"pyrope: R(3) drawn in {files[1]}\nreport written to {files[3]}\n"
-    assert "position 3 does" in (tmp_path / "r.svg").read_text() and "one too high" in (tmp_path / "r.html").read_text()
+    page, picture = (tmp_path / "r.html").read_text(), (tmp_path / "r.svg").read_text()
+    assert "position 3 does" in picture and "one too high" in page and ":late rotation: WRONG" in page
     code, output, errors = run("check", "math:hypot", *ROPE, *files[:1], str(tmp_path / "none.png"), "--in-process")
     assert code == 3 and "NOT JUDGED" in output and "no picture" in errors and not (tmp_path / "none.png").exists()
 

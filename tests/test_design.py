@@ -72,12 +72,9 @@ def test_imports_follow_the_rows(path):
     assert others <= THIRD_PARTY
 
 
-def test_the_definition_imports_the_backend_alone():
-    assert _imports(PACKAGE / "definition.py") == ({"backend"}, {"numpy"})
-
-
-def test_the_definition_is_short():
+def test_the_definition_is_short_and_imports_the_backend_alone():
     assert len((PACKAGE / "definition.py").read_text().splitlines()) <= 250
+    assert _imports(PACKAGE / "definition.py") == ({"backend"}, {"numpy"})
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -91,10 +88,10 @@ def test_no_module_imports_itself_by_way_of_others():
         left = {name: imports for name, imports in left.items() if name not in free}
 
 
-def test_the_rules_see_what_is_imported():
+def test_the_rules_see_what_is_imported_and_used():
     assert "oracle/candidate" in _imports(PACKAGE / "oracle/rotation.py")[0]
-    assert {"checks", "definition"} <= _imports(PACKAGE / "linear.py")[0]
-    assert ("configs" in _imports(PACKAGE / "theta.py")[0]) and _row("tokenizer") == 5
+    assert "configs" in _imports(PACKAGE / "theta.py")[0]
+    assert {"may_share_memory", "take"} <= cupy_contract.uses((PACKAGE / "rotation.py").read_text())
 
 
 def test_modules_and_public_functions_never_share_a_name():
@@ -117,13 +114,6 @@ def test_import_brings_nothing_heavy():
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=_name)
 def test_core_uses_only_what_cupy_has(path):
     assert cupy_contract.violations(path.read_text()) == []
-
-
-@pytest.mark.skipif(cupy_contract.real is None, reason=cupy_contract.REASON)
-def test_the_contract_sees_the_core():
-    assert {"may_share_memory", "take"} <= cupy_contract.uses((PACKAGE / "rotation.py").read_text())
-    assert {"exp", "sum"} <= cupy_contract.uses((PACKAGE / "layers.py").read_text())
-    assert {"isnan", "take", "zeros"} <= cupy_contract.uses((PACKAGE / "model.py").read_text())
 
 
 def test_data_crosses_between_host_and_device_in_one_file():

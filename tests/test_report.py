@@ -70,8 +70,8 @@ rotation: RIGHT
   position 0             1e-09    2e-07  0.25
   positions 1 to 9  not finite    2e-07     —
 
-  note:     a note
-  note:     x"""
+  note      a note
+  note      x"""
     )
 
 

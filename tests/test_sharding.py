@@ -42,7 +42,8 @@ RIGHT = [
 WRONG = {
     "positions local to the rank": [lambda n, r, s: range(len(chunks(n, s)[r])), lambda n, r, s: range(n // s)],
     "first chunk repeated": [lambda n, r, s: chunks(n, 2 * s)[r].tolist() * 2],
-    "positions counted from 1": [lambda n, r, s: chunks(n, s)[r] + 1, lambda n, r, s: zigzag(n, r, s) + 1],
+    "counted from 1": [lambda n, r, s: chunks(n, s)[r] + 1, lambda n, r, s: zigzag(n, r, s) + 1,
+                       lambda n, r, s: last_takes_the_rest(n, r + 1, s)],
     "off by one at the seams": [
         lambda n, r, s: range(n * r // s, min(n * (r + 1) // s + 1, n)),
         lambda n, r, s: range(n * r // s, n * (r + 1) // s - (r < s - 1)),
@@ -56,10 +57,8 @@ WRONG = {
         lambda n, r, s: [m if m < n else -1 for m in padded(n, r, s)],
         lambda n, r, s: padded(-(-n // 128) * 128, r, s),
     ],
-    "rank counted from 1": [lambda n, r, s: last_takes_the_rest(n, r + 1, s)],
-    "rank ignored": [lambda n, r, s: range(0, n, s), lambda n, r, s: np.arange(n // s) * s],
+    "rank ignored": [lambda n, r, s: range(0, n, s), lambda n, r, s: np.arange(n // s) * s, lambda n, r, s: range(n)],
     "remainder lost": [lambda n, r, s: range(r * (n // s), (r + 1) * (n // s)), lambda n, r, s: zigzag(n - n % (2 * s), r, s)],
-    "not split": [lambda n, r, s: range(n)],
     "unexplained": [lambda n, r, s: [(7 * m) % (n + 5) for m in range(r, n, s)]],
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import references
 from hypothesis import given, strategies as st
 from memory import little_memory
 from references import close
-from strategies import DTYPES, arrays, dtypes, to_backend
+from strategies import DTYPES, UNIT, arrays, dtypes, to_backend
 
 import pyrope
 from pyrope import attention, softmax
@@ -189,6 +189,7 @@ def test_a_large_softcap_does_not_make_scores_small():
 
 def test_scores_that_are_known_to_be_small_need_no_maximum(monkeypatch):
     monkeypatch.delattr(softmax, "_top")
+    monkeypatch.setattr(softmax, "_SCORES", 1024)  # several tiles of keys
     x = np.ones((1, 80, 4), np.float32)
     assert np.allclose(attention(x, x, x, causal=True), 1)
     with pytest.raises(NameError):
@@ -202,7 +203,8 @@ def test_nan_stays_in_its_row_and_its_column(xp):
     assert np.unique(np.argwhere(np.isnan(got))[:, 1]).tolist() == [3]
     v[0, 60, 2] = np.nan
     got = run(xp, k, k, v)
-    assert np.isnan(got[..., 2]).all() and (got[..., [0, 1, 3]] == 1).all()
+    assert np.isnan(got[..., 2]).all()
+    np.testing.assert_allclose(got[..., [0, 1, 3]], 1, rtol=2 * 70 * UNIT["float64"])  # two sums of 70 numbers
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
@@ -306,7 +308,7 @@ def test_mixed_libraries_and_positions_on_the_device(xp):
             attention(to_backend(A, xp), A, A)
     at = pyrope.from_numpy(np.arange(3), xp)
     got = attention(*(to_backend(A, xp) for _ in "qkv"), causal=True, q_positions=at, k_positions=at)
-    assert (pyrope.to_numpy(got) == 1).all()
+    np.testing.assert_allclose(pyrope.to_numpy(got), 1, rtol=1e-6)
 
 
 def test_tiles_of_keys_with_masks_of_unlike_shapes(xp, monkeypatch):

@@ -20,12 +20,16 @@ HALF = {"head_dim": 8, "base": 10000.0, "layout": "half"}
 
 
 @example(Rope(16, 10000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 64)))  # pairs that are kept, blended and divided
+@example(Rope(**HALF, scaling=Proportional(0.5, 3.0)))
+@example(Rope(**HALF, scaling=LongRoPE([1, 2, 3, 4], [5, 6, 7, 8], 2.0, 64, length=65)))
 @given(ropes())
 def test_frequencies_are_the_floats_nearest_to_the_truth(rope):
     assert pyrope.frequencies(rope).tolist() == [float(t) for t in truth.theta(rope)]  # Eq. (15)
 
 
 @example(Rope(**HALF, scaling=YaRN(2.0, 64, attention_factor=2.0**20)))
+@example(Rope(**HALF, scaling=YaRN(4.0, 64, mscale=0.7, mscale_all_dim=1.5)))
+@example(Rope(**HALF, scaling=LongRoPE([1] * 4, [2] * 4, 2.0, 64, length=1)))
 @given(ropes())
 def test_attention_factor_is_the_float_nearest_to_the_truth(rope):
     assert rope.attention_factor == float(truth.attention_factor(rope))
@@ -68,6 +72,7 @@ def test_numbers_of_any_kind_mean_the_same_rope():
     assert Rope(np.int64(8), 10000, "half", 8, scaling=Linear(4)) == Rope(8, 1e4, "half", scaling=Linear(4.0))
     assert LongRoPE(np.ones(4), np.arange(1.0, 5.0), 2.0, 64) == LongRoPE([1] * 4, [1, 2, 3, 4], 2.0, 64)
     assert Axes("sections", np.array([1, 2, 1])) == Axes("sections", (1, 2, 1))
+    assert Proportional(0.5) == Proportional(0.5, 1) and YaRN(4, 64) == YaRN(4.0, 64, 32, 1, truncate=True)
 
 
 def test_at_fixes_the_length_and_leaves_other_ropes_alone():

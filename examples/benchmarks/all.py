@@ -6,6 +6,8 @@ Takes some minutes; run it where nothing else runs. With --quick, everything is 
 nothing about speed. Everything is measured with one thread and with every core; times are the shortest of several,
 taken in turns, so that a busy moment hits all, each after a rest, since threads of a product spin for a while after it.
 "bare products" are the matrix products of the same attention or model, and nothing else. Goals are for every core.
+A rotation reads and writes as much as a copy: where one core can use up the memory's bandwidth, as it often can, no
+interleaved rotation is faster than the row "a copy by every thread", and its goal of 0.8 is out of reach.
 torch, transformers, threadpoolctl and SmolLM2 are optional: a row says what is left out. So is llama.cpp, if
 NODE_LLAMA_CPP names the directory where "npm install --ignore-scripts node-llama-cpp" was run.
 """
@@ -32,6 +34,7 @@ import pyrope
 from pyrope import Cache, Config, Layer, Rope
 from pyrope.checkpoints import find_smollm2
 from pyrope.linear import linear_state
+from pyrope.tiles import each
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 COUNTS = (1, CORES) if CORES > 1 else (1,)
@@ -126,7 +129,10 @@ def rotation(sizes: Sizes) -> Iterator[Row]:
     heads, d = sizes.rotated
     x, m = normal(heads, sizes.length, d), np.arange(sizes.length)
     out, shape = np.empty_like(x), f"{heads} x {sizes.length} x {d}, float32"
-    ready: dict[str, Callable[[], Any]] = {"numpy.copyto": lambda: np.copyto(out, x)}
+    ready: dict[str, Callable[[], Any]] = {
+        "numpy.copyto": lambda: np.copyto(out, x),
+        "a copy by every thread": lambda: each(lambda head: np.copyto(out[head], x[head]), range(heads)),
+    }
     plain: dict[str, Callable[[], Any]] = {"x.copy()": lambda: x.copy()}
     for layout in ("interleaved", "half", "interleaved-to-half"):
         rope = Rope(d, 10000.0, layout)

@@ -1,9 +1,9 @@
 """Wraps anything that rotates or attends as one kind of callable, fn(x, positions) or fn(q, k, v, …) on NumPy arrays.
 
 Adapters are put around each other: the array library inside, the shape of the API outside, such as
-``with_axes(from_torch(rope), "bnhd")``; docs/check.md has a line for each well-known API. If a function changes its
-input, x changes too, where x is writeable: an adapter hides no fault. Results are copies on the host, in the dtype that
-the function returned, bit by bit.
+``with_axes(from_torch(rope), "bnhd")``; a lambda does the rest, as docs/check.md shows for each well-known API. If a
+function changes its input, x changes too, where x is writeable: an adapter hides no fault. Results are copies on the
+host, in the dtype that the function returned, bit by bit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -101,7 +100,6 @@ LIBRARIES = {
     ),
     "cupy": Library("cupy", "ndarray", lambda cupy, x: from_numpy(np.ascontiguousarray(x), cupy), to_numpy, None),
 }  # fmt: skip
-_BACKWARD = {None: 0, "x": 1, "qkv": 3}  # gradients of what: of a rotation, which is linear, and of attention
 
 
 def framework(fn: Function, name: str, backward: str | None = None, device: Any = None) -> Function:
@@ -112,9 +110,9 @@ def framework(fn: Function, name: str, backward: str | None = None, device: Any 
     gradient gets zeros. The gradient of x is taken at ones, so that a backward pass that reads x for g is wrong.
     """
     border = _Border(name, device)
-    if backward not in _BACKWARD:
+    if backward not in (None, "x", "qkv"):
         raise ValueError(f'backward must be None, "x" or "qkv", was {backward!r}')
-    if (count := _BACKWARD[backward]) and border.library.gradients is None:
+    if (count := len(backward or "")) and border.library.gradients is None:
         raise ValueError(f"{name} derives no backward pass: write one, and check that")
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -123,7 +121,9 @@ def framework(fn: Function, name: str, backward: str | None = None, device: Any 
         result = border.home(border.derived(run, count, given) if count else hand_over(run, *given))
         for x, after in zip((*arguments, *options.values()), (*given, *named.values()), strict=True):
             if isinstance(x, np.ndarray):
-                _write_back(x, border.home(after))
+                changed = border.home(after)
+                if x.flags.writeable and changed.shape == x.shape:
+                    x[...] = changed
         return result
 
     return wrapping(call, fn, border.library.trait)
@@ -179,164 +179,46 @@ class _Border:
         return made if count > 1 else made[0]
 
 
-def _write_back(x: NumPyArray, after: NumPyArray) -> None:
-    """Does to x what was done to its copy, so that the caller notices a function that changes its input."""
-    if x.flags.writeable and after.shape == x.shape:
-        x[...] = after
-
-
 # ── Shapes of API ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def from_cos_sin(apply: Function, tables: Function, *, part: str = "q") -> Function:
-    """``apply(q, k, cos, sin)``, where tables(positions) -> (cos, sin): x goes in as q and as k.
+class Block(NamedTuple):
+    """What one call of a function gets of x: an array of zeros of this shape, with a part of x in its places."""
 
-    ``part`` selects the result: "q" or "k", the first or the second, or "x" for ``apply(x, cos, sin)``. `from_complex`
-    is the same for ``apply(q, k, freqs_cis)``, where tables(positions) -> cos + i·sin.
+    part: Any  # an index of x
+    shape: tuple[int, ...]
+    places: Any = None  # an index of the array; None: it is the part, with axes merged
+    more: tuple[Any, ...] = ()  # what the call gets besides
+
+
+def _by_blocks(fn: Function, x: NumPyArray, tight: bool, blocks: Iterable[Block]) -> NumPyArray:
+    """What fn makes of x, block by block; if fn changes a block, x is changed.
+
+    If x was not contiguous, a block is a part of a wider array: a function that ignores strides is right and wrong in
+    the same calls as without an adapter.
     """
-    checks.choice("part", part, ("q", "k", "x"))
-
-    def candidate(x: NumPyArray, positions: NumPyArray) -> Any:
-        made = tables(positions)
-        operands = {"x": (x,), "q": (x, x.copy()), "k": (x.copy(), x)}[part]
-        result = hand_over(apply, *operands, *(made if isinstance(made, tuple | list) else (made,)))
-        if isinstance(result, tuple | list):
-            return result[part == "k"]
-        if part == "k":
-            raise Unreadable('returns one array, but part="k" is the second of two,', last_call(), "type")
-        return result
-
-    return candidate
-
-
-from_complex = from_cos_sin
-
-
-def cached(tables: Any, limit: int | None = None) -> Function:
-    """tables(positions) for `from_cos_sin` and `from_complex`: rows of arrays (…, length, p) that begin at position 0,
-    one or a tuple, or of what a function of the length returns, which is called with ``limit`` at most."""
-    if callable(tables) and limit is None:
-        raise ValueError("a function that makes tables needs a limit: give the greatest length to call it with")
-
-    def rows(positions: NumPyArray) -> Any:
-        length = _length(positions, limit)
-        made = hand_over(tables, length) if callable(tables) else tables
-        several = isinstance(made, tuple | list)
-        listed = [np.asarray(table) for table in (made if several else (made,))]
-        if any(table.ndim < 2 for table in listed):
-            shapes = ", ".join(str(table.shape) for table in listed[:3])
-            raise TypeError(f"tables must be arrays (…, length, p), or a tuple of these, had the shapes {shapes}")
-        each = tuple(table[..., positions, :] for table in listed)
-        return each if several else each[0]
-
-    return rows
-
-
-def _length(positions: NumPyArray, limit: int | None) -> int:
-    """How long a sequence from 0 must be to hold these positions."""
-    if positions.size and int(positions.min()) < 0:
-        raise ValueError(f"positions must be at least 0 for this kind of function, the least was {positions.min()}")
-    length = int(positions.max(initial=-1)) + 1
-    if limit is not None and length > limit:
-        raise ValueError(f"positions must be below the limit, {limit}, the greatest was {length - 1}: set max_position")
-    return length
-
-
-# Rows of x that one call rotates, their places in the sequence that it gets, its length, and what it gets besides.
-Part: TypeAlias = tuple[NumPyArray, NumPyArray, int, tuple[int, ...]]
-
-
-def from_sequential(fn: Function, limit: int = 8192) -> Function:
-    """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for, which
-    are below ``limit``; a position that repeats takes another call. Attention with RoPE inside, ``fn(q, k, v)``, gets
-    tokens with positions from 0 on, or from where its last call ended, and no others."""
-    ended = [0]
-
-    def begin(positions: NumPyArray) -> tuple[int, ...]:
-        first = int(positions[0, 0]) if positions.size else 0
-        if first not in (0, ended[0]):
-            raise ValueError(f"this function counts its positions: they must begin at 0, began at {first}")
-        ended[0] = first + positions.shape[-1]
-        return ()
-
-    def parts(positions: NumPyArray) -> Iterator[Part]:
-        length, left = _length(positions, limit), np.arange(positions.size)
-        while True:
-            at, first = np.unique(positions[left], return_index=True)
-            yield left[first], at, length, ()
-            left = np.delete(left, first)
-            if not left.size:
-                return
-
-    return _counting(fn, parts, begin)
-
-
-def from_offset(fn: Function) -> Function:
-    """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run. Of attention with
-    RoPE inside, ``fn(q, k, v, offset)``, all rows of a batch have one offset."""
-
-    def parts(positions: NumPyArray) -> Iterator[Part]:
-        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size]
-        for start, end in itertools.pairwise(edges):
-            offset = int(positions[start]) if positions.size else 0
-            yield np.arange(start, end), np.arange(end - start), end - start, (offset,)
-
-    return _counting(fn, parts, lambda positions: tuple(positions[:1, :1].ravel().tolist()))
-
-
-def _counting(fn: Function, parts: Callable[[NumPyArray], Iterator[Part]], begin: Function) -> Function:
-    """A function that counts its positions: a rotation, called for each part, or attention, fn(q, k, v, *begin)."""
-
-    def rotation(x: NumPyArray, positions: NumPyArray) -> Any:
-        out = None
-        for rows, places, length, more in parts(positions):
-            given = _blank(x, (*x.shape[:-2], length, x.shape[-1]))
-            given[..., places, :] = x[..., rows, :]
-            given.flags.writeable = x.flags.writeable
-            result = _checked(hand_over(fn, given, *more), given.shape)
-            out = np.empty(x.shape, result.dtype) if out is None else out
-            out[..., rows, :] = result[..., places, :]
-            if x.flags.writeable:
-                x[..., rows, :] = given[..., places, :]
-        return out
-
-    def call(*arguments: NumPyArray, **options: NumPyArray) -> Any:
-        *arrays, positions = arguments
-        if len(arrays) == 1 and positions.ndim > 1:
-            raise ValueError(f"positions must be (n,), had shape {positions.shape}: this kind of function has one axis")
-        if len(arrays) == 1:
-            return rotation(*arguments)
-        if (positions != positions[:1, :1] + np.arange(positions.shape[-1])).any():
-            rule = "they must rise one by one, and be the same in all rows"
-            raise ValueError(f"this function counts its positions: {rule}")
-        return hand_over(functools.partial(fn, **options), *arrays, *begin(positions))
-
-    return wrapping(call, fn, COUNTS)
-
-
-def _blank(x: NumPyArray, shape: Sequence[int]) -> NumPyArray:
-    """Zeros like x: contiguous if x is, else a part of a wider array, so that a function that ignores strides is right
-    and wrong in the same calls as without an adapter."""
-    wide = 0 if x.flags.c_contiguous else 8
-    return np.zeros((*shape[:-1], shape[-1] + wide), x.dtype)[..., : shape[-1]]
-
-
-def _checked(result: Any, shape: tuple[int, ...]) -> NumPyArray:
-    """The result, if it is one array of this shape."""
-    if not isinstance(result, np.ndarray):
-        actual = "nothing" if result is None else type(result).__name__
-        raise Unreadable(f"returns {actual} instead of one array", last_call(), "type")
-    if result.shape != shape:
-        raise Unreadable(f"returns shape {result.shape} instead of {shape}", last_call(), "shape")
-    return result
+    y = x
+    for part, shape, places, more in blocks:
+        block = np.zeros((*shape[:-1], shape[-1] + 8 * (not tight)), x.dtype)[..., : shape[-1]]
+        inside = block.reshape(x[part].shape) if places is None else block  # a view: axes are split, never merged
+        inside[places or ...] = x[part]
+        block.flags.writeable = x.flags.writeable
+        result = hand_over(fn, block, *more)
+        if not isinstance(result, np.ndarray):
+            actual = "nothing" if result is None else type(result).__name__
+            raise Unreadable(f"returns {actual} instead of one array", last_call(), "type")
+        if result.shape != shape:
+            raise Unreadable(f"returns shape {result.shape} instead of {shape}", last_call(), "shape")
+        if x.flags.writeable:
+            x[part] = inside[places or ...]
+        y = np.empty(x.shape, result.dtype) if y is x else y
+        y[part] = result.reshape(inside.shape)[places or ...]
+    return y
 
 
 def with_axes(fn: Function, axes: str) -> Function:
     """``fn(x, …)`` for x with these axes, in this order, out of b, h, n and d: "bnhd" and "bhnd" are usual; brackets
     merge axes, as in vLLM's "n(hd)", and a loop goes over those that are left out, as in "nd".
-
-    x (…, n, d) of any number of axes becomes (b, h, n, d). What fn gets is contiguous if x is, as from a model; else a
-    part of a wider array.
 
     >>> fn = with_axes(lambda x, positions: x + positions[:, None, None], "nhd")
     >>> fn(np.zeros((2, 3, 1)), np.array([0, 5, 9]))[1].ravel()
@@ -346,25 +228,82 @@ def with_axes(fn: Function, axes: str) -> Function:
     order = "".join(groups).replace("(", "").replace(")", "")
     if "".join(groups) != axes or len(set(order)) < len(order) or not {"n", "d"} <= set(order):
         raise ValueError(f'axes must be n, d and any of b and h, each once, such as "bnhd" or "n(hd)", was {axes!r}')
-    there = ["bhnd".index(axis) for axis in [*(axis for axis in "bh" if axis not in order), *order]]
+    looped = [axis for axis in "bh" if axis not in order]
+    there = ["bhnd".index(axis) for axis in [*looped, *order]]
 
     def candidate(x: NumPyArray, *rest: Any) -> NumPyArray:
-        four = x.reshape(math.prod(x.shape[:-3]), *(1, *x.shape)[-3:])
-        moved, out = four.transpose(there), None  # the axes of the loop first
-        sizes = dict(zip(order, moved.shape[4 - len(order) :], strict=True))
+        four = x.reshape(math.prod(x.shape[:-3]), *(1, *x.shape)[-3:])  # (b, h, n, d): a view of x, or a copy
+        moved = four.transpose(there)  # the axes of the loop first
+        moved.flags.writeable = x.flags.writeable
+        sizes = dict(zip(order, moved.shape[len(looped) :], strict=True))
         shape = tuple(math.prod(sizes.get(axis, 1) for axis in group) for group in groups)
-        for place in np.ndindex(*moved.shape[: 4 - len(order)]):
-            given = _blank(x, shape)
-            given[...] = moved[place].reshape(shape)
-            given.flags.writeable = x.flags.writeable
-            result = _checked(hand_over(fn, given, *rest), shape)
-            _write_back(moved[place], given.reshape(moved[place].shape))
-            out = np.empty(moved.shape, result.dtype) if out is None else out
-            out[place] = result.reshape(out[place].shape)
-        _write_back(x, four.reshape(x.shape))  # a view of x, or a copy
-        return (moved if out is None else out).transpose(np.argsort(there)).reshape(x.shape)
+        blocks = (Block(place, shape, more=rest) for place in np.ndindex(*moved.shape[: len(looped)]))
+        y = _by_blocks(fn, moved, x.flags.c_contiguous, blocks)
+        if x.flags.writeable:
+            x[...] = four.reshape(x.shape)
+        return y.transpose(np.argsort(there)).reshape(x.shape)
 
     return candidate
+
+
+def from_sequential(fn: Function, limit: int = 8192) -> Function:
+    """``fn(x)``, whose rows are positions 0 … n−1: it gets a sequence with zeros at the positions not asked for, which
+    are below ``limit``; a position that repeats takes another call. Attention with RoPE inside, ``fn(q, k, v)``, gets
+    tokens with positions from 0 on, or from where its last call ended, and no others."""
+    ended = [0]
+
+    def blocks(x: NumPyArray, positions: NumPyArray) -> Iterator[Block]:
+        least, length = int(positions.min(initial=0)), int(positions.max(initial=-1)) + 1
+        if least < 0 or length > limit:
+            rule = f"positions must be from 0 to {limit - 1} for this function: set max_position"
+            raise ValueError(f"{rule}; they were from {least} to {length - 1}")
+        left = np.arange(positions.size)
+        while True:
+            at, first = np.unique(positions[left], return_index=True)
+            yield Block((..., left[first], slice(None)), (*x.shape[:-2], length, x.shape[-1]), (..., at, slice(None)))
+            left = np.delete(left, first)
+            if not left.size:
+                return
+
+    def begin(first: int, length: int) -> tuple[int, ...]:
+        if first not in (0, ended[0]):
+            raise ValueError(f"this function counts its positions: they must begin at 0, began at {first}")
+        ended[0] = first + length
+        return ()
+
+    return _counting(fn, blocks, begin)
+
+
+def from_offset(fn: Function) -> Function:
+    """``fn(x, offset)``, whose rows are positions offset, offset + 1, …: one call for each such run. Of attention with
+    RoPE inside, ``fn(q, k, v, offset)``, all rows of a batch have one offset."""
+
+    def blocks(x: NumPyArray, positions: NumPyArray) -> Iterator[Block]:
+        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), positions.size]
+        for start, end in itertools.pairwise(edges):
+            offset = int(positions[start]) if positions.size else 0
+            part = (..., slice(start, end), slice(None))
+            yield Block(part, x[part].shape, more=(offset,))
+
+    return _counting(fn, blocks, lambda first, length: (first,))
+
+
+def _counting(fn: Function, blocks: Function, begin: Callable[[int, int], tuple[int, ...]]) -> Function:
+    """A function that counts its positions: a rotation, or attention, which gets what ``begin`` says."""
+
+    def call(*arguments: NumPyArray, **options: NumPyArray) -> Any:
+        *arrays, positions = arguments
+        if len(arrays) == 1:
+            if positions.ndim > 1:
+                raise ValueError(f"positions must be (n,), had shape {positions.shape}: this function has one axis")
+            return _by_blocks(fn, arrays[0], arrays[0].flags.c_contiguous, blocks(*arguments))
+        first, length = int(positions.ravel()[:1].sum()), positions.shape[-1]
+        if (positions != first + np.arange(length)).any():
+            rule = "they must rise one by one, and be the same in all rows"
+            raise ValueError(f"this function counts its positions: {rule}")
+        return hand_over(functools.partial(fn, **options), *arrays, *begin(first, length))
+
+    return wrapping(call, fn, COUNTS)
 
 
 # ── Programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -374,53 +313,46 @@ class CommandFailed(RuntimeError):
     """A program did not start, failed, took too long, or wrote something else than it should."""
 
 
-def from_command(command: str | Sequence[str], *, timeout: float = 60.0) -> Function:
-    """A program that reads x and positions and writes y, all as .npy files: ``"./my_rope {x} {positions} {y}"``.
+def from_command(
+    command: str | Sequence[str], inputs: Sequence[str] | None = None, *, timeout: float = 60.0
+) -> Function:
+    """A program that reads and writes .npy files: ``"./my_rope {x} {positions} {y}"``, or
+    ``"mpiexec -n 4 python mine.py {q} {k} {v} {o}"``, with {positions} if it rotates inside, {mask} or {segments} if it
+    takes them, and for gradients {g}, and {dq} {dk} {dv} in place of {o}.
 
     The words in braces become paths in a private directory that lasts for one call; there is no shell. bfloat16 is
-    exchanged as uint16, the bits of each number; y must have the shape and dtype of x (docs/check.md). After
-    ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed.
+    exchanged as uint16, the bits of each number; a result must have the shape and dtype of its input (docs/check.md).
+    After ``timeout`` seconds, or on Ctrl-C, the program and all that it started are killed. ``inputs``, if given, are
+    those that the command must have, in the order of the arguments.
     """
-    program = _Program(command, ("x", "positions"), {"y": "x"}, timeout)
+    program = _Program(command, inputs, timeout)
     return wrapping(program, program, COMPILES)
 
 
-def from_attention_command(
-    command: str | Sequence[str], *, positions: bool = False, backward: bool = False, timeout: float = 60.0
-) -> Function:
-    """A program that computes attention, as fn(q, k, v): ``"mpiexec -n 4 python mine.py {q} {k} {v} {o}"``.
-
-    With ``positions``, for attention that rotates inside, the command has {positions}, int64 (b, n), too. If it has
-    {mask}, bool (b, 1, n, m), or {segments}, int64 (b, m), each call gets one: True, or 0, everywhere if nothing else
-    is asked for. With ``backward`` it has {g}, and {dq}, {dk} and {dv} in place of {o}.
-    """
-    names = ("q", "k", "v", *["g"] * backward, *["positions"] * positions)
-    results = {"dq": "q", "dk": "k", "dv": "v"} if backward else {"o": "q"}
-    program = _Program(command, names, results, timeout, _EVERYTHING_SEEN)
-    return wrapping(program, program, COMPILES)
-
-
-_EVERYTHING_SEEN: Mapping[str, Function] = {
+# What a program may read besides, made from q and k where a call does not give it: every key is seen.
+_OPTIONS: dict[str, Function] = {
     "mask": lambda q, k: np.ones((len(q), 1, q.shape[-2], k.shape[-2]), bool),
     "segments": lambda q, k: np.zeros((len(q), k.shape[-2]), np.int64),
 }
 
 
 class _Program:
-    """A program as a function of arrays; each result has the shape and dtype of the array named beside it.
+    """A program as a function of arrays; each result has the shape and dtype of the input named beside it."""
 
-    ``options`` are inputs that the command may have or not, made from q and k where a call does not give them.
-    """
-
-    def __init__(
-        self, command: Any, names: Sequence[str], results: Mapping[str, str], timeout: float,
-        options: Mapping[str, Function] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        self.words, self.results, self.options = _words(command), results, options
+    def __init__(self, command: Any, inputs: Sequence[str] | None, timeout: float) -> None:
+        try:
+            self.words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+        except ValueError as error:
+            raise ValueError(f"the command must be such as a shell splits, was {command!r}: {error}") from error
         placed = re.findall(r"\{(\w+)\}", " ".join(self.words))
-        needed = [*names, *results]
+        if inputs is None:
+            inputs = [*"qkv", *(name for name in ("g", "positions") if name in placed)]
+            inputs = inputs if {*"qkvo"} & {*placed} else ["x", "positions"]
+        gradients = {f"d{name}": name for name in "qkv"}
+        self.results = {"y": "x"} if "x" in inputs else gradients if "g" in inputs else {"o": "q"}
+        needed, options = [*inputs, *self.results], () if "x" in inputs else _OPTIONS
         example = " ".join(["./mine", *(f"{{{name}}}" for name in needed)])
-        if unknown := [name for name in placed if name not in (*needed, *self.options)]:
+        if unknown := [name for name in placed if name not in (*needed, *options)]:
             inside = ": attention gets them with RoPE inside, by rope=" if unknown[0] == "positions" else ""
             raise ValueError(f'the command must not have {{{unknown[0]}}}{inside}; it is such as "{example}"')
         if missing := [name for name in needed if name not in placed]:
@@ -428,7 +360,7 @@ class _Program:
         if shutil.which(self.words[0]) is None:
             fix = ': pip install ".[mpi]" in a clone of pyrope' if self.words[0] in ("mpiexec", "mpirun") else ""
             raise ValueError(f"there is no program {self.words[0]!r} that can be run{fix}")
-        self.names = [*names, *(name for name in self.options if name in placed)]
+        self.names = [*inputs, *(name for name in options if name in placed)]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
         self.timeout = checks.real("timeout", timeout, 0, open=True)
@@ -438,7 +370,7 @@ class _Program:
         if self.hung is not None:
             raise self.hung
         given = dict(zip(self.names, arrays, strict=False)) | options
-        given |= {name: self.options[name](given["q"], given["k"]) for name in self.names if name not in given}
+        given |= {name: _OPTIONS[name](given["q"], given["k"]) for name in self.names if name not in given}
         given |= {"positions": np.asarray(given["positions"], np.int64)} if "positions" in given else {}
         with tempfile.TemporaryDirectory(prefix="pyrope-", ignore_cleanup_errors=True) as directory:
             paths = {name: os.path.join(directory, f"{name}.npy") for name in (*given, *self.results)}
@@ -448,8 +380,10 @@ class _Program:
             log = Path(directory, "log")
             try:
                 self._run(words, log)
-                due = [(name, given[like].shape, given[like].dtype) for name, like in self.results.items()]
-                made = [load_npy(paths[name], f"what the program wrote as {{{name}}}", *like) for name, *like in due]
+                made = [
+                    load_npy(paths[name], f"what the program wrote as {{{name}}}", given[like].shape, given[like].dtype)
+                    for name, like in self.results.items()
+                ]
             except (CommandFailed, ValueError) as error:
                 text = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
                 text = f"{error}; it printed{f':{chr(10)}{text}' if text else ' nothing'}"
@@ -480,13 +414,6 @@ class _Program:
             raise CommandFailed(f"{words[0]} {how}")
 
 
-def _words(command: str | Sequence[str]) -> list[str]:
-    try:
-        return shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
-    except ValueError as error:
-        raise ValueError(f"the command must be such as a shell splits, was {command!r}: {error}") from error
-
-
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kills the program and all that it started in its process group."""
     try:
@@ -511,15 +438,18 @@ def load_target(target: str) -> Function:
     place, _, name = checks.instance("target", target, str).rpartition(":")
     if not (place and all(part.isidentifier() for part in name.split("."))):
         raise ValueError(f'target must be "module:function" or "file.py:function", was {target!r}')
-    if place.endswith(".py") and not os.path.isfile(place):
+    is_file = place.endswith(".py")
+    if is_file and not os.path.isfile(place):
         raise ValueError(f"there is no file {place}")
-    for directory in (os.getcwd(), os.path.dirname(os.path.abspath(place)) if place.endswith(".py") else ""):
-        if directory and directory not in sys.path:
+    for directory in (os.getcwd(), *[os.path.dirname(os.path.abspath(place))] * is_file):
+        if directory not in sys.path:
             sys.path.insert(0, directory)
     try:
         value = operator.attrgetter(name)(_imported(place))
     except AttributeError as error:
         raise ValueError(f"{place} has no {name!r}") from error
+    if isinstance(value, type):
+        raise ValueError(f"{target} must be a function, was a class: make an object of it in the file, and name that")
     if not callable(value):
         raise ValueError(f"{target} must be a function, was {type(value).__name__}")
     return value  # type: ignore[no-any-return]

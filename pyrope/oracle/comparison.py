@@ -144,7 +144,9 @@ class Check:
                 if not self.state and (words := self._changed(call, y, again)):
                     twice = self.ask(call)
                     added = not self.compare(call, twice - again).any()  # to what was there before
-                    self.state = STATE if added or not self._changed(call, again, twice) else "random", words
+                    after = [(self.ask(self.answers[0].call), self.ask(call))[1] for _ in range(2)]  # the same call
+                    alike = not (self._changed(call, again, twice) and self._changed(call, *after))
+                    self.state = STATE if added or alike else "random", words
 
     def _changed(self, call: Call, y: Any, again: Array) -> str:
         """How two answers to the same call differ by more than rounding, in words."""

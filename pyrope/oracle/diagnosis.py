@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from .candidate import Unreadable
 from .comparison import POISON, Check
 from .frequencies import listed
 from .positions import ELSEWHERE, NEGATIVE, STATE, Became, moved
-from .report import Finding
+from .report import Finding, side_by_side
 from .responses import Function, response
 from .rows import ABOUT, COUNTED, tabulated, tails
 from .rules import Rule, simplest
@@ -86,54 +86,54 @@ class Diagnosis:
             expected = self.check.expected(call, rope=self.check.rope_of(one.call))
             yield expected.x, y[index], expected.y, expected.allowed(worst)
 
-    def finding(self, fault: str, fact: str) -> Finding:
-        """One that explains all rows."""
-        return self._finding(fault, fact, np.ones(len(self.x), bool))
-
     def findings(self) -> list[Finding]:
+        """Of rows that hold nothing where others hold something else, the others are explained first."""
         rows, looks = np.ones(len(self.x), bool), [*self._looks()]
         if looks[0].holds.any():  # what was not written may be anything, and changes from call to call
-            return [self._finding(STALE, looks[0].words, looks[0].holds)]
+            return [self.finding(STALE, looks[0].words, looks[0].holds)]
         became, rule = self._became(rows), self._rule(rows)
         if self.check.state and (self.check.spoilt or self.some or became is None):
             return [Finding(*self.check.state, self._where(rows, rule))]
-        apart = [one for one in looks if 0.01 < one.holds.mean() < MOST]
-        if became is not None or (rule is not None and rule.exact):
-            apart = []
-        for one in apart:  # some rows hold nothing: others may say more
+        clear = (became is not None and became.fault != ELSEWHERE) or (rule is not None and rule.exact)
+        apart = [] if clear else [one for one in looks if 0.01 < one.holds.mean() < MOST]
+        for one in apart:
             rows &= ~one.holds
-        first = self._explained(rows) if rows.any() else []
-        apart = [one for one in apart if (one.holds & ~self.covered).any()]
-        rules = [self._rule(one.holds, among=True) for one in apart]
-        rules = [rule if rule is not None and rule.exact else None for rule in rules]
-        return first + [self._by_rule(one.holds, one, rule) for one, rule in zip(apart, rules, strict=True)]
+        found = next(some for some in self._explanations(rows) if some) if rows.any() else []
+        for one in apart:
+            if (one.holds & ~self.covered).any():
+                rule = self._rule(one.holds, among=True)
+                found.append(self._by_rule(one.holds, one, rule if rule is not None and rule.exact else None))
+        return found
 
-    def _explained(self, rows: Array) -> list[Finding]:
-        """What these rows come from: a mistake of positions, of some calls, of numbers, or of the operator."""
+    def _explanations(self, rows: Array) -> Iterator[list[Finding]]:
+        """What these rows may come from: a mistake of positions, of some calls, of numbers, or of the operator. The
+        first that finds something is right; the last one always does."""
         became = self._became(rows)
         rule = self._rule(rows, became if became is not None and became.general else None)
         exact = rule if rule is not None and rule.exact and self.some else None
         if became is not None and not became.general and not (exact and became.fault == ELSEWHERE):
-            return [self._finding(became.fault, became.words, rows, rule)]
-        if exact is not None and exact.about in ("largest number", "values of x") and (found := self._damaged(rows)):
-            return found
+            yield [self.finding(became.fault, became.words, rows, rule)]
+        if exact is not None and exact.about in ("largest number", "values of x"):
+            yield self._damaged(rows)
         if exact is not None and exact.about != "position":
-            return [self._by_rule(rows, became, exact)]
+            yield [self._by_rule(rows, became, exact)]
         if became is not None and became.fault in (UNCHANGED, ZEROS, LOST) and not self.some:
-            return [self._finding(became.fault, became.words, rows)]
-        if (became is None or exact is None) and (found := self._damaged(rows) or self._differing(rows)):
-            return found
+            yield [self.finding(became.fault, became.words, rows)]
+        if became is None or exact is None:
+            yield self._damaged(rows)
+            yield self._differing(rows)
         if rule is not None and self.some and rule.share > 0.5:
-            return [self._by_rule(rows, became, rule)]
+            yield [self._by_rule(rows, became, rule)]
         if became is not None:
-            return [self._finding(ELSEWHERE if became.general else became.fault, became.words, rows)]
+            yield [self.finding(ELSEWHERE if became.general else became.fault, became.words, rows)]
         with suppress(Unreadable):
             description, _ = described(self.check)
-            sides = () if description is None else description.sides(self.check.rope)
-            self.measured = tuple(side[:3] for side in sides)
-        return [self._finding("unexplained", self._off(rows), rows, rule)]
+            self.measured = () if description is None else tuple(s[:3] for s in description.sides(self.check.rope))
+        yield [self.finding("unexplained", self._off(rows), rows, rule)]
 
-    def _finding(self, fault: str, fact: str, rows: Array, rule: Rule | None = None) -> Finding:
+    def finding(self, fault: str, fact: str, rows: Any = True, rule: Rule | None = None) -> Finding:
+        """About these rows, or all."""
+        rows = rows & np.ones(len(self.x), bool)
         where = self._where(rows, rule or self._rule(rows))
         return Finding(fault, fact, where, int(np.abs(self.at[:, rows]).max(axis=0).min()))
 
@@ -141,15 +141,15 @@ class Diagnosis:
         """A finding that is named by where it is, and what became of the rows there."""
         words, what = (self._off(rows), "") if became is None else (became.words, became.fault)
         if rule is None:
-            return self._finding(what or "unexplained", words, rows)
+            return self.finding(what or "unexplained", words, rows)
         self.covered |= rule.holds[self.table.wrong]
-        return self._finding(BOTH.get((rule.about, what)) or _name(rule), words, rows, rule)
+        return self.finding(BOTH.get((rule.about, what)) or _name(rule), words, rows, rule)
 
     def _damaged(self, rows: Array) -> list[Finding]:
         with suppress(Unreadable):
             if (found := _damaged(self.check)) is not None:
                 self.covered[:] = True
-                return [self._finding(*found, rows)]
+                return [self.finding(*found, rows)]
         return []
 
     def _differing(self, rows: Array) -> list[Finding]:
@@ -162,17 +162,19 @@ class Diagnosis:
             return []
         if description is None:
             one = differences.pairing(reached, operator.shape_of(check.rope).sources(check.rope.head_dim))
-            return [self._finding(one.fault, one.fact, rows)]
+            return [self.finding(one.fault, one.fact, rows)]
         found = differences.differences(description, check.rope)
         left = self._left_over(rows, description) if found else None
         if left is None:
             return []
-        findings = [self._finding(found[0].fault, found[0].fact, rows)]
+        findings = [self.finding(found[0].fault, found[0].fact, rows)]
         return findings + [Finding(one.fault, one.fact) for one in found[1:]] + left
 
     def _left_over(self, rows: Array, description: operator.Description) -> list[Finding] | None:
         """What the description does not predict, where it says anything: a second mistake, or a note; None if that is
         most of it. Angles that are nearly right are left to the names of roundings."""
+        if max(description.skew, description.uneven) > 0.1:
+            return []  # it is no rotation, and tells the ladder's positions alone
         said = rows & (np.abs(self.at).max(axis=0) <= description.straight) & self.finite
         if isinstance(self.check.rope.scaling, LENGTH_DEPENDENT):  # it was read at the largest position
             said &= self.table.columns["greatest position"][self.table.wrong] == self.check.plan.top
@@ -236,10 +238,9 @@ class Diagnosis:
         index = *(int(i) for i in np.unravel_index(place[k], one.wrong.shape)), f
         names = ("batch", "head", "row", "feature")[-len(index) :] if len(index) <= 4 else ("index",) * len(index)
         where = ", ".join(f"{axis} {i}" for axis, i in zip(names, index, strict=True))
-        due, got = self.truth[k, f], self.y[k, f]
-        digits = next((n for n in range(6, 17) if f"{due:.{n}g}" != f"{got:.{n}g}"), 17)
+        due, got = side_by_side(self.truth[k, f], self.y[k, f])
         at = ", ".join(map(str, self.at[:, k]))
-        return f"x {one.call.x.shape} at position {at}, {where}: expected {due:.{digits}g}, got {got:.{digits}g}"
+        return f"x {one.call.x.shape} at position {at}, {where}: expected {due}, got {got}"
 
     def _off(self, rows: Array) -> str:
         """How far off rows are, and in how many features."""
@@ -311,15 +312,6 @@ def _name(rule: Rule) -> str:
 
 
 # ── Numbers that are changed before or after they turn: rounded, clipped, normalised, added to ───────────────────────
-
-
-def read_all(check: Check) -> None:
-    """Makes every call that a diagnosis may make, for those who record the answers."""
-    for low, high in _sizes(check.dtype):
-        _at_zero(check, low, high)
-    _multiples(check)
-    with suppress(Unreadable):  # of heads that are too wide
-        described(check)
 
 
 def _damaged(check: Check) -> tuple[str, str] | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain, product
+from operator import itemgetter
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +20,11 @@ from .candidate import BITS, UNIT
 from .frequencies import RAMPS, Measured, Named, listed, meant, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
-from .responses import narrowed
+from .responses import narrowed, response, roundings
 from .tolerance import U32, Tables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
+SOME, WIDE = 8, 60  # pairs whose axes are listed alone, and letters of such a list
 BACKWARDS = "some pairs turn backwards"
 VAGUE = ("wrong frequencies", "inexact frequencies")
 # Own and other term of both outputs that are a matter of the direction, the frequencies or the factor.
@@ -108,17 +111,15 @@ class Truth(NamedTuple):
 
     rope: Rope
     m: Array  # (axes, n, p): the position that turns each pair, 0 where another axis has one
-    cos: Array  # (axes, n, p), without the attention factor
-    sin: Array
+    z: Array  # complex (axes, n, p): cos + i·sin, without the attention factor
     allowed: Array  # (axes, n, p): how far off a float32 angle may be
 
     @classmethod
     def of(cls, found: Description, rope: Rope) -> Truth:
         tables = Tables(rope.rotation_only, found.at)
         mine = np.array(tables.owner) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
-        still = ((tables.cos, 1.0), (tables.sin, 0.0), (tables.off32, 0.0))  # of pairs that another axis turns
-        cos, sin, allowed = (np.where(mine, table, other) for table, other in still)
-        return cls(rope, found.at[:, None] * mine, cos, sin, allowed)
+        z = np.where(mine, tables.cos + 1j * tables.sin, 1.0)
+        return cls(rope, found.at[:, None] * mine, z, np.where(mine, tables.off32, 0.0))
 
 
 def _terms(found: Description, truth: Truth) -> Iterator[Named]:
@@ -143,7 +144,7 @@ def _terms(found: Description, truth: Truth) -> Iterator[Named]:
 
 def _forms(truth: Truth, some: Array) -> dict[str, Array]:
     """What an output may have of a feature, by its name."""
-    cos, sin, a, p = truth.cos[:, some], truth.sin[:, some], truth.rope.attention_factor, truth.rope.pairs
+    cos, sin, a, p = truth.z.real[:, some], truth.z.imag[:, some], truth.rope.attention_factor, truth.rope.pairs
     forms = {
         "cos": cos, "sin": sin, "−cos": -cos, "−sin": -sin, "0": 0 * cos, "1": 1 + 0 * cos, "−1": 0 * cos - 1,
         "sin·cos": sin * cos, "−sin·cos": -sin * cos, "cos − sin²": cos - sin**2, "cos + sin²": cos + sin**2,
@@ -165,9 +166,9 @@ def _lengths(found: Description) -> Iterator[Named]:
     wrong = np.abs(each / found.factor - 1) > 4 * unit + 1e-4
     if wrong.any() and np.nanmax(np.abs(size / each - 1), initial=0) <= 4 * unit + 1e-5:
         which = listed(np.sort(found.shape.features(found.head_dim)[1][wrong]), "feature")
-        numbers = f"{each[wrong].min():.6g} to {each[wrong].max():.6g}"
+        numbers = " to ".join(dict.fromkeys(f"{f(each[wrong]):.6g}" for f in (np.min, np.max)))
         fact = f"lengths are multiplied by {numbers} in {which}, by {found.factor:.6g} in most others"
-        yield Named("features multiplied differently", fact)
+        yield Named("features multiplied differently" if each[wrong].any() else "features not written", fact)
     elif found.uneven > 0.05 + 4 * unit:
         least, most = (np.unravel_index(some, size.shape) for some in (np.nanargmin(size), np.nanargmax(size)))
         lengths = (f"{size[k]:.4g} in pair {k[2]} at position {found.at[k[1]]}" for k in (least, most))
@@ -198,8 +199,12 @@ def _axes(found: Description, rope: Rope) -> Iterator[Named]:
         return
     due, got = [str(axis) for axis, _ in rope.axes.assign(rope.pairs)], found.dealing
     turns = (np.abs(found.theta) > 8 * found.unsure).any(axis=(0, 2))
-    if any(x != y and turning for x, y, turning in zip(got, due, turns, strict=True)):
-        yield Named("wrong axes", f"the pairs turn with the axes {dealt(got)}, where {dealt(due)} is expected")
+    wrong = np.flatnonzero(turns & (np.array(got) != np.array(due)))
+    if len(wrong):
+        which = wrong if len(wrong) <= SOME else np.arange(rope.pairs)
+        axes = (shorten(dealt(each[i] for i in which), WIDE, placeholder=" …") for each in (got, due))
+        fact = "the axes that turn {} are {}, where {} is expected".format(listed(which), *axes)
+        yield Named("wrong axes", fact)
 
 
 def _own_angles(found: Description, rope: Rope) -> Iterator[Named]:
@@ -261,18 +266,14 @@ def _factor(found: Description, rope: Rope) -> Iterator[Named]:
 
 def _rounded(found: Description, truth: Truth) -> Iterator[Named]:
     """Positions, frequencies, angles or tables that are numbers of a narrow dtype, as all that comes after may be."""
-    z, exact = found.z / truth.rope.attention_factor, truth.cos + 1j * truth.sin
+    z, tables = found.z / truth.rope.attention_factor, [("", "", truth.z), *_narrow(truth)]
     for unit in (found.unit, UNIT["float16"], UNIT["bfloat16"]):
         close = (8 * unit + 2e-5 + 2 * truth.allowed)[..., None]
-        share = _share(found, z, exact, close)
-        for fault, fact, table in _narrow(truth) if share < 1 else ():
-            if _share(found, z, table, close) > max(0.97, share + 0.02):
+        near = ((np.abs(z - table[..., None]) <= close) | ~found.known for *_, table in tables)
+        right, *shares = (float(some.mean()) for some in near)
+        for (fault, fact, _), share in zip(tables[1:], shares, strict=True):
+            if share > max(0.97, right + 0.02):
                 yield Named(fault, fact)
-
-
-def _share(found: Description, z: Array, table: Array, close: Array) -> float:
-    """How many of the numbers that are known are those of a table."""
-    return float(((np.abs(z - table[..., None]) <= close) | ~found.known).mean())
 
 
 def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
@@ -281,27 +282,29 @@ def _narrow(truth: Truth) -> Iterator[tuple[str, str, Array]]:
     parts = ("positions", "inverse frequencies", "angle", "tables")
     for name, chosen in product(("bfloat16", "float16"), sorted(product((0, 1), repeat=4), key=sum)[1:]):
         at, of, whole, table = (partial(narrowed, bits=BITS[name]) if flag else np.asarray for flag in chosen)
-        angle, tables = whole(at(truth.m) * of(theta)), (truth.cos, truth.sin)
-        cos, sin = (np.cos(angle), np.sin(angle)) if any(chosen[:3]) else tables
+        z = np.exp(1j * whole(at(truth.m) * of(theta))) if any(chosen[:3]) else truth.z
         which = [part for part, flag in zip(parts, chosen, strict=True) if flag]
         fact = f"cosines and sines are as if {' and '.join(which)} were rounded to {name}"
-        yield f"{name} {which[-1]}", fact, table(cos) + 1j * table(sin)
+        yield f"{name} {which[-1]}", fact, table(z.real) + 1j * table(z.imag)
 
 
 def _inexact(found: Description, truth: Truth) -> Iterator[Named]:
     """Cosines and sines that are off alike at all positions, or more at larger ones, but not in proportion, as with
     other frequencies."""
-    error = np.abs(found.z / found.factor - (truth.cos + 1j * truth.sin)[..., None])
-    error = np.where(found.known, error, 0).max(axis=(0, 3))  # (n, p)
+    exact, factor = truth.z, truth.rope.attention_factor
+    z = found.z / (factor if abs(found.factor / factor - 1) < 2e-3 else found.factor)
+    error = np.where(found.known, np.abs(z - exact[..., None]), 0).max(axis=(0, 3))  # (n, p)
     allowed = 2 * truth.allowed.max(axis=0) + 16 * found.unit + 1e-6
     near, far = float(error[found.at <= 64].max()), float(error.max())
-    if found.at[-1] < 1000 or not (error > allowed).any() or far > 0.5:
+    if found.at[-1] < 1000 or not (error > allowed).any() or far > 0.5 or (error > allowed)[0].any():
         return
     k, i = np.unravel_index(np.argmax(error > allowed), error.shape)
     first = f"first at position {found.at[k]}, in pair {i}, by {error[k, i]:.2g}"
     fact = f"cosines and sines are off by up to {far:.2g}, {first}"
     if 1e-5 < far < 4 * near:
-        yield Named("inexact sine", f"{fact}, at small positions as at large ones")
+        how = response(exact.real.reshape(1, -1), z.real[..., 0].reshape(1, -1), 1e-5).words
+        how = f": they are {how}" if how in map(itemgetter(0), roundings()) else ""
+        yield Named("inexact sine", f"{fact}, at small positions as at large ones{how}")
         return
     theta, late = frequencies(truth.rope), found.at > found.at[-1] // 64
     same = (np.abs(found.measured.theta - theta) <= 4 * found.measured.unsure + 2.0**-10 * theta).all()

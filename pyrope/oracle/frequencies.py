@@ -1,6 +1,8 @@
 """Which base and which rescaling measured frequencies are those of: beside those of an expected rope, or alone.
 
-A frequency is known up to its uncertainty, to the roundings of a float32 pipeline, and to whole turns.
+Frequencies that a rope's own numbers make otherwise are predicted, a geometric series and a ramp are read, and one
+search, `rescaled_ropes`, finds the rescalings that have them. A frequency is known up to its uncertainty, to the
+roundings of a float32 pipeline, and to whole turns.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ WIDEST = 2**14  # features that an exponent may be divided by
 TOP = 2**16  # the position that rates of angles are taken at
 POWERS = 80  # roundings of a float32 power, which some make by a logarithm
 RAMPS = 300  # and of a blend of two of them
+SLOW = 0.05  # frequencies that are seen whole even where angles are multiplied by 60
 RULES = {
     Linear: "linear", DynamicNTK: "NTK", YaRN: "YaRN", LongRoPE: "LongRoPE", Llama3: "llama3",
     Proportional: "proportional",
@@ -40,20 +43,18 @@ USUAL: tuple[Callable[[float, int], Scaling], ...] = (  # with the limits that e
     partial(YaRN, truncate=False),
     lambda s, length: Llama3(s, 1.0, 4.0, length),
 )
+SERIES = {"shared": "one series runs over all axes", "own": "each axis has a series of its own"}
 MULTIPLES = {  # of all angles
     "2π": TURN, "π": math.pi, "1/2π": 1 / TURN, "1/π": 1 / math.pi, "π/180": math.pi / 180, "180/π": 180 / math.pi,
 }  # fmt: skip
 
 
 class Named(NamedTuple):
-    """An explanation of frequencies: the mistake, if one is expected otherwise, the same in words, the rope that has
-    them, if there is one, and the frequencies that it predicts, if they are to be compared with those measured."""
+    """An explanation: the mistake, "" where nothing is expected, the same in words, and the rope, if there is one."""
 
     fault: str
     fact: str
     rope: Rope | None = None
-    theta: Any = None
-    errors: Any = 300  # roundings to float32 that each of them may have
 
 
 class Measured(NamedTuple):
@@ -135,13 +136,12 @@ def name_frequencies(measured: Measured, rope: Rope) -> Named | None:
     if right_frequencies(measured, rope).all():
         return None
     due = frequencies(rope)
-    for named in _explanations(measured, rope):
-        if named.theta is None:
+    for named, theta in _predictions(measured, rope):
+        other = not (np.abs(theta - due) <= RAMPS * U32 * due).all()  # else it is nearly what is expected
+        if other and measured.fits(theta, RAMPS):
             return named
-        other = not (np.abs(named.theta - due) <= named.errors * U32 * due).all()  # else it is nearly what is expected
-        if other and measured.fits(named.theta, named.errors):
-            return named
-    return _in_words(measured, rope)
+    readings = (read(measured, rope) for read in (_dealt, _geometric, _rescaled, _other_ramp))
+    return next((named for named in readings if named is not None), _in_words(measured, rope))
 
 
 def right_frequencies(measured: Measured, rope: Rope) -> Array:
@@ -150,86 +150,259 @@ def right_frequencies(measured: Measured, rope: Rope) -> Array:
     return np.asarray(np.abs(wrapped(measured.theta - frequencies(rope))) <= 4 * measured.unsure + 1.001 * rate)
 
 
-def _explanations(measured: Measured, rope: Rope) -> Iterator[Named]:
-    """What frequencies may be instead of those of a rope, the simplest first."""
-    yield from _narrow(measured, rope)
-    yield from _dealt(measured, rope)
-    yield from _variants(rope)
-    yield from _geometric(measured, rope)
-    yield from _lists(measured, rope)
-    yield from _parameters(measured, rope)
-    yield from _other_ramp(measured, rope)
-    for fact, other in ((one.fact, one.rope) for one in guess_rope(measured, replace(rope, scaling=None))):
-        if other != rope:  # else it is nearly that one, but not within its rounding
-            kind = "" if other is None or other.scaling is None else f": {RULES[type(other.scaling)]}"
-            yield Named(f"another rescaling{kind}", f"the frequencies are those of {fact}")
-
-
-def _narrow(measured: Measured, rope: Rope) -> Iterator[Named]:
-    name, due = narrow_dtype(measured), frequencies(rope)
-    off = np.abs(measured.theta / due - 1)[due > 0].max(initial=0)
-    if name and off <= 2.0**-4:
-        fact = f"the frequencies are {name} numbers, off by up to {off:.2g} of themselves"
-        yield Named(f"{name} inverse frequencies", fact)
-
-
-def _dealt(measured: Measured, rope: Rope) -> Iterator[Named]:
-    """Pairs that do not turn, and those that each have the frequency of some pair, but not of their own."""
-    due, p = frequencies(rope), rope.pairs
-    still = ~measured.turning & (due > 8 * measured.unsure)
-    if still.all():
-        yield Named("not rotated", "no pair turns")
-    fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
-    yield Named("some pairs not turned", fact, theta=np.where(still, 0, due), errors=theta_errors(rope))
-    near = np.array([measured.part(i).near(due) for i in range(p)])
-    whose = np.where(near.diagonal(), np.arange(p), np.argmax(near, axis=1))
-    moved = np.flatnonzero(whose != np.arange(p))
-    if near.any(axis=1).all() and len(moved) and len(set(whose.tolist())) >= max(2, p // 3) and p > 2:
-        order = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
-        if (whose == np.arange(p)[::-1]).all():
-            order = "they are in reverse order, the slowest first"
-        fact = f"{len(moved)} of {p} pairs have the frequency of another one: {order}"
-        yield Named("frequencies in another order", fact)
-
-
-def _variants(rope: Rope) -> Iterator[Named]:
-    """Other frequencies that a rope's own numbers make."""
+def _predictions(measured: Measured, rope: Rope) -> Iterator[tuple[Named, Array]]:
+    """What else a rope's own numbers make, the simplest first."""
     theta, w, scaling = frequencies(rope), rope.base ** -exponents(rope), rope.scaling
-    yield from (Named("series of the axes", words, theta=other) for words, other in _series(rope))
+    still = ~measured.turning & (theta > 8 * measured.unsure)
+    yield Named("not rotated", "no pair turns"), 0 * theta
+    fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
+    yield Named("some pairs not turned", fact), np.where(still, 0, theta)
+    owners = () if rope.axes is None else tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
+    for series, words in SERIES.items() if owners else ():
+        with suppress(ValueError):  # axes without pairs
+            axes = Axes("listed", owners, series)
+            yield Named("series of the axes", words), frequencies(replace(rope, axes=axes))
+    if isinstance(scaling, Proportional):
+        fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
+        yield Named("whole head rotated", fact), w / scaling.factor
     if scaling is not None:
-        rule, ratio = f"{RULES[type(scaling)]} scaling", theta / w
-        if isinstance(scaling, Proportional):
-            fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
-            yield Named("whole head rotated", fact, theta=w / scaling.factor)
+        rule = f"{RULES[type(scaling)]} scaling"
         fact = f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}"
-        yield Named("scaling ignored", fact, replace(rope, scaling=None), w)
+        yield Named("scaling ignored", fact, replace(rope, scaling=None)), w
         fact = f"the effect of {rule} on the frequencies is squared"
-        yield Named("scaling applied twice", fact, theta=w * ratio**2)
-        yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them", theta=w / ratio)
-    for fault, words, by in _multiples(rope):
-        yield Named(fault, f"all angles are {by:.9g} times what is expected{words}", theta=theta * by)
+        yield Named("scaling applied twice", fact), theta**2 / w
+        yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them"), w**2 / theta
+    if isinstance(scaling, LongRoPE):
+        for name, factors in (("short", scaling.short), ("long", scaling.long)):
+            yield Named("wrong list of factors", f"the {name} list is used"), w / np.array(factors)
+    for fault, words, by in _multiples(measured, rope):
+        yield Named(fault, f"all angles are {by:.9g} times what is expected{words}"), theta * by
+    if isinstance(scaling, LongRoPE) and not (np.abs(measured.theta / theta - 1) < 2.0**-7).all():
+        got, due = (", ".join(f"{f:.5g}" for f in (w / some)[:4]) for some in (measured.theta, theta))
+        fact = f"the pairs are divided by {got}, …, where {due}, … are expected"
+        yield Named("wrong list of factors", fact), measured.theta
 
 
-def _multiples(rope: Rope) -> Iterator[tuple[str, str, float]]:
+def _multiples(measured: Measured, rope: Rope) -> Iterator[tuple[str, str, float]]:
     """What all angles may be multiplied by: the mistake, the same in words, the number."""
-    if rope.axes is None and (rope.scaling is None or isinstance(rope.scaling, Linear)):
+    scaling, due = rope.scaling, frequencies(rope)
+    if rope.axes is None and (scaling is None or isinstance(scaling, Linear)):
         for shift in (1, 0.5, -1):
             words = f": pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
             yield "index counted from 1", words, rope.base ** (-2 * shift / rope.width)
     yield from (("wrong unit of the angle", f", {words}", by) for words, by in MULTIPLES.items())
-    if not isinstance(rope.scaling, Linear):
+    if not isinstance(scaling, Linear):
         yield "rotated twice", ", as if rotated twice", 2.0
+    i = int(np.argmin(np.where(due < max(SLOW, due.min() * 2), measured.relative, np.inf)))
+    by = rounded(float(measured.theta[i] / due[i]), float(measured.relative[i]) + 8 * U32)
+    if isinstance(scaling, Linear) and by:
+        factor = rounded(scaling.factor / by, 1e-5)
+        yield "wrong scaling parameter: factor", f": factor is {factor:.8g}, {scaling.factor:g} expected", by
+    yield "another rescaling: linear" if by < 0.99 and scaling is None else "angles multiplied", "", by
 
 
-def _series(rope: Rope) -> Iterator[tuple[str, Array]]:
-    """Of axes: one series for all of them, or one for each."""
-    owners = tuple(axis for axis, _ in rope.axes.assign(rope.pairs)) if rope.axes is not None else ()
-    with suppress(ValueError):  # where there is no such list: axes without pairs, or no axes at all
-        yield "one series runs over all axes", frequencies(replace(rope, axes=Axes("listed", owners, "shared")))
-        yield "each axis has a series of its own", frequencies(replace(rope, axes=Axes("listed", owners, "own")))
+def _dealt(measured: Measured, rope: Rope) -> Named | None:
+    """Numbers of a narrow dtype; or pairs that each have the frequency of some pair, but not of their own."""
+    name, due, p = narrow_dtype(measured), frequencies(rope), rope.pairs
+    off = np.abs(measured.theta / due - 1)[due > 0].max(initial=0)
+    if name and off <= 2.0**-4:
+        fact = f"the frequencies are {name} numbers, off by up to {off:.2g} of themselves"
+        return Named(f"{name} inverse frequencies", fact)
+    near = np.array([measured.part(i).near(due) for i in range(p)])
+    whose = np.where(near.diagonal(), np.arange(p), np.argmax(near, axis=1))
+    moved = np.flatnonzero(whose != np.arange(p))
+    if not near.any(axis=1).all() or not len(moved) or len(set(whose.tolist())) < max(2, p // 3) or p < 3:
+        return None
+    order = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
+    if (whose == np.arange(p)[::-1]).all():
+        order = "they are in reverse order, the slowest first"
+    fact = f"{len(moved)} of {p} pairs have the frequency of another one: {order}"
+    return Named("frequencies in another order", fact)
 
 
-# ── Geometric series: a base, a multiple ─────────────────────────────────────────────────────────────────────────────
+def _geometric(measured: Measured, rope: Rope) -> Named | None:
+    """A base of its own, where a series without a ramp is expected."""
+    due, e, scaling = frequencies(rope), exponents(rope), rope.scaling
+    series, found = geometric(Measured(due, 1e-14 * due), e), geometric(measured, e)
+    if found is None or series is None:
+        return None
+    (a, base), (first, ratio) = found, series
+    power = math.log(base) / math.log(ratio)
+    got, expected = (f"{'' if k == 1 else f'{k:.6g} times '}those of base {b:.8g}" for k, b in (found, series))
+    fact, width = f"the frequencies are {got}, {expected} expected", rope.width / (power or 1e-9)  # base^(−2i/width)
+    if abs(power - 1) < 1e-5 or (a < 1 and base == rope.base):  # multiplied, or rescaled linearly
+        return None
+    if abs(a / first - 1) < 1e-4 and _is_width(width, base, rope):
+        words = "0" if abs(width) > WIDEST else f"2i/{round(width)}"
+        return Named("wrong exponent", f"the exponents are {words}, not 2i/{rope.width}: {fact}")
+    if isinstance(scaling, DynamicNTK) and a == 1:
+        fact = f"the base is multiplied by {base / rope.base:.6g}, not {ratio / rope.base:.6g}"
+        return Named("dynamic NTK formula", fact)
+    return Named("wrong base", fact)
+
+
+def _is_width(width: float, base: float, rope: Rope) -> bool:
+    """Whether the exponents 2i/width are simpler than another base of a few digits."""
+    r, whole = rope.width, round(width) if abs(width) <= WIDEST else 0
+    few = base == float(f"{base:.1e}") and whole not in (0, -r, r // 2, 2 * r, rope.head_dim)
+    return not few and whole != r and (not whole or abs(width - whole) < 1e-3)
+
+
+def _rescaled(measured: Measured, rope: Rope) -> Named | None:
+    """The rescaling with another number, or base, or another rescaling."""
+    due = frequencies(rope)
+    for other in rescaled_ropes(measured, rope, rope.scaling):
+        if (np.abs(frequencies(other) - due) <= theta_errors(other) * U32 * due).all():
+            continue  # it is nearly that one, but not within its rounding
+        got, scaling = other.scaling, rope.scaling
+        if got is None or scaling is None or type(got) is not type(scaling):
+            words = f"{_rule(other)}; as {got!r}"
+            return Named(f"another rescaling: {RULES[type(got)]}", f"the frequencies are those of {words}", other)
+        names = [field.name for field in fields(got) if getattr(got, field.name) != getattr(scaling, field.name)]
+        parts = [f"{name} {getattr(got, name)}, {getattr(scaling, name)} expected" for name in names]
+        parts += [f"base {other.base:.8g}, {rope.base:g} expected"] * (other.base != rope.base)
+        fault = "wrong base" if other.base != rope.base else f"wrong scaling parameter: {', '.join(names)}"
+        return Named(fault, f"the frequencies are as with {'; and '.join(parts)}", other)
+    return None
+
+
+def _other_ramp(measured: Measured, rope: Rope) -> Named | None:
+    """A ramp that is measured, where one is expected or none."""
+    scaling, w, due = rope.scaling, rope.base ** -exponents(rope), frequencies(rope)
+    if not isinstance(scaling, YaRN | Llama3):
+        found = guess_rope(measured, replace(rope, scaling=None))
+        return Named("another rescaling", f"the frequencies are those of {found[0].fact}") if found else None
+    first = "pair" if isinstance(scaling, YaRN) else "frequency"
+    fits = (fit_ramp(measured, w, s, first) for s in (scaling.factor, slowed(measured, w)))
+    got = next((ramp for ramp in fits if ramp is not None), None)
+    expected = fit_ramp(Measured(due, 1e-14 * due), w, scaling.factor, first)
+    if got is None or expected is None:
+        return None
+    turns = scaling.original_length * w / TURN
+    fact = f"the ramp is {got.words(turns)}, where it should be {expected.words(turns)}"
+    how = "other ends" if got.how == expected.how else got.how
+    how = "inverted" if (got.kept < got.divided) != (expected.kept < expected.divided) else how
+    return Named("scaling inverted" if got.factor < 1 else f"wrong ramp: {how}", fact)
+
+
+def _in_words(measured: Measured, rope: Rope) -> Named:
+    """How far off the frequencies are, where no rule has them."""
+    due, wrong = frequencies(rope), np.flatnonzero(~right_frequencies(measured, rope))
+    ratio, more, i = (measured.theta / due)[wrong], np.abs(measured.theta - due)[wrong], int(wrong[0])
+    spread = f"{np.nanmin(ratio) - 1:+.2g} to {np.nanmax(ratio) - 1:+.2g} of themselves"
+    first = f"pair {i} turns by {measured.theta[i]:.10g}, {due[i]:.10g} expected"
+    how = f"{len(wrong)} of {len(due)} frequencies are off, by {spread}, {listed(wrong)}: {first}"
+    if np.abs(ratio - 1).max() >= 2.0**-7:
+        return Named("wrong frequencies", how)
+    how += f"; each position adds up to {more.max():.2g} to the error of an angle"
+    if len(more) > 2 and more.min() > more.max() / 64:
+        how += f", in fast and slow pairs alike, as in a phase of {round(math.log2(math.pi / more.max()))} bits"
+    return Named("inexact frequencies", how)
+
+
+# ── What frequencies are, whatever was expected ──────────────────────────────────────────────────────────────────────
+
+
+@np.errstate(all="ignore")
+def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Named]:
+    """The rules that explain the frequencies of a rope whose layout, width, direction and axes are those of ``shape``.
+
+    Several rules may have the same frequencies: then all of them are returned.
+    """
+    named = [Named("", f"as {rope!r}", rope) for rope in suspects if measured.fits(frequencies(rope), RAMPS)]
+    turning, e = measured.turning, exponents(shape)
+    count = int(turning.sum())
+    if named or not turning[:count].all() or not count:
+        return named
+    measured, e = measured.part(turning), e[turning]
+    if count == 1 and not e.any():
+        theta = measured.theta[0]
+        how = "any base without rescaling" if measured.fits([1.0]) else f"linear factor {1 / theta:.6g}"
+        return [Named("", f"one pair, which turns by {rounded(theta, 1e-6):.6g}: {how}; its base does not show")]
+    if (found := geometric(measured, e)) is not None:
+        return [_series_in_words(measured, shape, e, *found)]
+    if count < shape.pairs or shape.axes is not None:
+        return []
+    rules = dict[Any, Rope]()
+    for rope in rescaled_ropes(measured, shape):
+        if all(rope.base == other.base for other in rules.values()):
+            rules.setdefault((type(rope.scaling), getattr(rope.scaling, "original_length", 0)), rope)
+    if rules:
+        return [Named("", f"{_rule(rope)}; as {rope.scaling!r}", rope) for rope in rules.values()]
+    for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
+        s = slowed(measured, base**-e)
+        if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:
+            name = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
+            return [Named("", f"{name}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
+    return []
+
+
+def _rule(rope: Rope) -> str:
+    return f"{RULES[type(rope.scaling)].lower()}, base {rope.base:g}, factor {getattr(rope.scaling, 'factor', 1):.6g}"
+
+
+def _series_in_words(measured: Measured, shape: Rope, e: Array, a: float, base: float) -> Named:
+    """The rope of a·base^(−e), if there is one."""
+    s, tolerance, count, d = rounded(1 / a, 1e-12), measured.relative + POWERS * U32, len(e), shape.head_dim
+    known = float((tolerance[e > 0] / e[e > 0]).min(initial=1))  # how far a base may be off, as each pair tells it
+    name, factor = f"base {_give_or_take(base, known)}", _give_or_take(s, float(tolerance[0]), 9)
+    if not 1 < base <= 1e12 or s < 1:
+        return Named("", f"{name}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
+    if count < shape.pairs:
+        fraction = next(f for f in (2 * count / d, (2 * count + 0.5) / d) if int(f * d // 2) == count)
+        rope = replace(shape, base=base, scaling=Proportional(fraction, s)) if shape.width == d else None
+        return Named("", f"proportional, {name}" + (f", factor {factor}" if s != 1 else ""), rope)
+    if s == 1:
+        words = f"{name}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
+        return Named("", words, replace(shape, base=base))
+    words = f"{name}, linear scaling by {factor} (rotated twice with linear factor {2 * s:.9g} is the same)"
+    return Named("", words, replace(shape, base=base, scaling=Linear(s)))
+
+
+def _give_or_take(value: float, known: float, digits: int = 6) -> str:
+    """A number, with what it may be off by where that shows; ``known`` is relative to it."""
+    return f"{value:.{digits}g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
+
+
+def rescaled_ropes(measured: Measured, shape: Rope, own: Scaling | None = None) -> Iterator[Rope]:
+    """Ropes of another base or rescaling that have these frequencies, the simplest first: one number of their ``own``
+    rescaling changed, or the usual rescalings."""
+    e = exponents(shape)
+    for base in dict.fromkeys((shape.base, *_bases(measured, e), *COMMON_BASES)):
+        s = slowed(measured, base**-e)
+        scalings: list[Scaling] = [] if own is None else [own, *_changed(own, s)]
+        scalings += [Linear(s), *(rule(s, n) for n in LENGTHS for rule in USUAL)] if 1.001 < s < 1e6 else []
+        for scaling in scalings:
+            with suppress(ValueError, ZeroDivisionError, OverflowError):
+                rope = replace(shape, base=base, scaling=scaling)
+                if measured.fits(frequencies(rope), theta_errors(rope) if own is not None else RAMPS):
+                    yield rope
+
+
+def _changed(scaling: Scaling, factor: float) -> Iterator[Scaling]:
+    """With one other number: a multiple of what is expected, or the factor that was measured."""
+    s = getattr(scaling, "factor", 2.0)
+    for name, value in ((field.name, getattr(scaling, field.name)) for field in fields(scaling)):
+        if name in ELSEWHERE or value is None or isinstance(value, tuple):
+            continue
+        others: list[Any] = [not value]
+        if not isinstance(value, bool):
+            times = [*(2.0**k for k in range(-6, 7)), s, 1 / s, TURN, 1 / TURN, 1 / value**2]
+            others = [value * by for by in times] + [factor] * (name == "factor")
+            others = [round(one) for one in (*others, value + 1, value - 1)] if isinstance(value, int) else others
+        for other in dict.fromkeys(others):
+            with suppress(ValueError):
+                yield replace(scaling, **{name: other})
+
+
+def _bases(measured: Measured, e: Array) -> list[float]:
+    """Bases that the fastest and the slowest pairs suggest, by themselves."""
+    theta, bases = measured.theta, []
+    for a, b in ((0, 1), (0, 2), (-2, -1), (-3, -1)) if len(theta) > 3 and (theta > 0).all() else ():
+        if e[a] != e[b]:
+            base = math.exp(math.log(theta[a] / theta[b]) / (e[b] - e[a]))
+            bases += [rounded(base, 1e-3), rounded(base, 1e-5)]
+    return [base for base in dict.fromkeys(bases) if 1 < base <= 1e12]
 
 
 def geometric(measured: Measured, e: Array) -> tuple[float, float] | None:
@@ -261,99 +434,6 @@ def _shortest(log: float, near: float, steps: Iterable[float]) -> list[float]:
         return []
     numbers = [rounded(math.exp(log), step) for step in steps]
     return [number for number in numbers if abs(math.log(number) - log) <= near + 1e-12]
-
-
-def _geometric(measured: Measured, rope: Rope) -> Iterator[Named]:
-    """A base or a multiple of its own, where a series without a ramp is expected."""
-    due, e, scaling = frequencies(rope), exponents(rope), rope.scaling
-    series, found = geometric(Measured(due, 1e-14 * due), e), geometric(measured, e)
-    if found is None or series is None:
-        return
-    (a, base), (first, ratio) = found, series
-    multiple, power = a / first, math.log(base) / math.log(ratio)
-    same, width = abs(power - 1) < 1e-5, rope.width / (power or 1e-9)  # of base^(−2i/width)
-    if same and abs(multiple - 1) < 1e-9:
-        return
-    got, expected = (f"{'' if k == 1 else f'{k:.6g} times '}those of base {b:.8g}" for k, b in (found, series))
-    fact = f"the frequencies are {got}, {expected} expected"
-    if same:
-        by = rounded(multiple, 4 * U32 + float(measured.relative.min()))
-        fact = f"all angles are {by:.9g} times what is expected"
-    if same and isinstance(scaling, Linear):
-        factor = f"factor is {rounded(scaling.factor / multiple, 1e-5):.8g}, {scaling.factor:g} expected"
-        yield Named("wrong scaling parameter: factor", f"{fact}: {factor}")
-    elif multiple < 0.99 if same else a < 1 and base == rope.base:
-        yield Named("another rescaling: linear", fact)
-    elif not same and abs(multiple - 1) < 1e-4 and _is_width(width, base, rope):
-        words = "0" if abs(width) > WIDEST else f"2i/{round(width)}"
-        yield Named("wrong exponent", f"the exponents are {words}, not 2i/{rope.width}: {fact}")
-    elif isinstance(scaling, DynamicNTK) and a == 1:
-        fact = f"the base is multiplied by {base / rope.base:.6g}, not {ratio / rope.base:.6g}"
-        yield Named("dynamic NTK formula", fact)
-    yield Named("angles multiplied" if same else "wrong base", fact)
-
-
-def _is_width(width: float, base: float, rope: Rope) -> bool:
-    """Whether the exponents 2i/width are simpler than another base of a few digits."""
-    r, whole = rope.width, round(width) if abs(width) <= WIDEST else 0
-    few = base == float(f"{base:.1e}") and whole not in (0, -r, r // 2, 2 * r, rope.head_dim)
-    return not few and whole != r and (not whole or abs(width - whole) < 1e-3)
-
-
-# ── Rescalings: other numbers, other lists, other ramps ──────────────────────────────────────────────────────────────
-
-
-def _parameters(measured: Measured, rope: Rope) -> Iterator[Named]:
-    """One number of the rescaling that is another, or the base, or both."""
-    scaling, e = rope.scaling, exponents(rope)
-    if scaling is None:
-        return
-    for base in dict.fromkeys((rope.base, *_bases(measured, e))):
-        unchanged: list[dict[str, Any]] = [{}] * (base != rope.base)
-        for changes in unchanged + [*_changes(scaling, slowed(measured, base**-e))]:
-            with suppress(ValueError, ZeroDivisionError, OverflowError):
-                other = replace(rope, base=base, scaling=replace(scaling, **changes))
-                parts = [f"{name} {value}, {getattr(scaling, name)} expected" for name, value in changes.items()]
-                parts += [f"base {base:.8g}, {rope.base:g} expected"] * (base != rope.base)
-                fault = "wrong base" if base != rope.base else f"wrong scaling parameter: {', '.join(changes)}"
-                fact = f"the frequencies are as with {'; and '.join(parts)}"
-                yield Named(fault, fact, other, frequencies(other), theta_errors(other))
-
-
-def _changes(scaling: Scaling, factor: float) -> Iterator[dict[str, Any]]:
-    """Other numbers of a rescaling, one at a time: multiples of what is expected, and the factor that was measured."""
-    s = getattr(scaling, "factor", 2.0)
-    for name, value in ((field.name, getattr(scaling, field.name)) for field in fields(scaling)):
-        if name in ELSEWHERE or value is None or isinstance(value, tuple):
-            continue
-        others: list[Any] = [not value]
-        if not isinstance(value, bool):
-            times = [*(2.0**k for k in range(-6, 7)), s, 1 / s, TURN, 1 / TURN, 1 / value**2]
-            others = [value * by for by in times]
-            others += [factor] if name == "factor" else []
-            others = [round(one) for one in (*others, value + 1, value - 1)] if isinstance(value, int) else others
-        yield from ({name: other} for other in dict.fromkeys(others) if other != value)
-
-
-def _bases(measured: Measured, e: Array) -> list[float]:
-    """Bases that the fastest and the slowest pairs suggest, by themselves."""
-    theta, bases = measured.theta, []
-    for a, b in ((0, 1), (0, 2), (-2, -1), (-3, -1)) if len(theta) > 3 and (theta > 0).all() else ():
-        if e[a] != e[b]:
-            base = math.exp(math.log(theta[a] / theta[b]) / (e[b] - e[a]))
-            bases += [rounded(base, 1e-3), rounded(base, 1e-5)]
-    return [base for base in dict.fromkeys(bases) if 1 < base <= 1e12]
-
-
-def _lists(measured: Measured, rope: Rope) -> Iterator[Named]:
-    """LongRoPE's lists: what each pair is divided by."""
-    scaling, fault, w, due = rope.scaling, "wrong list of factors", rope.base ** -exponents(rope), frequencies(rope)
-    if not isinstance(scaling, LongRoPE) or (np.abs(measured.theta / due - 1) < 2.0**-7).all():
-        return
-    for name, factors in (("short", scaling.short), ("long", scaling.long)):
-        yield Named(fault, f"the {name} list is used", theta=w / np.array(factors), errors=POWERS)
-    got, expected = (", ".join(f"{f:.5g}" for f in (w / theta)[:4]) for theta in (measured.theta, due))
-    yield Named(fault, f"the pairs are divided by {got}, …, where {expected}, … are expected")
 
 
 class Ramp(NamedTuple):
@@ -406,100 +486,3 @@ def slowed(measured: Measured, w: Array) -> float:
     alike = np.abs(ratio / ratio[most] - 1) <= off + off[most]
     best = int(np.argmin(np.where(alike, off, np.inf)))
     return rounded(float(1 / ratio[best]), max(1e-5, float(off[best])))
-
-
-def _other_ramp(measured: Measured, rope: Rope) -> Iterator[Named]:
-    scaling, first = rope.scaling, "pair" if isinstance(rope.scaling, YaRN) else "frequency"
-    if not isinstance(scaling, YaRN | Llama3):
-        return
-    w, due = rope.base ** -exponents(rope), frequencies(rope)
-    fits = (fit_ramp(measured, w, s, first) for s in (scaling.factor, slowed(measured, w)))
-    got = next((ramp for ramp in fits if ramp is not None), None)
-    expected = fit_ramp(Measured(due, 1e-14 * due), w, scaling.factor, first)
-    if got is None or expected is None:
-        return
-    turns = scaling.original_length * w / TURN
-    fact = f"the ramp is {got.words(turns)}, where it should be {expected.words(turns)}"
-    how = "other ends" if got.how == expected.how else got.how
-    how = "inverted" if (got.kept < got.divided) != (expected.kept < expected.divided) else how
-    yield Named("scaling inverted" if got.factor < 1 else f"wrong ramp: {how}", fact)
-
-
-def _in_words(measured: Measured, rope: Rope) -> Named:
-    """How far off the frequencies are, where no rule has them."""
-    due, wrong = frequencies(rope), np.flatnonzero(~right_frequencies(measured, rope))
-    ratio, more, i = (measured.theta / due)[wrong], np.abs(measured.theta - due)[wrong], int(wrong[0])
-    spread = f"{np.nanmin(ratio) - 1:+.2g} to {np.nanmax(ratio) - 1:+.2g} of themselves"
-    first = f"pair {i} turns by {measured.theta[i]:.10g}, {due[i]:.10g} expected"
-    how = f"{len(wrong)} of {len(due)} frequencies are off, by {spread}, {listed(wrong)}: {first}"
-    if np.abs(ratio - 1).max() >= 2.0**-7:
-        return Named("wrong frequencies", how)
-    how += f"; each position adds up to {more.max():.2g} to the error of an angle"
-    if len(more) > 2 and more.min() > more.max() / 64:
-        how += f", in fast and slow pairs alike, as in a phase of {round(math.log2(math.pi / more.max()))} bits"
-    return Named("inexact frequencies", how)
-
-
-# ── What frequencies are, whatever was expected ──────────────────────────────────────────────────────────────────────
-
-
-@np.errstate(all="ignore")
-def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Named]:
-    """The rules that explain the frequencies of a rope whose layout, width, direction and axes are those of ``shape``.
-
-    Several rules may have the same frequencies: then all of them are returned.
-    """
-    named = [Named("", f"as {rope!r}", rope) for rope in suspects if measured.fits(frequencies(rope), RAMPS)]
-    turning, e = measured.turning, exponents(shape)
-    count = int(turning.sum())
-    if named or not turning[:count].all() or not count:
-        return named
-    measured, e = measured.part(turning), e[turning]
-    if count == 1 and not e.any():
-        theta = measured.theta[0]
-        how = "any base without rescaling" if measured.fits([1.0]) else f"linear factor {1 / theta:.6g}"
-        return [Named("", f"one pair, which turns by {rounded(theta, 1e-6):.6g}: {how}; its base does not show")]
-    if (found := geometric(measured, e)) is not None:
-        return [_series_in_words(measured, shape, e, *found)]
-    return [] if count < shape.pairs or shape.axes is not None else _blends(measured, shape, e)
-
-
-def _series_in_words(measured: Measured, shape: Rope, e: Array, a: float, base: float) -> Named:
-    """The rope of a·base^(−e), if there is one."""
-    s, tolerance, count, d = rounded(1 / a, 1e-12), measured.relative + POWERS * U32, len(e), shape.head_dim
-    known = float((tolerance[e > 0] / e[e > 0]).min(initial=1))  # how far a base may be off, as each pair tells it
-    name, factor = f"base {_give_or_take(base, known)}", _give_or_take(s, float(tolerance[0]), 9)
-    if not 1 < base <= 1e12 or s < 1:
-        return Named("", f"{name}, all frequencies times {1 / s:g}, as if rotated {1 / s:g} times")
-    if count < shape.pairs:
-        fraction = next(f for f in (2 * count / d, (2 * count + 0.5) / d) if int(f * d // 2) == count)
-        rope = replace(shape, base=base, scaling=Proportional(fraction, s)) if shape.width == d else None
-        return Named("", f"proportional, {name}" + (f", factor {factor}" if s != 1 else ""), rope)
-    if s == 1:
-        words = f"{name}, not rescaled (NTK scaling of a smaller base, at a fixed length, is the same)"
-        return Named("", words, replace(shape, base=base))
-    words = f"{name}, linear scaling by {factor} (rotated twice with linear factor {2 * s:.9g} is the same)"
-    return Named("", words, replace(shape, base=base, scaling=Linear(s)))
-
-
-def _give_or_take(value: float, known: float, digits: int = 6) -> str:
-    """A number, with what it may be off by where that shows; ``known`` is relative to it."""
-    return f"{value:.{digits}g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
-
-
-def _blends(measured: Measured, shape: Rope, e: Array) -> list[Named]:
-    """YaRN and llama3: fast pairs kept, slow ones divided by a factor, a ramp between them; with the usual limits if
-    these have it."""
-    for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
-        s, found = slowed(measured, base**-e), dict[Any, Rope]()
-        rules = [rule(s, length) for length in LENGTHS for rule in USUAL] if 1.001 < s < 1e6 else []
-        for rope in (replace(shape, base=base, scaling=rule) for rule in rules):
-            if measured.fits(frequencies(rope), RAMPS):
-                found.setdefault((type(rope.scaling), rope.scaling.original_length), rope)  # type: ignore[union-attr]
-        if found:
-            words = {rope: f"{RULES[kind].lower()}, base {base:g}, factor {s:.6g}" for (kind, _), rope in found.items()}
-            return [Named("", f"{name}; as {rope.scaling!r}", rope) for rope, name in words.items()]
-        if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:
-            name = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
-            return [Named("", f"{name}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
-    return []

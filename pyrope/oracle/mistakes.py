@@ -5,13 +5,16 @@ A name may be followed by what was measured: "window: one too wide" has the caus
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
+
+ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")  # of a repository, as GitHub writes it
 
 
 class Mistake(NamedTuple):
     cause: str
     fix: str
-    happened: str = ""  # issues and pull requests of other projects
+    happened: str = ""  # issues and pull requests of other projects, or their versions
 
 
 def mistake(name: str) -> Mistake:
@@ -25,13 +28,13 @@ _ROUNDED = {
     for dtype in ("bfloat16", "float16")
     for what, cause, fix, happened in (
         ("inverse frequencies", "inverse frequencies kept in {0}, by model.to({0}) or in the checkpoint", _WIDER,
-         "gpt-neox#1003"),
-        ("positions", "positions cast to {}", _WIDER, "diffusers#13920"),
-        ("angle", "m·θ computed in {0}, by autocast or model.to({0})", _WIDER, "gpt-neox#1003"),
+         "EleutherAI/gpt-neox#1003"),
+        ("positions", "positions cast to {}", _WIDER, "huggingface/diffusers#13920"),
+        ("angle", "m·θ computed in {0}, by autocast or model.to({0})", _WIDER, "EleutherAI/gpt-neox#1003"),
         ("tables", "cos and sin cast to {}, or computed there, though x is wider", "tables in the dtype of x, or wider",
-         "kernels with a packed cache of cos and sin"),
-        ("results", "the rotated x goes through {}, though x is wider", "keep the dtype of x to the end", "autocast"),
-        ("input", "x goes through {} before it is rotated", "keep the dtype of x from the beginning", "autocast"),
+         ""),
+        ("results", "the rotated x goes through {}, though x is wider", "keep the dtype of x to the end", ""),
+        ("input", "x goes through {} before it is rotated", "keep the dtype of x from the beginning", ""),
     )
 }  # fmt: skip
 
@@ -41,65 +44,70 @@ ROTATION: dict[str, Mistake] = {
         "turns, or the reverse; or q and k weights not permuted for the layout that is used",
         "use the layout that the checkpoint was trained with, or permute the rows of W_q and W_k (permute_weights); "
         "pair i with i + r/2 where r features turn, with i + d/2 in a proportional rotation",
-        "vllm#590, llama.cpp#22611, pie#602, Megatron-Bridge#4195"),
+        "vllm-project/vllm#590, ggml-org/llama.cpp#22611, pie-project/pie#602, NVIDIA-NeMo/Megatron-Bridge#4195"),
     "features mixed": Mistake("pairs are written over x while others are still being read from it, or features are "
         "summed", "write to another array, or permute after the rotation"),
     "two angles in one pair": Mistake("a table repeated as θ₀θ₀θ₁θ₁… with features split in halves, or concatenated as "
         "θ₀θ₁…θ₀θ₁… with adjacent pairs; or the two features of a pair follow different axes",
-        "concatenate the table (θ₀θ₁…θ₀θ₁…) for halves, repeat it (θ₀θ₀θ₁θ₁…) for interleaved pairs", "ERNIE-Image#6"),
+        "concatenate the table (θ₀θ₁…θ₀θ₁…) for halves, repeat it (θ₀θ₀θ₁θ₁…) for interleaved pairs",
+        "baidu/ERNIE-Image#6"),
     "whole head rotated": Mistake("partial_rotary_factor, or the fraction of a proportional rotation, ignored: all d "
-        "features turn", "rotate the first r features only, with 2i/r in the exponent", "vllm#43770"),
+        "features turn", "rotate the first r features only, with 2i/r in the exponent", "vllm-project/vllm#43770"),
     "wrong rotary width": Mistake("rotary_dim, or the fraction of the head that turns, of another model; or divided by "
         "two once too often", "rotate rotary_dim features, partial_rotary_factor·head_dim, in half as many pairs"),
     "wrong end rotated": Mistake("prefix and suffix exchanged: [rope, nope] for [nope, rope]",
-        "rotate the end that the model rotates", "DeepSeek's [nope, rope] read as a prefix"),
+        "rotate the first r features for [rope, nope], the last r for [nope, rope]"),
     "some pairs not turned": Mistake("a loop over pairs that ends early, a last part of a vector left out, slow "
         "frequencies rounded to zero, or an axis of the positions that is always 0",
-        "cover all pairs, whatever the width of a vector", "kernels; ggml's IMROPE"),
+        "cover all pairs, whatever the width of a vector"),
     "rest zeroed": Mistake("the result begins as zeros, and only the rotated part is written to it",
         "copy the rest of x"),
     "rest changed": Mistake("what belongs to the pairs, such as a factor, is applied to the whole head",
         "leave the features that do not turn"),
     # Terms and signs
     "direction": Mistake("the transpose of the textbook matrix: rotated by −mθ",
-        "exchange the signs of sin, or say direction=-1 if the model was trained so", "nanochat#489"),
+        "exchange the signs of sin, or say direction=-1 if the model was trained so", "karpathy/nanochat#489"),
     "some pairs turn backwards": Mistake("a sign that belongs to all pairs is applied to some of them",
         "turn all pairs by +mθ"),
     "wrong sign of one term": Mistake("rotate_half without its minus, or with the minus in the wrong half",
-        "(x cos − y sin, x sin + y cos)"),
+        "(x₁ cos − x₂ sin, x₁ sin + x₂ cos)"),
     "wrong term in the pairs": Mistake("cosine and sine exchanged, or a term dropped; the first result stored over x "
         "before the second one is computed (sin·cos); cos and sin taken of tables that are cos and sin already; a sine "
         "by √(1 − cos²); or an attention factor on one of the two tables",
-        "(x cos − y sin, x sin + y cos), with the same cos and sin in both; keep both inputs until both outputs are "
-        "computed", "megatron-core 0.16.1, kernels"),
+        "(x₁ cos − x₂ sin, x₁ sin + x₂ cos), with the same cos and sin in both; keep both inputs until both outputs "
+        "are computed", "megatron-core 0.16.1"),
     "no rotation": Mistake("the two outputs of a pair are not made with the cosine and sine of one angle; or lengths "
         "change with the position, as by the scale of xPos (queries times ζ^(m/s), keys times its inverse)",
-        "(x cos − y sin, x sin + y cos), with the same cos and sin in both; check xPos without its scale"),
+        "(x₁ cos − x₂ sin, x₁ sin + x₂ cos), with the same cos and sin in both; check xPos without its scale"),
     "zeros returned": Mistake("the kernel did not run, or its result was not written",
-        "check the launch, and the array that is returned", "kernels"),
+        "check the launch, and the array that is returned"),
     "not rotated": Mistake("the call is missing, or its result dropped", "use what the function returns"),
     # Lengths
     "attention factor": Mistake("cos and sin are not multiplied by the attention factor, or twice, or by another "
         "number; the rope has none (YaRN: 0.1·ln s + 1; mscale over mscale_all_dim if both are set); or the scale of "
         "the softmax is folded in",
         "multiply both tables by the attention factor of the config, once, and nothing else: scores get its square",
-        "exllamav3#259, TensorRT-LLM#16378, vllm#48623"),
+        "turboderp-org/exllamav3#259, NVIDIA/TensorRT-LLM#16378, vllm-project/vllm#48623"),
     "features multiplied differently": Mistake("a weight, such as that of a norm, or a factor of one feature is "
-        "applied on the way", "rotation alone"),
+        "applied on the way", "rotate, and do nothing else to x"),
+    "features not written": Mistake("a loop over pairs that ends early, or a last part of a vector left out, where the "
+        "result begins as zeros", "cover all pairs, whatever the width of a vector"),
     # Frequencies
     "wrong base": Mistake("rope_theta not read, or read from where it is no longer kept",
-        "read it from the config, under its new and its old name (rope_parameters, rope_scaling)", "DeepSpeed#8345"),
+        "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
+        "deepspeedai/DeepSpeed#8345"),
     "wrong exponent": Mistake("another number in the place of 2i/r: i/r, 2i over the number of pairs, over the whole "
         "head, over r − 2 (linspace), over the width of the model, a quotient of integers, or with the other sign",
-        "1/base^(2i/r), r the rotary width of one head, divided as floats: arange(0, r, 2)/r", "pie#602"),
+        "1/base^(2i/r), r the rotary width of one head, divided as floats: arange(0, r, 2)/r", "pie-project/pie#602"),
     "index counted from 1": Mistake("i = 1 … r/2, or 1, 3, 5, … for 2i, put into base^(−2i/r)",
         "Eq. (15) counts from 1 and subtracts it: 2(i − 1)"),
     "frequencies in another order": Mistake("the table is flipped, or dealt to axes (Pixtral's order) where there are "
-        "none", "θ₀, θ₁, θ₂, … in order, the fastest pair first", "Pixtral's vision part taken for its text part"),
+        "none", "θ₀, θ₁, θ₂, … in order, the fastest pair first"),
     "wrong unit of the angle": Mistake("degrees, turns or half turns taken for radians",
         "angles in radians: m·θ, without 2π and without 180/π"),
     "angles multiplied": Mistake("positions or frequencies are multiplied by a number", "the angle is m·θ"),
-    "rotated twice": Mistake("applied in the model and again in the kernel", "rotate once", "TensorRT-LLM#16378"),
+    "rotated twice": Mistake("applied in the model and again in the kernel", "rotate once",
+        "NVIDIA/TensorRT-LLM#16378"),
     "inexact frequencies": Mistake("frequencies or phases of too few bits, or powers by an approximation",
         "compute them in float64, or in float32 by one power each"),
     "wrong frequencies": Mistake("a rule for the frequencies that is not known here, or numbers of another model",
@@ -107,39 +115,44 @@ ROTATION: dict[str, Mistake] = {
     # Rescalings
     "scaling ignored": Mistake("rope_scaling not read",
         "read it from the config, under its new and its old name (rope_parameters, rope_scaling)",
-        "mlx-vlm#1710, unsloth#6907"),
+        "Blaizzy/mlx-vlm#1710, unslothai/unsloth#6907"),
     "scaling applied twice": Mistake("both positions and frequencies were interpolated, or frequencies that are "
-        "rescaled already, from a checkpoint or a config, are rescaled again", "rescale once", "TensorRT-LLM#16378"),
+        "rescaled already, from a checkpoint or a config, are rescaled again", "rescale once",
+        "NVIDIA/TensorRT-LLM#16378"),
     "scaling inverted": Mistake("the factor, or its reciprocal (as ggml's freq_scale), taken for the other",
         "divide by the factor"),
     "another rescaling": Mistake("one rescaling taken for another, or one applied where the config has none",
-        "dispatch on rope_type, and refuse a type that is not known", "torchtitan#3787"),
+        "dispatch on rope_type, and refuse a type that is not known", "pytorch/torchtitan#3787"),
     "wrong scaling parameter": Mistake("a factor, original length (max_position_embeddings for "
         "original_max_position_embeddings), limit or truncation of another model, or a default",
-        "read them from the config: factor, original length, betas or low and high, truncate", "torchtitan#3787"),
+        "read them from the config: factor, original length, betas or low and high, truncate",
+        "pytorch/torchtitan#3787"),
     "wrong ramp": Mistake("the two sides of the blend, or its limits, exchanged; the ramp made linear in something "
         "else, of wavelengths, cut off, or without a blend",
         "YaRN: w·((1 − γ) + γ/s) with γ = (i − lo)/(hi − lo), lo from beta_fast, hi = min(hi, r − 1) from beta_slow; "
         "llama3: wavelengths above L₀/low are divided, below L₀/high kept",
-        "litgpt 0.5.13, OLMo-core 3.0.0, torchtitan#3787"),
+        "litgpt 0.5.13, OLMo-core 3.0.0, pytorch/torchtitan#3787"),
     "dynamic NTK formula": Mistake("a term of base·(s·N/L − (s − 1))^(r/(r−2)) is missing or another, or the length is",
         "base·(s·N/L − (s − 1))^(r/(r−2)), N ≥ L"),
     "wrong list of factors": Mistake("short and long exchanged, the switch at < instead of <=, or a list that is not "
-        "in the order of the pairs", "θ_i = base^(−2i/r)/factor_i, long if N > L₀, else short", "unsloth#10681"),
+        "in the order of the pairs", "θ_i = base^(−2i/r)/factor_i, long if N > L₀, else short",
+        "unslothai/unsloth#10681"),
     # Positions at which pairs begin
     "positions one too high": Mistake("m + 1 for m: counted from 1, or the position of the token that comes next",
-        "count positions from 0, and pass the position of the token itself", "sglang#25015, llama3.np"),
+        "count positions from 0, and pass the position of the token itself",
+        "sgl-project/sglang#25015, likejazz/llama3.np"),
     "positions one too low": Mistake("m − 1 for m",
         "count positions from 0, and pass the position of the token itself"),
     "positions shifted": Mistake("padding counted, or the row count of a cache used as position",
-        "count positions from 0, and pass the position of the token itself", "unsloth#3699, VeloxQuant-MLX#389"),
+        "count positions from 0, and pass the position of the token itself",
+        "unslothai/unsloth#3699, rajveer43/VeloxQuant-MLX#389"),
     "turned at position 0": Mistake("a constant is added to the angles", "the angle is m·θ, which is 0 at position 0"),
     # Axes
     "wrong axes": Mistake("positions of text, (n,), used where (axes, n) are meant; (t, w, h) or (x, y) for (t, h, w) "
         "or (row, column); sections of Qwen2-VL for the interleaved axes of Qwen3-VL, or counted in features where "
         "mrope_section counts pairs; or positions of several axes added up",
         "follow mrope_section and mrope_interleaved, or the model's vision code; test with t, h and w that differ",
-        "sglang#36763, MNN#4133, mlx-vlm#576"),
+        "sgl-project/sglang#36763, alibaba/MNN#4133, Blaizzy/mlx-vlm#576"),
     "series of the axes": Mistake("a table for each axis where one series runs over all of them, or the reverse",
         "deal one series of frequencies to the axes (M-RoPE), or give each axis base^(−j/k) for its k pairs (Flux)"),
     # Precision
@@ -148,104 +161,105 @@ ROTATION: dict[str, Mistake] = {
         "integers of few bits", "a full sine for the table"),
     "angle too coarse": Mistake("a hardware sine (__sinf, fast math), sincospi of a float32 number, a short phase, or "
         "a 2π of few digits (float32's): turns are rounded before they are reduced",
-        "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits", "imp#1316"),
+        "a full sine for the table, or turns that are reduced in float64 or in integers of 32 bits", "kekzl/imp#1316"),
     # Positions that rows are turned by
     "positions ignored": Mistake("arange(n) instead of the positions given", "index with the positions",
-        "x-transformers#346"),
-    "consecutive positions assumed": Mistake("positions[0] + arange(n)", "index with the positions",
-        "kernels that take an offset"),
+        "lucidrains/x-transformers#346"),
+    "consecutive positions assumed": Mistake("positions[0] + arange(n)", "index with the positions"),
     "first position taken as 0": Mistake("an offset is lost: positions − positions[0]",
-        "use the positions as they are, in a cache too", "caches that count from the call"),
+        "use the positions as they are, in a cache too"),
     "another row's position": Mistake("positions are sorted, reversed, shifted by a row, or those of one row are used "
         "for all; or, in context parallel, a rank that holds several chunks repeats those of the first",
-        "give each row its own position, as it is: [0, 3, 4, 7], not [0, 3, 0, 3]", "Megatron-LM#5243"),
+        "give each row its own position, as it is: [0, 3, 4, 7], not [0, 3, 0, 3]", "NVIDIA/Megatron-LM#5243"),
     "positions of a batch misread": Mistake("the positions of the first row, or the batch stride of a table left out, "
-        "for all rows", "index the table with every row's positions, or refuse what is not (n,)", "Liger, Llama 4"),
+        "for all rows", "index the table with every row's positions, or refuse what is not (n,)"),
     "positions modulo a length": Mistake("a ring buffer's row as position, a table that is read from its beginning "
         "again, or positions that overflow 8 or 16 bits", "int32 or int64 positions, unwrapped"),
     "positions divided in integers": Mistake("position // factor instead of position / factor, or positions that lose "
         "their last bits", "divide as floats, or divide the frequencies"),
-    "table clamped at its end": Mistake("a lookup that clips its index (JAX does)", "grow the table, or raise",
-        "XLA's clamped gather"),
+    "table clamped at its end": Mistake("a lookup that clips its index (JAX does)",
+        "make the table as long as the largest position asks for, or raise an error beyond its end"),
     "wrong beyond a position": Mistake("a table that ends there, is read beyond its end, or was grown by another rule",
         "make the table as long as the positions; grow it by the rule that made it", "sglang 0.5.23"),
-    "one position wrong": Mistake("a row of the table that was overwritten, or filled by something else",
+    "one position wrong": Mistake("a row of the table is overwritten, or filled by something else",
         "compare this row with its neighbours"),
-    "some positions wrong": Mistake("a part of the table that was filled by something else, or positions that lose "
-        "some of their bits", "compare these rows of the table with their neighbours"),
+    "some positions wrong": Mistake("a part of the table is filled by something else, or positions lose some of their "
+        "bits", "compare these rows of the table with their neighbours"),
     "negative positions wrong": Mistake("a table indexed from its end, an unsigned type, or the size of m alone",
-        "turn backwards for negative positions, or refuse them", "kernels"),
+        "turn backwards for negative positions, or refuse them"),
     "depends on the length": Mistake("a base that grows with the length where none is meant; a switch at another "
         "length: < for <=, or the largest position taken for the length, which is one more",
         "fix the length beforehand; the original length L₀ itself is short: switch where the largest position + 1 > L₀",
-        "transformers#25104"),
+        "huggingface/transformers#25104"),
     # Numbers on their way
     "not linear": Mistake("x is normalised, clipped or cleaned of NaN on the way, or something is added that does not "
-        "depend on x", "rotation alone", "kernels with a fused norm"),
+        "depend on x", "rotate, and do nothing else to x"),
     "input rounded": Mistake("x goes through a dtype of fewer bits, or a quantiser, before it is rotated",
-        "keep the dtype of x from the beginning", "autocast, TF32, caches in 8 bits"),
+        "keep the dtype of x from the beginning"),
     "results rounded": Mistake("the rotated x goes through a dtype of fewer bits, or a quantiser",
-        "keep the dtype of x to the end", "autocast"),
+        "keep the dtype of x to the end"),
     "coarser than asked": Mistake("angles in float32, or tables or products in the dtype of x",
-        "exact or float64 angles; round the result once", "every library"),
+        "exact or float64 angles; round the result once"),
     "another order of features": Mistake("pairs are written in another layout, or the rows of a weight are permuted; "
         "of gradients, they are written where the forward pass writes its result, not where it reads x",
-        "use one layout for queries and keys, and write features where the model expects them", "DeepSeek-V3"),
+        "use one layout for queries and keys, and write features where the model expects them"),
     "results in other places": Mistake("an index or a stride of the output that is another one than that of the input",
         "write each row where it was read"),
     # Backwards
     "backward equals forward": Mistake("the forward rotation is used for gradients",
-        "use the transpose: −sin for sin; where pairs are written in another layout, read them from there", "kernels"),
+        "use the transpose: −sin for sin; where pairs are written in another layout, read them from there"),
     "no gradient": Mistake("the backward pass is missing, or x was detached from the graph",
-        "implement the backward pass, Rᵀ·g, and keep x in the graph", "candle#3568, mlx-vlm#1475"),
+        "implement the backward pass, Rᵀ·g, and keep x in the graph", "huggingface/candle#3568, Blaizzy/mlx-vlm#1475"),
     "gradient negated": Mistake("a minus too many: the gradient of −y, or a result that is subtracted where it should "
         "be added", "return Rᵀ·g, and let the optimizer subtract it"),
     "accumulated twice": Mistake("it is added to a buffer that has it already, or comes in by two ways",
-        "write the gradient, or add it once", "kernels"),
+        "write the gradient, or add it once"),
     "sine of the other half": Mistake("the backward pass reads the sine at the feature that it writes, as the forward "
         "pass does, or leaves out these terms",
-        "multiply g with sin first, then exchange the features; tables with equal halves hide it", "Paddle#74716"),
+        "multiply g with sin first, then exchange the features; tables with equal halves hide it",
+        "PaddlePaddle/Paddle#74716"),
 }  # fmt: skip
 
 CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
     "random": Mistake("dropout, a race between threads, or memory that was not written",
-        "return the same for the same arguments"),
+        "use no randomness, and write all of the result"),
     "state between calls": Mistake("a table cached without its key, or grown by a longer call",
-        "make the table's key complete, or fix the length beforehand", "equinox 0.13.8, transformers#25104"),
+        "make the table's key complete, or fix the length beforehand",
+        "equinox 0.13.8, huggingface/transformers#25104"),
     "result overwritten by the next call": Mistake("one output buffer is used for all calls",
-        "allocate the result, or copy it", "kernels"),
+        "allocate the result, or copy it"),
     "output not written": Mistake("the result is allocated without being filled, and a part of it is not written",
-        "write every feature of every row, those that do not turn too", "kernels"),
-    "mutates its input": Mistake("in-place arithmetic", "write to another array", "kernels"),
+        "write every feature of every row, those that do not turn too"),
+    "mutates its input": Mistake("arithmetic in place, such as x *= cos",
+        "write to a new array, or rotate a copy of x"),
     "wrong dtype out": Mistake("the result keeps the dtype that tables or arithmetic gave it, wider or narrower than "
-        "that of x", "cast the result to the dtype of x", "kernels"),
+        "that of x", "cast the result to the dtype of x"),
     "wrong shape out": Mistake("a reshape, a squeeze or a slice that is right for some shapes alone",
         "return an array of the shape of x"),
     "not finite": Mistake("an overflow, of exp(score), of a square or in a narrow dtype; 0/0 or ∞ − ∞; or a table that "
         "ends",
-        "check the extreme positions and numbers; in attention, subtract the greatest score, and guard empty rows",
-        "kernels"),
+        "check the extreme positions and numbers; in attention, subtract the greatest score, and guard empty rows"),
     "rows leak into each other": Mistake("a reduction over rows, or memory that is read before it is written",
-        "rows are independent", "kernels"),
+        "compute each row from its own numbers alone"),
     "strides ignored": Mistake("memory read as if it were contiguous, or a path for some views",
-        "use the strides, or copy first", "kernels"),
-    "positions misread": Mistake("the bytes are read as contiguous int64", "convert the positions first", "kernels"),
+        "use the strides, or copy first"),
+    "positions misread": Mistake("the bytes of the positions are read as if they were contiguous and int64",
+        "convert the positions first"),
     "order of positions matters": Mistake("positions are sorted, made unique, or only their first and last are read",
-        "index with the positions as they are", "kernels"),
+        "index with the positions as they are"),
     "consecutive positions wrong": Mistake("a fast path for a prompt, which takes an offset or a slice of the table "
-        "instead of the positions", "hold the fast path to the general one, from 0 and from other positions",
-        "kernels"),
+        "instead of the positions", "compare the fast path with the general one, from 0 and from other positions"),
     "some lengths wrong": Mistake("a block of the kernel at its edge: the last, partial block dropped; a path for "
         "certain lengths, such as one row in decoding",
-        "cover partial blocks; test lengths around powers of two, one row, and n = d", "kernels, mlx-rs#359"),
+        "cover partial blocks; test lengths around powers of two, one row, and n = d", "oxiglade/mlx-rs#359"),
     "some shapes wrong": Mistake("a path for certain shapes, or an index or a grid that ends before large ones",
-        "use one path for all shapes, and 64-bit indices", "kernels"),
+        "use one path for all shapes, and 64-bit indices"),
     "rows differ": Mistake("a row's place in the call is used beside its position, or a loop is left too early",
         "cover all rows, and let the position alone decide"),
     "heads differ": Mistake("a kernel's grid, or a loop, that covers one head; heads that share no table; an axis "
-        "mistaken, or a path for certain shapes", "use one table and one path for all heads", "mlx-rs#359"),
+        "mistaken, or a path for certain shapes", "use one table and one path for all heads", "oxiglade/mlx-rs#359"),
     "batch rows differ": Mistake("a grid or a loop that ends before the batch does, or a stride of the batch left out",
-        "use one table and one path for all rows of a batch", "kernels"),
+        "use one table and one path for all rows of a batch"),
     "heads read as positions": Mistake("(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which"),
     "unexplained": Mistake("no single mistake that is known here has these outputs",
         "compare what was measured with what was expected, then step by step with pyrope.definition"),
@@ -253,7 +267,8 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
 
 ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     # What the scores, or the numerators, are made of.
-    "scale": Mistake("q·k is multiplied by another number than the scale that is meant", "multiply q·k by it, once"),
+    "scale": Mistake("q·k is multiplied by another number than the scale that is meant",
+        "multiply q·k by the scale that is meant, once"),
     "scale: missing": Mistake("scores are not divided by √d", "multiply q·k by 1/√d before the softmax"),
     "scale: applied twice": Mistake("1/d, or 1/√d both on q and on the scores",
         "scale once; many kernels scale by themselves"),
@@ -261,7 +276,7 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     "softcap": Mistake("the cap is left out, elsewhere, of another form or number, or not meant",
         "scores become c·tanh(score/c): scaled before, masked after"),
     "bias": Mistake("a term in the distance or of each key, such as ALiBi or a decay, which the model does not have",
-        "leave it out"),
+        "add nothing to the scores that the model does not have"),
     "operands": Mistake("a norm that is left in, arguments in another order, k·qᵀ instead of q·kᵀ, or whatever else "
         "becomes of q and k before their product", "compare q with k, as they are given"),
     "scores": Mistake("scores are clipped, often against an overflow of exp, or otherwise changed before the softmax",
@@ -303,7 +318,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "in one list for all caches",
         "let a call of n new tokens after m old ones be the last n rows of one of m + n, and each cache have its own"),
     # The division.
-    "softmax": Mistake("another axis, another function, or twice", "softmax over the keys, axis −1, once"),
+    "softmax": Mistake("the softmax is over another axis, is another function, or is applied twice",
+        "softmax over the keys, axis −1, once"),
     "online softmax": Mistake("output, sum or both are not multiplied by exp(old maximum − new one)",
         "rescale both when the maximum grows"),
     "normaliser": Mistake("the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a "
@@ -315,14 +331,14 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     "batch": Mistake("batch and heads folded in the wrong order, or one row, or one state, read for all",
         "keep the batch axis first"),
     "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token, or of another "
-        "argument", "o = Σ w·v, of the values as they are given"),
+        "argument", "multiply the weights with the values as they are given, o = Σ w·v"),
     "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
         "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.
     "lengths": Mistake("a tile, a grid or a path of its own for these numbers of tokens",
-        "look at the code that such a number takes"),
-    "decoding": Mistake("a path of its own for few queries: keys split among blocks, the last of them, or the mask's "
-        "corner", "hold it to the general path, at many numbers of keys"),
+        "look at the code that runs for these numbers of tokens"),
+    "decoding": Mistake("few queries take a path of their own: keys split among blocks, the last of them, or the "
+        "mask's corner", "compare it with the general path, at many numbers of keys"),
     "strides": Mistake("memory is read as if it were contiguous", "honour the strides, or copy first"),
     "leak": Mistake("rows are multiplied into each other, and 0·NaN is NaN", "compute each row by itself"),
     "large scores": Mistake("exp overflows without the row's maximum taken off, or scores are cut off",
@@ -335,7 +351,7 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "read before it is written, or a state that is kept from an earlier call",
         "model.eval(), dropout_p=0.0; write all of the result; begin each call anew"),
     "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
-    "some calls": Mistake("a path of its own for these calls", "look at what they have in common"),
+    "some calls": Mistake("these calls take a path of their own", "look at what they have in common"),
     "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),
 }  # fmt: skip
 
@@ -369,24 +385,21 @@ BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chai
         "the results", "return dq, dk, dv, each in the dtype of its input, with every factor once"),
     "gradients: zero": Mistake("this input is cut off: detached, a constant to the backward pass, or its gradient is "
         "not computed", "compute it: dq = scale·ds·k, dk = scale·dsᵀ·q, dv = wᵀ·g, and return all three",
-        "candle#3568, mlx-vlm#1475"),
+        "huggingface/candle#3568, Blaizzy/mlx-vlm#1475"),
     "gradients: not finite": Mistake("exp of a score that overflows, 0·∞ where keys are hidden, or a division by the "
         "sum of a row that sees nothing",
         "subtract the maximum of a row before exp, and give hidden keys a weight of 0"),
 }  # fmt: skip
 
 SHARDING: dict[str, Mistake] = {
-    "not split": Mistake("rank and size have no effect", "use rank and size"),
-    "rank ignored": Mistake("the rank has no effect", "let the rank say where its positions begin"),
     "positions local to the rank": Mistake("every rank counts its own tokens, so that all ranks but the first rotate "
         "by wrong positions",
         "add the position of the rank's first token, or cut the shard out of positions made for the whole sequence"),
     "first chunk repeated": Mistake("a rank with two chunks uses the positions of its first for both",
-        "make the positions of each chunk from that chunk's own place in the sequence",
-        "Megatron-LM#5243: 0, 3, 0, 3 in place of 0, 3, 4, 7"),
-    "positions counted from 1": Mistake("positions are counted from 1", "count positions from 0"),
-    "rank counted from 1": Mistake("ranks are counted from 1 where the formula counts from 0",
-        "count ranks from 0, as MPI does"),
+        "make the positions of each chunk from that chunk's own place in the sequence", "NVIDIA/Megatron-LM#5243"),
+    "rank ignored": Mistake("every rank holds the same positions", "let the rank say where its positions begin"),
+    "counted from 1": Mistake("positions, or ranks, are counted from 1 where the formula counts from 0",
+        "count both from 0, as MPI counts ranks"),
     "off by one at the seams": Mistake("the end of a chunk is taken as included where the next begins with it, or as "
         "excluded twice", "let one formula give the end of a chunk and the beginning of the next: n·i//chunks"),
     "padding counted": Mistake("the length is rounded up to a multiple of the ranks, and padding gets positions of its "
@@ -396,12 +409,11 @@ SHARDING: dict[str, Mistake] = {
 }  # fmt: skip
 
 TRACES: dict[str, Mistake] = {
-    "other pairs": Mistake("the two pair features differently", "use one layout, or permute_weights on one side"),
-    "turned backwards": Mistake("one has the sign of sin reversed", "negate sin on one side"),
+    "other pairs": Mistake("the two sides pair features differently", "use one layout, or permute_weights on one side"),
+    "turned backwards": Mistake("one side has the sign of sin reversed", "negate sin on one side"),
     "other positions": Mistake("positions start elsewhere, or a cache counts them differently", "compare positions"),
     "other frequencies": Mistake("another base or rescaling of Θ", "compare rope_theta and rope_scaling"),
     "other lengths": Mistake("an attention factor on one side only", "compare the factor of cos and sin"),
-    "negated": Mistake("one sign differs", "compare how this name is computed"),
     "scaled": Mistake("a factor on one side only", "compare how this name is computed"),
     "scaled: embedding": Mistake("embeddings are multiplied on one side, in some families by √e",
         "compare the configs"),
@@ -412,7 +424,6 @@ TRACES: dict[str, Mistake] = {
     "permuted features": Mistake("weights are stored for another layout", "permute_weights on one side"),
     "permuted rows": Mistake("tokens are in another order", "compare the tokens"),
     "permuted heads": Mistake("heads are stored or grouped differently", "let query head i read key head i·g//h"),
-    "permuted batch": Mistake("sequences are in another order", "compare the tokens"),
     "other axes": Mistake("the same numbers with axes in another order", "write (b, h, n, d) on both sides"),
     "other shape": Mistake("other tokens, heads or widths, or another name for it", "compare the configs"),
     "NaN in one trace": Mistake("an overflow, or a row of a mask that hides everything",
@@ -452,8 +463,8 @@ FIXES = {
     "raised": (
         ("argument: 'mask'", "give it a default, mask=None: most calls have none"),
         ("argument: 'segments'", "give it a default, segments=None: most calls have none"),
-        ("positional argument", f"{_CALLED}; if its arguments are others, {_WRAP}, such as from_cos_sin"),
-        ("keyword argument", f"if its arguments are others, {_WRAP}, such as from_cos_sin"),
+        ("positional argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda that takes these"),
+        ("keyword argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda that takes these"),
         ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),
         ("out of bounds", _SHORT),
         ("out of range", _SHORT),
@@ -469,7 +480,9 @@ FIXES = {
     ),
     "reshaped": (("", "work on a view, x.reshape(…) or x.view(…), and leave the shape and dtype of x alone"),),
     "gradients": (("", "return three gradients, (dq, dk, dv)"),),
-    "type": (("", "return the result alone, an array like x: of a tuple fn(…)[0]; of what works in place, x"),),
+    "type": (("", "return one NumPy array of the shape of the input. If the function returns a tuple, wrap it in a "
+             "lambda that selects the result; if it works in place, return x; if its array is one of torch, "
+             "JAX or another library, say framework= (--framework)"),),
     "shape": (("", _AXES),),
     "dtype": (("", "return floats, of the dtype of the input"),),
 }  # fmt: skip

@@ -13,7 +13,6 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,105 +158,35 @@ class Description:
     theta: Array  # (axes, p, 2): frequencies, with the sign in which each output turns
     unsure: Array  # (axes, p, 2): how far off they may be
     straight: int  # the last position up to which all angles grow in proportion
+    owner: Array  # (p,): which axis turns each pair, the one that does so the fastest
+    direction: int  # that of most pairs; those beyond half a turn for a position do not tell
+    measured: Measured  # (p,): the frequencies of the first outputs on the axis that turns them
+    start: Array  # (p, 2): the angle at position 0
+    offsets: tuple[float, ...]  # (axes,): by how many positions pairs are ahead
+    unexplained_start: float  # how far pairs are turned at position 0 beside what the offsets explain
+    size: Array  # (axes, n, p, 2): |z|
+    factor: float  # what most lengths are multiplied with
+    uneven: float  # how far lengths are from the factor, relative to it
+    skew: float  # how far the outputs of a pair are from a rotation times a number, relative to their lengths
+    outside: Array  # (d − r,): features outside of the pairs
+    still: Array  # (axes, n, d − r): what these are multiplied with
+    rest: Array  # (d − r,): the same at most positions
 
     @property
     def unit(self) -> float:
         return UNIT[self.dtype]
 
-    @cached_property
-    def size(self) -> Array:
-        return np.abs(self.z)
-
-    @property
-    def owner(self) -> Array:
-        """Which axis turns each pair, (p,): the one that does so the fastest."""
-        return np.asarray(np.argmax(np.abs(self.theta).max(axis=-1), axis=0))
-
     @property
     def dealing(self) -> list[str]:
-        """The same in words, where several axes may turn a pair."""
+        """Which axes turn each pair, in words."""
         turns = (np.abs(self.theta) > 8 * self.unsure).any(axis=-1)  # (axes, p)
         each = zip(turns.T, self.owner, strict=True)
         return ["+".join(map(str, np.flatnonzero(some) if some.any() else [own])) for some, own in each]
 
-    @cached_property
-    def direction(self) -> int:
-        """That of most pairs; those beyond half a turn for a position do not tell."""
-        total = self.theta.sum(axis=0)
-        tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * self.unsure.max(axis=0))
-        return -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
-
-    @cached_property
-    def measured(self) -> Measured:
-        """The frequencies of the first outputs on the axis that turns them, positive if they turn as most do."""
-        pair = self.owner, np.arange(self.theta.shape[1]), 0
-        return Measured(self.direction * self.theta[pair], self.unsure[pair])
-
-    @property
-    def start(self) -> Array:
-        """The angle at position 0, (p, 2)."""
-        return np.asarray(np.angle(self.z[0, 0]))
-
-    @cached_property
-    def factor(self) -> float:
-        """What most lengths are multiplied with."""
-        return float(np.median(self.size[self.known])) if self.known.any() else math.nan
-
-    @property
-    def uneven(self) -> float:
-        """How far the lengths of outputs are from the factor, relative to it."""
-        off = np.abs(self.size - self.factor)[self.known]
-        return float(off.max(initial=0) / max(self.factor, 1e-30)) if math.isfinite(self.factor) else math.inf
-
-    @property
-    def skew(self) -> float:
-        """How far the two outputs of a pair are from a rotation times a number, relative to their lengths."""
-        apart = np.abs(np.diff(self.z)[..., 0]) / np.maximum(1.0, self.size.max(axis=-1))
-        return float(apart.max(initial=0)) if math.isfinite(self.factor) else math.inf
-
-    @property
-    def outside(self) -> Array:
-        """Features outside of the pairs, (d − r,)."""
-        return np.setdiff1d(np.arange(self.head_dim), self.shape.features(self.head_dim)[1])
-
-    @property
-    def still(self) -> Array:
-        """What these are multiplied with, (axes, n, d − r)."""
-        return np.asarray(self.r.diagonal(0, -2, -1)[..., self.outside])
-
-    @property
-    def rest(self) -> Array:
-        """The same at most positions, (d − r,)."""
-        return np.asarray(np.median(self.r.diagonal(0, -2, -1), axis=(0, 1))[self.outside])
-
-    @cached_property
-    def offsets(self) -> tuple[float, ...]:
-        """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless
-        none explain them."""
-        start, axes, theta = self.direction * self.start[:, 0], len(self.theta), self.measured.theta
-
-        def ahead(some: Array) -> float:
-            m = float(acts_at(np.exp(1j * start[None, some]), theta[some], 0.0)[0][0])
-            return float(round(m)) if abs(m - round(m)) < 0.05 else m
-
-        if np.abs(start).max(initial=0) <= 16 * self.unit + 1e-5:
-            return (0.0,) * axes
-        turning = self.measured.turning
-        offset = ahead(turning)
-        if axes == 1 or np.abs(wrapped(start - offset * theta)).max() < 2e-5 + 16 * self.unit:
-            return (offset,) * axes
-        return tuple(ahead(turning & (self.owner == axis)) for axis in range(axes))
-
-    @property
-    def unexplained_start(self) -> float:
-        """How far pairs are turned at position 0 beside what the offsets explain."""
-        angle = np.array(self.offsets)[self.owner] * self.measured.theta
-        return float(np.abs(wrapped(self.direction * self.start[:, 0] - angle)).max(initial=0.0))
-
     def predict(self, x: Array, positions: Array) -> Array:
         """What the measured description returns: x (…, n, d), positions (axes, n) -> float64 like x."""
         x, (reads, writes), m = np.asarray(x, np.float64), self.shape.features(self.head_dim), positions.astype(float)
-        z = self.factor * np.exp(1j * (self.start + np.einsum("an,apj->npj", m, self.theta)))
+        z = np.median(self.size, axis=(0, 1)) * np.exp(1j * (self.start + np.einsum("an,apj->npj", m, self.theta)))
         y = x.copy()
         y[..., self.outside] = x[..., self.outside] * self.rest
         for j, sign in ((0, -1), (1, 1)):
@@ -285,12 +214,10 @@ class Description:
 
     def sides(self, rope: Rope | None = None) -> tuple[Side, ...]:
         """Every property beside that of a rope, where there is something to say."""
-        rows = []
-        for name, measured, expected in FIELDS:
-            if words := measured(self):
-                due = "" if rope is None else expected(rope)
-                rows.append(Side(name, due, abbreviated(words), due == words))
-        return tuple(rows)
+        due = {} if rope is None else expected_words(rope)
+        said = {name: words for name, words in (in_words(self) | noted(self)).items() if words}
+        rows = ((name, due.get(name, ""), words) for name, words in said.items())
+        return tuple(Side(name, want, abbreviated(words), want == words) for name, want, words in rows)
 
 
 def dealt(owner: Any) -> str:
@@ -299,51 +226,103 @@ def dealt(owner: Any) -> str:
     return ", ".join(f"{axis} × {count}" if count > 1 else str(axis) for axis, count in runs)
 
 
+def in_words(found: Description) -> dict[str, str]:
+    """The properties of every rotation."""
+    f, (theta, unsure) = found, found.measured.part(found.measured.turning)
+    return {
+        "pairs": f.shape.layout,
+        "turning": _turning(f.measured.turning, f.shape.start, f.head_dim),
+        "direction": f"{f.direction:+d}",
+        "frequencies": span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else ""),
+        "rule": next((one.fact.partition(" (")[0] for one in f.rules()), "no published rule"),
+        "offset": ", ".join(f"{one:.6g}" for one in f.offsets),
+        "factor": f"{f.factor:.6g}",
+        "axes": dealt(f.dealing) if len(f.theta) > 1 else "",
+    }
+
+
+def noted(found: Description) -> dict[str, str]:
+    """What those do not say, or "" where there is nothing to say."""
+    f, unit, turning, turned = found, found.unit, found.measured.turning, found.unexplained_start
+    still = np.setdiff1d(np.arange(f.head_dim), f.shape.features(f.head_dim)[0][turning])
+    # If it is the last pairs that stay, the rotation is proportional.
+    few = 0 < len(still) < f.head_dim // 2 and not turning[: turning.sum()].all()
+    lost, at_0 = f.at[np.argmin(f.known.all(axis=(0, 2, 3)))], turned > 0.1 and bool(turning.any())
+    return {
+        "proportional": f"angles, up to position {f.straight} only" * bool(f.straight < f.at[-1] and turning.any()),
+        "lengths": f"{f.size.min():.4g} to {f.size.max():.4g}" * (f.uneven > 0.02 + 8 * unit),
+        "no rotation": f"within the pairs R is off by {f.skew:.2g} from one times a number" * (f.skew > 32 * unit),
+        "not finite": f"NaN or infinity comes out at position {lost}" * (not f.known.all()),
+        "position 0": f"pairs are turned by up to {turned:.4g} more than any offset explains" * at_0,
+        "still": f"{listed(still, 'feature')} do not turn" * few,
+    }
+
+
+def expected_words(rope: Rope) -> dict[str, str]:
+    """The same of a rope."""
+    theta, axes = frequencies(rope), rope.axes
+    return {
+        "pairs": rope.layout,
+        "turning": _turning(theta, rope.start, rope.head_dim),
+        "direction": f"{rope.direction:+d}",
+        "frequencies": span(theta[theta > 0]),
+        "rule": f"base {rope.base:g}" + ("" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}"),
+        "offset": ", ".join("0" * (1 if axes is None else axes.count)),
+        "factor": f"{rope.attention_factor:.6g}",
+        "axes": "" if axes is None else dealt(axis for axis, _ in axes.assign(rope.pairs)),
+        "proportional": "all angles",
+        "lengths": "all alike",
+    }
+
+
 def _turning(theta: Array, start: int, d: int) -> str:
     return f"{2 * int(np.count_nonzero(theta))} of {d} features" + (f", from {start} on" if start else "")
 
 
-def _measured_span(found: Description) -> str:
-    theta, unsure = found.measured.part(found.measured.turning)
-    return span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else "")
-
-
-NOTED = ("proportional", "lengths")  # which `identify` has in its notes
-# What is said of a rotation: the name, in words what was measured, if it is to be said, and what a rope has.
-FIELDS: tuple[tuple[str, Callable[[Description], str], Callable[[Rope], str]], ...] = (
-    ("pairs", lambda f: f.shape.layout, lambda rope: rope.layout),
-    ("turning", lambda f: _turning(f.measured.turning, f.shape.start, f.head_dim),
-     lambda rope: _turning(frequencies(rope), rope.start, rope.head_dim)),
-    ("direction", lambda f: f"{f.direction:+d}", lambda rope: f"{rope.direction:+d}"),
-    ("frequencies", _measured_span,
-     lambda rope: span(frequencies(rope)[frequencies(rope) > 0])),
-    ("rule", lambda f: next((one.fact.partition(" (")[0] for one in f.rules()), "no published rule"),
-     lambda rope: f"base {rope.base:g}" + ("" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}")),
-    ("offset", lambda f: ", ".join(f"{one:.6g}" for one in f.offsets),
-     lambda rope: ", ".join("0" * (rope.axes.count if rope.axes is not None else 1))),
-    ("factor", lambda f: f"{f.factor:.6g}", lambda rope: f"{rope.attention_factor:.6g}"),
-    ("axes", lambda f: dealt(f.dealing) if len(f.theta) > 1 else "",
-     lambda rope: "" if rope.axes is None else dealt(axis for axis, _ in rope.axes.assign(rope.pairs))),
-    ("proportional", lambda f: f"angles, up to position {f.straight} only" if f.straight < f.at[-1] else "",
-     lambda _: "all angles"),
-    ("lengths", lambda f: f"{f.size.min():.4g} to {f.size.max():.4g}" if f.uneven > 0.02 + 8 * f.unit else "",
-     lambda _: "all alike"),
-)  # fmt: skip
-
-
 def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
     """What each output has of the two features of its pair, at the positions of the ladder."""
-    unit, (reads, writes) = UNIT[probe.dtype.name], shape.features(probe.d)
+    d, unit, (reads, writes) = probe.d, UNIT[probe.dtype.name], shape.features(probe.d)
     sides = [
         r[..., writes[:, j], reads[:, j]] + sign * 1j * r[..., writes[:, j], reads[:, 1 - j]]
         for j, sign in ((0, -1), (1, 1))
     ]
-    z, known = np.stack(sides, axis=-1), np.isfinite(np.stack(sides, axis=-1))
+    known = np.isfinite(z := np.stack(sides, axis=-1))
     z = np.where(known, z, 0)
     turned = [unwrap(np.angle(of), at, unit, unit == UNIT["float16"], seen) for of, seen in zip(z, known, strict=True)]
     theta, unsure = (np.stack([axis[k] for axis in turned]) for k in (0, 1))
-    straight = min(last for *_, last in turned)
-    return Description(probe.d, probe.dtype.name, shape, at, r, z, known, theta, unsure, straight)
+    owner, total = np.argmax(np.abs(theta).max(axis=-1), axis=0), theta.sum(axis=0)
+    tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * unsure.max(axis=0))
+    direction = -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
+    first = owner, np.arange(len(owner)), 0
+    measured, start, size = Measured(direction * theta[first], unsure[first]), np.angle(z[0, 0]), np.abs(z)
+    offsets = _offsets(direction * start[:, 0], measured, owner, len(theta), unit)
+    beside = np.abs(wrapped(direction * start[:, 0] - np.array(offsets)[owner] * measured.theta))
+    factor = float(np.median(size[known])) if known.any() else math.nan
+    uneven = float(np.abs(size - factor)[known].max(initial=0) / max(factor, 1e-30)) if known.any() else math.inf
+    skew = float((np.abs(z[..., 1] - z[..., 0]) / np.maximum(1.0, size.max(axis=-1))).max(initial=0))
+    outside = np.setdiff1d(np.arange(d), writes)
+    each = r.diagonal(0, -2, -1)
+    return Description(
+        d, probe.dtype.name, shape, at, r, z, known, theta, unsure, min(last for *_, last in turned), owner, direction,
+        measured, start, offsets, float(beside.max(initial=0)), size, factor, uneven, skew if known.any() else math.inf,
+        outside, each[..., outside], np.median(each, axis=(0, 1))[outside],
+    )  # fmt: skip
+
+
+def _offsets(start: Array, measured: Measured, owner: Array, axes: int, unit: float) -> tuple[float, ...]:
+    """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless none
+    explain them. The angles at position 0 are (p,)."""
+
+    def ahead(some: Array) -> float:
+        m = float(acts_at(np.exp(1j * start[None, some]), measured.theta[some], 0.0)[0][0])
+        return float(round(m)) if abs(m - round(m)) < 0.05 else m
+
+    if np.abs(start).max(initial=0) <= 16 * unit + 1e-5:
+        return (0.0,) * axes
+    offset = ahead(measured.turning)
+    if axes == 1 or np.abs(wrapped(start - offset * measured.theta)).max() < 2e-5 + 16 * unit:
+        return (offset,) * axes
+    return tuple(ahead(measured.turning & (owner == axis)) for axis in range(axes))
 
 
 def unwrap(angle: Array, at: Array, unit: float, subnormal: bool, known: Any = True) -> tuple[Array, Array, int]:
@@ -414,7 +393,7 @@ class Identification:
         elif self.readings is None:
             rows = []
         else:
-            rows = [(side.name, side.measured) for side in self.readings.sides() if side.name not in ("rule", *NOTED)]
+            rows = [(name, words) for name, words in in_words(self.readings).items() if words and name != "rule"]
         rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)] if self.frequencies else []
@@ -509,10 +488,14 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
     rules = found.rules(suspects) if exact else []
     narrow = narrow_dtype(measured) if exact and not rules else ""
     rules = found.rules(suspects, narrow) if narrow else rules
-    rope = next((_with_factor(rule.rope, found.factor, unit) for rule in rules if rule.rope is not None), None)
+    rope = next((rule.rope for rule in rules if rule.rope is not None), None)
+    scaling, known = getattr(rope, "scaling", None), rounded(found.factor, unit / 4)
+    if rope is not None and isinstance(scaling, YaRN) and abs(rope.attention_factor / found.factor - 1) > unit + 1e-5:
+        rope = replace(rope, scaling=replace(scaling, attention_factor=known))
     legible = turning if found.skew <= 0.1 else turning & False
     return Identification(
-        probe.d, found.dtype, probe.candidate.watched(), _notes(found),
+        probe.d, found.dtype, probe.candidate.watched(),
+        tuple(f"{name}: {words}" for name, words in noted(found).items() if words),
         precision=f"all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope),
         layout=found.shape.layout if turning.any() else "none",
         rotary_dim=2 * int(turning.sum()),
@@ -529,32 +512,6 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
         readings=found,
     )  # fmt: skip
-
-
-def _with_factor(rope: Rope, factor: float, unit: float) -> Rope:
-    """The rope, with the attention factor that was measured if YaRN's own is another."""
-    if abs(rope.attention_factor / factor - 1) <= unit + 1e-5 or not isinstance(rope.scaling, YaRN):
-        return rope
-    return replace(rope, scaling=replace(rope.scaling, attention_factor=rounded(factor, unit / 4)))
-
-
-def _notes(found: Description) -> tuple[str, ...]:
-    """What the other fields do not say."""
-    notes, unit, turning = [], found.unit, found.measured.turning
-    if found.skew > 32 * unit:
-        notes.append(f"no rotation: within the pairs R is off by {found.skew:.2g} from a rotation times a number")
-    if not found.known.all():
-        notes.append(f"NaN or infinity comes out at position {found.at[np.argmin(found.known.all(axis=(0, 2, 3)))]}")
-    if turning.any():
-        notes += [f"{side.name}: {side.measured}" for side in found.sides() if side.name in NOTED]
-    if found.unexplained_start > 0.1 and turning.any():
-        more = f"{found.unexplained_start:.4g} more than any offset explains"
-        notes.append(f"at position 0 pairs are turned by up to {more}")
-    still = np.setdiff1d(np.arange(found.head_dim), found.shape.features(found.head_dim)[0][turning])
-    # If it is the last pairs that stay, the rotation is proportional.
-    if 0 < len(still) < found.head_dim // 2 and not turning[: turning.sum()].all():
-        notes.append(f"{listed(still, 'feature')} do not turn")
-    return tuple(notes)
 
 
 def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:

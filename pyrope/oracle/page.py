@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import html
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import plots
 from ..files import PathLike, atomic_path
 from .gallery import LEGEND
+from .mistakes import ISSUE
 from .readings import Readings, rotation_readings
 from .report import NUMBERS, Part, Report, abbreviated, by_faults, cases_of, number, printable, summary
 
@@ -25,58 +25,48 @@ if TYPE_CHECKING:
     from .operator import Identification
 
 SYMBOLS = {"right": "✓", "equivalent": "≈", "wrong": "✗", "not judged": "?"}
-# Where the issues are that `mistakes` names by the last part alone, such as vllm#590.
-REPOSITORIES = {place.rpartition("/")[2]: place for place in (
-    "deepspeedai/DeepSpeed", "baidu/ERNIE-Image", "alibaba/MNN", "NVIDIA-NeMo/Megatron-Bridge", "NVIDIA/Megatron-LM",
-    "PaddlePaddle/Paddle", "NVIDIA/TensorRT-LLM", "rajveer43/VeloxQuant-MLX", "huggingface/candle",
-    "huggingface/diffusers", "turboderp-org/exllamav3", "EleutherAI/gpt-neox", "kekzl/imp", "ggml-org/llama.cpp",
-    "oxiglade/mlx-rs", "Blaizzy/mlx-vlm", "karpathy/nanochat", "pie-project/pie", "sgl-project/sglang",
-    "pytorch/torchtitan", "huggingface/transformers", "unslothai/unsloth", "vllm-project/vllm",
-    "lucidrains/x-transformers",
-)}  # fmt: skip
-_ISSUE = re.compile(r"([A-Za-z][\w.-]*)#(\d+)")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a page loads nothing and runs nothing
+_HEAD = """<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+"""  # so a page loads nothing and runs nothing
 _STYLE = """
 .pyrope { color-scheme: light dark; --paper: light-dark(#ffffff, #15181c); --card: light-dark(#f6f7f9, #1e2329);
   --ink: light-dark(#1b1f24, #e6e9ec); --quiet: light-dark(#57606a, #a3adb8); --rule: light-dark(#d5dae0, #3a424b);
   --link: light-dark(#0a5bb5, #7db8ff); --right: light-dark(#1a6e33, #7fd897); --wrong: light-dark(#a8201a, #ff9d95);
   --equivalent: light-dark(#14606b, #7fd3de); --not-judged: light-dark(#7a4f00, #f3c46b);
   background: var(--paper); color: var(--ink); padding: 1rem; border-radius: 8px; text-align: left;
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
-@media print { .pyrope { color-scheme: light; font-size: 11pt; padding: 0; }
-  .pyrope figure, .pyrope .finding, .pyrope tr { break-inside: avoid; } .pyrope .verdict { border: 2px solid; }
-  .pyrope h2, .pyrope h3, .pyrope h4, .pyrope thead { break-after: avoid; } }
-.pyrope * { box-sizing: border-box; }
-.pyrope h1, .pyrope h2, .pyrope h3, .pyrope h4 { line-height: 1.25; margin: 1.25rem 0 .5rem; color: inherit;
-  font-size: 1.05rem; }
-.pyrope a { color: var(--link); }
-.pyrope code, .pyrope pre { font: .875em/1.45 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  background: none; color: inherit; padding: 0; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-.pyrope pre { background: var(--card); padding: .75rem; border-radius: 6px; margin: .5rem 0; }
-.pyrope .verdict { display: flex; gap: .75rem; align-items: baseline; padding: .6rem .8rem; border-radius: 8px;
-  border-left: 6px solid; background: var(--card); font-weight: 650; margin: .75rem 0; }
-.pyrope h1.verdict { font-size: 1.3rem; padding: .9rem 1rem; margin-top: 0; }
-.pyrope .right { color: var(--right); } .pyrope .equivalent { color: var(--equivalent); }
-.pyrope .wrong { color: var(--wrong); } .pyrope .not-judged { color: var(--not-judged); }
-.pyrope .quiet, .pyrope figcaption { color: var(--quiet); font-size: .9rem; }
-.pyrope .finding { background: var(--card); border: 1px solid var(--rule); border-left: 4px solid var(--wrong);
-  border-radius: 8px; padding: .1rem 1rem .8rem; margin: .75rem 0; }
-.pyrope dl { display: grid; grid-template-columns: minmax(5.5rem, auto) 1fr; gap: .35rem 1rem; margin: .5rem 0 0; }
-.pyrope dt { color: var(--quiet); font-weight: 400; } .pyrope dd { margin: 0; }
-.pyrope table { border-collapse: collapse; width: 100%; font-size: .93rem; margin: .25rem 0; background: none; }
-.pyrope th, .pyrope td { text-align: left; vertical-align: top; padding: .35rem .6rem .35rem 0; white-space: normal;
-  border-bottom: 1px solid var(--rule); background: none; color: inherit; overflow-wrap: break-word; }
-.pyrope table.sides { table-layout: fixed; } .pyrope .sides th:first-child { width: 27%; }
-.pyrope th { color: var(--quiet); font-weight: 500; }
-.pyrope td.number, .pyrope th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.pyrope td.differs { color: var(--wrong); font-weight: 600; }
-@media (max-width: 480px) { .pyrope { padding: .75rem; } .pyrope dl { grid-template-columns: 1fr; gap: 0; }
-  .pyrope dd { margin-bottom: .5rem; } .pyrope table { font-size: .87rem; } }
-.pyrope figure { margin: 1rem 0 0; overflow-x: auto; } .pyrope figcaption { margin-top: .4rem; }
-.pyrope img { display: block; height: auto; max-width: 100%; min-width: min(34rem, 100vw * 1.6); background: #ffffff;
-  border-radius: 6px; }
-.pyrope details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem .75rem; }
-.pyrope summary { cursor: pointer; font-weight: 600; }
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; overflow-wrap: anywhere;
+  * { box-sizing: border-box; }
+  h1, h2, h3, h4 { line-height: 1.25; margin: 1.25rem 0 .5rem; color: inherit; font-size: 1.05rem; }
+  a { color: var(--link); }
+  code, pre { font: .875em/1.45 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; background: none;
+    color: inherit; padding: 0; border: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+  pre { background: var(--card); padding: .75rem; border-radius: 6px; margin: .5rem 0; }
+  .verdict { display: flex; gap: .75rem; align-items: baseline; padding: .6rem .8rem; border-radius: 8px;
+    border-left: 6px solid; background: var(--card); font-weight: 650; margin: .75rem 0; }
+  h1.verdict { font-size: 1.3rem; padding: .9rem 1rem; margin-top: 0; }
+  .right { color: var(--right); } .equivalent { color: var(--equivalent); }
+  .wrong { color: var(--wrong); } .not-judged { color: var(--not-judged); }
+  figcaption { color: var(--quiet); font-size: .9rem; margin-top: .4rem; }
+  .finding { background: var(--card); border: 1px solid var(--rule); border-left: 4px solid var(--wrong);
+    border-radius: 8px; padding: .1rem 1rem .8rem; margin: .75rem 0; }
+  dl { display: grid; grid-template-columns: minmax(5.5rem, auto) 1fr; gap: .35rem 1rem; margin: .5rem 0 0; }
+  dt { color: var(--quiet); font-weight: 400; } dd { margin: 0; }
+  table { border-collapse: collapse; width: 100%; font-size: .93rem; margin: .25rem 0; background: none; }
+  th, td { text-align: left; vertical-align: top; padding: .35rem .6rem .35rem 0; white-space: normal;
+    border-bottom: 1px solid var(--rule); background: none; color: inherit; overflow-wrap: break-word; }
+  table.sides { table-layout: fixed; } .sides th:first-child { width: 27%; }
+  th { color: var(--quiet); font-weight: 500; }
+  .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+  td.differs { color: var(--wrong); font-weight: 600; }
+  figure { margin: 1rem 0 0; overflow-x: auto; }
+  img { display: block; height: auto; max-width: 100%; min-width: min(34rem, 100vw * 1.6); background: #ffffff;
+    border-radius: 6px; }
+  details { margin: .5rem 0; border: 1px solid var(--rule); border-radius: 8px; padding: .5rem .75rem; }
+  summary { cursor: pointer; font-weight: 600; }
+  @media (max-width: 480px) { padding: .75rem; dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
+    table { font-size: .87rem; } }
+  @media print { color-scheme: light; font-size: 11pt; padding: 0; figure, .finding, tr { break-inside: avoid; }
+    .verdict { border: 2px solid; } h2, h3, h4, thead { break-after: avoid; } } }
 """
 _BODY = """
 html { color-scheme: light dark; background: light-dark(#ffffff, #15181c); -webkit-text-size-adjust: 100%; }
@@ -111,28 +101,22 @@ def joined(parts: Iterable[str]) -> Markup:
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_file(path: PathLike) -> Path:
-    """Returns the path if a page can be written there."""
-    return plots.check_path(path, "a page", (".html", ".htm"))
-
-
 def write_page(path: PathLike, title: str, *sections: Markup) -> None:
     """Writes sections as a page."""
     with atomic_path(check_file(path)) as draft:
         draft.write_bytes(document(title, *sections).encode("utf-8"))
 
 
+def check_file(path: PathLike) -> Path:
+    """Returns the path if a page can be written there."""
+    return plots.check_path(path, "a page", (".html", ".htm"))
+
+
 def document(title: str, *sections: Markup) -> str:
     """A whole page."""
-    head = [
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("title", title),
-        element("style", Markup(_BODY)),
-    ]
+    head = element("head", Markup(_HEAD), element("title", title), element("style", Markup(_BODY)))
     body = element("body", Markup(fragment(*sections)))
-    return printable(f"<!DOCTYPE html>\n{element('html', element('head', *head), body, lang='en')}\n")
+    return printable(f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n")
 
 
 def fragment(*sections: Markup) -> str:
@@ -144,20 +128,18 @@ def fragment(*sections: Markup) -> str:
 
 
 def linked(text: str) -> Markup:
-    """Text in which issues of known projects, such as vllm#590, are links."""
+    """Text in which issues, such as vllm-project/vllm#590, are links."""
     parts, end = list[str](), 0
-    for match in _ISSUE.finditer(text):
-        if (repository := REPOSITORIES.get(match[1])) is not None:
-            address = f"https://github.com/{repository}/issues/{match[2]}"
-            parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
-            end = match.end()
+    for match in ISSUE.finditer(text):
+        address = f"https://github.com/{match[1]}/issues/{match[2]}"
+        parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
+        end = match.end()
     return joined([*parts, text[end:]])
 
 
-def _verdict(verdict: str, words: str, level: str = "h1", name: str | None = None) -> Markup:
+def _verdict(verdict: str, words: str, level: str = "h1") -> Markup:
     symbol = element("span", SYMBOLS[verdict], aria_hidden="true")
-    text = f"{verdict.upper() if name is None else name} {words}".strip()
-    return element(level, symbol, element("span", text), class_=f"verdict {_class(verdict)}")
+    return element(level, symbol, element("span", words), class_=f"verdict {_class(verdict)}")
 
 
 def _class(verdict: str) -> str:
@@ -197,11 +179,10 @@ def _fold(title: str, parts: Iterable[Markup]) -> Markup:
 def report_section(report: Report, level: str = "h1", pictures: bool = True) -> Markup:
     """All that a report says, and what was read of its candidate; pictures take a second, and 200 kB."""
     readings: Readings | None = report.readings() if callable(report.readings) else report.readings
-    about, _, why = report.headline.partition(f": {report.verdict.upper()}")
     heading = "h2" if level == "h1" else "h4"
     shown = [_part(part, heading) for part in report.parts(_sides(readings, report.measured))]
     drawn = _pictures(readings, heading, report.verdict) if pictures and readings is not None else ()
-    return element("section", _verdict(report.verdict, f"{about}{why}", level), *shown, *drawn)
+    return element("section", _verdict(report.verdict, report.headline, level), *shown, *drawn)
 
 
 def _sides(readings: Readings | None, measured: Iterable[tuple[str, str, str]] = ()) -> list[tuple[str, str, str]]:
@@ -248,7 +229,7 @@ def identification_section(result: Identification) -> Markup:
     """What was read of a candidate of which nothing is expected."""
     title, named = str(result).partition("\n")[0], result.rope is not None
     rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
-    head = _verdict("right" if named else "not judged", f"{title}: {rule}", name="")
+    head = _verdict("right" if named else "not judged", f"{title}: {rule}")
     rope = [element("p", element("code", repr(result.rope)))] if named else []
     parts = [head, _definitions(result.rows()), *rope]
     if result.readings is not None:
@@ -261,7 +242,7 @@ def identification_section(result: Identification) -> Markup:
 def verification_section(reports: Sequence[Report]) -> Markup:
     """Test vectors: wrong cases by what is wrong with them, then those that are not judged, then all the others."""
     verdict = next((name for name in ("wrong", "not judged") if any(r.verdict == name for r in reports)), "right")
-    parts = [_verdict(verdict, f"test vectors: {summary(reports)}")]
+    parts = [_verdict(verdict, f"{verdict.upper()} test vectors: {summary(reports)}")]
     for faults, (first, *others) in by_faults(reports).items():
         parts.append(element("h2", f"{', '.join(faults)}: {cases_of(1 + len(others))}"))
         parts.append(report_section(first, "h3"))
@@ -276,7 +257,7 @@ def verification_section(reports: Sequence[Report]) -> Markup:
 def gallery_section(rows: Sequence[Row]) -> Markup:
     """A line for each implementation, which opens its report."""
     good = sum(row.as_expected for row in rows)
-    words = f"gallery: {len(rows)} implementations, {good} judged as they should be; each line opens its report"
+    words = f"{len(rows)} implementations, {good} judged as they should be; each line opens its report"
     head = _verdict("right" if good == len(rows) else "wrong", words)
     lines = [_folded(row.report, f"{row.name}: {row.remark}; error {number(row.worst)}") for row in rows]
     return element("section", head, *lines, _definitions(LEGEND))

@@ -15,6 +15,7 @@ from .responses import narrowed
 TURN = 2 * np.pi
 SOLVED = 2000  # rows whose positions are solved
 MOST_TURNS = 100  # of the slowest pair
+FASTEST = 8  # times as far as it should be that a row may be turned
 ENOUGH = 0.98  # of the rows must agree with a relation
 SHIFTS: dict[float, str] = {1: "positions one too high", -1: "positions one too low"}
 ELSEWHERE = "some positions wrong"
@@ -49,6 +50,7 @@ AROUND = {
     "the number of the batch row": HEADS,
     "the position of the same row in the first row of the batch": "positions of a batch misread",
     "the position of the same row in an earlier call with as many rows": STATE,
+    "the position on the first axis": "wrong axes",
 }
 
 
@@ -99,13 +101,16 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
     """
     some = np.unique(np.linspace(0, len(rows) - 1, SOLVED).astype(np.int64))  # of many rows these will do
     own, best, right = {name: fact[rows[some]] for name, fact in facts.items()}, None, facts["right"]
-    acts, off = acts_at(turned[some], theta, 2.0 * np.abs(facts["p"]).max(initial=1) + 10)
+    acts, off = acts_at(turned[some], theta, float(FASTEST * np.abs(facts["p"]).max(initial=1) + 10))
     good = off <= (0.05 if narrow else 4e-3)
     if good.mean() < 0.9 or not (np.abs(acts[good]) > 0.2).any():
         return None  # or these features do not turn: others may
     acts, own = acts[good], {name: fact[good] for name, fact in own.items()}
     p = own["p"].astype(np.float64)
-    for fault, words, other in relations(acts, own):
+    pace = acts[p != 0] / p[p != 0]
+    often = float(np.median(pace)) if pace.size else 1.0
+    others: list[Relation] = [("angles multiplied", f"p times {often:.6g}", lambda f: f["p"] * often)]
+    for fault, words, other in (*relations(acts, own), *others * bool(right.any())):
         at = other(own)
         if (np.abs(acts - at) < 0.2).mean() > ENOUGH and (np.abs(at - p) > 0.2).mean() > 0.5:
             silent = np.abs(other(facts) - facts["p"]) < 0.2
@@ -114,9 +119,7 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
             if not right.any() or silent[right].mean() > ENOUGH:
                 return found
             best = best or found._replace(general=True)
-    pace = acts[p != 0] / p[p != 0]
-    steady = pace.size and (np.abs(pace - np.median(pace)) < 1e-3).mean() > 0.9
-    if best is not None or (np.abs(acts - p) > 0.2).mean() < 0.9 or steady:
+    if best is not None or (np.abs(acts - p) > 0.2).mean() < 0.9 or (np.abs(pace - often) < 1e-3).mean() > 0.9:
         return best
     some_words = ", ".join(f"{m:g} as {e:.6g}" for m, e in list(zip(p, acts, strict=True))[:4])
     return Became(ELSEWHERE, f"rows are turned as at other positions: {some_words}", general=True)

@@ -120,13 +120,13 @@ def errors_by_place(place: str, at: Array, worst: Array, allowed: Mapping[str, A
 
 def _operators(found: Description, rope: Rope | None) -> Operators:
     """R(m) with m on the first axis: at 3 or, where that is as expected, at the first position that clearly is not."""
-    near = _operator(found, rope, int(np.argmax(found.at >= 3)))
-    if rope is None or near.differs or found.z.shape[2] != rope.pairs:
-        return near
-    tables = Tables(rope, found.at)
-    worst = np.abs(found.z[0] - (tables.cos + 1j * tables.sin)[..., None]).max(axis=(1, 2))
-    clear = _operator(found, rope, int(np.argmax(worst >= CLEAR * worst.max())))
-    return clear if clear.differs else near
+    places = [int(np.argmax(found.at >= 3))]
+    if rope is not None and found.z.shape[2] == rope.pairs:
+        tables = Tables(rope, found.at)
+        worst = np.abs(found.z[0] - (tables.cos + 1j * tables.sin)[..., None]).max(axis=(1, 2))
+        places.append(int(np.argmax(worst >= CLEAR * worst.max())))
+    shown = [_operator(found, rope, j) for j in places]
+    return next((one for one in shown if one.differs), shown[0])
 
 
 def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
@@ -135,15 +135,10 @@ def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
     where = str(m) if len(found.theta) == 1 else f"({', '.join([str(m), *['0'] * (len(found.theta) - 1)])})"
     if rope is None:
         return Operators(where, measured, None, False)
-    expected, bounds = _expected(rope, m, found.dtype)
-    return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
-
-
-def _expected(rope: Rope, m: int, dtype: str) -> tuple[Array, Array]:
-    """R(Θ, m), and how far off it may be, both (d, d)."""
     at = np.array([[m], *[[0]] * ((1 if rope.axes is None else rope.axes.count) - 1)])
-    due = Expected(Tables(rope, at), np.eye(rope.head_dim)[:, None], at, dtype)
-    return due.y[:, 0].T, due.allowed(APPLICABLE[dtype][-1])[:, 0].T
+    due = Expected(Tables(rope, at), np.eye(rope.head_dim)[:, None], at, found.dtype)
+    expected, bounds = due.y[:, 0].T, due.allowed(APPLICABLE[found.dtype][-1])[:, 0].T
+    return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
 
 
 def _frequencies(found: Description, rope: Rope | None) -> Frequencies:
@@ -152,10 +147,10 @@ def _frequencies(found: Description, rope: Rope | None) -> Frequencies:
     if rope is None:
         return Frequencies(measured.theta, None, None, np.zeros(len(measured.theta), bool))
     turning = frequencies(rope) > 0
-    expected, allowed = frequencies(rope)[turning], U32 * (theta_errors(rope)[turning] + 2)
+    expected = frequencies(rope)[turning]
     if len(expected) != len(measured.theta):
         return Frequencies(measured.theta, expected, None, np.ones(len(measured.theta), bool))
-    allowed = allowed + measured.relative
+    allowed = U32 * (theta_errors(rope)[turning] + 2) + measured.relative
     wrong = ~(np.abs(np.abs(measured.theta) / expected - 1) <= allowed)
     return Frequencies(measured.theta, expected, allowed, wrong)
 

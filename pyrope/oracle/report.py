@@ -12,6 +12,7 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -40,13 +41,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One difference between the candidate and what was expected of it; the cause, the fix and where it happened are
-    those of the mistake with this name."""
+    """One difference between the candidate and what was expected of it; cause, fix and where it happened are those of
+    the mistake with this name."""
 
     fault: str  # a name of `mistakes`, alone or with what was measured ("window: one too wide"), or "unexplained"
     fact: str  # what was measured, in a sentence with numbers
     where: str = ""  # which rows or calls are wrong; the first wrong number, with what was expected
-    since: int | None = None  # the first position where it shows
+    since: int | None = None  # the first position where it shows, for programs that read the report
 
     @property
     def cause(self) -> str:
@@ -59,11 +60,6 @@ class Finding:
     @property
     def happened(self) -> str:
         return mistake(self.fault).happened
-
-    def part(self) -> Part:
-        """Its fields in the order in which they are read."""
-        rows = [("fact", self.fact), ("where", self.where), ("cause", self.cause), ("fix", self.fix)]
-        return Part(self.fault, [*rows, ("happened", self.happened)])
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,7 @@ class Report:
     errors: tuple[ErrorRow, ...] = ()
     notes: tuple[str, ...] = ()  # what the other side must do alike, and what could not be decided
     failure: Failure | None = None  # of a candidate that could not be judged
+    target: str = ""  # how the command line names the candidate
     readings: Any = field(default=None, repr=False, compare=False)  # what its page draws
 
     def __post_init__(self) -> None:
@@ -148,12 +145,16 @@ class Report:
         raise TypeError("a Report is neither true nor false: use report.ok, or the assert_… function")
 
     def parts(self, sides: Sequence[tuple[str, str, str]] = ()) -> Iterator[Part]:
-        """All that it says below its verdict; ``sides``, if given, are what was measured in more words."""
-        head = [("expected", self.expected), ("precision", self.precision or ""), ("tried", self.tried)]
-        if self.failure is not None:
-            head += [("reason", self.failure.reason), ("received", self.failure.received), ("fix", self.failure.fix)]
-        yield Part("", head, lines=() if self.failure is None else self.failure.frames)
-        yield from (finding.part() for finding in self.findings)
+        """All that it says below its verdict, what matters most first; ``sides``, if given, are what was measured in
+        more words."""
+        head, tried = [("target", self.target), ("expected", self.expected)], ("tried", self.tried)
+        head += [("precision", self.precision or "")]
+        if (failure := self.failure) is not None:
+            head += [("reason", failure.reason), ("received", failure.received), ("fix", failure.fix)]
+        yield Part("", [*head, *[tried] * self.ok], lines=() if failure is None else failure.frames)
+        for one in self.findings:
+            said = [("fact", one.fact), ("where", one.where), ("cause", one.cause), ("fix", one.fix)]
+            yield Part(one.fault, [*said, ("happened", one.happened)])
         if sides or self.measured:
             yield Part("Expected and measured", table=[("", "expected", "measured"), *(sides or self.measured)])
         if self.errors:
@@ -161,8 +162,8 @@ class Report:
             rows = [(row.where, number(row.worst), number(row.allowed), number(row.ulps, ".3g")) for row in self.errors]
             table = [("error", "worst", "allowed", "ulps"), *rows]
             yield Part("Errors in numbers", table=[row[: 3 + in_ulps] for row in table])
-        if self.notes:
-            yield Part("Notes", [("note:", note) for note in self.notes])
+        if self.notes or (self.tried and not self.ok):
+            yield Part("Notes", [*[tried] * (not self.ok), *(("note", note) for note in self.notes)])
 
     def __str__(self) -> str:
         parts = "\n\n".join(map(_text, self.parts()))
@@ -271,12 +272,9 @@ def side_by_side(*values: float, digits: int = 6) -> list[str]:
 def fields(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of names, and of what is said of each; what is empty is left out."""
     width = max([10, *(len(name) + 1 for name, _ in rows)])
-    wrapper, lines = textwrap.TextWrapper(_WIDTH, subsequent_indent=" " * (width + 2)), list[str]()
-    wrapper.break_on_hyphens = False  # options and the names of files stay in one line
-    for name, words in rows:
-        wrapper.initial_indent = f"  {name:<{width}}"
-        lines += wrapper.wrap(abbreviated(words))
-    return lines
+    # Options and the names of files stay in one line.
+    wrap = partial(textwrap.wrap, width=_WIDTH, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+    return [line for name, words in rows for line in wrap(abbreviated(words), initial_indent=f"  {name:<{width}}")]
 
 
 def _text(part: Part) -> str:
@@ -290,14 +288,10 @@ def _text(part: Part) -> str:
     return "\n".join([*lines, *([""] if part.lines else []), *(f"  {line}" for line in part.lines)])
 
 
-def _message(report: Report) -> str:
-    """The report, begun with its headline, which is all that a test runner shows in its summary."""
-    return "\n".join([report.headline, *str(report).splitlines()[1:]])
-
-
 class _Carrier(AssertionError):
     def __init__(self, report: Report) -> None:
-        super().__init__(_message(report))
+        # A test runner shows the first line alone in its summary: the headline.
+        super().__init__("\n".join([report.headline, *str(report).splitlines()[1:]]))
         self.report = report
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ Function: TypeAlias = Callable[[Array], Array]
 # Dtypes by the bits of their significand, levels on each side of 0, and over whose axes (…, n, d) the largest is taken.
 NARROW = {24: "float32", 8: "bfloat16", 11: "float16", 4: "float8 (e4m3)", 3: "float8 (e5m2)"}
 LEVELS = {127: "8 bits", 128: "8 bits", 7: "4 bits"}
+TOPS = (1.0, 1.75)  # what the largest number is made before it is rounded, up to a power of two: 1, or 448 in float8
 GROUPS = {-1: "vector", -2: "feature", (-2, -1): "head", None: "array"}
 
 
@@ -37,6 +39,12 @@ def quantised(x: Array, axes: Any, levels: int) -> Array:
     """Rounded to so many levels on each side of 0, of the largest number over these axes."""
     step = np.abs(x).max(axis=axes, keepdims=True) / levels
     return np.rint(x / np.where(step == 0, 1, step)) * step
+
+
+def scaled(x: Array, axes: Any, bits: int, top: float) -> Array:
+    """Rounded to so many significant bits where the largest number over these axes is ``top``."""
+    most = np.abs(x).max(axis=axes, keepdims=True) / top
+    return narrowed(x / np.where(most == 0, 1, most), bits) * most
 
 
 def roundings() -> Iterator[tuple[str, Function]]:
@@ -75,6 +83,9 @@ def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
         yield f"rounded to multiples of {step:g}", lambda x: np.rint(x / step) * step
         yield f"cut off to multiples of {step:g}", lambda x: np.trunc(x / step) * step
     yield from list(roundings())[len(NARROW) :]
+    for (axes, group), bits, top in product(GROUPS.items(), NARROW, TOPS):
+        how = f"rounded to {NARROW[bits]}, scaled by the largest number of each {group}"
+        yield how, partial(scaled, axes=axes, bits=bits, top=top)
     kept = np.abs(x)[(y != 0) & (x != 0)].min(initial=np.inf)
     yield f"zeros where they are below {kept:.3g}", lambda x: np.where(np.abs(x) < kept * (1 - 1e-9), 0, x)
 

@@ -21,9 +21,9 @@ from ..theta import LENGTH_DEPENDENT, Rope, check_rope
 from .calls import USUAL, Call, Maker, Plan, sizes
 from .candidate import UNIT, Candidate, Unreadable
 from .comparison import Check
-from .diagnosis import diagnosed, read_all
+from .diagnosis import diagnosed
 from .report import ErrorRow, Finding, Report
-from .tolerance import APPLICABLE, Expected, Tables, decides_up_to, float_dtype
+from .tolerance import APPLICABLE, decides_up_to, float_dtype
 
 SHOWN = 40  # wrong calls whose errors are in the table
 MAX_POSITION = 131071  # what a cache of 131072 rows still has
@@ -73,23 +73,6 @@ def assert_rotation(fn: Callable[..., Any], rope: Rope, **options: Any) -> None:
     `NotJudged`, from the candidate's own exception, if it could not be judged."""
     __tracebackhide__ = True
     check_rotation(fn, rope, **options).raise_unless_ok()
-
-
-def recorded_calls(rope: Rope, dtype: Any = np.float32, max_position: int | None = None) -> list[tuple[Array, Array]]:
-    """x and positions of every call that ``effort="few"`` may make: what a candidate answers to them, elsewhere and
-    earlier, can be judged by ``check_rotation(look_up, rope, effort="few")``."""
-    plan, calls = replace(_plan(check_rope(rope), dtype, max_position, 0), effort="few"), list[tuple[Array, Array]]()
-
-    def candidate(x: Array, positions: Array) -> Array:
-        calls.append((x.copy(), positions.copy()))
-        at = Call(x, positions).at
-        return Expected(Tables(rope, at), x.astype(np.float64), at, plan.dtype.name).y.astype(x.dtype)
-
-    check = Check(Candidate(candidate), plan)
-    check.run()
-    check.unpermuted()
-    read_all(check)
-    return calls
 
 
 def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:

@@ -29,6 +29,7 @@ ABOUT = {
     "as many rows as features": "some lengths wrong", "as many rows as pairs": "some lengths wrong",
     "rows are a power of two": "some lengths wrong", "positions fall": ORDER, "a position twice": ORDER,
     "its position was there before": ORDER, "positions skip": ORDER, "its position is the greatest": ORDER,
+    "the last position is the first + rows − 1": "consecutive positions wrong",
     "span of positions": ORDER, "first position": ORDER, "greatest position": "depends on the length",
     "largest number": "not linear", "number of the call": "state between calls",
 }  # fmt: skip
@@ -73,7 +74,7 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
         parts.append({name: np.broadcast_to(value, pick.shape) for name, value in own.items()})
         earlier = before[ROWS] if before[ENDS] is each else before[ENDS]
         for of_axis, at, other in zip(facts, each, earlier, strict=True):
-            of_axis.append(_facts(at, index, other))
+            of_axis.append(_facts(at, index, other, each[0]))
         top = max(top, each.max(initial=0))
     rows, joined = _joined(parts), [_joined(of_axis) for of_axis in facts]
     answer, place, wrong, speaks = (rows.pop(name) for name in ("answer", "place", "wrong", "speaks"))
@@ -137,6 +138,7 @@ def _of_call(call: Call) -> dict[str, Any]:
         "positions fall": bool((steps < 0).any()), "a position twice": len(np.unique(m)) < n,
         "positions skip": bool((steps > 1).any()), "span of positions": int(np.ptp(m)) if n else 0,
         "first position": int(m[0]) if n else 0, "greatest position": int(call.positions.max(initial=0)),
+        "the last position is the first + rows − 1": n > 0 and bool(m[-1] == m[0] + n - 1),
     }  # fmt: skip
 
 
@@ -179,8 +181,9 @@ def _recalled(seen: dict[Any, Array], call: Call, each: Array) -> dict[str, Arra
     return {name: seen.setdefault((name, call.positions.shape, repr(key)), each) for name, key in keys.items()}
 
 
-def _facts(at: Array, index: tuple[Array, ...], earlier: Array) -> dict[str, Array]:
-    """The positions of rows, and what they may have been taken for; at (n,) or (b, n), index of the rows in x."""
+def _facts(at: Array, index: tuple[Array, ...], earlier: Array, first: Array) -> dict[str, Array]:
+    """The positions of rows, and what they may have been taken for: at, in an ``earlier`` call and on the ``first``
+    axis (n,) or (b, n); index of the rows in x."""
     j, m = index[-1], at.reshape(-1, at.shape[-1])
     of = index[0] if len(m) > 1 else 0 * j  # which positions are a row's own
     p = m[of, j]
@@ -189,5 +192,6 @@ def _facts(at: Array, index: tuple[Array, ...], earlier: Array) -> dict[str, Arr
         words: np.stack([np.broadcast_to(way(row), row.shape) for row in m])[of, j]
         for words, (_, way) in OTHERS.items()
     }
-    around = zip(AROUND, (head, batch, m[0][j], earlier.reshape(m.shape)[of, j]), strict=True)
+    same, on_first = (other.reshape(m.shape)[of, j] for other in (earlier, first))
+    around = zip(AROUND, (head, batch, m[0][j], same, on_first), strict=True)
     return {"p": p, **others, **dict(around)}

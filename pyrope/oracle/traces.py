@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -79,8 +79,7 @@ def _distance(a: Array, b: Array) -> float:
 
 def _off(a: Array, b: Array) -> Array:
     """How far off each number is: not at all, where both are hidden as −inf, or both are NaN."""
-    with np.errstate(all="ignore"):
-        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+    off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
     return np.asarray(np.where(np.isnan(off), np.inf, off))
 
 
@@ -93,8 +92,7 @@ def _forms(a: Array, b: Array) -> Iterator[tuple[str, str, Array, Array]]:
     """What b may be of a: the kind, the fact, and two arrays that are equal if it is so."""
     if a.shape == b.shape:
         c = float((a * b).sum() / max(float((a * a).sum()), 1e-300))
-        yield "negated", "the second is minus the first", -a, b
-        root = f"{'1/' * (abs(c) < 1)}√{max(c * c, c**-2 if c else 0):.6g}"
+        root = f"{'−' * (c < 0)}{'1/' * (abs(c) < 1)}√{max(c * c, c**-2 if c else 0):.6g}"
         yield "scaled", f"the second is {c:.6g} times the first, {root}", (c or 1) * a, b
         if a.ndim > 1:
             bias = (b - a).reshape(-1, a.shape[-1]).mean(axis=0)
@@ -103,27 +101,22 @@ def _forms(a: Array, b: Array) -> Iterator[tuple[str, str, Array, Array]]:
             for sign, x, y in (("+", a[..., :-step, :], b[..., step:, :]), ("−", a[..., step:, :], b[..., :-step, :])):
                 yield "shifted rows", f"row m of the first is row m {sign} {step} of the second", x, y
     if a.size == b.size <= MOST and max(a.ndim, b.ndim) <= 4:
-        yield from _orders(a, b) if a.shape == b.shape else ()
+        for axis, what in enumerate(("features", "rows", "heads")[: a.ndim] * (a.shape == b.shape), 1):
+            first, second = (np.moveaxis(x, -axis, 0).reshape(x.shape[-axis], -1) for x in (a, b))
+            # The order is that in which their products with any vector are sorted alike: b[i] = a[order[i]].
+            order, vector = np.empty(len(first), int), np.cos(1.0 + np.arange(first.shape[1]))
+            order[np.argsort(second @ vector)] = np.argsort(first @ vector)
+            start = int(np.argmax(order != np.arange(len(order))))
+            some = ", ".join(map(str, order[start : start + 8])) + ", …" * (len(order) > start + 8)
+            words = f"{what} from {start} on of the second are {some} of the first"
+            yield f"permuted {what}", words, np.take(a, order, axis=-axis), b
         for axes in itertools.permutations(range(a.ndim)):
             words = f"the second is axes {axes} of the first, {a.shape}, as {b.shape}"
             yield "other axes", words, a.transpose(axes).reshape(b.shape), b
 
 
-def _orders(a: Array, b: Array) -> Iterator[tuple[str, str, Array, Array]]:
-    """b is a with one axis in another order: that in which their products with any vector are sorted alike."""
-    names = ("features", "rows", "heads", "batch") if a.ndim > 3 else ("features", "rows", "batch")
-    for axis, what in zip(range(a.ndim - 1, -1, -1), names, strict=False):
-        first, second = (np.moveaxis(x, axis, 0).reshape(a.shape[axis], -1) for x in (a, b))
-        order, vector = np.empty(len(first), int), np.cos(1.0 + np.arange(first.shape[1]))
-        order[np.argsort(second @ vector)] = np.argsort(first @ vector)  # b[i] = a[order[i]]
-        start = int(np.argmax(order != np.arange(len(order))))
-        some = ", ".join(map(str, order[start : start + 8]))
-        words = f"{what} from {start} on of the second are {some}{', …' * (len(order) > start + 8)} of the first"
-        yield f"permuted {what}", words, np.take(a, order, axis=axis), b
-
-
 def _difference(name: str, a: Array, b: Array, limit: float) -> Difference:
-    nan, shared = [int(np.isnan(x).sum()) for x in (a, b)], False
+    shared: Any = False
     if a.shape == b.shape:  # what both hide, as −inf, says nothing about the rest
         shared = np.isinf(a) & (a == b)
     shown = [np.where(shared, 0.0, x) for x in (a, b)]
@@ -133,14 +126,14 @@ def _difference(name: str, a: Array, b: Array, limit: float) -> Difference:
             return kind, fact
     if a.shape != b.shape:
         return "other shape", f"shapes {a.shape} and {b.shape}"
-    if nan[0] != nan[1]:
-        return "NaN in one trace", f"{nan[0]} and {nan[1]} numbers are NaN, of {a.size}"
+    one, other = (int(np.isnan(x).sum()) for x in (a, b))
+    if one != other:
+        return "NaN in one trace", f"{one} and {other} numbers are NaN, of {a.size}"
     # Scores are hidden as −inf before the softmax, as 0 after it; elsewhere a 0 is a number like any other.
     hidden = [np.isinf(x) if np.isinf(x).any() else x == 0 for x in (a, b)]
     if (not finite or name.endswith(("scores", "state"))) and (hidden[0] != hidden[1]).any():
-        only = [int((x & ~y).sum()) for x, y in (hidden, hidden[::-1])]
-        words = f"{only[0]} numbers are 0 or infinite in the first only, {only[1]} in the second only"
-        return "masked otherwise", words
+        one, other = (int((x & ~y).sum()) for x, y in (hidden, hidden[::-1]))
+        return "masked otherwise", f"{one} numbers are 0 or infinite in the first only, {other} in the second only"
     return "other numbers", f"rows are off by up to {_distance(a, b):.3g} of their size"
 
 
@@ -176,8 +169,15 @@ def _turn(x: Array, y: Array, limit: float) -> Turn | None:
     return None
 
 
-def _turns_apart(x: Array, a: Array, b: Array, limit: float) -> Difference | None:
-    """How two rotations a and b of the same x differ: in pairs, length, direction, positions or frequencies."""
+def _rotated(name: str, first: Trace, second: Trace, limit: float) -> Difference | None:
+    """How two rotations of the same vectors differ: in pairs, length, direction, frequencies or positions."""
+    source = name.removesuffix("_rotated")
+    if source == name or source not in first or source not in second:
+        return None
+    (a, b), (x, y) = (_alike(first, second, each) for each in (name, source))
+    several = a.shape == b.shape == x.shape == y.shape and x.ndim > 1 and x.shape[-2] > 1
+    if not several or not np.isfinite([a, b]).all() or _distance(x, y) > limit:
+        return None
     one, other = (_turn(x, y, limit) for y in (a, b))
     if one is None or other is None:
         return None
@@ -207,6 +207,7 @@ class Step(NamedTuple):
     fact: str = ""
 
 
+@np.errstate(all="ignore")  # whatever the numbers are
 def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | None = None) -> Report:
     """Where trace b begins to differ from trace a, how, and what that suggests.
 
@@ -220,8 +221,7 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
     """
     tolerance = None if tolerance is None else checks.real("tolerance", tolerance, 0)
     first, second = (_checked(x) if isinstance(x, Mapping) else read_trace(x) for x in (a, b))
-    with np.errstate(all="ignore"):  # whatever the numbers are
-        walk = list(_walk(first, second, tolerance))
+    walk = list(_walk(first, second, tolerance))
     if not walk:
         raise ValueError(f"the traces have no name in common: {', '.join([*first][:3])}; {', '.join([*second][:3])}")
     differing, findings, precision = [step for step in walk if step.kind], tuple[Finding, ...](), None
@@ -241,9 +241,9 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
 def _checked(trace: Trace) -> dict[str, Array]:
     """The trace on the host, if it is made of real numbers by name, as those in files are."""
     for name, array in trace.items():
-        kind, masked = getattr(array, "dtype", None), isinstance(array, np.ma.MaskedArray)
-        if not isinstance(name, str) or kind is None or masked or not (kind.name in UNIT or kind.kind in "biu"):
-            actual = "masked: fill it" if masked else str(kind or type(array).__name__)
+        kind = None if isinstance(array, np.ma.MaskedArray) else getattr(array, "dtype", None)
+        if not isinstance(name, str) or kind is None or not (kind.name in UNIT or kind.kind in "biu"):
+            actual = kind or type(array).__name__
             raise TypeError(f"a trace must be arrays of real numbers by name, a string; {name!r} was {actual}")
     return {name: np.asarray(on_host(array)) for name, array in trace.items()}
 
@@ -270,17 +270,6 @@ def _alike(first: Trace, second: Trace, name: str) -> tuple[Array, Array]:
     """Both arrays in float64 and, if they differ in axes of one alone, in one shape: a batch of one needs no axis."""
     a, b = (trace[name].astype(np.float64) for trace in (first, second))
     return a, b.reshape(a.shape) if np.squeeze(a).shape == np.squeeze(b).shape else b
-
-
-def _rotated(name: str, first: Trace, second: Trace, limit: float) -> Difference | None:
-    """How two rotations differ, if the vectors before them agree, and there is more than one row."""
-    source = name.removesuffix("_rotated")
-    if source == name or source not in first or source not in second:
-        return None
-    (a, b), (x, y) = (_alike(first, second, each) for each in (name, source))
-    if not a.shape == b.shape == x.shape == y.shape or not np.isfinite([a, b]).all() or _distance(x, y) > limit:
-        return None
-    return _turns_apart(x, a, b, limit) if x.ndim > 1 and x.shape[-2] > 1 else None
 
 
 def _by_layer(walk: list[Step], right: bool) -> Iterator[ErrorRow]:

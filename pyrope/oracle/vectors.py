@@ -14,13 +14,12 @@ import itertools
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -43,7 +42,7 @@ from .attention_calls import Scope
 from .candidate import BITS
 from .operator import ladder
 from .report import Failure, Report
-from .rotation import MAX_POSITION, check_rotation, recorded_calls
+from .rotation import MAX_POSITION, check_rotation
 from .steps import Call, Spec, allowed, grades, results
 from .tolerance import APPLICABLE, Expected, Tables
 from .turning import TOP
@@ -53,8 +52,6 @@ SUITES = ("rotation", "attention", "linear", "gradients", "all")
 LEAST_POSITION = 63  # no table of one's own may be shorter
 TOKENS = 1 + len(ladder(TOP))  # as many as there are in the calls that read frequencies
 LARGEST = 2**18  # numbers of a case: where they are more, calls that explain mistakes are left out
-# Cases of attention without rows that explain mistakes, which others have: all together would be large.
-LEAN = ("two-sided", "two-sided-window", "interleaved", "unrotated", "scale", "exp")
 Rows: TypeAlias = dict[str, Array]  # by name, each (rows, …)
 Keyed: TypeAlias = dict[bytes, tuple[Array, ...]]  # the same, row by row
 Cases: TypeAlias = Iterator[tuple[str, str, Rope | None, dict[str, Any]]]  # a name, a dtype, a rope, and options
@@ -70,7 +67,11 @@ class Case:
     dtype: str  # of the inputs and of the outputs that are asked for
     rope: Rope | None
     options: Mapping[str, Any]
-    explains: bool = True  # whether there are rows that explain mistakes, too
+
+    @property
+    def explains(self) -> bool:
+        """Whether there are rows that explain mistakes, too."""
+        return self.dtype == "float32" or "-own" in self.name
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -93,9 +94,9 @@ class Case:
 
     def check(self, fn: Callable[..., Any]) -> Report:
         """What the check says of fn, which gets and returns arrays."""
-        if self.kind == "rotation" and self.rope is not None:
+        if self.kind == "rotation":
             options = {**self.options, "dtype": self.dtype, "backward": self.backward}
-            return check_rotation(fn, self.rope, effort="few", **options)
+            return check_rotation(fn, theta.check_rope(self.rope), effort="few", **options)
         queries, last = self.options.get("queries"), len(grades(self.spec)) - 1
         scope = Scope(effort="few", backward=self.backward, queries=queries, batch=1, tokens=TOKENS)
         check = Check(self.spec, Asked(fn, None, self.backward), scope, MAX_POSITION, last, queries is not None)
@@ -110,32 +111,23 @@ class Case:
             arrays = x.reshape(-1, x.shape[-1]), np.moveaxis(at.reshape(*axes, -1), -1, 0)
         return dict(zip(self.inputs, arrays, strict=True))
 
-    def holds(self, row: tuple[Array, ...]) -> bool:
-        """Whether the positions of a row are among those that it may have."""
-        return self.rope is None or bool((row[-1] <= self.options["max_position"]).all())
-
     def truth(self, rows: Rows) -> list[Array]:
         """The right results."""
         if self.kind == "rotation":
             return [self._rotated(rows).y]
-        call = Call("", **rows)
-        return [*results(self.spec, call)]
+        return [*results(self.spec, Call("", **rows))]
 
     def allowed(self, rows: Rows) -> list[Array]:
         """How far off each number may be."""
         if self.kind == "rotation":
             return [self._rotated(rows).allowed(APPLICABLE[self.dtype][-1])]
-        call, rounding = Call("", **rows), [*grades(self.spec).values()][-1]
-        limits = allowed(self.spec, call, rounding)
+        limits = allowed(self.spec, Call("", **rows), [*grades(self.spec).values()][-1])
         return [np.broadcast_to(limit.worst, limit.truth.shape) for limit in limits]
 
     def _rotated(self, rows: Rows) -> Expected:
-        assert self.rope is not None
-        rope, at = (
-            self.rope.transposed if self.backward else self.rope,
-            np.atleast_2d(np.moveaxis(rows["positions"], 0, -1)),
-        )
-        return Expected(Tables(rope, at), rows[self.inputs[0]].astype(float), at, self.dtype)
+        rope, at = theta.check_rope(self.rope), np.atleast_2d(np.moveaxis(rows["positions"], 0, -1))
+        tables = Tables(rope.transposed if self.backward else rope, at)
+        return Expected(tables, rows[self.inputs[0]].astype(float), at, self.dtype)
 
     def answered(self, results: list[Array], like: Array) -> Any:
         """Rows of results as a candidate returns them."""
@@ -146,36 +138,18 @@ class Case:
 # ── The cases ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Own:
-    """Shapes and positions of cases for one's own rope."""
+def last_position(rope: Rope, most: int | None = None) -> int:
+    """The largest position that the cases of a rope have: 131071 or ``most``, or what its length allows."""
+    last = MAX_POSITION if most is None else checks.integer("max_position", most, LEAST_POSITION, checks.MAX_POSITION)
+    return min(last, int(rope.scaling.length or 2) - 1) if isinstance(rope.scaling, theta.LENGTH_DEPENDENT) else last
 
-    rope: Rope
-    heads: int = 4
-    key_heads: int | None = None  # as many as heads
-    max_position: int | None = None  # the largest that is used: 131071, or what the rope's length allows
 
-    def __post_init__(self) -> None:
-        theta.check_rope(self.rope)
-        heads = checks.size("heads", self.heads)
-        key_heads = heads if self.key_heads is None else checks.size("key_heads", self.key_heads)
-        if heads % key_heads:
-            raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
-        if self.max_position is not None:
-            checks.integer("max_position", self.max_position, LEAST_POSITION, checks.MAX_POSITION)
-
-    @property
-    def last(self) -> int:
-        """The largest position."""
-        scaling, last = self.rope.scaling, self.max_position or MAX_POSITION
-        return min(last, max(int(scaling.length or 1) - 1, 1)) if isinstance(scaling, theta.LENGTH_DEPENDENT) else last
-
-    def cases(self, kind: str) -> Cases:
-        heads = {} if kind == "rotation" else {"heads": self.heads, "key_heads": self.key_heads or self.heads}
-        for dtype in BITS:
-            yield "own", dtype, self.rope, {**heads, "max_position": self.last}
-            if heads:
-                yield "own-continued", dtype, self.rope, {**heads, "max_position": self.last, "queries": 3}
+def _own(kind: str, rope: Rope, heads: dict[str, int], max_position: int | None) -> Cases:
+    options = {**(heads if kind != "rotation" else {}), "max_position": last_position(rope, max_position)}
+    for dtype in BITS:
+        yield "own", dtype, rope, options
+        if kind != "rotation":
+            yield "own-continued", dtype, rope, {**options, "queries": 3}
 
 
 def _rotations() -> Cases:
@@ -191,8 +165,8 @@ def _rotations() -> Cases:
         "llama3": theta.Llama3(8.0, 1.0, 4.0, 8192), "proportional": theta.Proportional(0.5),
     }  # fmt: skip
     for name, scaling in scalings.items():
-        own = Own(replace(half, scaling=scaling))
-        yield name, "float32", own.rope, {"max_position": own.last}
+        rope = replace(half, scaling=scaling)
+        yield name, "float32", rope, {"max_position": last_position(rope)}
     for dtype in ("float64", "float16", "bfloat16"):
         yield "yarn", dtype, replace(half, layout="interleaved", scaling=yarn), {}
     for layout in ("interleaved", "half"):
@@ -223,21 +197,26 @@ def _attentions(kind: str) -> Cases:
     yield "scale", "float32", rope, {"scale": 1.0}
 
 
-def cases(suite: str = "all", own: Own | None = None, dtype: str | None = None) -> list[Case]:
-    """The cases of a suite: the standard ones, or those for one's own rope; of one dtype, or of all that there are."""
+def cases(
+    suite: str = "all", rope: Rope | None = None, heads: int = 4, key_heads: int | None = None,
+    max_position: int | None = None, dtype: str | None = None,
+) -> list[Case]:  # fmt: skip
+    """The cases of a suite: the standard ones, or those of one's own rope; of one dtype, or of all that there are."""
     kinds = [kind for kind in SUITES[:3] if checks.choice("suite", suite, SUITES) in (kind, "all", "gradients")]
-    if own is not None and not isinstance(own, Own):
-        raise TypeError(f"own must be None or Own(rope), with a rope of your own, was {type(own).__name__}")
-    if own is not None and own.rope.axes is not None:  # in attention positions are (b, n)
+    if rope is not None and theta.check_rope(rope).axes is not None:  # in attention positions are (b, n)
         kinds = [kind for kind in kinds if kind == "rotation"]
         if not kinds:
             raise ValueError("a rope with several axes has vectors for rotations alone: give --suite rotation")
+    sizes = {"heads": checks.size("heads", heads), "key_heads": checks.size("key_heads", key_heads or heads)}
+    if heads % sizes["key_heads"]:
+        raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
     dtypes = [name for name in BITS if name != "bfloat16" or importlib.util.find_spec("ml_dtypes")]
     dtypes = dtypes if dtype is None else [dtype_named(checks.choice("dtype", dtype, tuple(BITS))).name]
     listed = list[Case]()
     for kind in kinds:
         standard = _rotations() if kind == "rotation" else _attentions(kind)
-        listed += [_case(kind, suite == "gradients", *case) for case in (own.cases(kind) if own else standard)]
+        chosen = standard if rope is None else _own(kind, rope, sizes, max_position)
+        listed += [_case(kind, suite == "gradients", *case) for case in chosen]
     return [case for case in listed if case.dtype in dtypes and not (case.backward and "queries" in case.options)]
 
 
@@ -246,9 +225,7 @@ def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, o
     if kind != "rotation":
         usual |= {"heads": 4, "key_heads": 4, "head_dim": 8 if rope is None else rope.head_dim, "causal": True}
         usual |= {"feature_map": "elu+1"} if kind == "linear" else {}
-    explains = name.startswith("own") or (dtype == "float32" and (kind == "rotation" or name not in LEAN))
-    name = f"{kind}{'-backward' * backward}-{name}-{dtype}"
-    return Case(name, kind, backward, dtype, rope, usual | options, explains)
+    return Case(f"{kind}{'-backward' * backward}-{name}-{dtype}", kind, backward, dtype, rope, usual | options)
 
 
 # ── What is recorded ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,33 +234,34 @@ def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, o
 def _recorded(case: Case) -> Rows:
     """Every row that the check may hand over, once each: to a right candidate and, if they are not too many numbers, to
     wrong ones, of which it asks more."""
+
+    def below(row: tuple[Array, ...]) -> bool:  # whether it has no position beyond the last one
+        return case.rope is None or bool((row[-1] <= case.options["max_position"]).all())
+
     rows: Keyed = {}
     for listed in itertools.islice(_asked(case), None if case.explains else 1):
         shapes = [x.shape for x in next(iter((rows or listed).values()))]
-        more = {key: row for key, row in listed.items() if [x.shape for x in row] == shapes and case.holds(row)}
+        more = {key: row for key, row in listed.items() if [x.shape for x in row] == shapes and below(row)}
         if not rows or len(rows | more) * sum(map(math.prod, shapes)) * (1 + case.backward) <= LARGEST:
             rows |= more
     return dict(zip(case.inputs, map(np.stack, zip(*rows.values(), strict=True)), strict=True))
 
 
 def _asked(case: Case) -> Iterator[Keyed]:
-    """The rows that are handed over to a right candidate, then to each wrong one: with other pairs, another base or
-    another mask, with values cut off or in another order."""
-    ropes = [] if case.rope is None else [replace(case.rope, layout=layout) for layout in ("interleaved", "half")]
-    if case.rope is not None and case.kind == "rotation":
-        for rope in (case.rope, *ropes):
-            calls = recorded_calls(rope.transposed if case.backward else rope, case.dtype, case.options["max_position"])
-            yield {key: row for call in calls for key, row in _keyed(case.rows(call))}
-        return
-    ropes += [] if case.rope is None else [replace(case.rope, base=50 * case.rope.base)]
+    """The rows that are handed over to a right candidate, then to wrong ones: with another mask, with values cut off or
+    in another order, or with another base."""
+    values = case.inputs[0] if case.kind == "rotation" else "v"
     yield _asked_of(case, case.truth)
-    yield _asked_of(case, replace(case, options={**case.options, "causal": not case.options["causal"]}).truth)
-    if case.backward:  # most mistakes show in the plain call
-        return
-    yield _asked_of(case, lambda rows: case.truth({**rows, "v": np.clip(rows["v"], -1, 1)}))
-    yield _asked_of(case, lambda rows: case.truth({**rows, "v": rows["v"][..., ::-1]}))
-    yield from (_asked_of(case, replace(case, rope=rope).truth) for rope in ropes)
-    yield _asked_of(case, lambda rows: case.truth({**rows, "k": rows["k"][:, ::-1], "v": rows["v"][:, ::-1]}))
+    if case.kind != "rotation":
+        yield _asked_of(case, replace(case, options={**case.options, "causal": not case.options["causal"]}).truth)
+        if case.backward:  # most mistakes show in the plain call
+            return
+    yield _asked_of(case, lambda rows: case.truth({**rows, values: np.clip(rows[values], -1, 1)}))
+    yield _asked_of(case, lambda rows: case.truth({**rows, values: rows[values][..., ::-1]}))
+    if case.kind != "rotation":
+        yield _asked_of(case, lambda rows: case.truth({**rows, "k": rows["k"][:, ::-1], "v": rows["v"][:, ::-1]}))
+    if case.rope is not None:
+        yield _asked_of(case, replace(case, rope=replace(case.rope, base=50 * case.rope.base)).truth)
 
 
 def _asked_of(case: Case, answer: Callable[[Rows], list[Array]]) -> Keyed:
@@ -306,15 +284,14 @@ def _keyed(rows: Rows) -> list[tuple[bytes, tuple[Array, ...]]]:
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_vectors(
-    directory: PathLike, suite: str = "all", *, own: Own | None = None, dtype: str | None = None
-) -> dict[str, Any]:
+def write_vectors(directory: PathLike, suite: str = "all", **options: Any) -> dict[str, Any]:
     """Writes a suite ("rotation", "attention", "linear", "all" of these three, or "gradients") to a directory, and
-    returns its manifest: the standard cases, or those for one's own rope, of one dtype or of all.
+    returns its manifest: the standard cases or, with ``rope=`` and perhaps ``heads=``, ``key_heads=`` and
+    ``max_position=``, those of one's own rope; of one ``dtype=`` or of all.
 
     The directory, which must be new or empty, appears when all is written.
     """
-    target, listed = Path(os.path.realpath(directory)), cases(suite, own, dtype)
+    target, listed = Path(os.path.realpath(directory)), cases(suite, **options)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ValueError(f"{directory} must be a new or an empty directory: name another, or remove what is there")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
@@ -367,11 +344,11 @@ def _rope_to_json(rope: Rope | None) -> dict[str, Any] | None:
 def _rope_from_json(value: Any) -> Rope | None:
     if value is None:
         return None
-    fields = {name: value[name] for name in ("head_dim", "base", "layout", "rotary_dim", "placement", "direction")}
+    plain = {name: value[name] for name in ("head_dim", "base", "layout", "rotary_dim", "placement", "direction")}
     scaling, axes = value["scaling"], value["axes"]
     if scaling is not None:
         scaling = theta.SCALINGS[scaling["type"]](**{name: x for name, x in scaling.items() if name != "type"})
-    return Rope(**fields, scaling=scaling, axes=None if axes is None else Axes(**axes))
+    return Rope(**plain, scaling=scaling, axes=None if axes is None else Axes(**axes))
 
 
 def _read_cases(directory: Path) -> list[Case]:
@@ -383,19 +360,9 @@ def _read_cases(directory: Path) -> list[Case]:
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
             rule = f'the file must have "format": "{FORMAT}", "version": {VERSION}'
             raise ValueError(f"{rule}, has {manifest.get('format')!r}, {manifest.get('version')!r}: write it anew")
-        return [_case_from_json(entry) for entry in manifest["cases"]]
-
-
-def _case_from_json(entry: dict[str, Any]) -> Case:
-    names = ("name", "kind", "backward", "dtype", "options", "explains", "rope")
-    if missing := [name for name in names if name not in entry]:
-        raise ValueError(f"a case must have {', '.join(names)}; {missing[0]} is missing: write it anew")
-    case = Case(**{**{name: entry[name] for name in names}, "rope": _rope_from_json(entry["rope"])})
-    if not re.fullmatch(r"[\w+-][\w.+-]*", case.name):  # it is part of a path
-        raise ValueError(f"the name of a case must have letters, digits, - and . alone, was {case.name!r}")
-    checks.choice("kind", case.kind, SUITES[:3])
-    _ = Own(cast(Rope, case.rope), **case.options) if case.kind == "rotation" else case.spec  # checks the options
-    return case
+        names, entries = [field.name for field in fields(Case)], manifest["cases"]
+        read = [{name: entry[name] for name in names} for entry in entries]
+        return [Case(**{**entry, "rope": _rope_from_json(entry["rope"])}) for entry in read]
 
 
 # ── Judgement ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -441,7 +408,7 @@ def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> R
 
     report = case.check(look_up)
     unsaid = report.faults == ("unexplained",) and not case.explains
-    more = ("most cases of float32 have rows that explain mistakes, too; this one has not",) if unsaid else ()
+    more = ("cases of float32 have rows that explain mistakes, too; this one has not",) if unsaid else ()
     return replace(report, subject=case.name, notes=(*report.notes, *more))
 
 

@@ -206,6 +206,7 @@ table(conditional, slot("m[..., None] * w", "(m + 1 if {} else m)[..., None] * w
 })
 table(conditional, at, "Rows turn by the positions {} instead of m.", {
     "gaps filled": "m[0] + np.arange(len(m)) if len(m) > 1 and (np.diff(m) > 0).all() else m",
+    "consecutive if the ends fit": "m[0] + np.arange(len(m)) if len(m) and m[-1] - m[0] == len(m) - 1 else m",
     "a table kept by its length": "KEPT.setdefault(len(m), m)",
     "a table kept by its first position": "KEPT.setdefault((m[:1].tobytes(), len(m)), m)",
 })
@@ -294,3 +295,21 @@ conditional("a range is taken to rise", "Positions that fill a range are sorted.
             at("np.sort(m) if len(m) > 1 and len(set(m.tolist())) == len(m) == np.ptp(m) + 1 else m"))
 conditional("positions in float16, clamped", "Positions are float16 numbers, at most 65504.", at("np.minimum(m, 65504).astype(np.float16).astype(float)"))
 damaged("small numbers are zeros", "Numbers below 0.001 are zeros.", first("x = np.where(np.abs(x) < 1e-3, 0, x).astype(x.dtype)"))
+
+# Two mistakes in different calls, counts that go on, features that are lost, numbers scaled before they are rounded
+
+conditional("in int16, and one row stays", "Positions overflow 16 bits, and a call of one row returns x.",
+            at("m.astype(np.int64).astype(np.int16)"), after("y = x if len(m) == 1 else y"))
+conditional("one row counts on", "A call of one row has the position after the last one of the call before.",
+            first("m = np.array([KEPT['m'] + 1]) if len(m) == 1 and KEPT else m"), first("KEPT['m'] = m.max(initial=0)"))
+conditional("text if it begins alike", "All pairs follow the first axis if the first row has the same position on all.",
+            ("at = m[", "m = m[[0, 0, 0]] if (m[:, :1] == m[0, :1]).all() else m; at = m["), source=FLUX, rope=BLOCKS)
+wrong("three axes interleaved to the end", "Pair 7 follows axis 1, where its section has ended.",
+      ("[0, 0, 1, 1, 1, 2, 2, 2]", "[0, 1, 2, 0, 1, 2, 0, 1]"), source=AXES, rope=GRID | {"axes": Axes("interleaved", (4, 2, 2))})
+damaged("the last pair lost", "Features 31 and 63 are zeros.", times("np.arange(64) % 32 < 31"))
+damaged("x scaled to float16", "x is divided by the greatest of all its numbers, and rounded to float16.",
+        first("s = abs(x).max(initial=1e-30); x = ((x / s).astype(np.float16) * s).astype(x.dtype)"))
+damaged("x scaled to float8", "Each row is scaled to 448 at most, and rounded to four significant bits.",
+        first("s = abs(x).max(axis=-1, keepdims=True, initial=1e-30) / 448; f, e = np.frexp(x / s)"),
+        first("x = (np.ldexp(np.rint(f * 16) / 16, e) * s).astype(x.dtype)"))
+damaged("tables in 8 bits", "Cosines and sines are multiples of 1/127.", tables("*np.rint(np.stack((np.cos(angle), np.sin(angle))) * 127) / 127,"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import elu, scaled_dot_product_attention
 from transformers.models.llama import modeling_llama as llama
 
@@ -65,15 +63,6 @@ def sdpa(
     seen = seen if segments is None else seen & (segments[:, None, :, None] == segments[:, None, None, :])
     with sdpa_kernel(backend):
         return scaled_dot_product_attention(q, *grouped(q, k, v), attn_mask=seen, scale=scale)
-
-
-def flex(q, k, v, *, softcap):
-    def cap(score, b, h, i, j):
-        return torch.where(i >= j, softcap * torch.tanh(score / softcap), -torch.inf)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is not compiled
-        return flex_attention(q, k, v, score_mod=cap, enable_gqa=True)
 
 
 def eager(q, k, v, at=None, *, scale=0.25, causal=True, window=None, softcap=None, rope=None):
@@ -137,7 +126,6 @@ UNSEEN = {"cache": False}  # where queries see no key, MLX has the mean of all v
 ROWS = {
     **{f"torch {kind}, {name}": Row(functools.partial(sdpa, backend=backend), spec, options)
        for kind, backend in BACKENDS.items() for name, (spec, options) in TORCH.items()},
-    "torch flex": Row(flex, {"softcap": 20.0}, {"cache": False}, dtypes=("float32",)),
     **{f"autograd, {name}": Row(eager, spec, BACKWARD | {"head_dim": D}) for name, spec in SPECS.items()},
     **{f"autograd of Eq. (19), {name}, {size}":
        Row(functools.partial(chunked, size=size), SPECS[name], BACKWARD, check=pyrope.check_linear_attention)

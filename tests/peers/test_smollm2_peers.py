@@ -4,10 +4,8 @@ against transformers' reading of the same file."""
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pathlib
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -15,7 +13,7 @@ import transformers as hf
 from hypothesis import given, strategies as st
 
 import pyrope
-from pyrope import Model, forward
+from pyrope import forward
 from pyrope.checkpoints import find_smollm2, gguf_value, open_gguf_file
 from pyrope.cli import main
 from pyrope.tokenizer import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
@@ -49,29 +47,11 @@ def corrected(theirs):
     return inner
 
 
-def _perplexity(model, ids):
-    logits = forward(model, ids[:-1]).astype(np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    likely = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return float(np.exp(-likely[np.arange(len(ids) - 1), ids[1:]].mean()))
-
-
 def test_it_knows_the_capital_of_france(capsys):
     assert main(["generate", "--model", "smollm2", "What is the capital of France?"]) == 0
     output = capsys.readouterr()
     assert output.out == "The capital of France is Paris.\n"
     assert "tokens read in" in output.err and "tokens per second" in output.err
-
-
-def test_the_wrong_pairing_makes_the_perplexity_explode(model, ours):
-    ids = ours.encode(LICENSE)
-    layers = tuple(
-        dataclasses.replace(layer, rope=dataclasses.replace(layer.rope, layout="interleaved"))
-        for layer in model.config.layers
-    )
-    right = _perplexity(model, ids)
-    wrong = _perplexity(Model(dataclasses.replace(model.config, layers=layers), model.weights), ids)
-    assert right < 4 and wrong > 30 * right  # 2.7 and 268
 
 
 def test_its_logits_are_those_of_transformers(model, ours):

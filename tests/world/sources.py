@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import itertools
 import math
 import pathlib
 import sys
 import types
 from typing import Any
-from unittest import mock
 
 import ggml
 import numpy as np
@@ -37,17 +37,19 @@ def taken(module: str, *names: str, **given: Any) -> Any:
 
 def alone(name: str) -> Any:
     """A module without its packages' own imports: those of timm and torchtune need torchvision and torchao, whose
-    compiled parts do not load beside a torch for the CPU."""
-    bare, packages = {}, name.split(".")[:-1]
-    with mock.patch.dict(sys.modules):
-        for depth in range(1, len(packages) + 1):
-            package = ".".join(packages[:depth])
+    compiled parts do not load beside a torch for the CPU, and those of EasyDeL a dozen other packages."""
+    packages = list(itertools.accumulate(name.split(".")[:-1], "{}.{}".format))
+    try:
+        for package in packages:
             spec = importlib.util.find_spec(package)
             if spec is None:
                 raise ModuleNotFoundError(package)
-            sys.modules[package] = bare[package] = types.ModuleType(package)
-            bare[package].__path__ = list(spec.submodule_search_locations or ())
+            sys.modules[package] = types.ModuleType(package)
+            sys.modules[package].__path__ = list(spec.submodule_search_locations or ())
         return importlib.import_module(name)
+    finally:
+        for package in packages:
+            sys.modules.pop(package, None)
 
 
 def onnx_session(node: Any, inputs: dict[str, tuple[Any, Any]], outputs: list[str]) -> Any:

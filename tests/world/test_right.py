@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sources import alone, need_ggml, onnx_session, tables
 
-from pyrope import Axes, Rope, check_linear_attention, check_rotation, cos_sin, identify, rotate
+from pyrope import Axes, Rope, check_rotation, cos_sin, identify, rotate
 from pyrope.files import dtype_named
 from pyrope.oracle.adapters import from_offset, from_paddle, from_torch, with_axes
 
@@ -19,9 +19,6 @@ torch = pytest.importorskip("torch", reason="needs the package torch: tox -e wor
 pytestmark = pytest.mark.filterwarnings("ignore")
 HALF, INTERLEAVED = Rope(64, 10000.0, "half"), Rope(64, 10000.0, "interleaved")
 PART = Rope(64, 10000.0, "half", 48)
-
-
-# ── Rotations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rotary_embedding_torch() -> Any:
@@ -186,30 +183,3 @@ def test_kernels_that_are_slow_in_few_rows() -> None:
 
     at = np.array([0, 1, 5, 7, 100])
     np.testing.assert_allclose(with_axes(from_torch(apply), "bhnd")(x[0], at), rotate(x[0], at, HALF), atol=1e-6)
-
-
-# ── Attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_linear_attention_of_fla(backward: bool) -> None:
-    """Eq. (19): the recurrent kernel has the sums over rotated features, torch those over plain ones."""
-    fla_rotary()
-    from fla.ops.linear_attn import fused_recurrent_linear_attn
-
-    rope = Rope(16, 10000.0, "half")
-
-    def attention(q: Any, k: Any, v: Any, at: Any) -> Any:
-        q, k = (torch.nn.functional.elu(x.transpose(1, 2)) + 1 for x in (q, k))
-        cos, sin = (t[:, :, None] for t in tables(rope, at))
-
-        def turned(x: Any) -> Any:
-            a, b = x.chunk(2, -1)
-            return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-
-        sums = fused_recurrent_linear_attn(turned(q), turned(k), v.transpose(1, 2), scale=1.0, normalize=False)[0]
-        return (sums / (q * k.cumsum(1)).sum(-1, keepdim=True)).transpose(1, 2)
-
-    fn = from_torch(attention, **({"backward": "qkv"} if backward else {}))
-    report = check_linear_attention(fn, rope=rope, heads=2, key_heads=2, backward=backward)
-    assert report.verdict == "right", report

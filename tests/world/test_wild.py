@@ -14,9 +14,9 @@ from typing import Any
 import ggml
 import numpy as np
 import pytest
-from sources import need_ggml, onnx_session, tables, taken
+from sources import alone, need_ggml, onnx_session, tables, taken
 
-from pyrope import Axes, Linear, LongRoPE, Rope, YaRN, check_rotation, cos_sin, rotate
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Rope, YaRN, check_rotation, cos_sin, rotate
 from pyrope.oracle.adapters import from_jax, from_mlx, from_offset, from_sequential, from_torch, with_axes
 
 torch = pytest.importorskip("torch", reason="needs the package torch: tox -e world")
@@ -75,6 +75,38 @@ def diffusers_ernie_image() -> Any:
     return judged(tensors("bnhd", rotated), HALF, 1)
 
 
+def easydel() -> Any:
+    """Its functions that make tables and frequencies, and the module of those that they call."""
+    parts = alone("easydel.layers.rotary._compute_fns")
+    given = {"ejit": lambda **_: lambda fn: fn, "tp": typing, **vars(parts)}
+    return *taken("easydel.layers.rotary._rotary", "get_frequencies", "get_inv_frequencies", **given), parts
+
+
+def easydel_tables(base: float, **scaling: Any) -> Any:
+    tables, _, parts = easydel()
+    table = tables(64, 64, 131072, base, rope_scaling=scaling)
+    return with_axes(from_jax(lambda x, at: parts.apply_basic_rope(x, x, at[None], table, 64, True)[0]), "bnhd")
+
+
+def easydel_llama_3() -> Any:
+    llama3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    fn = easydel_tables(500000.0, rope_type="llama3", factor=8.0, **llama3)
+    rope = Rope(64, 500000.0, "half", scaling=Llama3(8.0, 1.0, 4.0, 8192))
+    return judged(fn, rope, 12000)
+
+
+def easydel_attention_factor() -> Any:
+    yarn = {"original_max_position_embeddings": 4096, "attention_factor": 1.0}
+    fn = easydel_tables(10000.0, rope_type="yarn", factor=8.0, **yarn)
+    rope = Rope(64, 10000.0, "half", scaling=YaRN(8.0, 4096, attention_factor=1.0))
+    return judged(fn, rope, 0, max_position=8191)
+
+
+def easydel_frequencies() -> Any:
+    theta = easydel()[1](64, 64, 4096, 10000.0, rope_scaling={"rope_type": "linear", "factor": 4.0})
+    return judged(turning(theta), Rope(64, 10000.0, "half", scaling=Linear(4.0)), 1)
+
+
 def equinox() -> Any:
     import equinox
 
@@ -131,6 +163,22 @@ def ggml_interleaved_m_rope() -> Any:
     report = check_rotation(with_axes(rotated, "bnhd"), rope)
     assert "61, 62" in str(report), report
     return report.faults[0], "2 pairs of 64"
+
+
+def ibm_fms(factor: float, **options: Any) -> Any:
+    _, cls = taken("fms.modules.positions", "PositionEncoder", "CachedYarnRotaryEmbedding", MutableMapping=dict)
+    module = cls(64, 4096, 10000.0, factor, **options)
+    module.compute_freqs_cis(torch.device("cpu"), 8192)
+    return tensors("bnhd", lambda x, at: module.adjusted_qk(x, x, at[None].expand(len(x), -1))[0])
+
+
+def ibm_fms_yarn() -> Any:
+    rope = Rope(64, 10000.0, "interleaved", scaling=YaRN(8.0, 4096, attention_factor=1.0))
+    return judged(ibm_fms(8.0, llama_4_scaling_beta=0.0), rope, 4095, max_position=8191)
+
+
+def ibm_fms_queries() -> Any:
+    return judged(ibm_fms(1.0), INTERLEAVED, 4096, max_position=8191)
 
 
 def keras_layers() -> Any:
@@ -284,6 +332,13 @@ def hugging(model_type: str, folder: str = "", **given: Any) -> tuple[Any, Any, 
     embedding = cls(config)
     turn = tensors("bhnd", lambda x, at: module.apply_rotary_pos_emb(x, x, *embedding(x, at[..., None, :]))[0])
     return config, embedding, turn
+
+
+def transformer_lens() -> Any:
+    (resolve,) = taken("transformer_lens.model_bridge.sources.native.model", "_resolve_rope_scaling")
+    config = types.SimpleNamespace(rotary_base=10000.0, rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    rope = Rope(64, 10000.0, "half", scaling=DynamicNTK(4.0, 4096))
+    return judged(turning(resolve(config, 64)[2]), rope.at(4096), 1)
 
 
 def transformers_dbrx() -> Any:
