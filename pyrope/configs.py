@@ -9,6 +9,7 @@ not read is refused.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -209,30 +210,23 @@ SYNONYMS = {  # older names of keys -> the usual ones, which win
     "rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor",
 }  # fmt: skip
 _LENGTH = "original_max_position_embeddings"
-# The arguments of each rescaling: Hugging Face's name -> ours, and which of them a config must say.
-_KEYS: dict[str, dict[str, str]] = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "dynamic": {"factor": "factor"},
-    "yarn": {"factor": "factor", _LENGTH: "original_length", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
-             "attention_factor": "attention_factor", "mscale": "mscale", "mscale_all_dim": "mscale_all_dim",
-             "truncate": "truncate"},
-    "longrope": {"factor": "factor", _LENGTH: "original_length", "short_factor": "short", "long_factor": "long",
-                 "attention_factor": "attention_factor"},
-    "llama3": {"factor": "factor", _LENGTH: "original_length", "low_freq_factor": "low", "high_freq_factor": "high"},
-    "proportional": {"factor": "factor"},
+# The arguments of rescalings: Hugging Face's name -> ours.
+_ARGUMENTS = {
+    "factor": "factor", _LENGTH: "original_length", "short_factor": "short", "long_factor": "long",
+    "low_freq_factor": "low", "high_freq_factor": "high", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor", "mscale": "mscale", "mscale_all_dim": "mscale_all_dim",
+    "truncate": "truncate",
 }  # fmt: skip
-_REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "longrope": ("short_factor", "long_factor")}
-_REQUIRED["llama3"] = ("factor", "low_freq_factor", "high_freq_factor")
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 _ALIASES = {"mrope": "default", "su": "longrope"}
-# Keys by which a config may say something about its rope, and those of them that are read, or that change nothing.
-_SUSPECT = re.compile("rope|rotary|alibi|use_dynamic_ntk")
-_SUSPECT_IF_UNKNOWN = re.compile(f"{_SUSPECT.pattern}|kv_channels|global_head_dim|attention_head_dim|rope_interleave$")
+# Keys by which a config may say something about its rope; those of them that are read, or that change nothing; and
+# those that are only known to mean something in the types that are listed.
+_SUSPECT = re.compile("rope|rotary|alibi|use_dynamic_ntk|kv_channels|global_head_dim|attention_head_dim")
 _KNOWN = {
     "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_dim", "qk_rope_head_dim",
-    "rope_interleave", "rope_interleaved", "layer_rope_theta", "no_rope_layers", "no_rope_layer_interval", "rotary",
+    "layer_rope_theta", "no_rope_layers", "no_rope_layer_interval", "rotary",
 }  # fmt: skip
+_KNOWN_OF_LISTED = {"rope_interleave", "kv_channels", "global_head_dim", "attention_head_dim"}
 _BASE_OF_LAYERS = re.compile("rope_theta|rope_local_base_freq")  # no news where every layer type has its rope dict
 
 
@@ -241,7 +235,11 @@ def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rop
     if layer_type is not None and not isinstance(layer_type, str):
         raise TypeError(f"layer_type must be a word, was {layer_type!r}")
     config, convention = _read(source)
-    layout = layout or _layout(config, convention)
+    if layout is None:
+        layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
+    if layout is None:
+        unlisted = f"and model_type {config.get('model_type')!r} is not listed here"
+        raise ValueError(f"a config does not say which features make a pair, {unlisted}: pass layout=")
     _refuse_what_is_not_read(config, convention, layout)
     with _errors_by_keys(convention):
         parameters = _rope_parameters(config, convention, layer_type)
@@ -262,7 +260,7 @@ def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rop
 @contextlib.contextmanager
 def _errors_by_keys(convention: Convention) -> Iterator[None]:
     """Errors within say the keys of the config where they would say our names, or the usual ones."""
-    names = {ours: theirs for keys in _KEYS.values() for theirs, ours in keys.items()}
+    names = {ours: theirs for theirs, ours in _ARGUMENTS.items()}
     names |= {"base": "rope_theta", "sections": "mrope_section", "fraction": "partial_rotary_factor"}
     names |= {usual: own for own, usual in convention.names.items()}
     try:
@@ -302,13 +300,6 @@ def _read(source: Source) -> tuple[dict[str, Any], Convention]:
     return config, convention
 
 
-def _layout(config: Json, convention: Convention) -> str:
-    if convention.layout is not None:
-        return "half" if config.get("rope_interleave") is False else convention.layout
-    unlisted = f"and model_type {config.get('model_type')!r} is not listed here"
-    raise ValueError(f"a config does not say which features make a pair, {unlisted}: pass layout=")
-
-
 def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) -> None:
     """Refuses configs without RoPE, and keys that may change the rope and are not read here."""
     if (kind := config.get("position_embedding_type")) not in (None, "rope", "rotary"):
@@ -316,14 +307,13 @@ def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) 
     if convention.switch is not None and config.get(convention.switch[0]) != convention.switch[1]:
         (key, wanted), name = convention.switch, config["model_type"]
         raise ValueError(f"model_type {name!r} has RoPE only where the config says {key}: {wanted!r}")
-    known = _KNOWN | {layer.base_key for layer in convention.layers.values()} | set(convention.beside)
+    known = _KNOWN | {layer.base_key for layer in convention.layers.values()} | {*convention.beside}
     known |= {convention.switch[0]} if convention.switch else set()
-    known -= {"rope_interleaved"} if layout == "half" else set()
-    known -= {"rope_interleave"} if convention is _UNKNOWN else set()
-    suspect = _SUSPECT_IF_UNKNOWN if convention is _UNKNOWN else _SUSPECT
+    known |= {"rope_interleaved"} if layout != "half" else set()
+    known |= _KNOWN_OF_LISTED if convention is not _UNKNOWN else set()
     for key, value in config.items():
         said_by_layer = _nested(_rope_dict(config)) and _BASE_OF_LAYERS.search(str(key))
-        if value and suspect.search(str(key)) and key not in known and not said_by_layer:
+        if value and _SUSPECT.search(str(key)) and key not in known and not said_by_layer:
             raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
     bases = config.get("layer_rope_theta")
     if isinstance(bases, list | tuple) and len(set(map(str, bases)) - {"0", "0.0"}) > 1:
@@ -389,26 +379,35 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     parameters["rope_type"] = kind = kinds.pop()
     if not nested and own is not None and own.attention_factor is not None and kind == "yarn":
         parameters.setdefault("attention_factor", own.attention_factor)
-    if not nested and _LENGTH in _KEYS.get(kind, {}) and _LENGTH in config:
+    if not nested and _LENGTH in _arguments_of(kind) and _LENGTH in config:
         parameters[_LENGTH] = config[_LENGTH]  # Phi-3 has it at the top level, and that one wins
     return parameters
 
 
+def _arguments_of(kind: str) -> dict[str, dataclasses.Field[Any]]:
+    """What a rope type may say, by the names of a config: the fields of its class."""
+    fields = {field.name: field for field in dataclasses.fields(SCALINGS[kind])} if kind in SCALINGS else {}
+    known = {theirs: fields[ours] for theirs, ours in _ARGUMENTS.items() if ours in fields}
+    return {key: field for key, field in known.items() if (kind, key) != ("dynamic", _LENGTH)}  # the present length
+
+
 def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[str, dict[str, Any]]:
     """The rope type and its arguments by our names."""
-    kind = checks.choice("rope_type", parameters["rope_type"], tuple(_KEYS))
-    names, what, ignored = _KEYS[kind], f"rope_type {kind!r}", set(convention.beside)
+    kind = checks.choice("rope_type", parameters["rope_type"], ("default", *SCALINGS))
+    names, what, ignored = _arguments_of(kind), f"rope_type {kind!r}", {*convention.beside}
     if convention.alpha and kind == "dynamic":
-        names, ignored = names | {"alpha": "alpha"}, ignored | set(_YARN_KEYS)
+        ignored |= {"alpha", *_YARN_KEYS}
     if unknown := sorted(map(str, parameters.keys() - names.keys() - _COMMON - ignored)):
         unread = "which may change the rope and are not ignored"
         raise ValueError(f"{what} has unexpected keys, {unread}: {', '.join(unknown)}")
-    arguments = {ours: parameters[key] for key, ours in names.items() if key in parameters}
-    if "alpha" in arguments:
-        return kind, arguments
+    if "alpha" in ignored and "alpha" in parameters:
+        return kind, {"alpha": parameters["alpha"]}
+    arguments = {field.name: parameters[key] for key, field in names.items() if key in parameters}
     if kind == "yarn":  # transformers takes 0 for "not given" here
         arguments = {key: x for key, x in arguments.items() if x or key not in ("beta_fast", "beta_slow")}
-    if missing := [key for key in _REQUIRED.get(kind, ()) if names[key] not in arguments]:
+    by_lengths = {_LENGTH} | ({"factor"} if kind in ("yarn", "longrope") else set())  # what lengths can say instead
+    needed = [key for key, field in names.items() if field.default is dataclasses.MISSING and key not in by_lengths]
+    if missing := [key for key in needed if key not in parameters]:
         raise ValueError(f"the config lacks {', '.join(map(repr, missing))}, which {what} needs")
     original, longest = arguments.get("original_length", convention.original_length), "max_position_embeddings"
     if kind in ("yarn", "longrope") and "factor" not in arguments:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -25,7 +24,6 @@ NumPyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 PathLike: TypeAlias = str | os.PathLike[str]
 _KINDS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 DTYPES = ("bool", "bfloat16", *(f"{kind}{bits}" for kind, sizes in _KINDS.items() for bits in sizes))
-LONGEST_JSON = 2**24  # bytes: real configs and indices stay below a few millions
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
@@ -77,22 +75,18 @@ def check_file(path: PathLike) -> Path:
         return path
     if path.exists():
         raise ValueError(f"{path} must be a file, but is a directory, a pipe or a device")
-    one, two = len(path.parts) == 1, len(path.parts) == 2 and not path.parent.exists()
-    file = path.suffix.lower() in (".json", ".safetensors", ".gguf", ".npy")
-    may_be_an_id = (one or two) and not path.is_absolute() and not file
-    hint = ": if this is the id of a model on the Hugging Face Hub, download it, and give its folder"
-    raise FileNotFoundError(f"{path} does not exist{hint if may_be_an_id else ''}")
+    if len(path.parts) <= 2 and path.suffix.lower() not in (".json", ".safetensors", ".gguf", ".npy"):
+        hint = "if this is the id of a model on the Hugging Face Hub, download it, and give its folder"
+        raise FileNotFoundError(f"{path} does not exist: {hint}")
+    raise FileNotFoundError(f"{path} does not exist")
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_json(path: PathLike) -> dict[str, Any]:
-    """The object in a JSON file; larger files than any config, and keys that occur twice, are refused."""
-    path = check_file(path)
-    with errors_prefixed_with(path):
-        if (size := path.stat().st_size) > LONGEST_JSON:
-            raise ValueError(f"the file must have at most {LONGEST_JSON} bytes, had {size}")
+    """The object in a JSON file, in which no key occurs twice."""
+    with errors_prefixed_with(path := check_file(path)):
         try:
             value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_without_duplicates)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -103,11 +97,10 @@ def read_json(path: PathLike) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {repeated!r} occurs twice")
-    return mapping
+    [(name, count)] = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
+    if count > 1:
+        raise ValueError(f"the key {name!r} occurs twice")
+    return dict(pairs)
 
 
 # ── .npy ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,10 +120,8 @@ def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[
     if not path.is_file():  # opening a FIFO would wait forever
         raise ValueError(f"{what}: there is no file {path}")
     try:
-        with warnings.catch_warnings():  # those of headers that Python 2 has written
-            warnings.simplefilter("ignore")
-            stored = np.load(path, mmap_mode="r", allow_pickle=False)  # allocates nothing: a header may claim any size
-            found = stored.shape, stored.dtype
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)  # allocates nothing: a header may claim any size
+        found = stored.shape, stored.dtype
     except Exception as error:  # NumPy lets Python parse the header: tokenize.TokenError, SyntaxError, KeyError …
         raise ValueError(f"{what}: {path} is not a valid .npy file: {error}") from error
     if found != (shape, native.newbyteorder("<")):
@@ -154,8 +145,7 @@ class Tensor(NamedTuple):
 def open_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, and the metadata."""
     package = checks.imported("safetensors", "reading a .safetensors file", "checkpoints")
-    path = check_file(path)
-    with errors_prefixed_with(path):
+    with errors_prefixed_with(path := check_file(path)):
         try:
             opened = package.safe_open(path, framework="numpy")
         except package.SafetensorError as error:
@@ -187,4 +177,7 @@ def save_safetensors(path: PathLike, arrays: Mapping[str, NumPyArray], metadata:
             raise TypeError(f"{name} must have a dtype of {', '.join(DTYPES)}, was {array.dtype}")
     plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     with atomic_path(path) as draft:
+        draft.touch()
+        usual = draft.stat().st_mode  # the package would leave a file that its owner alone may read
         package.save_file(plain, draft, metadata=dict(metadata))
+        draft.chmod(usual)

@@ -106,6 +106,10 @@ class Config:
             if broken:
                 raise ValueError(message)
 
+    @property
+    def score_scale(self) -> float:
+        return self.scale or 1 / math.sqrt(self.head_dim)
+
     def with_encoding(self, encoding: str) -> Config:
         """The same model with another encoding of positions in place of RoPE, for comparison."""
         checks.choice("encoding", encoding, WORDS["encoding"][1:])
@@ -273,8 +277,6 @@ def forward(
     """
     config = checks.instance("model", model, Model).config
     ids, last = check_tokens(tokens, config.vocabulary), checks.choice("logits", logits, ("all", "last")) == "last"
-    if trace is not None and not callable(trace):
-        raise TypeError(f"trace must be a function of a name and an array, was {type(trace).__name__}")
     if cache is not None:
         checks.instance("cache", cache, Cache).check(model, *ids.shape)
     m, own, together = _places(config, positions, segments, ids, cache)
@@ -283,7 +285,9 @@ def forward(
     note("embedding", x)
     ropes = fixed_ropes(config, _lengths(m, own)) if cache is None else cache.ropes
     mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x, cache)
-    attention = _Attention(config, cache, tables, mask, together, note, [], {})
+    total = ids.shape[1] + (0 if cache is None else cache.used)
+    rules = {window: _score_rule(config, window, ids.shape[1], total) for window in {x.window for x in config.layers}}
+    attention = _Attention(config, cache, tables, mask, together, note, rules, [])
     result = layers_and_head(model, x, attention, note, last)
     xp = namespace(result)
     if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
@@ -315,25 +319,25 @@ def rows(name: str, value: Any, like: Int64) -> Int64:
 
 def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Cache | None) -> tuple[Any, ...]:
     """Positions and segments (b, n), and which tokens so far belong to the same segment, (b, n, used + n) or None."""
-    used = 0 if cache is None else cache.used
-    before = np.zeros((len(ids), 0), np.int64) if cache is None else cache.segments[:, :used]
-    last = before[:, -1:] if used else np.zeros((len(ids), 1), np.int64)
+    (b, n), used = ids.shape, 0 if cache is None else cache.used
+    before = np.zeros((b, 0), np.int64) if cache is None else cache.segments[:, :used]
+    last = before[:, -1:] if used else np.zeros((b, 1), np.int64)
     own = np.broadcast_to(last, ids.shape) if segments is None else rows("segments", segments, ids)
-    every = np.concatenate((before, own), axis=1)
-    begins, at = np.diff(every, axis=1, prepend=every[:, :1] - 1) != 0, np.arange(every.shape[1])
-    start = np.maximum.accumulate(np.where(begins, at, 0), axis=1)[:, used:]  # where a token's segment begins
-    ahead = cache.positions[:, used - 1 : used] - (used - 1) if cache is not None and used else 0
-    default = at[used:] + np.where(start < used, ahead, -start)
+    every, together = np.concatenate((before, own), axis=1), None
+    follows = np.zeros((b, 1), np.int64) if cache is None or not used else cache.positions[:, used - 1 : used] + 1
+    default = follows + np.arange(n)
+    if (every != every[:, :1]).any():
+        if config.attention == "linear":
+            raise ValueError("linear attention has no scores to mask: give it one segment at a time")
+        if any(len(np.unique(row)) <= np.count_nonzero(np.diff(row)) for row in every):
+            raise ValueError("the tokens of a segment must be adjacent, but one segment goes on after another")
+        together = own[:, :, None] == every[:, None, :]
+        first = together.argmax(axis=2)  # where a token's segment begins
+        default = np.where(first < used, default, np.arange(used, used + n) - first)
     m = default if positions is None else rows("positions", positions, ids)
     if int(m.max()) > checks.MAX_POSITION:
         raise ValueError(f"positions must lie within ±2^31, the last would be {m.max()}")
-    if begins.sum() == len(ids):
-        return m, own, None
-    if config.attention == "linear":
-        raise ValueError("linear attention has no scores to mask: give it one segment at a time")
-    if any(len(np.unique(row)) < count for row, count in zip(every, begins.sum(axis=1), strict=True)):
-        raise ValueError("the tokens of a segment must be adjacent, but one segment goes on after another")
-    return m, own, own[:, :, None] == every[:, None, :]
+    return m, own, together
 
 
 def _lengths(positions: Int64, segments: Int64) -> set[int]:
@@ -478,8 +482,8 @@ class _Attention:
     mask: Array | None  # see _mask
     together: Any  # see _places
     note: Trace
-    states: list[LinearState | None]  # what linear attention leaves, layer by layer
     rules: dict[int | None, softmax.Rule]  # of scores, by window
+    states: list[LinearState | None]  # what linear attention leaves, layer by layer
 
     def __call__(self, i: int, heads: Array) -> Array:
         return self._linear(i, heads) if self.config.attention == "linear" else self._softmax(i, heads)
@@ -499,10 +503,7 @@ class _Attention:
             self.note(f"layers.{i}.q_rotated", q)
             self.note(f"layers.{i}.k_rotated", k[:, :, -n:])
             self.note(f"layers.{i}.scores", self._scores(i, q, k))
-        window = config.layers[i].window
-        if window not in self.rules:
-            self.rules[window] = score_rule(config, i, n, k.shape[2])
-        return softmax.attend(q, k, v, self.rules[window], self.mask)  # Eq. (2)
+        return softmax.attend(q, k, v, self.rules[config.layers[i].window], self.mask)  # Eq. (2)
 
     def _scores(self, i: int, q: Array, k: Array) -> Array:
         """The scores whose softmax is taken, by the definition: (b, h, n, m)."""
@@ -510,8 +511,8 @@ class _Attention:
         seen = definition.visible(np.arange(m - n, m), np.arange(m), config.causal, config.layers[i].window)[None, None]
         seen = seen if self.together is None else seen & self.together[:, None]
         bias = self.mask.reshape(-1, config.heads, n, m) if self.mask is not None and config.encoding == "alibi" else 0
-        k, scale = definition.repeat_heads(k, config.heads), config.scale or 1 / math.sqrt(config.head_dim)
-        return definition.attention_scores(q, k, from_numpy(seen, namespace(q)), scale, config.softcap, bias)
+        k, seen = definition.repeat_heads(k, config.heads), from_numpy(seen, namespace(q))
+        return definition.attention_scores(q, k, seen, config.score_scale, config.softcap, bias)
 
     @np.errstate(all="ignore")  # what is not finite is refused in the end
     def _linear(self, i: int, heads: Array) -> Array:
@@ -538,15 +539,11 @@ class _Attention:
         return out
 
 
-def score_rule(config: Config, i: int, n: int, m: int) -> softmax.Rule:
-    """How the scores of layer i come about, of the last n of m tokens to all of them."""
-    window, every = config.layers[i].window, np.arange(m)[None, None, None]
-    reach = softmax.reach(config.causal, window)
-    if n == 1 and (window is None or window >= m):
-        reach = None  # a token that comes after all others sees them all
-    return softmax.Rule(
-        every[..., m - n :], every, reach, config.scale or 1 / math.sqrt(config.head_dim), config.softcap
-    )
+def _score_rule(config: Config, window: int | None, n: int, m: int) -> softmax.Rule:
+    """How scores come about, of the last n of m tokens to all of them."""
+    every, seen = np.arange(m)[None, None, None], n == 1 and (window is None or window >= m)
+    reach = None if seen else softmax.reach(config.causal, window)  # a token that comes after all others sees them all
+    return softmax.Rule(every[..., m - n :], every, reach, config.score_scale, config.softcap)
 
 
 def _head(model: Model, x: Array, note: Trace) -> Array:

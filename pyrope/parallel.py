@@ -120,14 +120,6 @@ def _facts(options: Mapping[str, object], **arrays: Array) -> str:
     return ", ".join(described + [f"{name}={value}" for name, value in options.items()])
 
 
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-# What a rank tells the others: whether its arguments are wrong, its call or its error, and the span of its positions.
-_Message = np.dtype([("failed", "i8"), ("digest", "i8"), ("span", "i8", 3), ("text", "S2000")])
-
-
 def _agreed(
     comm: Any, function: str, check: Callable[[], tuple[_Checked, str, np.ndarray[Any, Any]]]
 ) -> tuple[_Checked, list[list[int]]]:
@@ -137,26 +129,23 @@ def _agreed(
     many there are, the least and the greatest.
     """
     _mpi(comm)
-    own, messages = np.zeros(1, _Message), np.zeros(size := comm.Get_size(), _Message)
     failure: Exception | None = None
     try:
         value, facts, at = check()
-        text = f"{function}({facts})"
-        own["span"] = (at.size, at.min(), at.max()) if at.size else 0
+        own = "", f"{function}({facts})", [at.size, int(at.min()), int(at.max())] if at.size else [0, 0, 0]
     except Exception as error:  # the others must hear of it: they would wait for this rank
-        failure, text = error, f"{type(error).__name__}: {error}"
-    own["failed"], own["digest"], own["text"] = failure is not None, _digest(text.encode()), text.encode()
-    comm.Allgather(own.view(np.uint8), messages.view(np.uint8).reshape(size, -1))
+        failure, own = error, (f"{type(error).__name__}: {error}", "", [0, 0, 0])
+    errors, calls, spans = zip(*comm.allgather(own), strict=True)
     if failure is not None:
         raise failure
-    texts = [message.decode(errors="ignore") for message in messages["text"]]
-    if (failed := messages["failed"]).any():
-        rank = int(failed.argmax())
-        raise RuntimeError(f"rank {rank} of {size} failed: {texts[rank]}")
-    if (others := messages["digest"] != messages["digest"][0]).any():
-        rank = int(others.argmax())
-        raise ValueError(f"all ranks must make the same call: rank 0 made {texts[0]}, rank {rank} {texts[rank]}")
-    return value, messages["span"].tolist()
+    for rank, error_text in enumerate(errors):
+        if error_text:
+            raise RuntimeError(f"rank {rank} of {len(errors)} failed: {error_text}")
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            rule = "all ranks must make the same call"
+            raise ValueError(f"{rule}: rank 0 made {calls[0]:.2000}, rank {rank} {call:.2000}")
+    return value, list(spans)
 
 
 def _check_spans(spans: list[list[int]]) -> list[int]:
@@ -209,10 +198,10 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
     with _aborting(comm):
         mpi, xp, rank, size, dtype = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size(), compute_dtype("q", q)
         (*batch, h, n, d), g = q.shape, k.shape[-3]
-        groups, out = q.reshape(*batch, g, h // g, n, d), xp.zeros((*batch, g, h // g, n, v.shape[-1]), q.dtype)
+        groups, shape = q.reshape(*batch, g, h // g, n, d), (*batch, g, h // g, n, v.shape[-1])
         running = [
             (index, softmax.Running(groups[index], replace(rule, q_at=tile_of(rule.q_at, index)), dtype, None))
-            for index in softmax.pieces(xp, out.shape[:-1], max(lengths))
+            for index in softmax.pieces(xp, shape[:-1], max(lengths))
         ]
         held, at = _to_wire(xp.concatenate((k, v), axis=-1)), rule.k_at.reshape(-1).copy()
         largest, finite = [], True  # the greatest size of a key in each shard
@@ -231,6 +220,9 @@ def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: 
                 mpi.Request.Testall(requests)  # most MPIs move data only while they are called
             mpi.Request.Waitall(requests)
             held, at = arriving
+        for _, some in running:
+            some.queries = xp.empty(0, dtype)  # the result takes their place
+        out = xp.empty(shape, q.dtype)
         for index, some in running:
             out[index] = mean = some.mean()  # Eq. (2), rounded here
             empty = xp is np and some.total is not None and not some.total.all()  # or all of its scores are −inf
@@ -310,7 +302,7 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
         at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
         ropes = models.fixed_ropes(config, {max(int(row.max()), 0) + 1 for row in at})  # at the length of all tokens
-        digests = {"tokens": _digest(ids.tobytes()), "positions": _digest(at.tobytes())}
+        digests = {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in (("tokens", ids), ("positions", at))}
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         return (config, ids[:, own], own, at[:, own], ropes), f"{ids.shape} tokens, {facts}", own
 
@@ -323,9 +315,8 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
             return _with_sums(comm, q, k, v, linear.Rule(q.dtype, table, config.feature_map), config.causal)
         if table is not None:
             turn(heads[:, : h + g], table, heads[:, : h + g])
-        rule = models.score_rule(config, i, len(own), len(own))
         reach = softmax.reach(config.causal, config.layers[i].window)
-        return _ring(comm, q, k, v, replace(rule, q_at=places, k_at=places, reach=reach), lengths)
+        return _ring(comm, q, k, v, softmax.Rule(places, places, reach, config.score_scale, config.softcap), lengths)
 
     with _aborting(comm):
         x = models.embedded(model, ids, at)

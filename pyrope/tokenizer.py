@@ -34,10 +34,8 @@ def chat_prompt(question: str, system: str | None = None) -> str:
     '<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n'
     """
     turns = [("user", question)] if system is None else [("system", system), ("user", question)]
-    for role, words in turns:
-        checks.instance(f"the {role}'s text", words, str)
-        if marks := [mark for mark in ("<|im_start|>", "<|im_end|>") if mark in words]:
-            raise ValueError(f"the words of the {role} must not contain {marks[0]}, which ends or starts a turn")
+    if marks := [mark for mark in ("<|im_start|>", "<|im_end|>") if any(mark in words for _, words in turns)]:
+        raise ValueError(f"a text must not contain {marks[0]}, which begins or ends a turn")
     return "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns) + "<|im_start|>assistant\n"
 
 

@@ -82,6 +82,8 @@ def test_table_of_a_config(run, tmp_path, candidates):
     write_config(tmp_path, model_type="smollm3", head_dim=8, num_hidden_layers=40)
     noted = "pyrope: layers 3, 7, 11, 15, 19, 23, 27, 31, … of this config are not rotated: the rope is of others\n"
     assert run("table", "--config", folder)[2] == noted
+    write_config(tmp_path, model_type="smollm3", head_dim=8, num_hidden_layers=32)  # eight of them
+    assert " 27, 31 of this config are not" in run("table", "--config", folder)[2]
     noted = "pyrope: --length has no effect: these frequencies do not depend on the length\n"
     assert run("check", f"{candidates}:late", *ROPE, "--length", "4096")[2] == noted  # once, though there is a child
 
@@ -149,6 +151,9 @@ def test_trace_and_diff(run, folder):
 def test_vectors(run, tmp_path):
     folder, outputs, words = tmp_path / "v", tmp_path / "out", ("--suite", "rotation", *ROPE, "--max-position", "100")
     assert run("vectors", str(folder), *words)[:2] == (0, f"4 cases written to {folder}\npositions end at 100\n")
+    config = write_config(tmp_path, model_type="llama", head_dim=16, num_attention_heads=2, max_position_embeddings=300)
+    output = run("vectors", str(tmp_path / "own"), "--suite", "rotation", "--dtype", "float32", "--config", config)[1]
+    assert output.endswith("positions end at 299: see --max-position\n")
     outputs.mkdir()
     for dtype, factor in (("float64", 1), ("float32", 2), ("float16", 2)):
         y = np.load(folder / f"npy/rotation-own-{dtype}.y.npy") * factor
@@ -157,6 +162,7 @@ def test_vectors(run, tmp_path):
     code, text, errors = run(*judge, "--html", str(tmp_path / "r.html"))
     assert code == 1 and text.endswith("4 cases, 1 right, 2 wrong, 1 not judged\n") and (tmp_path / "r.html").exists()
     assert "wrong likewise, 1: rotation-own-float16" in text and "missing outputs, 1: rotation-own-bfloat16" in text
+    assert "likewise" not in run(*judge, "--only", "*-float32")[1]
     code, text, _ = run(*judge, "--only", "*-float64", "--json")
     assert code == 0 and [report["verdict"] for report in json.loads(text)] == ["right"]
     assert run(*judge, "--only", "*-bfloat16")[0] == 3
@@ -235,11 +241,16 @@ def test_options_reach_the_check(run, candidates, name, options, code, says):
 
 def test_attention_has_the_heads_of_a_config(run, candidates, tmp_path):
     folder = write_config(tmp_path, model_type="mistral", head_dim=32, num_attention_heads=8, num_key_value_heads=2,
-                          sliding_window=16, rope_theta=10000.0)  # fmt: skip
+                          sliding_window=16, rope_theta=10000.0, attn_logit_softcapping=9.0, query_pre_attn_scalar=7)  # fmt: skip
     words = "check", f"{candidates}:fused", "--in-process", "--attention", "softmax", "--config", folder
     code, output, noted = run(*words)
     assert code == 0 and "of 8 heads over 2" in output
-    assert "the config has sliding_window 16, which is checked only with --window" in noted
+    for key, flag in (
+        ("sliding_window 16", "window"),
+        ("attn_logit_softcapping 9.0", "softcap"),
+        ("query_pre_attn_scalar 7", "scale"),
+    ):
+        assert f"the config has {key}, which is checked only with --{flag}" in noted
     assert "sliding_window" not in run(*words, "--window", "16")[2]
 
 
@@ -368,13 +379,12 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
 
 @pytest.mark.parametrize("words, message", [
     (["table"], "give --config, or --head-dim, --base, --layout"),
-    (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "--head-dim, --base must be left out: --config says"),
+    (["table", "--config", "x", "--base", "5", "--head-dim", "8"], "--base, --head-dim must be left out: --config says"),
     ([*PLAIN, "--layer-type", "full_attention"], "--layer-type needs --config"), ([*PLAIN[:-1], "neox"], "(did you mean 'half'?)"),
-    ([*PLAIN, "--position", str(2**40)], "positions must lie within"), ([*PLAIN, "--scaling", "Yarn(factor=4)"], "did you mean YaRN?"),
+    ([*PLAIN, "--position", str(2**40)], "positions must lie within"), ([*PLAIN, "--scaling", "Yarn(factor=4)"], "YaRN(factor, original_length, "),
     *(([*PLAIN, "--scaling", f"Linear({inside})"], "--scaling must be a call with named arguments, such as") for inside in ("4", "factor=open('x')", "factor=2, factor=3", "**{}")),
     ([*PLAIN, "--scaling", "Linear"], 'such as "Linear(factor=4.0)", of Linear(factor), DynamicNTK('),
     ([*PLAIN, "--scaling", "DynamicNTK(factor=2)"], "was 'DynamicNTK(factor=2)': missing a required argument: 'original_length'"),
-    (["generate", "--model", "smolm2", "hi"], "there is no model 'smolm2' (did you mean smollm2?)"),
     (["generate", "--model", "some-lab/Model-8B", "hi"], "the id of a model on the Hugging Face Hub"),
     (["check", "--base", "10000"], "--base needs a target: without one, the gallery is run"), (["check", "json", "--in-process", *ROPE], "module:function"),
     (["check", "--exec", "./x {x}", *ROPE], "must say where {positions} goes"),
@@ -383,12 +393,12 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     (["check", "json:dumps", "--head-dim", "32"], "give --config, or --base, --layout"),  # as the other process says
     (["check", "json:dumps", *ROPE, "--timeout", "0"], "--timeout must be"), ([*F, "--timeout", "5"], "--timeout must be left out: --in-process has no time limit"),
     ([*F, "--exec", "x"], "or --exec, not both"), ([*F, "--grade", "perfect"], "grade must be one of"), ([*F, "--autograd"], "--autograd needs --framework torch"),
-    ([*F, "--not-causal", "--heads", "8"], "--not-causal, --heads must be left out: not for a rotation"),
+    ([*F, "--not-causal", "--heads", "8"], "--heads, --not-causal must be left out: not for a rotation"),
     (LINEAR, "give --config, or --head-dim, --base, --layout"), ([*LINEAR, *ROPE, "--window", "5"], "--window must be left out: not for linear attention"),
     ([*SOFTMAX, "--base", "5"], "give --config, or --head-dim, --layout"), ([*SOFTMAX, "--call", "offset"], "--call offset is for attention with RoPE inside"),
     ([*SOFTMAX, "--cache", "--no-cache"], "--no-cache: not allowed with argument --cache"),
     ([*SOFTMAX, "--max-position", "1000"], "--max-position needs the rope that is inside"),
-    ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--strict, --axes must be left out: not for softmax attention"),
+    ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--axes, --strict must be left out: not for softmax attention"),
     ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], "must not have {positions}: attention gets them with RoPE inside"),
     ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'must not have {o}; it is such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
     ([*PROGRAMS, "mpiexec -n 4 python mine.py {q} {k} {v} {o}"], "there is no program 'mpiexec' that can be run: pip install \".[mpi]\" in a clone"),
@@ -400,7 +410,7 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     (["diff", "no-such-file", "other"], "no-such-file does not exist\n"), (["trace", "x", "-o", "t"], "give --tokens or --text"),
     (["diff", __file__, "other"], f"{__file__}: the file is not a valid .safetensors file: "),
     (["trace", "x", "--tokens", "1", "-o", "t.npz"], "a trace must be a .safetensors file, was 't.npz'"),
-    (["trace", "x", "--tokens", "1,b", "-o", "t"], "--tokens must be integers with commas between them, was '1,b'"),
+    (["trace", "x", "--tokens", "1,b", "-o", "t"], "argument --tokens: invalid integers value: '1,b'"),
     (["plot", "decay", "-o", "x.pdf"], "a picture must be a .png or .svg file, was 'x.pdf'"), ([*F, "--plot", "no/such/x.png"], "there is no directory"),
     (["plot", "shift", "-o", "x.png", "--base", "5"], "--base must be left out: the picture shift shows no rope"),
     ([*F, "--html", "x.md"], "a page must be a .html or .htm file"),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from models import KINDS, PLAIN, by_definition, configs
+from models import KINDS, PLAIN, by_definition, configs, turn
 
 from pyrope import Axes, DynamicNTK, Rope, definition, from_numpy, to_numpy
 from pyrope.model import Cache, Layer, Model, Sampling, forward, generate, random_model, weight_shapes
@@ -72,13 +72,25 @@ def test_the_trace_is_the_pass_step_by_step(kind, monkeypatch):
     assert np.array_equal(trace["logits"][0], logits)
     t = {name.removeprefix("layers.1."): x for name, x in trace.items() if name.startswith("layers.1.")}
     assert close(t["output"], trace["layers.0.output"] + t["attention"] + t["mlp"]) and t["q"].shape == (1, 2, 4, 4)
-    if kind != "linear":
+    if kind == "linear":
+        rotated = turn(config, config.layers[1], np.arange(4))(definition.elu_plus_one(t["q"]))
+        assert close(t["q_rotated"], rotated)
+    else:
         heads = definition.softmax(t["scores"]) @ definition.repeat_heads(t["v"], config.heads)
         out = heads.swapaxes(1, 2).reshape(1, 4, -1) @ model.weights["layers.1.out.weight"].T
         assert close(out, t["attention"])
     assert close(forward(model, [3, 1, 4, 1], logits="last"), logits[-1:])
     single = forward(random_model(config, 0), [3, 1, 4, 1])
     assert single.dtype == np.float32 and close(single, logits, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "alibi"])
+def test_scores_of_a_trace_hide_other_segments(kind):
+    model, packed, alone = random_model(KINDS[kind], 0, dtype="float64"), {}, {}
+    forward(model, [3, 1, 4, 1], segments=[0, 0, 1, 1], trace=packed.__setitem__)
+    forward(model, [4, 1], trace=alone.__setitem__)
+    weights, expected = (definition.softmax(trace["layers.1.scores"]) for trace in (packed, alone))
+    assert close(weights[..., 2:, 2:], expected) and not weights[..., 2:, :2].any()
 
 
 @pytest.mark.parametrize("kind", ["plain", "windows", "alibi", "sinusoidal"])
@@ -227,14 +239,14 @@ def full():
     (passed([11]), "0 … 10, were from 11 to 11"), (passed([-1]), "from -1"), (passed([]), "at least one token"),
     (passed([[[1]]]), "shape"), (passed([1.5]), "tokens must be integers"), (passed([True]), "tokens must be integers"),
     (passed([1, 2], positions=[1, 2, 3]), r"positions must have shape \(2,\) or \(1, 2\)"), (passed([1], positions=[2**31 + 1]), "2.31"),
-    (passed([1], logits="first"), "logits must be one of"), (passed([1], trace=3), "trace must be"), (passed([1], cache=3), "cache must be a Cache"),
+    (passed([1], logits="first"), "logits must be one of"), (passed([1], cache=3), "cache must be a Cache"),
     (passed([1, 2, 3], segments=[0, 1, 0]), "one segment goes on after another"),
     (lambda: forward(LINEAR, [1, 2], segments=[0, 1]), "linear attention has no scores to mask"),
     (lambda: Cache(random_model(but(causal=False), 0), 3), "needs a causal model"), (lambda: Cache(MODEL, 0), "length must be at least 1"),
     (lambda: Cache(MODEL, 10**18), r"not enough memory: a cache for 10{18} tokens needs 6.4e\+10 GB"),
     (full, r"within ±2\^31, the last would be 2147483649"),
     (lambda: Sampling(-1), "temperature must be finite"), (lambda: Sampling(seed=1), "need a temperature above 0"),
-    (lambda: Sampling(1.0, 0), "top_k must be at least 1"), (lambda: Sampling(1.0, None, 1.5), "top_p must be finite"),
+    (lambda: Sampling(1.0, 0), "top_k must be at least 1"), (lambda: Sampling(1.0, None, 1.5), "top_p must be finite"), (lambda: Sampling(1.0, None, 0), "top_p .* greater than 0"),
     (lambda: Sampling(1.0, seed=-1), "seed must be at"), (lambda: generate(MODEL, [1], 0), "max_new_tokens must be at least 1"),
     (lambda: generate(MODEL, [1], 3, stop=[-1]), r"stop\[0\] must be"), (lambda: generate(MODEL, [[1]], 3), "tokens must be one sequence"),
     (lambda: generate(MODEL, [1], 3, 0.7), "sampling must be a Sampling"),

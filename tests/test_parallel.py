@@ -53,14 +53,6 @@ def test_every_position_belongs_to_one_rank(n, size, scheme):
     assert max(lengths) - min(lengths) <= (2 if scheme == "zigzag" else 1)
 
 
-def test_without_mpi4py_an_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    for call in (parallel.world, lambda: ring_attention(None, Q, K, V, range(N))):
-        with pytest.raises(ImportError, match=r'pyrope.parallel needs mpi4py.*pip install "\.\[mpi\]" in a clone'):
-            call()
-
-
 # ── Threads for ranks ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

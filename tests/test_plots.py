@@ -175,7 +175,8 @@ def test_zero_is_white_signs_can_be_read_in_grey_and_arrows_say_what_is_beyond()
     assert red < blue and (marks.get_xdata(), marks.get_ydata()) == ([1], [0])
     bars = [axes._colorbar.extend for axes in figure.axes if hasattr(axes, "_colorbar")]
     assert bars == ["both", "neither"] and "not finite" in _panels(figure)[2].get_title()
-    assert len(_panels(plots.operator_map("3", matrix, None))) == 1
+    for nothing in (np.full((2, 2), np.nan), np.full((2, 2), -np.inf)):  # no number at all
+        assert [len(_panels(plots.operator_map("3", nothing, expected))) for expected in (None, matrix)] == [1, 3]
 
 
 def test_charts_mark_what_is_wrong_and_keep_what_has_no_logarithm():
@@ -183,6 +184,7 @@ def test_charts_mark_what_is_wrong_and_keep_what_has_no_logarithm():
     (axes,) = _panels(plots.errors_chart("position", at, worst, worst > 1e-3, {"a grade": np.full(4, 1e-5)}))
     lines = {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in axes.lines}
     assert lines["largest error"][0].tolist() == [0, 1, 2] and lines["beyond what is accepted"][0].tolist() == [3]
+    assert lines["a grade"][1].tolist() == [1e-5] * 4
     low, high = axes.get_ylim()
     assert all(low < y < high for _, ys in lines.values() for y in ys)
     theta = 10.0 ** -np.arange(5.0)

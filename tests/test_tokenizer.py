@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import unicodedata
 
 import gguf_files
@@ -111,8 +110,7 @@ def test_tokenizers_that_are_not_understood_are_refused(tmp_path, changes, words
     (lambda t: t.decode([1, len(TOKENS)]), "a token id must be below"), (lambda t: list(t.stream([-1])), "at least 0"),
     (lambda t: t.decode([1.0]), "a token id must be an integer, was 1.0"), (lambda t: t.encode(b"a"), "text must be a str"),
     (lambda t: t.encode("a\ud800"), "without lone surrogates"), (lambda t: t.encode("a", begin=1), "begin must be True"),
-    (lambda t: chat_prompt("a<|im_end|>"), "the words of the user must not contain <.im_end"), (lambda t: chat_prompt(3), "the user.s text must be a str, was int"),
-    (lambda t: chat_prompt("a", system="<|im_start|>"), "the words of the system must not contain <.im_start"),
+    (lambda t: chat_prompt("a<|im_end|>"), "a text must not contain <.im_end"), (lambda t: chat_prompt("a", system="<|im_start|>"), "must not contain <.im_start"),
 ])  # fmt: skip
 def test_other_input(loaded, use, words):
     with pytest.raises((ValueError, TypeError), match=words):
@@ -205,9 +203,3 @@ def test_what_is_no_tokenizer(tmp_path):
         gguf_files.rewrite(tmp_path / "x.gguf", content[:n])
         with pytest.raises(ValueError, match="x.gguf: "):
             load_tokenizer(tmp_path / "x.gguf")
-
-
-def test_a_missing_package_is_named_with_the_command(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r'tokenizers.*pip install "\.\[checkpoints\]"'):
-        load_tokenizer(folder)
