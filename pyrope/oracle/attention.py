@@ -299,21 +299,21 @@ def _set_aside(check: Check) -> None:
     if uneven and check.spec.causal and check.cache is None and all(_top_left(check, t) for t in fewer):
         check.tried = [t for t in check.tried if _square(t.call)]
         check.notes.append(TOP_LEFT)
-    blind = [t for t in check.wrong if t.call.q.shape[2] > t.call.k.shape[2] and not check.cache]
     beyond = [t for t in check.wrong if t.call.name == PRODUCTS and not np.isfinite(t.answers[0]).all()]
-    reach = check.scope.backward and len(blind) < len(check.wrong)  # gradients of others reach all keys
-    if blind and not reach and all(map(_right_where_it_sees, blind)):
-        check.tried = [t for t in check.tried if t.call.q.shape[2] <= t.call.k.shape[2]]
+    blind = [] if check.cache else [t for t in check.wrong if _blind(check, t)]
+    if blind:
+        check.tried = [t for t in check.tried if t not in blind]
         check.notes.append(BLIND)
     if beyond:
         check.tried = [t for t in check.tried if t not in beyond]
         check.notes.append(OVERFLOW)
 
 
-def _right_where_it_sees(t: Tried) -> bool:
-    """Whether queries at or behind the first key, or their gradients, are right."""
-    sees, limits = t.call.places[0] >= 0, t.limits[0]
-    return bool((limits.error(t.answers[0]) <= limits.worst)[:, :, sees].all())
+def _blind(check: Check, t: Tried) -> bool:
+    """Whether queries before the first key are wrong, and no others; a NaN in their gradients reaches all keys."""
+    sees, limit = t.call.places[0] >= 0, check.limits(t.call)[0]
+    right = (limit.error(t.answers[0]) <= limit.worst).all(axis=(0, 1, 3))
+    return bool(not sees.all() and right[sees].all() and not right.all())
 
 
 def _top_left(check: Check, t: Tried) -> bool:

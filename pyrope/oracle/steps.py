@@ -298,7 +298,7 @@ class How(NamedTuple):
     back: Any = None  # how dq and dk are turned back, and dv, which is not turned
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
-    seen: Any = None  # of Eq. (19): the keys that dZ is summed over
+    seen: Any = None  # of Eq. (19): the keys that dN and dZ are summed over, two masks
     row: Any = None  # D, from the weights and their gradients
     weighed: Any = None  # what dw − D is multiplied with in the place of the weights
 
@@ -351,7 +351,7 @@ class Backward:
             each = (self.r.stored(weights * y, 2) * slope for y in both)
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
-        dn, dz = (np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or same)(seen)), both, strict=True))
+        dn, dz = (np.where(some, y * share, 0) for some, y in zip(how.seen or (seen, seen), both, strict=True))
         dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
         return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
 
@@ -415,16 +415,14 @@ def allowed(
         return limits(most)
     now = limits(0)
     for runs, doubt in ((1, 1.0), (most, 0.5), (MANY * most, 1.0)):
-        ratio, error = max(map(Allowed.ratio, now, answers)), max(map(_furthest, now, answers))
-        far, sure = wrong and error > FAR * max(sizes), ratio > DOUBTFUL or wrong > 0.5
+        ratio = max(map(Allowed.ratio, now, answers))
+        errors = (float(limit.error(x).max(initial=0)) for limit, x in zip(now, answers, strict=True))
+        far = wrong and any(x > FAR * max(size, max(sizes) / 20) for x, size in zip(errors, sizes, strict=True))
+        sure = ratio > DOUBTFUL or wrong > 0.5
         if ratio <= doubt or far or (len(noisy) == most and sure):
             break  # few samples may be small by chance, but not by so much
         now = limits(runs)
     return now
-
-
-def _furthest(limit: Allowed, answer: Array) -> float:
-    return float(limit.error(answer).max(initial=0))
 
 
 def _tolerance(spec: Spec, call: Call, truth: Array, noisy: Sequence[Array], size: float, keys: Array) -> Allowed:

@@ -8,7 +8,7 @@ each token acts at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -163,7 +163,7 @@ class Relative:
         q, k = (np.stack(x) for x in zip(*probes, strict=True))
         visible, cap = np.broadcast_to(seen(self.spec, self.call), (*q.shape[1:4], k.shape[3])), self.spec.softcap
         if self.spec.feature_map is not None:
-            return np.where(visible, self._weights(q, k) * visible.sum(axis=-1, keepdims=True), np.nan)
+            return np.where(visible, self._weights(q, k), np.nan)
         odd = np.arange(k.shape[3]) % 2 == 1
         both = self._weights(np.stack((q, q)), np.stack([np.where(x[:, None], k, 0) for x in (odd, ~odd)]))
         logs = np.where(visible, np.log(np.maximum(both, 1e-300)), np.nan)
@@ -185,9 +185,12 @@ class Relative:
 
     @cached_property
     def uneven(self) -> float:
-        """How far the lengths of z are from one another: 0 if these features are the pairs."""
-        size = np.abs(self.z[np.isfinite(self.z)])
-        return float(np.quantile(np.abs(size / np.median(size) - 1), 0.95)) if size.size else np.inf
+        """How far the lengths of z are from one another: 0 if these features are the pairs. Numerators of Eq. (19) are
+        divided by a total of their own for each query, whatever it is."""
+        size = np.abs(self.z)
+        usual = np.nanmedian(size, axis=(2, 3) if self.spec.feature_map else None, keepdims=True)
+        off = np.abs(size / usual - 1)
+        return float(np.nanquantile(off, 0.95)) if np.isfinite(off).any() else np.inf
 
     @cached_property
     def turned(self) -> tuple[Array, Array]:
@@ -207,8 +210,8 @@ class Relative:
 def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Finding], Way]]:
     """How queries and keys are turned instead, and what that is called: by other positions, or else by other angles."""
     assert spec.turns is not None
-    call = replace(call, options={}, judged=slice(None))
-    right, loose = right_way(spec, replace(due, judged=slice(None))), 0.02 + 8 * UNIT[spec.dtype.name]
+    judged, call = call.judged, replace(call, options={}, judged=slice(None))
+    right, loose = right_way(spec, due), 0.02 + 8 * UNIT[spec.dtype.name]
     for words, rope in _ropes(spec.turns) if call.k.shape[2] <= LONG else ():
         here = Relative(spec, ask, call, rope)
         if here.uneven > loose:
@@ -218,12 +221,14 @@ def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Fi
         named = None
         if (at := _acts(here, theta)) is not None:
             named, at = _moved(call, at)
-            yield [*paired, *named], _way(right, rope, theta, at)
+            yield [*paired, *named], _way(right, rope, theta, (at[0][:, judged], at[1]))
         if not named:
-            yield from _by_frequencies(here, paired, right)
+            yield from _by_frequencies(here, paired, right, judged)
 
 
-def _by_frequencies(here: Relative, paired: list[Finding], right: Way) -> Iterator[tuple[list[Finding], Way]]:
+def _by_frequencies(
+    here: Relative, paired: list[Finding], right: Way, judged: Any
+) -> Iterator[tuple[list[Finding], Way]]:
     """Other frequencies, measured at positions that grow fast, or, if a candidate only counts, at those of a count."""
     for rungs in (ladder(TOP), np.arange(48)):
         at = np.concatenate(([0], rungs))[None]  # the first token is not read
@@ -235,7 +240,7 @@ def _by_frequencies(here: Relative, paired: list[Finding], right: Way) -> Iterat
         if (acts := _acts(here, theta)) is not None:
             named, acts = _moved(here.call, acts)
             faults = _sides(*(_fault(side, here.rope) for side in sides))
-            yield [*paired, *faults, *named], _way(right, here.rope, theta, acts)
+            yield [*paired, *faults, *named], _way(right, here.rope, theta, (acts[0][:, judged], acts[1]))
             return
 
 
@@ -301,7 +306,7 @@ def _acts(here: Relative, theta: list[Array]) -> list[Array] | None:
     return both
 
 
-def _way(right: Way, rope: Rope, theta: list[Array], at: list[Array]) -> Way:
+def _way(right: Way, rope: Rope, theta: Sequence[Array], at: Sequence[Array]) -> Way:
     turns = [Turn(rope, np.nan_to_num(x)[:, None], one) for one, x in zip(theta, at, strict=True)]
     return replace(right, turn_q=turns[0], turn_k=turns[1])
 

@@ -16,10 +16,11 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from .candidate import UNIT
-from .measured import Ask, Measured, Numerators, blocks, coarser, elsewhere, masked, read, where
+from .measured import Ask, Measured, Numerators, blocks, coarser, elsewhere, masked, masks, read, where
 from .numerators import fits, numerators
 from .report import Finding, side_by_side
-from .steps import Allowed, Call, Spec, weigh
+from .steps import Allowed, Call, Spec, same, weigh
+from .turning import products, right_way
 from .values import NOT_SUMMED, Values, sources
 
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
@@ -50,9 +51,10 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
 def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Finding], Call]:
     """What becomes of values on their way to the output, and the call with what each head reads."""
     spec, due, close = values.spec, values.call, CLOSE[values.spec.dtype.name][0]
-    listed, made = [*values.added()], fits(Measured(spec, values.ask, due, values.weights, close, due))
+    listed = [*values.added()]
     if not values.summed(due, answer, allowed):
-        listed += values.turned(answer, allowed)
+        listed += values.turned()
+    made = fits(Measured(spec, values.ask, due, values.weights, close, due))
     if not (made and values.summed(due, answer, allowed)):
         moved, due = sources(values.ask, due, 10 * close)
         listed += moved
@@ -95,7 +97,8 @@ def apart(m: Measured) -> list[Finding]:
     others = [hidden] if hidden else [] if few else masked(m, _telling(m, made))
     listed = [*lost, *others, *made.found]
     if made.fit is not None and not hidden and not few:
-        listed += [*counts(m, made), *totals(m, made, bool(others))]
+        uneven = list(counts(m, made))
+        listed += [*uneven, *(totals(m, made, bool(others)) if not (uneven and m.linear) else ())]
     return listed
 
 
@@ -217,26 +220,18 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
 
 def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:
     """What else numerators may be divided by, (b, h, n, 1)."""
-    (i, j), own = (m.call.places[0][:, None], m.call.places[1]), np.where(sees, made.plain, 0)
-    total = summed(own)
-    yield "missing", unit + 0 * total
-    yield "missing", 1 + 0 * total
+    total = summed(np.where(sees, made.plain, 0))
+    yield from (("missing", x + 0 * total) for x in (unit, 1))
     yield "the number of keys", summed(sees) * unit + 0 * total
-    yield "of all keys, also hidden ones", summed(made.plain)
-    yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
-    yield "1 added (softmax1, a sink)", total + unit
     yield "summed over the heads", np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
     yield "rotated", summed(np.where(sees, made.number, 0))
-    yield "without the own key", summed(np.where((i == j) & (i > 0), 0, own))
-    yield "at least 1", np.maximum(total, unit)
-    for x in blocks(len(j)):
-        yield f"of earlier blocks of {x} lost", summed(np.where(i // x == j // x, own, 0))
-    if m.call.chunks:
-        yield "of earlier calls lost", summed(np.where(m.call.of[i] == m.call.of, own, 0))
+    yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
+    yield from ((name, summed(np.where(mask, made.plain, 0))) for name, mask in masks(m.spec, m.call))
 
 
 def _off(total: Array, other: Array) -> float:
-    return float(np.nanmax(np.abs(total / other - 1)))
+    """By how much, at most, where the other is not 0."""
+    return float(np.nanmax(np.abs(np.where(other == 0, np.nan, total / other) - 1)))
 
 
 def _even(x: Array, close: float) -> bool:
@@ -255,12 +250,13 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
         applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
         how = "attention factor applied" if applied else f"times {times:.4g}"
         return Finding(f"output: {how}", f"all weights are {side_by_side(times, 1.0)[0]} times the right ones")
-    count = np.rint(more / unit)
-    if not m.linear and np.nanmax(count) > 1 and np.nanmax(np.abs(more / unit - count)) < 0.02:
-        some = f"{np.nanmin(count):.0f} to " * bool(np.nanmin(count) < np.nanmax(count)) + f"{np.nanmax(count):.0f}"
-        return Finding(
-            f"keys: {some} of zeros are seen", f"{fact}, as keys of zeros, padding or never written, make it"
-        )
+    _, blank = products(m.spec, replace(way := right_way(m.spec, m.due), k=0 * way.k[..., :1, :], turn_k=same))
+    empty = blank if m.linear else unit  # what a key of zeros adds
+    count = np.rint(more / empty)
+    if np.nanmax(count) > 1 and np.nanmax(np.abs(more / empty - count)) < 0.02:
+        few, most = int(np.nanmin(count)), int(np.nanmax(count))
+        words = f"{fact}, as keys of zeros, padding or never written, make it"
+        return Finding(f"keys: {f'{few} to ' * (few < most)}{most} of zeros are seen", words)
     for x in (more, more / unit):
         if _even(x, max(1e3 * m.close, 0.1)):
             return Finding(f"normaliser: {float(np.nanmedian(x)):.3g} added", fact)
