@@ -37,9 +37,10 @@ def where(call: Call, wrong: Array, some: Array, more: Mapping[str, Array] | Non
     i, row, head = i[:, None], np.arange(b)[:, None, None, None], np.arange(h)[:, None, None]
     columns = {"the key": j, "the query": i, "the distance": i - j, "the head": head, "the row": row}
     if call.chunks:
-        of, first = call.of, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
+        of, stop = call.of, np.cumsum(call.chunks)[call.of]
         columns |= {"the key is of an earlier call": of[j] < of[i], "the query is of a later call": of[i] > 0}
-        columns["tokens from the key to the call"] = first[i] - j
+        columns["tokens from the key to the call"] = (stop - np.array(call.chunks)[of])[i] - j
+        columns["tokens from the key to the end of the call"] = stop[i] - j
     columns |= {f"the key is in the query's block of {x}": i // x == j // x for x in BLOCKS if x < j.size}
     listed = {name: np.broadcast_to(x, some.shape)[some] for name, x in (columns | dict(more or {})).items()}
     words = _rule(listed, np.broadcast_to(wrong, some.shape)[some])
@@ -185,9 +186,11 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     if not extra.any() and not (missing & m.sees.any(axis=-1, keepdims=True)).any():
         rows = int((~m.sees.any(axis=-1, keepdims=True) & ~empty).sum())
         return [Finding("output: rows not written", f"{rows} rows are zeros{where(m.call, missing, m.visible)}")]
-    step, due = "cache: keys" if m.call.chunks else "keys:", {"the weight that is due": m.right.weights}
-    both = (("seen though hidden", extra, ~m.visible, {}), ("not seen", missing, m.visible, due))
-    return [Finding(f"{step} {how}", fact + where(m.call, x, some, more)) for how, x, some, more in both if x.any()]
+    ahead = where(m.call, extra, ~m.visible)
+    back = where(m.call, missing, m.visible, {"the weight due": m.right.weights})
+    how, both = "not seen" if missing.any() else "seen though hidden", missing.any() and extra.any()
+    how, words = (f"{how}, and others seen", f"; missing{back}; too many{ahead}") if both else (how, ahead + back)
+    return [Finding(f"{'cache: keys' if m.call.chunks else 'keys:'} {how}", fact + words)]
 
 
 def _fact(m: Measured, extra: Array, missing: Array) -> str:

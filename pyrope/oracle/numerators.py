@@ -311,7 +311,14 @@ def _rounded(m: Measured) -> Finding | None:
 
 def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
     """The right weights with few digits at one step."""
+    way = right_way(m.spec, m.due)
     for words, few in roundings():
+        for what, on in (
+            (("φ(q) and φ(k)", (few, few)), ("φ(q)", (few, same)), ("φ(k)", (same, few))) if m.linear else ()
+        ):
+            number, plain = products(m.spec, replace(way, q=on[0](way.phi(way.q)), k=on[1](way.phi(way.k)), phi=same))
+            total = np.where(m.right.seen, plain, 0).sum(axis=-1, keepdims=True)
+            yield f"{what} {words}", np.where(m.right.seen, number, 0) / np.where(total == 0, 1, total)
         q, k = (few(x.astype(np.float64)) for x in (m.due.q, m.due.k))
         for what, change in (("q and k", {"q": q, "k": k}), ("q", {"q": q}), ("k", {"k": k})):
             yield f"{what} {words}", weigh(m.spec, replace(m.due, **change)).weights

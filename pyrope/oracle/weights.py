@@ -270,12 +270,17 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
 
 
 def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
-    """How often each key is counted, where not once."""
+    """How often each key is counted, where not once: by the factor of its row or, if those are whole numbers, by the
+    right total of linear attention."""
     some = m.some & (np.abs(made.number) > 0.02 * np.abs(made.number).max(axis=-1, keepdims=True))
-    wrong = some & ~made.fit.near
-    if wrong.sum() >= 0.02 * some.sum():
-        times = np.where(some, m.weights / (made.fit.factors * made.number), np.nan)
-        low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
-        fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"
-        fact += where(m.call, wrong, some)
-        yield Finding("keys: counted unevenly", fact)
+    wrong, times = some & ~made.fit.near, np.where(some, m.weights / (made.fit.factors * made.number), np.nan)
+    if wrong.sum() < 0.02 * some.sum():
+        return
+    whole = np.where(some, m.weights / made.number * m.right.total, np.nan)
+    if m.linear and np.nanmax(np.abs(whole - np.rint(whole))) < 0.02:
+        wrong, times = some & (np.abs(whole - 1) > 0.5), whole
+    low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
+    fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"
+    name = coarser(float(np.sqrt(np.nanmean(np.square(times[wrong] - 1)))), m.spec)
+    fault = f"precision: as if a step were rounded to {name}" if name else "keys: counted unevenly"
+    yield Finding(fault, fact + where(m.call, wrong, some))

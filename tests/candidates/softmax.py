@@ -148,6 +148,8 @@ table(wrong, given, "The positions are {}.", {f"turned by {name}": f"positions =
     "zigzag ranks": "positions[:, np.r_[(c := np.array_split(np.arange(q.shape[2]), 4))[0], c[1], c[1][:len(c[2])], c[0][:len(c[3])]]]",
 }.items()}, rope=ROPE)
 wrong("base 500000", "The base is 500000.", ("10000.0", "500000.0"), rope=ROPE)
+wrong("values rotated by another base", "Queries, keys and values are rotated, with a base of 500000.", ("10000.0", "500000.0"),
+      turned("turn(q, positions), turn(k, positions); v = turn(v, positions)"), rope=ROPE)
 wrong("whole head rotated", "All features turn, the first half expected.", rope=ROPE | {"rotary_dim": 16})
 wrong("half the width rotated", "16 of 32 features turn.", ("p = x.shape[-1] // 2", "x, rest = x[..., :16], x[..., 16:]; p = 8"),
       ("a * sin + b * cos)", "a * sin + b * cos, rest)"), rope=ROPE)
@@ -170,6 +172,11 @@ table(conditional, before, "A step of the cache does {}.", {
     "cache of 31": "past[:] = [x[:, -31:] if x.ndim < 3 else x[:, :, -31:] for x in past]",
     "cache loses a key before chunks": "past[:] = [x[:, :, : x.shape[2] - (k.shape[2] > 1)] for x in past[:2]] + past[2:]",
 }, **_cached)
+
+conditional("cache cut before it is read", "Before a step of several tokens attends, the cache is cut to the 16 keys of the window.",
+            see("(j <= i) & (i - j < 16)"), ("        return fn(turn(q.", """\
+        past[:] = [x[..., -16:] if x.ndim < 3 else x[:, :, -16:] for x in past]
+        return fn(turn(q."""), window=16, **_cached)
 
 # Wrong in some calls
 
