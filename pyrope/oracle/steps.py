@@ -84,6 +84,16 @@ class Call:
         return (self.q.shape, self.k.shape, self.chunks, *self.options)
 
     @property
+    def square(self) -> bool:
+        """Whether there are as many queries as keys."""
+        return bool(self.q.shape[2] == self.k.shape[2])
+
+    @property
+    def size(self) -> float:
+        """Of its values."""
+        return float(np.abs(self.v[0, 0].astype(np.float64)).max(initial=0))
+
+    @property
     def places(self) -> tuple[Array, Array]:
         """The places of the judged queries, which are the last of the tokens, and of the keys."""
         n, t = self.q.shape[-2], self.k.shape[-2]
