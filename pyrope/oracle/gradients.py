@@ -257,7 +257,7 @@ class Gradients:
         forward pass."""
         if mixed := sources(lambda call: self.ask(call)[2], self.call, 10 * self.loose, axes=(0,))[0]:
             return mixed
-        weights = read(self._forward, self.call).weights
+        weights, _ = read(self._forward, self.call)
         found = apart(Measured(self.spec, self._forward, self.call, weights, CLOSE[self.spec.dtype.name][0], self.call))
         return [replace(x, fact=f"in the weights that dv shows: {x.fact}") for x in found]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -82,44 +82,11 @@ def coarser(off: float, spec: Spec) -> str:
     return next((name for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > due), "")
 
 
-class Reading(NamedTuple):
-    weights: Array  # (b, h, n, m) of the judged queries
-    offset: Array  # (b, h, n, d): what it returns where all values are 0
-
-
-def read(ask: Ask, call: Call) -> Reading:
-    """W by one call for every d keys, and what is returned for no values."""
+def read(ask: Ask, call: Call) -> tuple[Array, Array]:
+    """W of the judged queries, (b, h, n, m), by one call for every d keys; and what is returned where all values are
+    0, (b, h, n, d)."""
     *columns, offset = (ask(x)[:, :, call.judged] for x in unit_values(call))
-    return Reading(np.concatenate([x - offset for x in columns], axis=-1)[..., : call.k.shape[2]], offset)
-
-
-class Fit(NamedTuple):
-    """How well weights are row factors times numerators."""
-
-    share: float  # of the weights that are; NaN if no row has three
-    factors: Array  # (b, h, n, 1)
-    near: Array  # which ones
-
-
-def fit(weights: Array, numerators: Array, some: Array, close: float, floor: float = 0.05) -> Fit:
-    """The factor of each row is the median over some of its weights. A part of the largest is an error, too."""
-    ratio = np.where(some & (numerators != 0), weights / numerators, np.nan)
-    factors = np.nan_to_num(np.nanmedian(ratio, axis=-1, keepdims=True))
-    right = factors * numerators
-    size = np.abs(np.where(some, right, 0)).max(axis=-1, keepdims=True)
-    near = np.abs(weights - right) <= close * (np.abs(right) + floor * size)
-    counted = some & (some.sum(axis=-1, keepdims=True) > 2)
-    return Fit(float(near[counted].mean()) if counted.any() else np.nan, factors, near)
-
-
-class Numerators(NamedTuple):
-    """Numerators as they were measured to be made, what is summed in their total, and how well they fit."""
-
-    found: list[Finding]
-    number: Any = None  # (b, h, n, m); None if they are not known
-    plain: Any = None
-    fit: Any = None
-    scale: float = 1.0  # times the expected one
+    return np.concatenate([x - offset for x in columns], axis=-1)[..., : call.k.shape[2]], offset
 
 
 @dataclass(eq=False)

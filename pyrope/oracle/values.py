@@ -127,7 +127,7 @@ class Values:
         self.rotated = reached.size == 2
         if self.rotated:
             self.ask = partial(_along, self.ask, self.spec.rope, self.spec)
-            w = read(self.ask, self.call).weights
+            w, _ = read(self.ask, self.call)
             self.weights = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)
             words = f"feature {feature} of the last value comes out in features {reached[0]} and {reached[1]}"
             yield Finding("values: rotated", words)
