@@ -397,7 +397,7 @@ def _telling(check: Check) -> Tried:
 
     def order(t: Tried) -> tuple[Any, ...]:
         b, _, n, _ = t.call.q.shape
-        odd = t.call.alike, t.call.caches > 1, n < 9 and t.call.square, b < 2
+        odd = t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, b < 2
         return (t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
 
     return min(check.wrong, key=order)

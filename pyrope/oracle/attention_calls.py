@@ -118,9 +118,12 @@ def calls(draw: Draw) -> Iterator[Call]:
     batches = (
         draw.random(f"a batch of {b}", 10 if b < 40 else 3, b=b) for b in (*BATCHES, 1024 // draw.spec.heads + 1)
     )
+    fewer = [g for g in range(draw.spec.key_heads - 1, 0, -1) if draw.spec.heads % g == 0]
+    sizes = ("", draw.near, 2), (", 70 tokens", 70, 1)
+    groups = (draw.random(f"{g} key heads{words}", t, g=g, b=b) for g in fewer for words, t, b in sizes)
     kinds = [_values(draw, base), _lengths(draw), batches, _memory(draw), _masks(draw)]
     kinds += [_positions(draw, base)] if draw.spec.rope is not None and not scope.counted else []
-    kinds += [_edge(draw)] + [_heads(draw)] * scope.groups
+    kinds += [_edge(draw)] + [groups] * scope.groups
     kinds += [_decoding(draw)] * scope.few_queries + [_caches(draw)] * scope.caches
     mixed: Iterable[Call] = in_turn(kinds)
     if scope.backward:
@@ -177,13 +180,6 @@ def _lengths(draw: Draw) -> Iterator[Call]:
             other = draw.apart(b, n, min(draw.top, 2 * n + 8)), np.stack([at] * b), np.stack([at % (n // 2 + 1)] * b)
             call = replace(call, positions=(call.positions, *other)[i % 4])
         yield call
-
-
-def _heads(draw: Draw) -> Iterator[Call]:
-    """Every number of key heads that divides that of the query heads."""
-    for g in (g for g in range(draw.spec.key_heads - 1, 0, -1) if draw.spec.heads % g == 0):
-        yield draw.random(f"{g} key heads", draw.near, g=g)
-        yield draw.random(f"{g} key heads, 70 tokens", 70, g=g, b=1)
 
 
 def _decoding(draw: Draw) -> Iterator[Call]:

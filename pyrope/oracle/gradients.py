@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,14 +21,13 @@ from .measured import Measured, coarser, elsewhere, masks, read, rows_where
 from .report import Finding, side_by_side
 from .responses import examples, response
 from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, same, weigh
-from .values import sources
+from .values import NEAR, sources
 from .weights import CLOSE, apart
 
 Ask: TypeAlias = Callable[[Call], list[Array]]
 Fault: TypeAlias = tuple[str, str]  # and the fact
 TENSORS = ("dq", "dk", "dv")
-LOOSE = {"float64": 1e-4, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # of the largest number of a tensor
-NEAR = {"float64": 1e-6, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}  # of each number
+LOOSE = 1e-4  # of the largest number of a tensor, at least
 CAPS = (1, 30, 50, 20, 15, 10, 5, 100)
 OTHERS = "of others"
 LEFT_OUT = "causality: missing", "window: ignored"
@@ -133,19 +132,13 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answers: Sequence[Array], limits:
         return Gradients(spec, ask, call, answers, limits).found()
 
 
-@dataclass
 class Gradients:
     """Three gradients of one call, and what they should be."""
 
-    spec: Spec
-    ask: Ask
-    call: Call
-    answers: Sequence[Array]
-    limits: Sequence[Allowed]
-
-    def __post_init__(self) -> None:
-        self.loose, self.near = LOOSE[self.spec.dtype.name], NEAR[self.spec.dtype.name]
-        self.wrong = [i for i in range(3) if self.limits[i].ratio(self.answers[i]) > 1]
+    def __init__(self, spec: Spec, ask: Ask, call: Call, answers: Sequence[Array], limits: Sequence[Allowed]) -> None:
+        self.spec, self.ask, self.call, self.answers, self.limits = spec, ask, call, answers, limits
+        self.near, self.loose = NEAR[spec.dtype.name], max(NEAR[spec.dtype.name], LOOSE)
+        self.wrong = [i for i in range(3) if limits[i].ratio(answers[i]) > 1]
 
     def found(self) -> list[Finding]:
         wrong = self.wrong
@@ -196,10 +189,8 @@ class Gradients:
         if words := elsewhere(truth, answer, 2 * self.limits[i].worst.max()):
             return [("gradients: in other places", words)]
         size, each = np.abs(truth), (-1, 1, truth.shape[-1])
-        for small in (
-            size <= 1e-3 * size.max(),
-            size < self.limits[i].worst / (6 * self.near),
-        ):  # their errors are larger
+        # The errors of small numbers are larger.
+        for small in (size <= 1e-3 * size.max(), size < self.limits[i].worst / (6 * self.near)):
             known = np.where(small, np.nan, answer)
             found = response(truth.reshape(each), known.reshape(each), self.near)
             if found.function is not None:
@@ -276,11 +267,10 @@ class Gradients:
 
     def _damaged(self) -> Finding | None:
         """Which known function becomes of g, or of the values."""
-        for fault, x, y in (("gradients: g", *self._incoming()), ("values:", *self._values())):
+        for fault, what, measure in (("gradients: g", "g", self._incoming), ("values:", "values", self._values)):
+            x, y = measure()
             if (found := response(x, y, self.near)).function is not None:
-                return Finding(
-                    f"{fault} {found.words}", f"of {fault.split()[-1].strip(':')}, {examples(x[..., :1, :], y)}"
-                )
+                return Finding(f"{fault} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")
         return None
 
     def _incoming(self) -> tuple[Array, Array]:

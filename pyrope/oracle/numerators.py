@@ -157,14 +157,16 @@ def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
     yield "wrong pairing: of the keys alone", replace(way, turn_k=replace(k, rope=other))
     yield "wrong pairing: of the queries alone", replace(way, turn_q=replace(q, rope=other))
     for bits, name in ((8, "bfloat16"), (11, "float16")):
-        for what, few in (("angles", "rounded"), ("cos and sin", "table")):
-            both = (replace(turn, **{few: partial(narrowed, bits=bits)}) for turn in (q, k))
-            yield f"precision: {what} in {name}", replace(way, **dict(zip(("turn_q", "turn_k"), both, strict=True)))
+        few = partial(narrowed, bits=bits)
+        angles = replace(way, turn_q=replace(q, rounded=few), turn_k=replace(k, rounded=few))
+        tables = replace(way, turn_q=replace(q, table=few), turn_k=replace(k, table=few))
+        yield from ((f"precision: angles in {name}", angles), (f"precision: cos and sin in {name}", tables))
     since = [np.maximum(i - call.of, 0) for i in range(len(call.chunks))]  # calls since that of a key
     if since:
-        again, raw = (tuple(replace(k, at=k.at * f(x)) for x in since) for f in (lambda x: 1 + x, lambda x: x == 0))
-        yield "cache: keys rotated again in each call", replace(way, later=again)
-        yield "cache: keys of earlier calls not rotated", replace(way, later=raw)
+        times = {"keys rotated again in each call": [1 + x for x in since]}
+        times |= {"keys of earlier calls not rotated": [x == 0 for x in since]}
+        for how, each in times.items():
+            yield f"cache: {how}", replace(way, later=tuple(replace(k, at=k.at * x) for x in each))
 
 
 MAPS: dict[str, Function] = {

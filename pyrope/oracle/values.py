@@ -22,7 +22,7 @@ from .responses import Response, examples, response
 from .steps import Allowed, Call, Spec, weigh
 
 ONES = 4  # features of all values that are 1
-CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
+NEAR = {"float64": 1e-6, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 MOST = 64  # rows, or heads, whose readers are looked for
 NOT_SUMMED = "values: not only summed"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}
@@ -99,7 +99,7 @@ class Values:
 
     def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
         self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, _finite(offset)
-        self.close, self.rng = CLOSE[spec.dtype.name], np.random.default_rng(12)
+        self.close, self.rng = NEAR[spec.dtype.name], np.random.default_rng(12)
         self.rotated = False
 
     def _spread(self, v: Array) -> Array:
@@ -147,8 +147,9 @@ class Values:
         one = y[..., :ONES] if told.function is None else told.function(np.ones((1, 1, 1, 1)))
         if not told.words or np.ptp(one) > 10 * self.close * np.abs(one).max():  # it depends on more than on the value
             once, twice = (self._asked(by * self.call.v.astype(np.float64)) for by in (1, 2))
-            words = "twice the values do not give twice the output"
-            return [] if _parallel(once, twice) else [Finding(NOT_SUMMED, words)]
+            if (once * twice).sum() > 0.995 * np.linalg.norm(once) * np.linalg.norm(twice):
+                return []
+            return [Finding(NOT_SUMMED, "twice the values do not give twice the output")]
         self.weights = self.weights / one.flat[0] if one.flat[0] and sole else self.weights
         step = "output" if self._after(told, answer) else "values"
         return [Finding(f"{step}: {told.words}", f"of values, {examples(v[..., :1, :], y)}")]
@@ -209,7 +210,3 @@ def _along(ask: Ask, rope: Rope, spec: Spec, call: Call) -> Array:
 def _finite(x: Any) -> Array:
     """With 0 in the place of what is not a number."""
     return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _parallel(x: Array, y: Array) -> bool:
-    return bool((x * y).sum() > 0.995 * np.linalg.norm(x) * np.linalg.norm(y))

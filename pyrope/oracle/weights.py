@@ -71,7 +71,7 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
     for fault, other in _other_calls(call):
         out = weigh(spec, other).out
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
-        if near and np.square(out - answer).mean() < 0.01 * error:
+        if near and np.square(out - answer).mean() <= 0.01 * min(error, np.square(answer).mean()):
             yield Finding(fault, f"all {answer.size} outputs are those of this mistake")
 
 
