@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +29,7 @@ from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
 from .measured import rows_where
 from .report import ErrorRow, Failure, Finding, Report, side_by_side
-from .steps import DOUBTFUL, Allowed, Call, Rounding, Spec, allowed, grades
+from .steps import DOUBTFUL, Allowed, Call, Spec, allowed, grades
 from .tolerance import float_dtype
 
 Function: TypeAlias = Callable[..., Any]
@@ -171,11 +170,6 @@ class Check:
     refused: list[tuple[Call, Unreadable]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @cached_property
-    def rounding(self) -> Rounding:
-        """That of the least exact implementation that is right."""
-        return [*grades(self.spec).values()][-1]
-
     @property
     def wrong(self) -> list[Tried]:
         return [t for t in self.tried if t.wrong]
@@ -186,8 +180,9 @@ class Check:
         return answers if self.scope.backward else answers[0]
 
     def limits(self, call: Call, answers: Any = None, wrong: float = 0.0) -> list[Allowed]:
-        """What is allowed; no more exactly than it takes to judge the answers, if they are given."""
-        return allowed(self.spec, call, self.rounding, answers, wrong)
+        """What is allowed of the least exact implementation that is right; no more exactly than it takes to judge the
+        answers, if they are given."""
+        return allowed(self.spec, call, [*grades(self.spec).values()][-1], answers, wrong)
 
     def judged(self, call: Call, answers: list[Array]) -> Tried:
         """Once calls are wrong, others need fewer noisy runs."""

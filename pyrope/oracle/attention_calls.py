@@ -70,10 +70,9 @@ class Draw:
         """Scores and values of a size of about 1, positions that rise by one from another start in each row."""
         spec, n = self.spec, t if n is None else n
         shift = 1.0 if (spec.feature_map or "").startswith("relu") else 0.0  # or nothing would be similar
-        q, k, v = (
-            self.normal(b, h, m) for h, m in ((spec.heads, n), (g or spec.key_heads, t), (g or spec.key_heads, t))
-        )
-        arrays = (x.astype(spec.dtype) for x in (q * spec.unit + shift, k * spec.unit + shift, v))
+        unit, g = (spec.scale * spec.head_dim**0.5) ** -0.5, g or spec.key_heads  # so that scores are about 1
+        q, k, v = (self.normal(b, h, m) for h, m in ((spec.heads, n), (g, t), (g, t)))
+        arrays = (x.astype(spec.dtype) for x in (q * unit + shift, k * unit + shift, v))
         starts = [0] if self.scope.counted else [3, 0, 7, 1]
         at = None if spec.rope is None else np.arange(t)[None] + np.resize(starts, b)[:, None]
         grad = self.normal(b, spec.heads, n).astype(spec.dtype) if self.scope.backward else None

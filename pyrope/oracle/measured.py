@@ -37,9 +37,9 @@ def where(call: Call, wrong: Array, some: Array, more: Mapping[str, Array] | Non
     i, row, head = i[:, None], np.arange(b)[:, None, None, None], np.arange(h)[:, None, None]
     columns = {"the key": j, "the query": i, "the distance": i - j, "the head": head, "the row": row}
     if call.chunks:
-        of, stop = call.of, np.cumsum(call.chunks)[call.of]
+        of, first, stop = call.of, call.first, np.cumsum(call.chunks)[call.of]
         columns |= {"the key is of an earlier call": of[j] < of[i], "the query is of a later call": of[i] > 0}
-        columns["tokens from the key to the call"] = (stop - np.array(call.chunks)[of])[i] - j
+        columns["tokens from the key to the call"] = first[i] - j
         columns["tokens from the key to the end of the call"] = stop[i] - j
     columns |= {f"the key is in the query's block of {x}": i // x == j // x for x in BLOCKS if x < j.size}
     listed = {name: np.broadcast_to(x, some.shape)[some] for name, x in (columns | dict(more or {})).items()}

@@ -303,9 +303,9 @@ def _rounded(m: Measured) -> Finding | None:
     off = float(np.sqrt(np.square(y[some]).mean())) if some.any() else 1.0
     if not m.close / 30 < off < 0.2:
         return None
-    errors = {how: float(np.square(m.weights - w)[m.visible].mean()) for how, w in _rounded_weights(m)}
-    how, words = min(errors, key=errors.__getitem__), f"the weights are off by {off:.2g} of their size"
-    if errors[how] < 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
+    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
+    (left, how), words = min(errors), f"the weights are off by {off:.2g} of their size"
+    if left < 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
         return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())

@@ -52,11 +52,6 @@ class Spec:
         """The rope that rotates inside; linear attention has no attention factor."""
         return self.rope if self.rope is None or self.feature_map is None else self.rope.rotation_only
 
-    @property
-    def unit(self) -> float:
-        """What makes scores of a size of about 1 from random numbers."""
-        return float((self.scale * self.head_dim**0.5) ** -0.5)
-
 
 @dataclass(frozen=True)
 class Call:
@@ -103,6 +98,11 @@ class Call:
     def of(self) -> Array:
         """The call with a cache that each token comes in, (t,)."""
         return np.repeat(np.arange(len(self.chunks)), self.chunks)
+
+    @property
+    def first(self) -> Array:
+        """The first token of that call, (t,)."""
+        return np.repeat(np.cumsum((0, *self.chunks[:-1])), self.chunks)
 
     def at(self) -> tuple[Any, Any]:
         """The positions of the judged queries and of the keys, (b, 1, n) and (b, 1, t)."""

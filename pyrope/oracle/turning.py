@@ -331,7 +331,7 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str
 
 def _in_calls(call: Call, p: Array, counted: Array) -> Iterator[tuple[str, str, Array]]:
     """Positions that begin anew, or are off, in the calls of a cache."""
-    later, first = call.of > 0, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
+    later, first = call.of > 0, call.first
     yield "first position taken as 0", "0, 1, 2, … in each call", counted - first
     yield "first position taken as 0", "p less the first of its call, after the first call", p - p[:, first] * later
     for by in (1, -1):
