@@ -182,7 +182,8 @@ MAPS: dict[str, Function] = {
 
 
 def _maps(spec: Spec, way: Way) -> Ways:
-    yield "feature map: after the rotation", replace(way, map_first=False)
+    turned = {"q": way.turn_q(way.q), "k": way.turn_k(way.k), "turn_q": same, "turn_k": same}
+    yield "feature map: after the rotation", replace(way, **turned)
     yield from ((f"feature map: {name}", replace(way, phi=phi)) for name, phi in MAPS.items())
     for words, by in (("1/√d", spec.head_dim**-0.5), ("d^−¼", spec.head_dim**-0.25)):
         yield f"feature map: of q times {words}", replace(way, q=way.q * by)

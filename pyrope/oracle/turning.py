@@ -70,7 +70,6 @@ class Way:
     turn_q: Function | Turn
     turn_k: Function | Turn
     phi: Function = same
-    map_first: bool = True  # the feature map before the rotation
     cap: Function = same  # of the scaled scores
     later: tuple[Turn, ...] = ()  # of the keys, as the queries of each call see them
     of: Any = None  # the call of each judged query
@@ -86,23 +85,13 @@ def right_way(spec: Spec, call: Call) -> Way:
 
 def products(spec: Spec, way: Way) -> tuple[Array, Array]:
     """The scores, or the numerators of linear attention; and what linear attention sums in its total."""
-    if spec.feature_map is None:
-        scores = _compared(way, way.q, way.k) * spec.scale
-        return way.cap(scores), scores
-    if not way.map_first:
-        numerators = way.phi(way.turn_q(way.q)) @ way.phi(way.turn_k(way.k)).swapaxes(-1, -2)
-        return numerators, numerators
     fq, fk = way.phi(way.q), way.phi(way.k)
-    return _compared(way, fq, fk), fq @ fk.swapaxes(-1, -2)
-
-
-def _compared(way: Way, q: Array, k: Array) -> Array:
-    """q̃·k̃ᵀ."""
-    q = way.turn_q(q)
-    if not way.later:
-        return q @ way.turn_k(k).swapaxes(-1, -2)
-    each = [q @ turn(k).swapaxes(-1, -2) for turn in way.later]
-    return np.select([np.equal(way.of, i)[:, None] for i in range(len(each))], each)
+    tq = way.turn_q(fq)
+    each = [tq @ turn(fk).swapaxes(-1, -2) for turn in way.later or (way.turn_k,)]
+    turned = np.select([np.equal(way.of, i)[:, None] for i in range(len(each))], each) if way.later else each[0]
+    if spec.feature_map is None:
+        return way.cap(turned * spec.scale), turned * spec.scale
+    return turned, fq @ fk.swapaxes(-1, -2)
 
 
 # ── Reading pairs ────────────────────────────────────────────────────────────────────────────────────────────────────

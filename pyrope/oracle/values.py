@@ -189,11 +189,8 @@ def _along(ask: Ask, rope: Rope, spec: Spec, call: Call) -> Array:
     keys, features = np.nonzero(call.v[0, 0])
     if not keys.size:
         return ask(call)
-    out, due, other = (
-        np.zeros(call.q.shape),
-        weigh(spec, replace(call, judged=np.s_[:])).weights,
-        np.arange(rope.head_dim),
-    )
+    out, due = np.zeros(call.q.shape), weigh(spec, replace(call, judged=np.s_[:])).weights
+    other = np.arange(rope.head_dim)
     first, second = (other[x].copy() for x in definition.pairs(rope.layout, rope.width, rope.start)[0])
     other[first], other[second] = second, first
     for mine in (np.isin(features, second), ~np.isin(features, second)):
