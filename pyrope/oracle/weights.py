@@ -272,7 +272,7 @@ def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
     if wrong.sum() < 0.02 * some.sum():
         return
     whole = np.where(some, m.weights / made.number * m.right.total, np.nan)
-    if m.linear and np.nanmax(np.abs(whole - np.rint(whole))) < 0.02:
+    if m.linear and np.nanmax(np.abs(whole - np.rint(whole))) < 0.02 and np.nanmax(whole) > 1.5:
         wrong, times = some & (np.abs(whole - 1) > 0.5), whole
     low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
     fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"

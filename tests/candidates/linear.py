@@ -127,6 +127,8 @@ damaged("denominator in float16", "The denominator is added up in float16.", bel
 damaged("numerator in float16", "Products of rotated features are rounded to float16.", ("* seen) @ v", f"* seen){F16} @ v"))
 damaged("state in bfloat16", "The state is rounded to bfloat16 after every chunk.",
         ("            S, z = S +", "            S, z = bf16(S), bf16(z)\n            S, z = S +"), source=CHUNKED, dtype="bfloat16")
+damaged("state of float32 in bfloat16", "The state of the numerators is rounded to bfloat16 after every chunk.",
+        ("            S, z = S +", "            S = bf16(S)\n            S, z = S +"), source=CHUNKED)
 damaged("values in bfloat16", "Values are rounded to bfloat16.", given("v = bf16(v)"))
 damaged("features in 8 bits", "Features of keys are quantised to 8 bits.",
         mapped("phi(q), (x := phi(k), s := abs(x).max(axis=-1, keepdims=True) / 127, np.rint(x / s) * s)[2]"))
