@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +29,7 @@ from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
 from .measured import rows_where
 from .report import ErrorRow, Failure, Finding, Report, side_by_side
-from .steps import DOUBTFUL, Allowed, Call, Rounding, Spec, allowed, grades
+from .steps import DOUBTFUL, Allowed, Call, Spec, allowed, grades
 from .tolerance import float_dtype
 
 Function: TypeAlias = Callable[..., Any]
@@ -117,7 +116,7 @@ class Asked:
             at, stop = slice(stop, stop + count), stop + count
             for self.made, part in zip(caches, rows, strict=True):
                 tokens = {
-                    name: x[part][:, at] if name == "positions" else x[part][:, :, at] for name, x in given.items()
+                    name: x[part][..., at] if name == "positions" else x[part, :, at] for name, x in given.items()
                 }
                 out[part, :, at] = self.steps(tokens, ["q"])[0]
         return out
@@ -171,11 +170,6 @@ class Check:
     refused: list[tuple[Call, Unreadable]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @cached_property
-    def rounding(self) -> Rounding:
-        """That of the least exact implementation that is right."""
-        return [*grades(self.spec).values()][-1]
-
     @property
     def wrong(self) -> list[Tried]:
         return [t for t in self.tried if t.wrong]
@@ -186,8 +180,9 @@ class Check:
         return answers if self.scope.backward else answers[0]
 
     def limits(self, call: Call, answers: Any = None, wrong: float = 0.0) -> list[Allowed]:
-        """What is allowed; no more exactly than it takes to judge the answers, if they are given."""
-        return allowed(self.spec, call, self.rounding, answers, wrong)
+        """What is allowed of the least exact implementation that is right; no more exactly than it takes to judge the
+        answers, if they are given."""
+        return allowed(self.spec, call, [*grades(self.spec).values()][-1], answers, wrong)
 
     def judged(self, call: Call, answers: list[Array]) -> Tried:
         """Once calls are wrong, others need fewer noisy runs."""
@@ -226,9 +221,7 @@ def examine(check: Check, first: list[Array] | None = None) -> Report:
             words = f'the grade "{names[check.grade]}" was asked for, "{precision}" was reached'
             findings.append(Finding(f"grade: {precision}", words))
     findings += [Finding(name, words) for name, words in check.asked.behaviour().items()]
-    report = _report(check, "wrong" if findings else "right", findings, precision)
-    unexplained = any(x.fault.startswith("unexplained") for x in findings)
-    return replace(report, measured=tuple(_compared(_telling(check)))) if unexplained else report
+    return _report(check, "wrong" if findings else "right", findings, precision)
 
 
 def _report(check: Check, verdict: str, findings: Any = (), precision: Any = None, failure: Any = None) -> Report:
@@ -256,21 +249,17 @@ def _meant(spec: Spec) -> str:
     return f"{kind} of {', '.join(words)}, {spec.dtype.name}"
 
 
-def _square(call: Call) -> bool:
-    return bool(call.q.shape[2] == call.k.shape[2])
-
-
 def _failure(check: Check) -> Failure | None:
     """Why the candidate cannot be judged: it must take the plain call, half of those with as many queries as keys and,
     if it was asked for them by name, some with a cache."""
-    demands: tuple[tuple[Callable[[Call], bool], float], ...] = (
-        (lambda call: call.needed, 1.0),
-        (lambda call: _square(call) and not call.chunks and not call.options, 0.5),
-        (lambda call: bool(call.chunks), 0.0),
-        (lambda call: check.cache is True and call.q.shape[2] < call.k.shape[2], 0.0),
-    )
-    for kind, share in demands:
-        taken, refused = sum(kind(t.call) for t in check.tried), [x for x in check.refused if kind(x[0])]
+    demands: dict[Callable[[Call], Any], float] = {
+        lambda call: call.needed: 1.0,
+        lambda call: call.square and not call.chunks and not call.options: 0.5,
+        lambda call: call.chunks: 0.0,
+        lambda call: check.cache and call.q.shape[2] < call.k.shape[2]: 0.0,
+    }
+    for kind, share in demands.items():
+        taken, refused = sum(bool(kind(t.call)) for t in check.tried), [x for x in check.refused if kind(x[0])]
         if refused and taken <= share * (taken + len(refused)) and (share or not taken):
             call, error = refused[0]
             failure, made = error.failure(), taken + len(refused)
@@ -294,31 +283,29 @@ def _refusals(check: Check) -> Iterator[str]:
 def _set_aside(check: Check) -> None:
     """Leaves out, with a note, calls that a right kernel may answer in another way: masks from the top left,
     queries before all keys, and products that overflow float16."""
-    fewer = [t for t in check.tried if t.call.q.shape[2] < t.call.k.shape[2]]
-    uneven = any(t.wrong for t in fewer) and not any(t.wrong and _square(t.call) for t in check.tried)
-    if uneven and check.spec.causal and check.cache is None and all(_top_left(check, t) for t in fewer):
-        check.tried = [t for t in check.tried if _square(t.call)]
-        check.notes.append(TOP_LEFT)
-    blind = [t for t in check.wrong if t.call.q.shape[2] > t.call.k.shape[2] and not check.cache]
-    beyond = [t for t in check.wrong if t.call.name == PRODUCTS and not np.isfinite(t.answers[0]).all()]
-    reach = check.scope.backward and len(blind) < len(check.wrong)  # gradients of others reach all keys
-    if blind and not reach and all(map(_right_where_it_sees, blind)):
-        check.tried = [t for t in check.tried if t.call.q.shape[2] <= t.call.k.shape[2]]
-        check.notes.append(BLIND)
-    if beyond:
-        check.tried = [t for t in check.tried if t not in beyond]
-        check.notes.append(OVERFLOW)
+    few = [t for t in check.tried if t.call.q.shape[2] < t.call.k.shape[2]]
+    first = (check.limits(replace(t.call, top_left=True)) for t in few)
+    uneven = check.spec.causal and check.cache is None and any(t.wrong for t in few)
+    uneven = uneven and not any(t.wrong and t.call.square for t in check.tried)
+    uneven = uneven and all(max(map(Allowed.ratio, x, t.answers)) <= 1 for x, t in zip(first, few, strict=True))
+    overflow = (t for t in check.wrong if t.call.name == PRODUCTS and not np.isfinite(t.answers[0]).all())
+    excused = {
+        TOP_LEFT: {id(t) for t in check.tried if uneven and not t.call.square},
+        BLIND: {id(t) for t in check.wrong if not check.cache and _blind(check, t)},
+        OVERFLOW: set(map(id, overflow)),
+    }
+    check.notes += [note for note, some in excused.items() if some]
+    check.tried = [t for t in check.tried if not any(id(t) in some for some in excused.values())]
 
 
-def _right_where_it_sees(t: Tried) -> bool:
-    """Whether queries at or behind the first key, or their gradients, are right."""
-    sees, limits = t.call.places[0] >= 0, t.limits[0]
-    return bool((limits.error(t.answers[0]) <= limits.worst)[:, :, sees].all())
-
-
-def _top_left(check: Check, t: Tried) -> bool:
-    limits = check.limits(replace(t.call, top_left=True))
-    return max(map(Allowed.ratio, limits, t.answers)) <= 1
+def _blind(check: Check, t: Tried) -> bool:
+    """Whether queries before the first key are wrong, and no others; a NaN in their gradients reaches all keys."""
+    sees = t.call.places[0] >= 0
+    if sees.all():
+        return False
+    limit = check.limits(t.call)[0]
+    right = (limit.error(t.answers[0]) <= limit.worst).all(axis=(0, 1, 3))
+    return bool(right[sees].all() and not right.all())
 
 
 def _grade(check: Check) -> int:
@@ -390,20 +377,16 @@ def _explained(check: Check) -> list[Finding]:
     path = rule is not None and not plain and (rule.about in PATHS or not (steps - SCORES or rule.about in SPECIAL))
     if found and not path:
         return [replace(x, where="; ".join(words for words in (x.where, where) if words)) for x in found]
+    fault, about = "unexplained", rule.about if rule else ""
+    if rule is not None:
+        other = "positions" if "position" in about else "state" if "earlier" in about else "some calls"
+        fault = f"{BLAMED.get(about, other)}: {rule.words.partition(' (')[0]}"
     like = "".join(f"; there: {x.fault}: {x.fact}" for x in found)
-    fact = f"{len(check.wrong)} of {len(check.tried)} calls are wrong{like}"
-    return [
-        Finding("unexplained" if rule is None else f"{_blamed(rule)}: {rule.words.partition(' (')[0]}", fact, where)
-    ]
+    return [Finding(fault, f"{len(check.wrong)} of {len(check.tried)} calls are wrong{like}", where)]
 
 
 def _steps(found: list[Finding]) -> set[str]:
     return {x.fault.partition(":")[0] for x in found}
-
-
-def _blamed(rule: rules.Rule) -> str:
-    other = "positions" if "position" in rule.about else "state" if "earlier" in rule.about else "some calls"
-    return BLAMED.get(rule.about, other)
 
 
 def _telling(check: Check) -> Tried:
@@ -412,7 +395,7 @@ def _telling(check: Check) -> Tried:
 
     def order(t: Tried) -> tuple[Any, ...]:
         b, _, n, _ = t.call.q.shape
-        odd = t.call.alike, t.call.caches > 1, n < 9 and _square(t.call), b < 2
+        odd = t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, b < 2
         return (t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
 
     return min(check.wrong, key=order)
@@ -425,7 +408,7 @@ def _measured(check: Check, small: Tried) -> list[Finding]:
     if not _steps(found) & LONG or check.scope.backward:
         return found
     readable = [t for t in check.wrong if t.effort <= READABLE and not t.call.chunks]
-    longest = max(readable, key=lambda t: (_square(t.call), t.call.q.shape[2] > 1, t.call.k.shape[2]), default=small)
+    longest = max(readable, key=lambda t: (t.call.square, t.call.q.shape[2] > 1, t.call.k.shape[2]), default=small)
     more = _diagnosed(check, longest) if longest is not small else []
     return more if more and _steps(more) <= LONG else found
 
@@ -476,35 +459,19 @@ def _described(check: Check) -> str:
     words += [f"{max(x.k.shape[2] for x in made):,} keys", f"a batch of {max(len(x.q) for x in made):,}"]
     if check.spec.rope is not None:
         words.append(f"position {max(int(np.max(x.positions)) for x in made if x.positions is not None):,}")
-    sizes = [size for x in made if (size := _size(x))]
+    sizes = [size for x in made if (size := x.size)]
     words.append(f"values from 2^{round(np.log2(min(sizes)))} to 2^{round(np.log2(max(sizes)))}")
     if some := [len(x.chunks) for x in made if x.chunks]:
         words.append(f"{len(some)} sequences with a cache, up to {max(some)} calls each")
     missing = [f"{x}=" for x in ("mask", "segments") if x not in check.scope.options and check.spec.feature_map is None]
-    missing += ["fewer queries than keys"] if all(map(_square, made)) else []
+    missing += ["fewer queries than keys"] if all(x.square for x in made) else []
     missing += [] if some or check.scope.backward else ["caches (incremental=)"]
     return ", ".join(words) + (f"; not tried: {', '.join(missing)}" if missing else "")
 
 
-def _size(call: Call) -> float:
-    return float(np.abs(call.v[0, 0].astype(np.float64)).max(initial=0))
-
-
-def _compared(t: Tried) -> Iterator[tuple[str, str, str]]:
-    """The answers to a call that nothing explains, beside the right ones: name, expected, measured."""
-    for name, limit, answer in zip(TENSORS, t.limits, t.answers, strict=False):
-        truth, got, of = limit.truth, np.nan_to_num(answer), f"{name} " * (len(t.answers) > 1)
-        sizes, both = [float(np.sqrt(np.square(x).mean())) for x in (truth, got)], float((truth * got).mean())
-        alike, factor = (both / max(sizes[0] * size, 1e-300) for size in sizes[::-1])
-        pairs = {"rms": (sizes[0], sizes[1]), "correlation": (1.0, alike), "factor": (1.0, factor)}
-        for what, pair in pairs.items():
-            expected, measured = side_by_side(*(round(x, 12) for x in pair))
-            yield of + what, expected, measured
-
-
 def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
     """The worst error by the number of keys, or of each gradient."""
-    usual = [t for t in check.tried if not t.call.alike and 0.5 < _size(t.call) < 16]
+    usual = [t for t in check.tried if not t.call.alike and 0.5 < t.call.size < 16]
     for low, high in ((2, 130),) if check.scope.backward else GROUPS:  # of one key alone, dq and dk are 0
         some = [t for t in usual if low <= t.call.k.shape[2] <= high]
         keys = f"{low:,} to {max((t.call.k.shape[2] for t in some), default=0):,} keys"
@@ -544,7 +511,7 @@ def check_attention(
     "mlx", "paddle" or "cupy", fn works on the arrays of that library, and its backward pass is the derived one.
     """
     head_dim = (64 if rope is None else check_rope(rope).head_dim) if head_dim is None else head_dim
-    spec = _spec(heads, key_heads, head_dim, causal, rope, float_dtype(dtype))
+    spec = _spec(heads, key_heads, head_dim, causal, rope, dtype)
     spec = replace(
         spec,
         scale=head_dim**-0.5 if scale is None else checks.in_range("scale", scale, spec.dtype),
@@ -558,8 +525,7 @@ def check_attention(
         )
     few = rope is None and cache is not False
     scope = Scope(few_queries=few, groups=key_heads is None, effort=effort, backward=backward)
-    asked, order = _asked(fn, incremental, backward, framework), _grade_index(grade, SOFTMAX_GRADES, backward)
-    return _judged(Check(spec, asked, scope, max_position, order, cache))
+    return _judged(fn, incremental, framework, spec, scope, max_position, grade, SOFTMAX_GRADES, cache)
 
 
 def check_linear_attention(
@@ -572,13 +538,12 @@ def check_linear_attention(
     fn(q, k, v, g, positions) -> (dq, dk, dv). The options are those of `check_attention`; ``grade`` is one of
     `LINEAR_GRADES`."""
     d = checks.instance("rope", rope, Rope).head_dim if head_dim is None else head_dim
-    spec = _spec(heads, key_heads, d, causal, rope, float_dtype(dtype))
+    spec = _spec(heads, key_heads, d, causal, rope, dtype)
     spec = replace(spec, feature_map=checks.choice("feature_map", feature_map, MAPS), scale=d**-0.5)
     if feature_map.startswith("relu") and d < 16:
         raise ValueError(f"head_dim must be at least 16 for {feature_map}, was {d}: features would be all zeros")
     scope = Scope(groups=key_heads is None, effort=effort, backward=backward)
-    asked, order = _asked(fn, incremental, backward, framework), _grade_index(grade, LINEAR_GRADES, backward)
-    return _judged(Check(spec, asked, scope, max_position, order))
+    return _judged(fn, incremental, framework, spec, scope, max_position, grade, LINEAR_GRADES)
 
 
 def assert_attention(fn: Function, **options: Any) -> None:
@@ -595,9 +560,7 @@ def assert_linear_attention(fn: Function, **options: Any) -> None:
     check_linear_attention(fn, **options).raise_unless_ok()
 
 
-def _spec(
-    heads: int, key_heads: int | None, head_dim: int, causal: bool, rope: Rope | None, dtype: np.dtype[Any]
-) -> Spec:
+def _spec(heads: int, key_heads: int | None, head_dim: int, causal: bool, rope: Rope | None, dtype: Any) -> Spec:
     heads, head_dim = checks.size("heads", heads), checks.size("head_dim", head_dim)
     checks.size("heads·head_dim", heads * head_dim)
     g = heads if key_heads is None else checks.size("key_heads", key_heads)
@@ -605,35 +568,33 @@ def _spec(
         raise ValueError(f"key_heads must divide heads, {heads}, was {g}")
     if rope is not None and (check_rope(rope).axes is not None or rope.head_dim != head_dim):
         raise ValueError(f"rope must have one axis and the head_dim of the check, head_dim={head_dim}, was {rope!r}")
-    return Spec(heads, g, head_dim, checks.flag("causal", causal), dtype, rope=rope)
+    return Spec(heads, g, head_dim, checks.flag("causal", causal), float_dtype(dtype), rope=rope)
 
 
-def _grade_index(grade: str, known: tuple[str, ...], backward: bool) -> int:
-    if checks.flag("backward", backward) and checks.choice("grade", grade, known) != known[-1]:
-        raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
-    return known.index(checks.choice("grade", grade, known))
-
-
-def _asked(fn: Function, incremental: Begin, backward: bool, framework: str | None) -> Asked:
+def _judged(
+    fn: Function, incremental: Begin, framework: str | None, spec: Spec, scope: Scope, top: int, grade: str,
+    known: tuple[str, ...], cache: bool | None = None,
+) -> Report:  # fmt: skip
+    """The report, once the other arguments are checked."""
     for name, value, of in (("fn", fn, "of q, k and v"), ("incremental", incremental or len, "that makes one")):
         if not callable(value):
             raise TypeError(f"{name} must be a function {of}, was {type(value).__name__}")
-    if framework is None:
-        return Asked(fn, incremental, backward)
-    from . import adapters
-
-    derived = adapters.framework(fn, framework, "qkv" if backward else None)
-    begin = None if incremental is None else lambda: adapters.framework(incremental(), framework)
-    return Asked(derived, begin, backward)
-
-
-def _judged(check: Check) -> Report:
-    if check.scope.backward and (check.cache or check.asked.begin is not None):
+    backward, exact = checks.flag("backward", scope.backward), checks.choice("grade", grade, known) != known[-1]
+    if backward and exact:
+        raise ValueError("a backward pass has no grades: leave out grade=, or backward=")
+    if backward and (cache or incremental is not None):
         raise ValueError("a backward pass has no cache: leave out cache= and incremental=, or backward=")
-    checks.choice("effort", check.scope.effort, EFFORTS)
-    check.top = checks.integer("max_position", check.top, 512, checks.MAX_POSITION)
-    options = check.asked.whole.accepts("mask", "segments") if check.spec.feature_map is None else ()
-    check.scope = replace(check.scope, options=frozenset(options), caches=check.asked.begin is not None)
+    checks.choice("effort", scope.effort, EFFORTS)
+    top, begin = checks.integer("max_position", top, 512, checks.MAX_POSITION), incremental
+    if framework is not None:
+        from . import adapters
+
+        fn = adapters.framework(fn, framework, "qkv" if backward else None)
+        begin = incremental and (lambda: adapters.framework(incremental(), framework))
+    asked = Asked(fn, begin, backward)
+    options = asked.whole.accepts("mask", "segments") if spec.feature_map is None else ()
+    scope = replace(scope, options=frozenset(options), caches=begin is not None)
+    check = Check(spec, asked, scope, top, known.index(grade), cache)
     return examine(check, _first(check))
 
 

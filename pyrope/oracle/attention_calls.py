@@ -63,22 +63,16 @@ class Draw:
 
     def __init__(self, spec: Spec, top: int, scope: Scope) -> None:
         self.spec, self.top, self.scope, self.rng = spec, top, scope, np.random.default_rng(2104)
-        self.supply = supply(spec.head_dim, spec.dtype == np.float64)
-
-    @property
-    def near(self) -> int:
-        """Tokens of the plain call: a window ends within them, unless it is long."""
-        w = self.spec.window
-        return BASE if w is None or w > 2 * BASE else BASE + w
+        self.supply, w = supply(spec.head_dim, spec.dtype == np.float64), spec.window
+        self.near = BASE if w is None or w > 2 * BASE else BASE + w  # tokens of the plain call: a window ends in them
 
     def random(self, name: str, t: int, n: int | None = None, b: int = 2, g: int | None = None, **more: Any) -> Call:
         """Scores and values of a size of about 1, positions that rise by one from another start in each row."""
         spec, n = self.spec, t if n is None else n
         shift = 1.0 if (spec.feature_map or "").startswith("relu") else 0.0  # or nothing would be similar
-        q, k, v = (
-            self.normal(b, h, m) for h, m in ((spec.heads, n), (g or spec.key_heads, t), (g or spec.key_heads, t))
-        )
-        arrays = (x.astype(spec.dtype) for x in (q * spec.unit + shift, k * spec.unit + shift, v))
+        unit, g = (spec.scale * spec.head_dim**0.5) ** -0.5, g or spec.key_heads  # so that scores are about 1
+        q, k, v = (self.normal(b, h, m) for h, m in ((spec.heads, n), (g, t), (g, t)))
+        arrays = (x.astype(spec.dtype) for x in (q * unit + shift, k * unit + shift, v))
         starts = [0] if self.scope.counted else [3, 0, 7, 1]
         at = None if spec.rope is None else np.arange(t)[None] + np.resize(starts, b)[:, None]
         grad = self.normal(b, spec.heads, n).astype(spec.dtype) if self.scope.backward else None
@@ -120,9 +114,15 @@ def calls(draw: Draw) -> Iterator[Call]:
     if scope.effort == "few":
         yield from () if scope.backward else unit_values(base)
         return
-    kinds = [_values(draw, base), _lengths(draw), _batches(draw), _memory(draw), _masks(draw)]
+    batches = (
+        draw.random(f"a batch of {b}", 10 if b < 40 else 3, b=b) for b in (*BATCHES, 1024 // draw.spec.heads + 1)
+    )
+    fewer = [g for g in range(draw.spec.key_heads - 1, 0, -1) if draw.spec.heads % g == 0]
+    sizes = ("", draw.near, 2), (", 70 tokens", 70, 1)
+    groups = (draw.random(f"{g} key heads{words}", t, g=g, b=b) for g in fewer for words, t, b in sizes)
+    kinds = [_values(draw, base), _lengths(draw), batches, _memory(draw), _masks(draw)]
     kinds += [_positions(draw, base)] if draw.spec.rope is not None and not scope.counted else []
-    kinds += [_edge(draw)] + [_heads(draw)] * scope.groups
+    kinds += [_edge(draw)] + [groups] * scope.groups
     kinds += [_decoding(draw)] * scope.few_queries + [_caches(draw)] * scope.caches
     mixed: Iterable[Call] = in_turn(kinds)
     if scope.backward:
@@ -179,18 +179,6 @@ def _lengths(draw: Draw) -> Iterator[Call]:
             other = draw.apart(b, n, min(draw.top, 2 * n + 8)), np.stack([at] * b), np.stack([at % (n // 2 + 1)] * b)
             call = replace(call, positions=(call.positions, *other)[i % 4])
         yield call
-
-
-def _batches(draw: Draw) -> Iterator[Call]:
-    for b in (*BATCHES, 1024 // draw.spec.heads + 1):
-        yield draw.random(f"a batch of {b}", 10 if b < 40 else 3, b=b)
-
-
-def _heads(draw: Draw) -> Iterator[Call]:
-    """Every number of key heads that divides that of the query heads."""
-    for g in (g for g in range(draw.spec.key_heads - 1, 0, -1) if draw.spec.heads % g == 0):
-        yield draw.random(f"{g} key heads", draw.near, g=g)
-        yield draw.random(f"{g} key heads, 70 tokens", 70, g=g, b=1)
 
 
 def _decoding(draw: Draw) -> Iterator[Call]:
@@ -287,19 +275,17 @@ def _masks(draw: Draw) -> Iterator[Call]:
         if "mask" in draw.scope.options:
             yield replace(call, options={"mask": mask})
             yield replace(call, name="mask with empty rows", options={"mask": mask & (at % 7 != 5)[:, None]})
-            yield _at(replace(call, name="padding", options={"mask": padded}), np.maximum(at - pad, 0))
+            own = call.positions if call.positions is None else np.maximum(at - pad, 0)
+            yield replace(call, name="padding", options={"mask": padded}, positions=own)
         if "segments" in draw.scope.options:
             segments = (at >= cuts[:, :1]).astype(np.int64) + (at >= cuts[:, 1:])
             begins = (cuts * (at[:, None, None] >= cuts)).max(axis=-1).T
-            yield _at(replace(call, name="segments", options={"segments": segments}), at - begins)
+            own = call.positions if call.positions is None else at - begins
+            yield replace(call, name="segments", options={"segments": segments}, positions=own)
             yield replace(call, name="segments, one position after the other", options={"segments": segments})
     if "mask" in draw.scope.options and draw.scope.few_queries:
         call = draw.random("mask, 5 of 40 tokens", 40, 5, b=3)
         yield replace(call, options={"mask": draw.rng.random((3, 1, 5, 40)) < 0.6})
-
-
-def _at(call: Call, positions: Array) -> Call:
-    return call if call.positions is None else replace(call, positions=positions)
 
 
 # ── Sizes of numbers ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -329,12 +315,9 @@ def _values(draw: Draw, base: Call) -> Iterator[Call]:
         yield replace(call, judged=np.r_[0:4, 5:9]) if np.isnan(call.q).any() else call
     equal = draw.random("equal values", 9)
     yield replace(equal, v=np.repeat(equal.v[:, :, :1], 9, axis=2))
-    yield from _denominators(draw) if spec.feature_map is not None else _saturated_scores(draw)
-
-
-def _saturated_scores(draw: Draw) -> Iterator[Call]:
-    spec, half = draw.spec, draw.spec.dtype.name == "float16"
-    if (still := _still(spec)) is not None:
+    if spec.feature_map is not None:
+        yield from _denominators(draw)
+    elif (still := _still(spec)) is not None:
         large = min(LARGE, 60000 * spec.scale) if half else LARGE
         yield _saturated(draw, still, large, f"scores of ±{large:g}")
         if half and spec.scale < 0.5:
@@ -392,28 +375,25 @@ def _denominators(draw: Draw) -> Iterator[Call]:
 
 def traits(listed: list[Call]) -> dict[str, list[Any]]:
     """A column for each trait of these calls, in the order in which they were made."""
-    rows = [_own_traits(x) | _position_traits(x) | _earlier_traits(x, listed[:i]) for i, x in enumerate(listed)]
+    rows = [_traits(x) | _position_traits(x) | _earlier_traits(x, listed[:i]) for i, x in enumerate(listed)]
     return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
 
 
-def _own_traits(call: Call) -> dict[str, Any]:
+def _traits(call: Call) -> dict[str, Any]:
     """Sizes of numbers are powers of two, so that no rule is about a number that one call happens to have."""
     (b, h, n, _), (g, t) = call.q.shape, call.k.shape[1:3]
     q, k, v = (np.nan_to_num(np.abs(x.astype(np.float64))) for x in (call.q, call.k, call.v))
-    sizes = {f"largest |{name}|": _size(x) for name, x in (("q", q), ("k", k), ("v", v))}
+    sizes = (float(2.0 ** round(np.log2(x.max(initial=0) + 1e-300))) for x in (q, k, v))
     return {
         "with a cache": bool(call.chunks), "caches at once": call.caches,
         "fewer queries than keys": n < t, "more queries than keys": n > t,
         "mask": "mask" in call.options, "segments": "segments" in call.options,
         "calls": len(call.chunks) or 1, "queries": n, "keys": t, "batch": b, "rows times heads": b * h, "key heads": g,
         "tokens in one call": max(call.chunks, default=n),
-        "NaN in another row": bool(np.isnan(call.q).any()), "held in memory": call.held or "plainly", **sizes,
+        "NaN in another row": bool(np.isnan(call.q).any()), "held in memory": call.held or "plainly",
+        **dict(zip(("largest |q|", "largest |k|", "largest |v|"), sizes, strict=True)),
         "zeros among values": bool((v == 0).any()), "zeros among queries": bool((q == 0).any()),
     }  # fmt: skip
-
-
-def _size(x: Array) -> float:
-    return float(2.0 ** round(np.log2(x.max(initial=0) + 1e-300)))
 
 
 def _position_traits(call: Call) -> dict[str, Any]:
@@ -431,13 +411,13 @@ def _position_traits(call: Call) -> dict[str, Any]:
 
 
 def _earlier_traits(call: Call, earlier: list[Call]) -> dict[str, Any]:
-    n, t, b = call.q.shape[2], call.k.shape[2], call.q.shape[0]
-    whole = [x for x in earlier if not x.chunks]
+    (b, _, n, _), t = call.q.shape, call.k.shape[2]
+    whole = [(*x.q.shape, x.k.shape[2]) for x in earlier if not x.chunks]
     return {
         "earlier calls": float(len(earlier)),
-        "an earlier call had as many queries": any(x.q.shape[2] == n for x in whole),
-        "an earlier call had the same shape": any(x.q.shape == call.q.shape for x in whole),
-        "an earlier call had more keys": any(x.k.shape[2] > t for x in whole),
-        "an earlier call had a larger batch": any(x.q.shape[0] > b for x in whole),
+        "an earlier call had as many queries": any(x[2] == n for x in whole),
+        "an earlier call had the same shape": any(x[:4] == call.q.shape for x in whole),
+        "an earlier call had more keys": any(x[4] > t for x in whole),
+        "an earlier call had a larger batch": any(x[0] > b for x in whole),
         "an earlier call had a cache": any(x.chunks for x in earlier),
     }

@@ -10,99 +10,94 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..backend import Array
-from .measured import Measured, coarser, elsewhere, read, rows_where
+from .measured import Measured, coarser, elsewhere, masks, read, rows_where
 from .report import Finding, side_by_side
 from .responses import examples, response
-from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, seen, weigh
-from .values import sources
+from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, same, weigh
+from .values import NEAR, sources
 from .weights import CLOSE, apart
 
 Ask: TypeAlias = Callable[[Call], list[Array]]
 Fault: TypeAlias = tuple[str, str]  # and the fact
 TENSORS = ("dq", "dk", "dv")
-LOOSE = {"float64": 1e-4, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # of the largest number of a tensor
-NEAR = {"float64": 1e-6, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}  # of each number
-TRANSPOSED = "chain rule: the mask of the denominator's derivative transposed"
+LOOSE = 1e-4  # of the largest number of a tensor, at least
 CAPS = (1, 30, 50, 20, 15, 10, 5, 100)
+OTHERS = "of others"
+LEFT_OUT = "causality: missing", "window: ignored"
+RULE = "chain rule:"
 GATHERED: dict[str, Any] = {
     "shared key heads: the first query head alone": lambda x: x[:, :, 0],
     "shared key heads: the last query head alone": lambda x: x[:, :, -1],
     "heads: tiled": lambda x: x.reshape(len(x), -1, x.shape[1], *x.shape[3:]).sum(axis=1),
 }
-OTHERS = "of others"
-ROWS: dict[str, Any] = {  # D, from the weights and their gradients
-    "summed over the queries": lambda w, dw: (w * dw).sum(axis=-2, keepdims=True),
-    "without the weights": lambda w, dw: dw.sum(axis=-1, keepdims=True),
-}
-LEFT_OUT: dict[str, dict[str, Any]] = {"window: ignored": {"window": None}, "causality: missing": {"causal": False}}
 
 
 # ── The chain rule in other ways ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def ways(made: Backward, tensor: int, rows: dict[str, Any]) -> Iterator[tuple[list[str], How]]:
-    """How a tensor may be made, and what is then wrong: in no step, in one, or in two; those of blocks alone. ``rows``
-    are ways to make D."""
-    shared = GATHERED if tensor and made.call.k.shape[1] < made.call.q.shape[1] else {}
-    summed = {TRANSPOSED: lambda x: x.swapaxes(-1, -2)} if made.spec.feature_map is not None and tensor < 2 else {}
-    rows = {f"chain rule: {_term(made.spec)} {how}": row for how, row in rows.items()} if tensor < 2 else {}
-    weighed = _weighed(made) if made.spec.feature_map is None and tensor < 2 else {}
-    steps = _slopes(made, tensor), _turns(made, tensor), _lefts(made, tensor), shared, summed, rows, weighed
-    named = [[("", None), *step.items()] for step in steps]
+def ways(made: Backward, tensor: int, shown: Array | None) -> Iterator[tuple[list[str], How]]:
+    """How a tensor may be made, and what is then wrong: in no step, in one, or in two; those of blocks alone. D may be
+    ``shown`` to be another one."""
+    steps = (_linear_steps if made.spec.feature_map else _softmax_steps)(made, tensor)
+    steps["back"], steps["left"] = _turns(made, tensor), _lefts(made, tensor)
+    if tensor == 2:
+        steps = {name: steps.get(name, {}) for name in ("slope", "back", "left")}
+    else:
+        rows = {OTHERS: lambda w, dw: shown} if shown is not None else {}
+        rows["summed over the queries"] = lambda w, dw: (w * dw).sum(axis=-2, keepdims=True)
+        rows["without the weights"] = lambda w, dw: dw.sum(axis=-1, keepdims=True)
+        steps["row"] = {f"{RULE} {_term(made.spec)} {how}": row for how, row in rows.items()}
+    steps["gather"] = GATHERED if tensor and made.call.k.shape[1] < made.call.q.shape[1] else {}
     for several in (0, 1, 2):
-        for each in itertools.product(*named):
-            faults = [name for name, _ in each if name]
-            if len(faults) == several and not (several > 1 and each[2][0].startswith("blocks")):
-                yield faults, How(*(change for _, change in each))
+        for names in itertools.combinations(steps, several):
+            for each in itertools.product(*(steps[name].items() for name in names)):
+                if several < 2 or not any(fault.startswith("blocks") for fault, _ in each):
+                    yield [fault for fault, _ in each], How(**{x: y for x, (_, y) in zip(names, each, strict=True)})
 
 
 def _term(spec: Spec) -> str:
     return "row term" if spec.feature_map is None else "denominator's derivative"
 
 
-def _weighed(made: Backward) -> dict[str, Any]:
-    """What dw − D may be multiplied with in the place of the weights: exp(s − the logarithm of the right sum), of keys
-    that are hidden, too."""
-    spec, parts = made.spec, made.parts
-    top = np.where(parts.seen, parts.scores, -np.inf).max(axis=-1, keepdims=True)
-    powers = np.exp(parts.scores - top) / parts.total
-    others = {fault: replace(spec, **change) for fault, change in LEFT_OUT.items()}
-    bare = {
-        "chain rule: ds without the weights": 1.0 * parts.seen,
-        "chain rule: ds without weights and mask": np.ones(parts.seen.shape),
-    }
-    return bare | {fault: powers * seen(other, made.call) for fault, other in others.items() if other != spec}
-
-
-def _slopes(made: Backward, tensor: int) -> dict[str, Any]:
-    spec, parts = made.spec, made.parts
-    if tensor == 2:
-        return {} if spec.feature_map is None else {"chain rule: not divided by the normaliser": parts.total}
-    if spec.feature_map is not None:
-        name = "chain rule: feature map's derivative"
-        others = {
-            f"{name} that of {x}": slope for x, slope in SLOPES.items() if x not in (spec.feature_map, "identity")
-        }
-        return {f"{name} missing": np.ones_like, **others}
-    if spec.softcap is None:
-        return {}
-    name, scores = "chain rule: softcap's derivative", spec.softcap * np.arctanh(parts.scores / spec.softcap)
+def _softmax_steps(made: Backward, tensor: int) -> dict[str, dict[str, Any]]:
+    """Other derivatives of the softcap; and what dw − D may be multiplied with in the place of the weights: exp(s − the
+    logarithm of the right sum), of keys that are hidden, too."""
+    spec, parts, name = made.spec, made.parts, f"{RULE} softcap's derivative"
+    powers = np.exp(parts.scores - np.where(parts.seen, parts.scores, -np.inf).max(axis=-1, keepdims=True))
+    weighed = {f"{RULE} ds without the weights": 1.0 * parts.seen}
+    weighed[f"{RULE} ds without weights and mask"] = np.ones(parts.seen.shape)
+    hidden = itertools.takewhile(lambda x: not x[0].startswith("blocks"), masks(spec, made.call))
+    weighed |= {fault: powers / parts.total * mask for fault, mask in hidden if fault in LEFT_OUT}
+    if spec.softcap is None or tensor == 2:
+        return {"weighed": weighed}
+    scores = spec.softcap * np.arctanh(parts.scores / spec.softcap)
     others = {f"{name} that of a cap of {x}": 1 - np.tanh(scores / x) ** 2 for x in CAPS if x != spec.softcap}
-    return {f"{name} missing": np.ones(1), **others}
+    return {"slope": {f"{name} missing": np.ones(1), **others}, "weighed": weighed}
+
+
+def _linear_steps(made: Backward, tensor: int) -> dict[str, dict[str, Any]]:
+    """Other derivatives of the feature map, and other keys, or queries, that the derivatives are summed over."""
+    name, own, right = f"{RULE} feature map's derivative", made.spec.feature_map, made.parts.seen
+    if tensor == 2:
+        return {"slope": {f"{RULE} not divided by the normaliser": made.parts.total}}
+    slopes = {f"{name} that of {x}": slope for x, slope in SLOPES.items() if x not in (own, "identity")}
+    other, mask = right.swapaxes(-1, -2), f"{RULE} the mask of the {{}}'s derivative transposed"
+    seen = {mask.format("denominator"): (right, other), mask.format("numerator"): (other, right)}
+    return {"slope": {f"{name} missing": np.ones_like, **slopes}, "seen": seen}
 
 
 def _turns(made: Backward, tensor: int) -> dict[str, Any]:
     """How gradients are turned back, (b, h, n, d)."""
     if made.spec.rope is None or made.spec.turns is None:
         return {}
-    rope, at, name = made.spec.turns, made.at, "chain rule: gradients"
+    rope, at, name = made.spec.turns, made.at, f"{RULE} gradients"
     back, counted = partial(EXACT.turned, rope=rope.transposed), np.arange(at.shape[-1])
     if tensor == 2:
         return {f"{name} of values rotated": partial(EXACT.turned, at=at, rope=made.spec.rope.transposed)}
@@ -123,7 +118,7 @@ def _lefts(made: Backward, tensor: int) -> dict[str, Any]:
         return np.where(np.arange(count) >= start, x.swapaxes(-1, -2) if tensor else x, 0)
 
     starts = sorted({(count - 1) // x * x for x in (4, 8, 16, 32, 64, 128)} - {0})
-    crossed = {"chain rule: not transposed": lambda x: x} if tensor and n == m else {}
+    crossed = {f"{RULE} not transposed": same} if tensor and n == m else {}
     return crossed | {f"blocks not added up: the last alone, from {x} on": partial(last, start=x) for x in starts}
 
 
@@ -137,19 +132,13 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answers: Sequence[Array], limits:
         return Gradients(spec, ask, call, answers, limits).found()
 
 
-@dataclass
 class Gradients:
     """Three gradients of one call, and what they should be."""
 
-    spec: Spec
-    ask: Ask
-    call: Call
-    answers: Sequence[Array]
-    limits: Sequence[Allowed]
-
-    def __post_init__(self) -> None:
-        self.loose, self.near = LOOSE[self.spec.dtype.name], NEAR[self.spec.dtype.name]
-        self.wrong = [i for i in range(3) if self.limits[i].ratio(self.answers[i]) > 1]
+    def __init__(self, spec: Spec, ask: Ask, call: Call, answers: Sequence[Array], limits: Sequence[Allowed]) -> None:
+        self.spec, self.ask, self.call, self.answers, self.limits = spec, ask, call, answers, limits
+        self.near, self.loose = NEAR[spec.dtype.name], max(NEAR[spec.dtype.name], LOOSE)
+        self.wrong = [i for i in range(3) if limits[i].ratio(answers[i]) > 1]
 
     def found(self) -> list[Finding]:
         wrong = self.wrong
@@ -161,11 +150,11 @@ class Gradients:
         if added := self._added():
             return [added]
         made = Backward(self.spec, self.call)
-        self.rows = ROWS | self._row_term(made)
+        self.shown = self._row_term(made)
         explained = {i: self._itself(i) or self._terms(made, i) for i in wrong}
-        if 2 in wrong and not explained[2] and (found := self._mixed() or self._by_weights()):
+        if 2 in wrong and not explained[2] and (found := self._by_weights()):
             return found
-        damage = (self._incoming() or self._values()) if not all(explained.values()) else None
+        damage = self._damaged() if not all(explained.values()) else None
         left = {i: explained[i] or ([] if damage else self._noise(i)) for i in wrong}
         return [*_merged((fault, fact, i) for i in wrong for fault, fact in left[i]), *([damage] if damage else [])]
 
@@ -200,29 +189,27 @@ class Gradients:
         if words := elsewhere(truth, answer, 2 * self.limits[i].worst.max()):
             return [("gradients: in other places", words)]
         size, each = np.abs(truth), (-1, 1, truth.shape[-1])
-        for small in (
-            size <= 1e-3 * size.max(),
-            size < self.limits[i].worst / (6 * self.near),
-        ):  # their errors are larger
+        # The errors of small numbers are larger.
+        for small in (size <= 1e-3 * size.max(), size < self.limits[i].worst / (6 * self.near)):
             known = np.where(small, np.nan, answer)
             found = response(truth.reshape(each), known.reshape(each), self.near)
             if found.function is not None:
                 return [(f"gradients: {found.words}", examples(truth, answer))]
         return []
 
-    def _row_term(self, made: Backward) -> dict[str, Any]:
+    def _row_term(self, made: Backward) -> Array | None:
         """D as dq shows it, if it is that of other queries."""
         (first, second), due = made.terms(0), -made.both[-1]
         squares = np.square(second).sum(axis=-1, keepdims=True)
         shown = ((self.answers[0] - first) * second).sum(axis=-1, keepdims=True) / squares * due
         shown = np.where(squares > 0, shown, due)  # a query that sees nothing shows nothing
         self.whose = elsewhere(due, shown, 10 * self.loose * float(np.abs(due).max()))
-        return {OTHERS: lambda w, dw: shown} if self.whose else {}
+        return shown if self.whose else None
 
     def _terms(self, made: Backward, i: int) -> list[Fault]:
         """The faults and facts of one tensor, if some multiples of its terms, made in some way, are its numbers."""
         answer = self.answers[i]
-        for faults, how in ways(made, i, self.rows):
+        for faults, how in ways(made, i, self.shown):
             terms = made.terms(i, how)
             products = np.array([[(x * y).sum() for y in (*terms, answer)] for x in terms])
             much = np.linalg.pinv(products[:, :-1], rcond=1e-9, hermitian=True) @ products[:, -1]
@@ -256,13 +243,12 @@ class Gradients:
         near = (words for x, words in named.items() if abs(factor / x - 1) < 20 * self.loose)
         return next(near, f"gradients: times {factor:.4g}")
 
-    def _mixed(self) -> list[Finding]:
-        """Rows of the batch whose queries and keys reach the dv of others."""
-        return sources(lambda call: self.ask(call)[2], self.call, 10 * self.loose, axes=(0,))[0]
-
     def _by_weights(self) -> list[Finding]:
-        """The weights that dv shows, taken apart as those of a forward pass."""
-        weights = read(self._forward, self.call).weights
+        """Rows of the batch that reach the dv of others, or the weights that dv shows, taken apart as those of a
+        forward pass."""
+        if mixed := sources(lambda call: self.ask(call)[2], self.call, 10 * self.loose, axes=(0,))[0]:
+            return mixed
+        weights, _ = read(self._forward, self.call)
         found = apart(Measured(self.spec, self._forward, self.call, weights, CLOSE[self.spec.dtype.name][0], self.call))
         return [replace(x, fact=f"in the weights that dv shows: {x.fact}") for x in found]
 
@@ -279,8 +265,26 @@ class Gradients:
             out[:, head::step, start : start + count, columns] = dv.swapaxes(-1, -2)
         return out
 
-    def _values(self) -> Finding | None:
-        """What becomes of the value of the first key, all others 0, feature by feature: g is feature i in query i."""
+    def _damaged(self) -> Finding | None:
+        """Which known function becomes of g, or of the values."""
+        for fault, what, measure in (("gradients: g", "g", self._incoming), ("values:", "values", self._values)):
+            x, y = measure()
+            if (found := response(x, y, self.near)).function is not None:
+                return Finding(f"{fault} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")
+        return None
+
+    def _incoming(self) -> tuple[Array, Array]:
+        """The g of the last query, all others 0, and what becomes of it: dv = w·f(g), of the key that weighs most."""
+        step, g = self.call.q.shape[1] // self.call.k.shape[1], np.zeros_like(self.call.q)
+        g[:, ::step, -1] = np.random.default_rng(3).standard_normal(g[:, ::step, -1].shape) * 3
+        dv, w = self.ask(replace(self.call, g=g))[2], weigh(self.spec, self.call).weights[:, ::step, -1]
+        best = np.abs(w).argmax(axis=-1)[..., None]
+        y = np.take_along_axis(dv, best[..., None], axis=2) / np.take_along_axis(w, best, axis=-1)[..., None]
+        return g[:, ::step, ::-1].astype(np.float64), y
+
+    def _values(self) -> tuple[Array, Array]:
+        """The value of the first key, all others 0, and what becomes of it, as dq has it for a g of feature i in query
+        i: feature by feature."""
         step, count = self.call.q.shape[1] // self.call.k.shape[1], min(self.call.q.shape[2:])
         v, g = np.zeros_like(self.call.v), np.zeros_like(self.call.q)
         v[:, :, 0] = np.random.default_rng(4).standard_normal(v[:, :, 0].shape) * 3
@@ -291,23 +295,7 @@ class Gradients:
         much = np.where(squares > 1e-6 * squares.max(), (got * due).sum(axis=-1) / squares, np.nan)
         y = np.full((*v.shape[:2], 1, v.shape[-1]), np.nan)
         y[..., 0, :count] = much[..., :count] * x[:, :, 0, :count]
-        return self._damaged("values:", "values", x, y)
-
-    def _incoming(self) -> Finding | None:
-        """What becomes of the g of the last query, all others 0: dv = w·f(g), of the key that weighs most."""
-        step, g = self.call.q.shape[1] // self.call.k.shape[1], np.zeros_like(self.call.q)
-        g[:, ::step, -1] = np.random.default_rng(3).standard_normal(g[:, ::step, -1].shape) * 3
-        dv, w = self.ask(replace(self.call, g=g))[2], weigh(self.spec, self.call).weights[:, ::step, -1]
-        best = np.abs(w).argmax(axis=-1)[..., None]
-        y = np.take_along_axis(dv, best[..., None], axis=2) / np.take_along_axis(w, best, axis=-1)[..., None]
-        return self._damaged("gradients: g", "g", g[:, ::step, ::-1].astype(np.float64), y)
-
-    def _damaged(self, fault: str, what: str, x: Array, y: Array) -> Finding | None:
-        """Which known function of x, (…, 1 or more, d), y (…, 1, d) is."""
-        found = response(x, y, self.near)
-        if found.function is None:
-            return None
-        return Finding(f"{fault} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")
+        return x, y
 
     def _noise(self, i: int) -> list[Fault]:
         """What is left: how far off it is, and whether its errors are as a coarser dtype's."""

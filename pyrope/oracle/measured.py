@@ -6,10 +6,10 @@ along the diagonal, one of the masks listed here, or told by the keys and querie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,29 +31,31 @@ def blocks(m: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*(x for x in BLOCKS if x < m), *(range(2, m) if m <= 130 else ())]))
 
 
-def tokens(call: Call, some: Array) -> dict[str, Array]:
-    """What may matter about some weights, bool (b, h, n, m), as columns for `rules`."""
+def where(call: Call, wrong: Array, some: Array, more: Mapping[str, Array] | None = None) -> str:
+    """The places of ``some`` weights, bool (b, h, n, m), that are wrong, in words, if a simple rule has them all."""
     (i, j), (b, h) = call.places, some.shape[:2]
-    places = np.arange(b)[:, None, None, None], np.arange(h)[:, None, None], i[:, None], j
-    row, head, i, j = (np.broadcast_to(x, some.shape)[some] for x in places)
+    i, row, head = i[:, None], np.arange(b)[:, None, None, None], np.arange(h)[:, None, None]
     columns = {"the key": j, "the query": i, "the distance": i - j, "the head": head, "the row": row}
     if call.chunks:
-        of = call.of
+        of, first, stop = call.of, call.first, np.cumsum(call.chunks)[call.of]
         columns |= {"the key is of an earlier call": of[j] < of[i], "the query is of a later call": of[i] > 0}
-    return columns
-
-
-def where(call: Call, wrong: Array, some: Array) -> str:
-    """The places of wrong weights, in words, if a simple rule has them all."""
-    rule = rules.simplest(tokens(call, some), np.broadcast_to(wrong, some.shape)[some])
-    return f", where {rule.words}" if rule is not None and rule.share > 0.95 else ""
+        columns["tokens from the key to the call"] = first[i] - j
+        columns["tokens from the key to the end of the call"] = stop[i] - j
+    columns |= {f"the key is in the query's block of {x}": i // x == j // x for x in BLOCKS if x < j.size}
+    listed = {name: np.broadcast_to(x, some.shape)[some] for name, x in (columns | dict(more or {})).items()}
+    words = _rule(listed, np.broadcast_to(wrong, some.shape)[some])
+    return f", {words}" if words else ""
 
 
 def rows_where(limit: Allowed, answer: Array, what: str, at: Array) -> str:
     """Which rows (b, h, n) of an answer are wrong, in words; ``at`` are the places of the n."""
     row, head, i = (x.ravel() for x in np.indices(answer.shape[:3]))
     bad = (limit.error(answer) > limit.worst).any(axis=-1).ravel()
-    rule = rules.simplest({f"the {what}": at[i], "the head": head, "the row": row}, bad)
+    return _rule({f"the {what}": at[i], "the head": head, "the row": row}, bad)
+
+
+def _rule(columns: dict[str, Array], wrong: Array) -> str:
+    rule = rules.simplest(columns, wrong)
     return f"where {rule.words}" if rule is not None and rule.share > 0.95 else ""
 
 
@@ -80,44 +82,11 @@ def coarser(off: float, spec: Spec) -> str:
     return next((name for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > due), "")
 
 
-class Reading(NamedTuple):
-    weights: Array  # (b, h, n, m) of the judged queries
-    offset: Array  # (b, h, n, d): what it returns where all values are 0
-
-
-def read(ask: Ask, call: Call) -> Reading:
-    """W by one call for every d keys, and what is returned for no values."""
+def read(ask: Ask, call: Call) -> tuple[Array, Array]:
+    """W of the judged queries, (b, h, n, m), by one call for every d keys; and what is returned where all values are
+    0, (b, h, n, d)."""
     *columns, offset = (ask(x)[:, :, call.judged] for x in unit_values(call))
-    return Reading(np.concatenate([x - offset for x in columns], axis=-1)[..., : call.k.shape[2]], offset)
-
-
-class Fit(NamedTuple):
-    """How well weights are row factors times numerators."""
-
-    share: float  # of the weights that are; NaN if no row has three
-    factors: Array  # (b, h, n, 1)
-    near: Array  # which ones
-
-
-def fit(weights: Array, numerators: Array, some: Array, close: float, floor: float = 0.05) -> Fit:
-    """The factor of each row is the median over some of its weights. A part of the largest is an error, too."""
-    ratio = np.where(some & (numerators != 0), weights / numerators, np.nan)
-    factors = np.nan_to_num(np.nanmedian(ratio, axis=-1, keepdims=True))
-    right = factors * numerators
-    size = np.abs(np.where(some, right, 0)).max(axis=-1, keepdims=True)
-    near = np.abs(weights - right) <= close * (np.abs(right) + floor * size)
-    counted = some & (some.sum(axis=-1, keepdims=True) > 2)
-    return Fit(float(near[counted].mean()) if counted.any() else np.nan, factors, near)
-
-
-class Numerators(NamedTuple):
-    """Numerators as they were measured to be made, what is summed in their total, and how well they fit."""
-
-    found: list[Finding]
-    number: Any = None  # (b, h, n, m); None if they are not known
-    plain: Any = None
-    fit: Any = None
-    scale: float = 1.0  # times the expected one
+    return np.concatenate([x - offset for x in columns], axis=-1)[..., : call.k.shape[2]], offset
 
 
 @dataclass(eq=False)
@@ -177,20 +146,18 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     if extra.any() and not (extra & ~empty).any() and not missing.any():
         how = "mean of all values" if (m.sees | ~empty).all() else "not zeros"
         return [Finding(f"empty rows: {how}", f"queries that see no key have weights: {fact}")]
+    named = [name for name, mask in masks(m.spec, m.call) if (mask == m.sees)[known].all()][:1]
     several = (extra | missing).any(axis=(0, 1, 3)).sum() > 2 or m.call.q.shape[2] > 8 or m.spec.window is not None
-    bands = [Finding(fault, fact) for fault in _band(m, known)] if several else []
-    if bands and not m.call.options:  # which may say it better
-        return bands
-    if fault := next((fault for fault, mask in _masks(m.spec, m.call) if (mask == m.sees)[known].all()), ""):
-        return [Finding(fault, fact)]
-    if bands:
-        return bands
+    if named or several and (named := list(_band(m, known))):
+        return [Finding(name, fact) for name in named]
     if not extra.any() and not (missing & m.sees.any(axis=-1, keepdims=True)).any():
         rows = int((~m.sees.any(axis=-1, keepdims=True) & ~empty).sum())
         return [Finding("output: rows not written", f"{rows} rows are zeros{where(m.call, missing, m.visible)}")]
-    both = (("seen though hidden", extra, ~m.visible), ("not seen", missing, m.visible))
-    step = "cache: keys" if m.call.chunks else "keys:"
-    return [Finding(f"{step} {how}", fact + where(m.call, x, some)) for how, x, some in both if x.any()]
+    ahead = where(m.call, extra, ~m.visible)
+    back = where(m.call, missing, m.visible, {"the weight due": m.right.weights})
+    how, both = "not seen" if missing.any() else "seen though hidden", missing.any() and extra.any()
+    how, words = (f"{how}, and others seen", f"; missing{back}; too many{ahead}") if both else (how, ahead + back)
+    return [Finding(f"{'cache: keys' if m.call.chunks else 'keys:'} {how}", fact + words)]
 
 
 def _fact(m: Measured, extra: Array, missing: Array) -> str:
@@ -203,84 +170,54 @@ def _fact(m: Measured, extra: Array, missing: Array) -> str:
     return f"{query} {keys}: {off}; so do {int(several.sum())} queries in all"
 
 
-# ── Bands ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _band(m: Measured, known: Array) -> list[str]:
+def _band(m: Measured, known: Array) -> Iterator[str]:
     """How far back and ahead each query sees, if that is all that differs."""
-    d = m.call.places[0][:, None] - m.call.places[1]
-    inside = np.broadcast_to(d, m.sees.shape)[m.sees]
-    low, high = int(inside.min()), int(inside.max())
-    if (((d >= low) & (d <= high)) != m.sees)[known].any():
-        return []
-    return list(dict.fromkeys([*_ahead(m, low, int(d.min())), *_back(m, high, int(d.max()))]))
-
-
-def _ahead(m: Measured, low: int, least: int) -> Iterator[str]:
-    """The least distance that is seen, against the expected one."""
-    causal, w = m.spec.causal, m.spec.window
-    if low == max(0 if causal else -w + 1 if w else least, least):
+    d, w = np.subtract.outer(*m.call.places), m.spec.window
+    (low, high), (least, most) = ((d[x].min(), d[x].max()) for x in (m.sees.any((0, 1)), m.visible.any((0, 1))))
+    if not (((d >= low) & (d <= high)) == m.sees)[known].all():
         return
-    if not causal:
-        yield "causality: not asked for" if low == 0 else f"window: {_width(w, 1 - low)}"
-        return
-    corner = m.call.k.shape[2] - m.call.q.shape[2]
-    named = {-1: "sees the next token", 1: "does not see itself", least: "missing"}
-    named |= {corner: "from the top left"} if corner else {}
-    other = f"sees {-low} tokens ahead" if low < 0 else f"sees no key nearer than {low}"
-    yield f"causality: {named.get(low, other)}"
+    if low != least and m.spec.causal:
+        yield f"causality: sees {-low} tokens ahead" if low < 0 else f"causality: sees no key nearer than {low}"
+    if high != most or low != least and not m.spec.causal:
+        width = max(high, -low) + 1
+        kept = f"cache: the last {width} tokens alone are kept"
+        yield kept if w is None and m.call.chunks else f"window: of {width}, not {w or 'asked for'}"
 
 
-def _back(m: Measured, high: int, most: int) -> Iterator[str]:
-    """The largest distance that is seen, against the expected one."""
-    w = m.spec.window
-    if high != (most if w is None else min(w - 1, most)):
-        kept = f"cache: the last {high + 1} tokens alone are kept"
-        window = "window: ignored" if w is not None and high == most else f"window: {_width(w, high + 1)}"
-        yield kept if w is None and m.call.chunks else window
-
-
-def _width(w: int | None, width: int) -> str:
-    if w is None:
-        return f"of {width}, not asked for"
-    named = {w // 2: "half as wide", w // 2 + 1: "half as wide", 2 * w: "twice as wide", 2 * w - 1: "twice as wide"}
-    named |= {w + 1: "one too wide", w - 1: "one too narrow"}
-    return named.get(width, f"of {width}, not {w}")
-
-
-# ── Other masks, (n, m) or (b, 1, n, m) ──────────────────────────────────────────────────────────────────────────────
-
-
-def _masks(spec: Spec, call: Call) -> Ways:
-    """Who else may see whom, where that is no matter of one key, one query, or their distance."""
-    rows, j = call.places
-    i, m, w = rows[:, None], call.k.shape[2], spec.window
-    causal, near = (j <= i) | (not spec.causal), abs(i - j) < (m if w is None else w)
-    right = causal & near
+def masks(spec: Spec, call: Call) -> Ways:
+    """Who else may see whom, or be summed in a total, (n, m) or (b, 1, n, m): by the step that is done otherwise."""
+    (rows, j), m, w = call.places, call.k.shape[2], spec.window
+    i, d, right = rows[:, None], np.subtract.outer(rows, j), seen(spec, call)
+    given = seen(replace(spec, causal=False, window=None), call)
+    near, causal = abs(d) < (m + len(rows) if w is None else w), (d >= 0) | (not spec.causal)
     yield from _options(call, causal, near)
-    if call.chunks:
-        of, first = call.of, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
-        yield "cache: forgotten", right & (of[i] == of)
-        yield "causality: missing within a call", of <= of[i]
-        for x in range(1, m):
-            yield f"cache: the last {x} tokens of earlier calls alone are kept", right & (j >= first[i] - x)
-    if w is not None:
-        yield f"window: in blocks of {w}", causal & (i // w == j // w)
-        yield from ((f"window: and the first {x} keys", causal & (near | (j < x))) for x in range(1, 9))
+    causal, near = causal & given, near & given
     if spec.causal:
+        yield "causality: missing", near
+        yield "causality: sees the next token", (d >= -1) & near
+        yield "causality: does not see itself", (d > 0) & near
+        yield "causality: inverted: sees the future", (d <= 0) & near
+        if rows[0] != 0 and not call.chunks:
+            yield "causality: from the top left", (j <= i - rows[0]) & near
         if call.positions is not None and (np.diff(call.positions) != 1).any():
             at = call.positions[:, None]
             yield "causality: by position", (at[..., np.clip(rows, 0, m - 1), None] >= at[..., None, :]) & near
-        yield "causality: inverted: sees the future", (j >= i) & near
-        for x in (2, 3, 4, 8, 1, 5, 6, 7, 16, 32):
-            yield f"causality: the first {x} keys seen by all queries", ((j <= i) | (j < x)) & near
         for words, place in parts(m):
             yield f"causality: counted {words}", (place <= place[np.clip(i, 0, m - 1)]) & near
+    else:
+        yield "causality: not asked for", (d >= 0) & near
+    if w is not None:
+        yield "window: ignored", causal
+        yield "window: one too wide", causal & (abs(d) <= w)
+        yield "window: one too narrow", causal & (abs(d) < w - 1)
+        yield f"window: in blocks of {w}", causal & (i // w == j // w)
+    if call.chunks:
+        yield "cache: forgotten", right & (call.of[i] == call.of)
+        yield "causality: missing within a call", (call.of <= call.of[i]) & near
     for x in blocks(m) if len(rows) > 8 and not call.chunks else ():  # of few queries, other rules may hold, too
-        same = i // x == j // x
         if spec.causal:
             yield f"causality: by blocks of {x}", (j // x <= i // x) & near
-        yield f"blocks: state lost between blocks of {x}", right & same
+        yield f"blocks: state lost between blocks of {x}", right & (i // x == j // x)
 
 
 def _options(call: Call, causal: Array, near: Array) -> Ways:
@@ -289,12 +226,11 @@ def _options(call: Call, causal: Array, near: Array) -> Ways:
     mask, segments = call.options.get("mask"), call.options.get("segments")
     if mask is not None:
         mask = mask[..., np.arange(n)[call.judged], :]
+        others = {"inverted": ~mask, "of row 0 for all": mask[:1]}
+        others |= {"transposed": mask.swapaxes(-1, -2)} if mask.shape[-1] == mask.shape[-2] else {}
         yield "mask=: ignored", right
-        yield "mask=: inverted", right & ~mask
-        yield "mask=: of row 0 for all", right & mask[:1]
         yield "mask=: instead of causality", mask & near
-        if mask.shape[-1] == mask.shape[-2]:
-            yield "mask=: transposed", right & mask.swapaxes(-1, -2)
+        yield from ((f"mask=: {how}", right & other) for how, other in others.items())
     if segments is not None:
         own, of = segments[:, None, rows, None], segments[:, None, None]
         yield "segments=: ignored", right

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,68 +18,82 @@ from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .measured import Measured, Numerators, Ways, coarser, fit, where
+from .measured import Measured, Ways, coarser, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
-from .steps import Call, Spec, capped, same, spread, weigh
+from .steps import Call, Spec, capped, same, spread
 from .turning import Turn, Way, products, right_way
 
 # The share of weights that are near: of a way that is right, of the expected one but for counts, and of another one.
 FITS, LOOSELY, NEARLY = 0.9999, 0.6, 0.9
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
 FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])
-_SIZES = (
-    0.05,
-    0.1,
-    0.3,
-    1.1,
-    2.3,
-    4.7,
-    *np.linspace(9.1, 123.4, 14),
-)  # so close that each weight is not lost beside the next
-SCORES = np.array([*(-x for x in _SIZES[::-1]), 0.0, *_SIZES])
+# So close to one another that no weight is lost beside the next.
+_SIZES = np.concatenate(([0.05, 0.1, 0.3, 1.1, 2.3, 4.7], np.linspace(9.1, 123.4, 14)))
+SCORES = np.concatenate((-_SIZES[::-1], [0.0], _SIZES))
+
+
+class Numerators(NamedTuple):
+    """Numerators as they were measured to be made, what is summed in their total, and how well weights are these
+    numerators times a factor of each row."""
+
+    found: list[Finding]
+    number: Any = None  # (b, h, n, m); None if they are not known
+    plain: Any = None
+    share: float = 1.0  # of the weights that fit; NaN if no row has three
+    factors: Any = None  # (b, h, n, 1)
+    near: Any = None  # which ones fit, (b, h, n, m)
+    scale: float = 1.0  # times the expected one
 
 
 def fits(m: Measured) -> bool:
     """Whether numerators are the expected ones, as far as there are weights enough to compare."""
-    return not _made(m, right_way(m.spec, m.due), []).fit.share <= FITS
+    return not _made(m, right_way(m.spec, m.due), []).share <= FITS
 
 
 def numerators(m: Measured) -> Numerators:
     """The step that makes other numerators, if there is one."""
     best = _made(m, right_way(m.spec, m.due), [])
-    if np.isnan(best.fit.share):
+    if np.isnan(best.share):
         return Numerators([])  # no row has weights enough to compare
-    for found, way in () if best.fit.share > FITS else _others(m):
+    for found, way in () if best.share > FITS else _others(m):
         other = _made(m, way, found)
-        if other.fit.share > max(best.fit.share, NEARLY) + (0.004 if other.fit.share < FITS else 0):
+        if other.share > max(best.share, NEARLY) + (0.004 if other.share < FITS else 0):
             best = other
-        if best.fit.share > FITS:
+        if best.share > FITS:
             break
     if abs(best.scale - 1) > m.close * (10 if best.found else 1):
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
-    if best.fit.share >= LOOSELY and (best.fit.share > FITS or m.linear or best.found):
+    if best.share >= LOOSELY and (best.share > FITS or m.linear or best.found):
         return best
     listed = (_bias, _single, _rounded) if m.linear else (_bias, _rounded, _single)
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
-    return best if best.fit.share >= LOOSELY else Numerators([_unlike(m, best.fit.near)])
+    return best if best.share >= LOOSELY else Numerators([_unlike(m, best.near)])
 
 
 def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
     """The numerators of a way; of scores times one number, if these fit better."""
     x, plain = products(m.spec, way)
     if m.linear:
-        return Numerators(found, x, plain, fit(m.weights, x, m.some, m.close))
+        return _fitted(m, found, x, plain, m.some, 0.05)
     some = m.some & (m.weights > 0)
     scores, logs = _centred(x, some), _centred(np.log(np.where(some, m.weights, 1)), some)
     scale = float((scores * logs).sum() / max(np.square(scores).sum(), 1e-300))
     floor = 0.05 if UNIT[m.spec.dtype.name] > 1e-6 else 0.0  # in float16, small weights have few digits
-    both = [np.exp(np.clip(a * (x - m.top(x)), -700, 700)) for a in (1.0, scale)]
-    one, other = (fit(m.weights, y, some, m.close, floor) for y in both)
-    if other.share > one.share + 0.01:
-        return Numerators(found, both[1], both[1], other, scale)
-    return Numerators(found, both[0], both[0], one)
+    both = (np.exp(np.clip(a * (x - m.top(x)), -700, 700)) for a in (1.0, scale))
+    one, other = (_fitted(m, found, y, y, some, floor) for y in both)
+    return other._replace(scale=scale) if other.share > one.share + 0.01 else one
+
+
+def _fitted(m: Measured, found: list[Finding], number: Array, plain: Array, some: Array, floor: float) -> Numerators:
+    """The factor of each row is the median over some of its weights. A part of the largest is an error, too."""
+    factors = np.nanmedian(np.where(some & (number != 0), m.weights / number, np.nan), axis=-1, keepdims=True)
+    right = (factors := np.nan_to_num(factors)) * number
+    size = np.abs(np.where(some, right, 0)).max(axis=-1, keepdims=True)
+    near = np.abs(m.weights - right) <= m.close * (np.abs(right) + floor * size)
+    counted = some & (some.sum(axis=-1, keepdims=True) > 2)
+    return Numerators(found, number, plain, float(near[counted].mean()) if counted.any() else np.nan, factors, near)
 
 
 def _centred(x: Array, some: Array) -> Array:
@@ -110,20 +125,17 @@ def _scale(m: Measured, a: float) -> Finding:
 
 def _scales(spec: Spec, m: int) -> dict[str, float]:
     """Scales in words, over the right one."""
-    s, d, factor = spec.scale, spec.head_dim, 1.0 if spec.rope is None else spec.rope.attention_factor
+    s, d, cap = spec.scale, spec.head_dim, spec.softcap or 1.0
     named = {"missing": 1 / s, "applied twice": s, "inverted": 1 / s**2, "1/√d, not the model's": d**-0.5 / s}
     named |= {"exp2 without log₂ e": np.log(2), "log₂ e without exp2": 1 / np.log(2)}
+    named |= {"softcap without its factor": 1 / cap, "softcap without its division": cap}
+    factor = 1.0 if spec.rope is None else spec.rope.attention_factor
     powers = {"missing": -2, "on one side alone": -1, "twice": 2, "once too often": 1}
     named |= {f"attention factor {words}": factor**power for words, power in powers.items()}
     widths = {"the rotated part": spec.rope.width if spec.rope else d, "half a head": d // 2}
     widths |= {"all heads": spec.heads * d, "all key heads": spec.key_heads * d}
     named |= {f"1/√ of the width of {what}": width**-0.5 / s for what, width in widths.items()}
-    named |= {"1/√ of the number of keys, not of features": m**-0.5 / s}
-    return named | (
-        {}
-        if spec.softcap is None
-        else {"softcap without its factor": 1 / spec.softcap, "softcap without its division": spec.softcap}
-    )
+    return named | {"1/√ of the number of keys, not of features": m**-0.5 / s}
 
 
 def _ways(spec: Spec, call: Call) -> Ways:
@@ -149,12 +161,12 @@ def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
         angles = replace(way, turn_q=replace(q, rounded=few), turn_k=replace(k, rounded=few))
         tables = replace(way, turn_q=replace(q, table=few), turn_k=replace(k, table=few))
         yield from ((f"precision: angles in {name}", angles), (f"precision: cos and sin in {name}", tables))
-    if call.chunks:
-        since = [np.maximum(i - call.of, 0) for i in range(len(call.chunks))]  # calls since that of a key
-        again, raw = (tuple(replace(k, at=k.at * x) for x in times)
-                      for times in ([1 + x for x in since], [x == 0 for x in since]))  # fmt: skip
-        yield "cache: keys rotated again in each call", replace(way, later=again)
-        yield "cache: keys of earlier calls not rotated", replace(way, later=raw)
+    since = [np.maximum(i - call.of, 0) for i in range(len(call.chunks))]  # calls since that of a key
+    if since:
+        times = {"keys rotated again in each call": [1 + x for x in since]}
+        times |= {"keys of earlier calls not rotated": [x == 0 for x in since]}
+        for how, each in times.items():
+            yield f"cache: {how}", replace(way, later=tuple(replace(k, at=k.at * x) for x in each))
 
 
 MAPS: dict[str, Function] = {
@@ -170,7 +182,8 @@ MAPS: dict[str, Function] = {
 
 
 def _maps(spec: Spec, way: Way) -> Ways:
-    yield "feature map: after the rotation", replace(way, map_first=False)
+    turned = {"q": way.turn_q(way.q), "k": way.turn_k(way.k), "turn_q": same, "turn_k": same}
+    yield "feature map: after the rotation", replace(way, **turned)
     yield from ((f"feature map: {name}", replace(way, phi=phi)) for name, phi in MAPS.items())
     for words, by in (("1/√d", spec.head_dim**-0.5), ("d^−¼", spec.head_dim**-0.25)):
         yield f"feature map: of q times {words}", replace(way, q=way.q * by)
@@ -265,24 +278,24 @@ def _bias(m: Measured) -> Finding | None:
             continue
         each, at = each[:, :count], np.minimum(np.searchsorted(known, index), count - 1)
         off = np.nanmax(np.where(np.isin(index, known[:count]), np.abs(steps - each[:, at]), np.nan))
-        term = np.concatenate((np.zeros((len(each), 1)), each.cumsum(axis=1)), axis=1)  # up to its sign, of distances
+        term = np.concatenate((np.zeros((len(each), 1)), each.cumsum(axis=1)), axis=1)
         if np.ptp(term) > 30 * m.close and off < min(30 * m.close, 0.05 * np.ptp(term)):
-            return _bias_in_words(what, -term if what == "distance" else term)
+            return _bias_in_words(what, -each if what == "distance" else each)
     return None
 
 
-def _bias_in_words(what: str, term: Array) -> Finding:
-    """term (h, distances or keys)."""
-    steps = np.diff(term, axis=-1)
+def _bias_in_words(what: str, steps: Array) -> Finding:
+    """By how much the term changes from one distance, or key, to the next, (h, distances or keys)."""
     slopes, straight = steps.mean(axis=-1), np.ptp(steps, axis=-1).max() < 0.05 * np.abs(steps).max()
-    if what == "distance" and straight and np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
+    if what == "key" or not straight:
+        numbers = ", ".join(f"{x:+.4g}" for x in (0, *steps[0, :5].cumsum()))
+        return Finding(f"bias: by {what}", f"a number for each {what} is added to scores: {numbers}, … in head 0")
+    if np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
         factor = f"{np.exp(slopes[0]):.4g}"
         words = f"for each token further back, weights are times {factor}"
         return Finding(f"bias: a decay of {factor} for each token", words)
-    numbers = ", ".join(f"{x:+.4g}" for x in (-slopes[:8] if straight else term[0, :6] - term[0, 0]))
-    if what == "distance" and straight:
-        return Finding("bias: by distance", f"for each token nearer, {numbers} is added to the scores of heads 0, 1, …")
-    return Finding(f"bias: by {what}", f"a number for each {what} is added to scores: {numbers}, … in head 0")
+    numbers = ", ".join(f"{x:+.4g}" for x in -slopes[:8])
+    return Finding("bias: by distance", f"for each token nearer, {numbers} is added to the scores of heads 0, 1, …")
 
 
 def _rounded(m: Measured) -> Finding | None:
@@ -291,36 +304,43 @@ def _rounded(m: Measured) -> Finding | None:
     off = float(np.sqrt(np.square(y[some]).mean())) if some.any() else 1.0
     if not m.close / 30 < off < 0.2:
         return None
-
-    def error(w: Array) -> float:
-        return float(np.square(m.weights - w)[m.visible].mean())
-
-    words = f"the weights are off by {off:.2g} of their size"
-    left, how = min((error(w), how) for how, w in _rounded_weights(m))
-    if left < 0.02 * error(m.right.weights):
+    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
+    (left, how), words = min(errors), f"the weights are off by {off:.2g} of their size"
+    if left < 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
         return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
-    name = coarser(off, m.spec)
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
     pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
-    if pattern or not name:
+    if pattern or not (name := coarser(off, m.spec)):
         return None
     return Finding(f"precision: as if a step were rounded to {name}", f"{words}, without a pattern")
 
 
 def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
     """The right weights with few digits at one step."""
+    way, visible = right_way(m.spec, m.due), m.right.seen
     for words, few in roundings():
-        q, k = (few(x.astype(np.float64)) for x in (m.due.q, m.due.k))
-        for what, change in (("q and k", {"q": q, "k": k}), ("q", {"q": q}), ("k", {"k": k})):
-            yield f"{what} {words}", weigh(m.spec, replace(m.due, **change)).weights
+        for on_q, on_k, what in ((few, few, "q and k"), (few, same, "q"), (same, few, "k")):
+            yield f"{what} {words}", _weights(m, replace(way, q=on_q(way.q), k=on_k(way.k)))
+            if m.linear:
+                mapped = replace(way, q=on_q(way.phi(way.q)), k=on_k(way.phi(way.k)), phi=same)
+                yield f"features of {what} {words}", _weights(m, mapped)
         if not m.linear:
-            yield f"scores {words}", definition.softmax(np.where(m.right.seen, few(m.right.scores), -np.inf))
-            powers = np.where(m.right.seen, np.exp(m.right.scores - m.top(m.right.scores)), 0)
+            yield f"scores {words}", definition.softmax(np.where(visible, few(m.right.scores), -np.inf))
+            powers = np.where(visible, np.exp(m.right.scores - m.top(m.right.scores)), 0)
             for total in (powers, few(powers)):
                 yield f"weights {words}", few(powers) / total.sum(axis=-1, keepdims=True)
         yield f"weights {words}", few(m.right.weights)
+
+
+def _weights(m: Measured, way: Way) -> Array:
+    """Those that a way makes."""
+    made, plain = products(m.spec, way)
+    if not m.linear:
+        return definition.softmax(np.where(m.right.seen, made, -np.inf))
+    total = np.where(m.right.seen, plain, 0).sum(axis=-1, keepdims=True)
+    return np.where(m.right.seen, made, 0) / np.where(total == 0, 1, total)
 
 
 def _unlike(m: Measured, near: Array) -> Finding:

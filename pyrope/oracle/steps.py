@@ -52,11 +52,6 @@ class Spec:
         """The rope that rotates inside; linear attention has no attention factor."""
         return self.rope if self.rope is None or self.feature_map is None else self.rope.rotation_only
 
-    @property
-    def unit(self) -> float:
-        """What makes scores of a size of about 1 from random numbers."""
-        return float((self.scale * self.head_dim**0.5) ** -0.5)
-
 
 @dataclass(frozen=True)
 class Call:
@@ -84,6 +79,16 @@ class Call:
         return (self.q.shape, self.k.shape, self.chunks, *self.options)
 
     @property
+    def square(self) -> bool:
+        """Whether there are as many queries as keys."""
+        return bool(self.q.shape[2] == self.k.shape[2])
+
+    @property
+    def size(self) -> float:
+        """Of its values."""
+        return float(np.abs(self.v[0, 0].astype(np.float64)).max(initial=0))
+
+    @property
     def places(self) -> tuple[Array, Array]:
         """The places of the judged queries, which are the last of the tokens, and of the keys."""
         n, t = self.q.shape[-2], self.k.shape[-2]
@@ -93,6 +98,11 @@ class Call:
     def of(self) -> Array:
         """The call with a cache that each token comes in, (t,)."""
         return np.repeat(np.arange(len(self.chunks)), self.chunks)
+
+    @property
+    def first(self) -> Array:
+        """The first token of that call, (t,)."""
+        return np.repeat(np.cumsum((0, *self.chunks[:-1])), self.chunks)
 
     def at(self) -> tuple[Any, Any]:
         """The positions of the judged queries and of the keys, (b, 1, n) and (b, 1, t)."""
@@ -298,7 +308,7 @@ class How(NamedTuple):
     back: Any = None  # how dq and dk are turned back, and dv, which is not turned
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
-    seen: Any = None  # of Eq. (19): the keys that dZ is summed over
+    seen: Any = None  # of Eq. (19): the keys that dN and dZ are summed over, two masks
     row: Any = None  # D, from the weights and their gradients
     weighed: Any = None  # what dw − D is multiplied with in the place of the weights
 
@@ -351,7 +361,7 @@ class Backward:
             each = (self.r.stored(weights * y, 2) * slope for y in both)
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
-        dn, dz = (np.where(some, y * share, 0) for some, y in zip((seen, (how.seen or same)(seen)), both, strict=True))
+        dn, dz = (np.where(some, y * share, 0) for some, y in zip(how.seen or (seen, seen), both, strict=True))
         dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
         return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
 
@@ -415,16 +425,14 @@ def allowed(
         return limits(most)
     now = limits(0)
     for runs, doubt in ((1, 1.0), (most, 0.5), (MANY * most, 1.0)):
-        ratio, error = max(map(Allowed.ratio, now, answers)), max(map(_furthest, now, answers))
-        far, sure = wrong and error > FAR * max(sizes), ratio > DOUBTFUL or wrong > 0.5
+        ratio = max(map(Allowed.ratio, now, answers))
+        errors = (float(limit.error(x).max(initial=0)) for limit, x in zip(now, answers, strict=True))
+        far = wrong and any(x > FAR * max(size, max(sizes) / 20) for x, size in zip(errors, sizes, strict=True))
+        sure = ratio > DOUBTFUL or wrong > 0.5
         if ratio <= doubt or far or (len(noisy) == most and sure):
             break  # few samples may be small by chance, but not by so much
         now = limits(runs)
     return now
-
-
-def _furthest(limit: Allowed, answer: Array) -> float:
-    return float(limit.error(answer).max(initial=0))
 
 
 def _tolerance(spec: Spec, call: Call, truth: Array, noisy: Sequence[Array], size: float, keys: Array) -> Allowed:

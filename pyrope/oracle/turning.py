@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,6 @@ class Way:
     turn_q: Function | Turn
     turn_k: Function | Turn
     phi: Function = same
-    map_first: bool = True  # the feature map before the rotation
     cap: Function = same  # of the scaled scores
     later: tuple[Turn, ...] = ()  # of the keys, as the queries of each call see them
     of: Any = None  # the call of each judged query
@@ -86,23 +85,13 @@ def right_way(spec: Spec, call: Call) -> Way:
 
 def products(spec: Spec, way: Way) -> tuple[Array, Array]:
     """The scores, or the numerators of linear attention; and what linear attention sums in its total."""
-    if spec.feature_map is None:
-        scores = _compared(way, way.q, way.k) * spec.scale
-        return way.cap(scores), scores
-    if not way.map_first:
-        numerators = way.phi(way.turn_q(way.q)) @ way.phi(way.turn_k(way.k)).swapaxes(-1, -2)
-        return numerators, numerators
     fq, fk = way.phi(way.q), way.phi(way.k)
-    return _compared(way, fq, fk), fq @ fk.swapaxes(-1, -2)
-
-
-def _compared(way: Way, q: Array, k: Array) -> Array:
-    """q̃·k̃ᵀ."""
-    q = way.turn_q(q)
-    if not way.later:
-        return q @ way.turn_k(k).swapaxes(-1, -2)
-    each = [q @ turn(k).swapaxes(-1, -2) for turn in way.later]
-    return np.select([np.equal(way.of, i)[:, None] for i in range(len(each))], each)
+    tq = way.turn_q(fq)
+    each = [tq @ turn(fk).swapaxes(-1, -2) for turn in way.later or (way.turn_k,)]
+    turned = np.select([np.equal(way.of, i)[:, None] for i in range(len(each))], each) if way.later else each[0]
+    if spec.feature_map is None:
+        return way.cap(turned * spec.scale), turned * spec.scale
+    return turned, fq @ fk.swapaxes(-1, -2)
 
 
 # ── Reading pairs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,95 +99,73 @@ def _compared(way: Way, q: Array, k: Array) -> Array:
 
 @dataclass(frozen=True)
 class Relative:
-    """The rotations of the pairs of a rope in one call."""
+    """How queries are turned against keys in one call."""
 
     spec: Spec
     ask: Ask
     call: Call
-    rope: Rope
 
     @cached_property
-    def z(self) -> Array:
-        """e^{iΔ} times a factor, (b, n, m, p); NaN where it is not known. One pair is in each key head at a time, and
-        all of them, read in two ways each, are the rows of a few batches: calls may be slow."""
-        g, count, step = self.call.k.shape[1], self.rope.pairs, self.call.q.shape[1] // self.call.k.shape[1]
-        groups = [np.arange(i, min(i + g, count)) for i in range(0, count, g)]
-        probes = [self._probe(group, which) for group in groups for which in (0, 1)]
-        parts = [self._read(probes[i : i + self.many])[:, :, ::step] for i in range(0, len(probes), self.many)]
-        one, other = np.concatenate(parts).reshape(len(groups), 2, *parts[0].shape[1:]).swapaxes(0, 1)
-        z = ((one + other) / 2 + 1j * (one - other) / 2).swapaxes(1, 2)  # (groups, g, b, n, m)
-        return np.moveaxis(z.reshape(-1, *z.shape[2:])[:count], 0, -1)
+    def compared(self) -> Array:
+        """What a query of ones makes of a key that is one feature, (b, n, m, d), times a factor; NaN where it is not
+        known. Each key head has another feature, and all features are the rows of a few batches: calls may be slow."""
+        (b, g, m, d), visible = self.call.k.shape, seen(self.spec, self.call)
+        off, on = (0.0, self.spec.scale**-0.5) if self.spec.feature_map is None else (-40.0, 1.0)
+        k = np.full((-(-d // g), b, g, m, d), off)
+        for feature in range(d):
+            k[feature // g, :, feature % g, :, feature] = on
+        if self.spec.feature_map is not None:
+            y = np.where(visible, self._weights(on, k), np.nan)
+        else:  # every other key is zeros in each of two rows for one, and its score is 0
+            odd, cap = np.arange(m) % 2 == 1, self.spec.softcap
+            both = self._weights(on, np.stack([np.where(x[:, None], k, 0) for x in (odd, ~odd)]))
+            logs = np.where(visible, np.log(np.maximum(both, 1e-300)), np.nan)
+            zeros = np.where(np.stack((~odd, odd))[:, None, None, None, None], logs, np.nan)
+            y = np.where(odd, *(logs - np.nanmean(zeros, axis=-1, keepdims=True)))
+            y = y if cap is None else cap * np.arctanh(np.clip(y / cap, -0.999, 0.999))
+        y = np.moveaxis(y[:, :, :: y.shape[2] // g], (0, 2), (3, 4))
+        return y.reshape(*y.shape[:3], -1)[..., :d]
+
+    def _weights(self, query: float, k: Array) -> Array:
+        """(…, b, g, m, d) -> (…, b, h, n, m)."""
+        each, read, dtype = k.reshape(-1, *k.shape[-4:]), list[Array](), self.call.q.dtype
+        q = np.full(self.call.q.shape, query, dtype)
+        for i in range(0, len(each), self.many):
+            some = each[i : i + self.many]
+            *calls, _ = unit_values(self._tiled(q, np.concatenate(some).astype(dtype), len(some)))
+            read.append(np.concatenate([self.ask(call) for call in calls], axis=-1)[..., : k.shape[-2]])
+        weights = np.concatenate(read)
+        return weights.reshape(*k.shape[:-3], *weights.shape[1:])
 
     @cached_property
     def many(self) -> int:
         """How often the call may be made at once: one time alone, if its answer is another one in a larger batch."""
         times, once = max(1, ROWS // len(self.call.q)), self.ask(self.call)
         try:
-            often = self.ask(self._tiled(self.call.q, self.call.k, times))
+            often = self.ask(self._tiled(self.call.q, np.concatenate([self.call.k] * times), times))
         except Unreadable:
             return 1
         return times if np.allclose(np.concatenate([once] * times), often, rtol=1e-3, atol=1e-3, equal_nan=True) else 1
 
     def _tiled(self, q: Array, k: Array, times: int) -> Call:
-        """The call so often, in one batch, with these queries and keys, or as often as they come."""
-        v, at = (np.concatenate([x] * times) for x in (self.call.v, np.asarray(self.call.positions)))
-        q, k = (x if len(x) == len(v) else np.concatenate([x] * times) for x in (q, k))
+        """The call so often, in one batch, with these queries, each time the same, and these keys."""
+        q, v, at = (np.concatenate([x] * times) for x in (q, self.call.v, np.asarray(self.call.positions)))
         return replace(self.call, q=q, k=k, v=v, positions=at)
 
-    def _probe(self, pairs: Array, which: int) -> tuple[Array, Array]:
-        """q and k whose products are cos Δ + sin Δ, or cos Δ − sin Δ, of these pairs."""
-        slices = definition.pairs(self.rope.layout, self.rope.width, self.rope.start)[0]
-        reads, step = [np.arange(self.rope.head_dim)[s] for s in slices], self.call.q.shape[1] // self.call.k.shape[1]
-        off, on = (0.0, self.spec.scale**-0.5) if self.spec.feature_map is None else (-40.0, 1.0)
-        q, k = np.full(self.call.q.shape, off), np.full(self.call.k.shape, off)
-        for head, pair in enumerate(pairs):
-            q[:, head * step, :, reads[which][pair]] = on
-            for feature in reads:
-                k[:, head, :, feature[pair]] = on
-        return q, k
-
-    def _read(self, probes: list[tuple[Array, Array]]) -> Array:
-        """The numerators of linear attention, or the scores: every other key is zeros in each of two rows for one, and
-        its score is 0."""
-        q, k = (np.stack(x) for x in zip(*probes, strict=True))
-        visible, cap = np.broadcast_to(seen(self.spec, self.call), (*q.shape[1:4], k.shape[3])), self.spec.softcap
-        if self.spec.feature_map is not None:
-            return np.where(visible, self._weights(q, k) * visible.sum(axis=-1, keepdims=True), np.nan)
-        odd = np.arange(k.shape[3]) % 2 == 1
-        both = self._weights(np.stack((q, q)), np.stack([np.where(x[:, None], k, 0) for x in (odd, ~odd)]))
-        logs = np.where(visible, np.log(np.maximum(both, 1e-300)), np.nan)
-        some = np.stack((~odd, odd)).reshape(2, *[1] * (logs.ndim - 2), -1)  # the keys that are zeros
-        zero = np.nanmean(np.where(some, logs, np.nan), axis=-1, keepdims=True)
-        scores = np.where(odd, *(logs - zero))
-        return scores if cap is None else cap * np.arctanh(np.clip(scores / cap, -0.999, 0.999))
-
-    def _weights(self, q: Array, k: Array) -> Array:
-        """(…, b, h, n, d) and (…, b, g, m, d) -> (…, b, h, n, m)."""
-        lead, dtype, b, read = q.shape[:-4], self.call.q.dtype, len(self.call.q), list[Array]()
-        q, k = (x.reshape(-1, *x.shape[-3:]).astype(dtype) for x in (q, k))
-        for i in range(0, len(q), b * self.many):
-            some = np.s_[i : i + b * self.many]
-            *calls, _ = unit_values(self._tiled(q[some], k[some], len(q[some]) // b))
-            read.append(np.concatenate([self.ask(call) for call in calls], axis=-1))
-        weights = np.concatenate(read)[..., : k.shape[-2]]
-        return weights.reshape(*lead, b, *weights.shape[1:])
-
-    @cached_property
-    def uneven(self) -> float:
-        """How far the lengths of z are from one another: 0 if these features are the pairs."""
-        size = np.abs(self.z[np.isfinite(self.z)])
-        return float(np.quantile(np.abs(size / np.median(size) - 1), 0.95)) if size.size else np.inf
-
-    @cached_property
-    def turned(self) -> tuple[Array, Array]:
-        """e^{iA} and e^{iB}, (b, n, p) and (b, m, p), relative to that of the first key; NaN where it is not known."""
-        z = self.z / np.abs(self.z)
+    def turned(self, rope: Rope) -> tuple[Array, Array, float]:
+        """e^{iA} and e^{iB} of its pairs, (b, n, p) and (b, m, p), relative to that of the first key, NaN where it is
+        not known; and how far their lengths are from one another: 0 if these features are the pairs. Numerators of
+        Eq. (19) are divided by a total of their own for each query, whatever it is."""
+        a, b = (self.compared[..., x] for x in definition.pairs(rope.layout, rope.width, rope.start)[0])
+        size, z = np.hypot(a, b), a + b + 1j * (b - a)
+        off = np.abs(size / np.nanmedian(size, axis=(2, 3) if self.spec.feature_map else None, keepdims=True) - 1)
+        z = z / np.abs(z)
         q = z[:, :, 0].copy()
         k = np.conj(z[:, -1]) * q[:, -1:]
         for j in range(1, z.shape[1]) if self.spec.window is not None else ():  # by the key before, step by step
             q[:, j] = z[:, j, j - 1] * k[:, j - 1]
             k[:, j] = np.conj(z[:, j, j]) * q[:, j]
-        return q, k
+        return q, k, float(np.nanquantile(off, 0.95)) if np.isfinite(off).any() else np.inf
 
 
 # ── Frequencies and pairs ────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,36 +174,28 @@ class Relative:
 def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Finding], Way]]:
     """How queries and keys are turned instead, and what that is called: by other positions, or else by other angles."""
     assert spec.turns is not None
-    call = replace(call, options={}, judged=slice(None))
-    right, loose = right_way(spec, replace(due, judged=slice(None))), 0.02 + 8 * UNIT[spec.dtype.name]
+    judged, call = call.judged, replace(call, options={}, judged=slice(None))
+    right, loose = right_way(spec, due), 0.02 + 8 * UNIT[spec.dtype.name]
+    here = Relative(spec, ask, call)
     for words, rope in _ropes(spec.turns) if call.k.shape[2] <= LONG else ():
-        here = Relative(spec, ask, call, rope)
-        if here.uneven > loose:
+        *turned, uneven = here.turned(rope)
+        if uneven > loose:
             continue
         fact = f"the pairs that turn are those of layout {rope.layout!r}, {rope.width} features wide"
         paired, theta = [Finding(words, fact)] if words else [], [rope.direction * frequencies(rope)] * 2
         named = None
-        if (at := _acts(here, theta)) is not None:
+        if (at := _acts(here, turned, theta)) is not None:
             named, at = _moved(call, at)
-            yield [*paired, *named], _way(right, rope, theta, at)
-        if not named:
-            yield from _by_frequencies(here, paired, right)
-
-
-def _by_frequencies(here: Relative, paired: list[Finding], right: Way) -> Iterator[tuple[list[Finding], Way]]:
-    """Other frequencies, measured at positions that grow fast, or, if a candidate only counts, at those of a count."""
-    for rungs in (ladder(TOP), np.arange(48)):
-        at = np.concatenate(([0], rungs))[None]  # the first token is not read
-        shapes = (here.spec.heads, here.spec.key_heads, here.spec.key_heads)
-        q, k, v = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)
-        call = Call("frequencies", q, k, v, positions=at)
-        sides = [_frequencies(x, call) for x in Relative(here.spec, here.ask, call, here.rope).turned]
-        theta = [side.theta for side in sides]
-        if (acts := _acts(here, theta)) is not None:
-            named, acts = _moved(here.call, acts)
-            faults = _sides(*(_fault(side, here.rope) for side in sides))
-            yield [*paired, *faults, *named], _way(right, here.rope, theta, acts)
-            return
+            yield [*paired, *named], _way(right, rope, theta, at, judged)
+        if named:
+            continue
+        for measured in map(partial(_measured, here, rope), (ladder(TOP), np.arange(48))):
+            theta = [side.theta for side in measured]
+            if (at := _acts(here, turned, theta)) is not None:
+                moved, at = _moved(call, at)
+                faults = _sides(*(_fault(side, rope) for side in measured))
+                yield [*paired, *faults, *moved], _way(right, rope, theta, at, judged)
+                break
 
 
 def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
@@ -250,15 +209,22 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield from ((words, replace(rope, rotary_dim=width, layout=layout)) for layout in (rope.layout, other))
 
 
-def _frequencies(turned: Array, call: Call) -> Measured:
-    """θ of one side, with its sign, from angles at the positions of the ladder: unwrapped, then by least squares."""
-    assert call.positions is not None
-    angle, at = np.angle(np.nan_to_num(turned[0, 1:], nan=1.0)), call.positions[0, 1:]
-    theta, _, _ = unwrap(angle, at, 4 * UNIT[call.q.dtype.name], subnormal=False)
-    rest, squares = wrapped(angle - angle[0] - np.outer(at, theta)), float(np.square(at).sum())
-    slope = (at[:, None] * rest).sum(axis=0) / squares
-    off = np.sqrt(np.square(rest - np.outer(at, slope)).mean(axis=0))
-    return Measured(theta + slope, (4 * off + 1e-7) / squares**0.5)
+def _measured(here: Relative, rope: Rope, rungs: Array) -> list[Measured]:
+    """θ of queries and of keys, with its sign, from angles at positions that grow fast, or, if a candidate only counts,
+    at those of a count: unwrapped, then by least squares. The first token is not read."""
+    at = np.concatenate(([0], rungs))[None]
+    shapes = (here.spec.heads, here.spec.key_heads, here.spec.key_heads)
+    q, k, v = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)
+    *sides, _ = replace(here, call=Call("frequencies", q, k, v, positions=at)).turned(rope)
+    listed, squares = list[Measured](), float(np.square(rungs.astype(np.float64)).sum())
+    for turned in sides:
+        angle = np.angle(np.nan_to_num(turned[0, 1:], nan=1.0))
+        theta, _, _ = unwrap(angle, rungs, 4 * UNIT[q.dtype.name], subnormal=False)
+        rest = wrapped(angle - angle[0] - np.outer(rungs, theta))
+        slope = (rungs[:, None] * rest).sum(axis=0) / squares
+        off = np.sqrt(np.square(rest - np.outer(rungs, slope)).mean(axis=0))
+        listed.append(Measured(theta + slope, (4 * off + 1e-7) / squares**0.5))
+    return listed
 
 
 def _fault(side: Measured, rope: Rope) -> Finding | None:
@@ -284,12 +250,12 @@ def _sides(queries: Finding | None, keys: Finding | None) -> Iterator[Finding]:
 # ── Positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _acts(here: Relative, theta: list[Array]) -> list[Array] | None:
+def _acts(here: Relative, sides: list[Array], theta: list[Array]) -> list[Array] | None:
     """The positions that queries and keys act at, (b, n) each, up to one number for each row, NaN where they are not
     known; None if the angles of one side are those of no position."""
     at, close = np.asarray(here.call.positions, np.float64), 0.1 if UNIT[here.spec.dtype.name] > 1e-4 else 5e-3
     both = list[Array]()
-    for turned, side in zip(here.turned, theta, strict=True):
+    for turned, side in zip(sides, theta, strict=True):
         known = np.isfinite(turned).all(axis=-1)
         turned = turned * np.exp(1j * at[:, :1, None] * theta[1])  # the first key is where it should be
         acts, off = acts_at(np.nan_to_num(turned, nan=1.0).reshape(-1, len(side)), side, 2 * np.abs(at).max() + 10)
@@ -301,8 +267,9 @@ def _acts(here: Relative, theta: list[Array]) -> list[Array] | None:
     return both
 
 
-def _way(right: Way, rope: Rope, theta: list[Array], at: list[Array]) -> Way:
-    turns = [Turn(rope, np.nan_to_num(x)[:, None], one) for one, x in zip(theta, at, strict=True)]
+def _way(right: Way, rope: Rope, theta: list[Array], at: list[Array], judged: Any) -> Way:
+    acts = at[0][:, judged], at[1]
+    turns = [Turn(rope, np.nan_to_num(x)[:, None], one) for one, x in zip(theta, acts, strict=True)]
     return replace(right, turn_q=turns[0], turn_k=turns[1])
 
 
@@ -353,7 +320,7 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str
 
 def _in_calls(call: Call, p: Array, counted: Array) -> Iterator[tuple[str, str, Array]]:
     """Positions that begin anew, or are off, in the calls of a cache."""
-    later, first = call.of > 0, np.repeat(np.cumsum((0, *call.chunks[:-1])), call.chunks)
+    later, first = call.of > 0, call.first
     yield "first position taken as 0", "0, 1, 2, … in each call", counted - first
     yield "first position taken as 0", "p less the first of its call, after the first call", p - p[:, first] * later
     for by in (1, -1):

@@ -6,24 +6,24 @@ reaches, and values of many sizes show whether they are rounded, clipped, or oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from .. import definition
 from ..backend import Array
+from ..theta import Rope
 from .measured import Ask, read
 from .report import Finding
 from .responses import Response, examples, response
-from .steps import EXACT, Allowed, Call, Spec, weigh
+from .steps import Allowed, Call, Spec, weigh
 
 ONES = 4  # features of all values that are 1
-CLOSE = {"float64": 1e-6, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
+NEAR = {"float64": 1e-6, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 MOST = 64  # rows, or heads, whose readers are looked for
-Change: TypeAlias = Callable[[Array, Call], Array]  # of the values of a call
 NOT_SUMMED = "values: not only summed"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}
 AXES = ("row", "batch"), ("head", "heads")  # of an array, and the step that may mix them
@@ -99,37 +99,38 @@ class Values:
 
     def __init__(self, spec: Spec, ask: Ask, call: Call, weights: Array, offset: Array) -> None:
         self.spec, self.ask, self.call, self.weights, self.offset = spec, ask, call, weights, _finite(offset)
-        self.close, self.rng = CLOSE[spec.dtype.name], np.random.default_rng(12)
-        self.turn: Change = _as_given
-        self.v = self._spread(call)
+        self.close, self.rng = NEAR[spec.dtype.name], np.random.default_rng(12)
+        self.rotated = False
 
-    def _spread(self, call: Call) -> Array:
+    def _spread(self, v: Array) -> Array:
         """The values that each head weighs."""
-        return definition.repeat_heads(self.turn(call.v.astype(np.float64), self.call), self.call.q.shape[1])
+        return definition.repeat_heads(v.astype(np.float64), self.call.q.shape[1])
 
     def _asked(self, v: Array) -> Array:
         out = self.ask(replace(self.call, v=v.astype(self.call.v.dtype)))
         return _finite(out[:, :, self.call.judged] - self.offset)
 
     def summed(self, due: Call, answer: Array, allowed: Allowed) -> bool:
-        """Whether the answer is the sum of the values that are read, times their weights."""
+        """Whether the answer is the sum of the values that are read, times their weights; of rotated ones it is."""
         room = 3 * allowed.worst + self.close * np.abs(answer).max(axis=-1, keepdims=True)
-        room = room + (
-            0 if self.turn is _as_given else 10 * self.close * np.abs(self.v).max()
-        )  # undone values are rounded
-        return bool((np.abs(self.weights @ self._spread(due) + self.offset - answer) <= room).all())
+        out = self.weights @ self._spread(due.v) + self.offset
+        return self.rotated or bool((np.abs(out - answer) <= room).all())
 
-    def turned(self, answer: Array, allowed: Allowed) -> list[Finding]:
-        """Values that are turned: weights, read with values that undo it, explain the answer, and are kept."""
-        own, weights = self.ask, self.weights
-        for words, turn, undo in _turns(self.spec):
-            self.turn, self.ask = turn, partial(_undone, own, undo)
-            w = read(self.ask, self.call).weights
+    def turned(self) -> Iterator[Finding]:
+        """Values that are turned, by whatever angles: weights are then read along what becomes of each value."""
+        if self.spec.rope is None:
+            return
+        v, feature = np.zeros_like(self.call.v), self.spec.rope.start
+        v[:, :, -1, feature] = 1
+        out = np.abs(self._asked(v)).max(axis=(0, 1, 2))
+        reached = np.flatnonzero(out > 10 * self.close * out.max())
+        self.rotated = reached.size == 2
+        if self.rotated:
+            self.ask = partial(_along, self.ask, self.spec.rope, self.spec)
+            w, _ = read(self.ask, self.call)
             self.weights = np.where(np.abs(w) > 1e-6 * np.abs(w).max(axis=-1, keepdims=True), w, 0)
-            if self.summed(self.call, answer, allowed):
-                return [Finding(f"values: {words}", f"outputs are those of values that are {words}")]
-        self.turn, self.ask, self.weights = _as_given, own, weights
-        return []
+            words = f"feature {feature} of the last value comes out in features {reached[0]} and {reached[1]}"
+            yield Finding("values: rotated", words)
 
     def added(self) -> Iterator[Finding]:
         size = float(np.abs(self.offset).max(initial=0))
@@ -146,8 +147,9 @@ class Values:
         one = y[..., :ONES] if told.function is None else told.function(np.ones((1, 1, 1, 1)))
         if not told.words or np.ptp(one) > 10 * self.close * np.abs(one).max():  # it depends on more than on the value
             once, twice = (self._asked(by * self.call.v.astype(np.float64)) for by in (1, 2))
-            words = "twice the values do not give twice the output"
-            return [] if _parallel(once, twice) else [Finding(NOT_SUMMED, words)]
+            if (once * twice).sum() > 0.995 * np.linalg.norm(once) * np.linalg.norm(twice):
+                return []
+            return [Finding(NOT_SUMMED, "twice the values do not give twice the output")]
         self.weights = self.weights / one.flat[0] if one.flat[0] and sole else self.weights
         step = "output" if self._after(told, answer) else "values"
         return [Finding(f"{step}: {told.words}", f"of values, {examples(v[..., :1, :], y)}")]
@@ -177,30 +179,31 @@ class Values:
         due = weigh(self.spec, self.call).weights
         w = due if np.abs(due - self.weights).max() < 0.01 else self.weights  # it may be the output that is rounded
         changed = found.function(self.call.v.astype(np.float64))
-        before, after = w @ self._spread(replace(self.call, v=changed)), found.function(w @ self.v)
+        before, after = w @ self._spread(changed), found.function(w @ self._spread(self.call.v))
         return bool(np.abs(after - answer).mean() < 0.5 * np.abs(before - answer).mean())
 
 
-def _as_given(v: Array, call: Call) -> Array:
-    return v
-
-
-def _undone(ask: Ask, undo: Change, call: Call) -> Array:
-    return ask(replace(call, v=undo(call.v.astype(np.float64), call).astype(call.v.dtype)))
-
-
-def _turns(spec: Spec) -> Iterator[tuple[str, Change, Change]]:
-    """What may be done to values, in words, and what undoes it."""
-    if spec.rope is not None:
-        ropes = spec.rope.rotation_only, spec.rope.rotation_only.transposed
-        there, back = (partial(lambda v, call, rope: EXACT.turned(v, call.at()[1], rope), rope=rope) for rope in ropes)
-        yield from (("rotated", there, back), ("rotated backwards", back, there))
+def _along(ask: Ask, rope: Rope, spec: Spec, call: Call) -> Array:
+    """What comes out of values of one feature each that are rotated, as if it came out in that feature: (b, h, n, d).
+    The two features of a pair are asked for one after the other."""
+    keys, features = np.nonzero(call.v[0, 0])
+    if not keys.size:
+        return ask(call)
+    out, due = np.zeros(call.q.shape), weigh(spec, replace(call, judged=np.s_[:])).weights
+    other = np.arange(rope.head_dim)
+    first, second = (other[x].copy() for x in definition.pairs(rope.layout, rope.width, rope.start)[0])
+    other[first], other[second] = second, first
+    for mine in (np.isin(features, second), ~np.isin(features, second)):
+        key, feature = keys[mine], features[mine]
+        y = _finite(ask(replace(call, v=np.where(np.isin(np.arange(rope.head_dim), feature), call.v, 0))))
+        y = np.stack((y[..., feature], np.where(other[feature] == feature, 0, y[..., other[feature]])))
+        most = np.square(y).sum(axis=0).argmax(axis=2)[:, :, None]
+        along = np.take_along_axis(y, most[None], axis=3)
+        sign = np.sign(np.take_along_axis(due[..., key], most, axis=2))
+        out[..., feature] = sign * (y * along).sum(axis=0) / (np.linalg.norm(along, axis=0) + 1e-300)
+    return out
 
 
 def _finite(x: Any) -> Array:
     """With 0 in the place of what is not a number."""
     return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _parallel(x: Array, y: Array) -> bool:
-    return bool((x * y).sum() > 0.995 * np.linalg.norm(x) * np.linalg.norm(y))

@@ -16,10 +16,11 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from .candidate import UNIT
-from .measured import Ask, Measured, Numerators, blocks, coarser, elsewhere, masked, read, where
-from .numerators import fits, numerators
+from .measured import Ask, Measured, blocks, coarser, elsewhere, masked, masks, read, where
+from .numerators import Numerators, fits, numerators
 from .report import Finding, side_by_side
-from .steps import Allowed, Call, Spec, weigh
+from .steps import Allowed, Call, Spec, same, weigh
+from .turning import products, right_way
 from .values import NOT_SUMMED, Values, sources
 
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
@@ -50,9 +51,10 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
 def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Finding], Call]:
     """What becomes of values on their way to the output, and the call with what each head reads."""
     spec, due, close = values.spec, values.call, CLOSE[values.spec.dtype.name][0]
-    listed, made = [*values.added()], fits(Measured(spec, values.ask, due, values.weights, close, due))
+    listed = [*values.added()]
     if not values.summed(due, answer, allowed):
-        listed += values.turned(answer, allowed)
+        listed += values.turned()
+    made = fits(Measured(spec, values.ask, due, values.weights, close, due))
     if not (made and values.summed(due, answer, allowed)):
         moved, due = sources(values.ask, due, 10 * close)
         listed += moved
@@ -66,23 +68,33 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
     error = float(np.square(answer - allowed.truth).mean())
     if not call.alike and (words := elsewhere(allowed.truth, answer, 2 * float(allowed.worst.max()))):
         yield Finding("output: in other places", words)
-    for fault, out in _outputs(spec, call):
+    for fault, other in _other_calls(call):
+        out = weigh(spec, other).out
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
-        if near and np.square(out - answer).mean() < 0.01 * error:
+        if near and np.square(out - answer).mean() <= 0.01 * min(error, np.square(answer).mean()):
             yield Finding(fault, f"all {answer.size} outputs are those of this mistake")
 
 
-def _outputs(spec: Spec, call: Call) -> Iterator[tuple[str, Array]]:
-    """Results of other arguments."""
+def _other_calls(call: Call) -> Iterator[tuple[str, Call]]:
+    """Arguments that may be taken for those that are given."""
     k, v = call.k, call.v
-    yield "output: zeros", np.zeros_like(weigh(spec, call).out)
-    yield "values: keys used as values", weigh(spec, replace(call, v=k)).out
-    yield "values: keys and values exchanged", weigh(spec, replace(call, k=v, v=k)).out
+    yield "output: zeros", replace(call, v=np.zeros_like(v))
+    yield "values: keys used as values", replace(call, v=k)
+    yield "values: keys and values exchanged", replace(call, k=v, v=k)
+    for by, words, edge in ((1, "before", np.s_[:1]), (-1, "after", np.s_[-1:])):
+        cut = np.roll(v, by, axis=2)
+        yield f"values: of the token {words}", replace(call, v=cut.copy())
+        cut[:, :, edge] = 0
+        yield f"values: of the token {words}", replace(call, v=cut)
 
 
 def apart(m: Measured) -> list[Finding]:
     """What differs in which factor of the weights."""
-    lost = list(_not_finite(m))
+    lost, empty = list[Finding](), ~m.visible.any(axis=-1, keepdims=True)
+    if m.bad.any():
+        words = f"{m.bad.sum()} of {m.bad.size} rows of weights are not finite"
+        words += where(m.call, m.bad, np.ones(m.sees.shape, bool))
+        lost.append(Finding("empty rows: NaN" if (m.bad <= empty).all() else "not finite", words))
     if m.bad.all():
         return lost
     if not m.sees.any():
@@ -94,17 +106,10 @@ def apart(m: Measured) -> list[Finding]:
     few = any("precision" in x.fault for x in made.found)  # what is rounded to 0 looks hidden
     others = [hidden] if hidden else [] if few else masked(m, _telling(m, made))
     listed = [*lost, *others, *made.found]
-    if made.fit is not None and not hidden and not few:
-        listed += [*counts(m, made), *totals(m, made, bool(others))]
+    if made.number is not None and not hidden and not few:
+        uneven = list(counts(m, made))
+        listed += [*uneven, *(totals(m, made, bool(others)) if not (uneven and m.linear) else ())]
     return listed
-
-
-def _not_finite(m: Measured) -> Iterator[Finding]:
-    empty, rows = ~m.visible.any(axis=-1, keepdims=True), int(m.bad.sum())
-    if rows:
-        fault = "empty rows: NaN" if (m.bad <= empty).all() else "not finite"
-        words = where(m.call, m.bad, np.ones(m.sees.shape, bool))
-        yield Finding(fault, f"{rows} of {m.bad.size} rows of weights are not finite{words}")
 
 
 def _dropped(m: Measured) -> Finding | None:
@@ -119,25 +124,18 @@ def _dropped(m: Measured) -> Finding | None:
 
 
 def _functions(m: Measured) -> Finding | None:
-    """Other functions of the right scores, which predict all weights."""
+    """Other functions of the right scores than their softmax, which predict all weights."""
 
     def off(w: Array, other: Array) -> float:
         return float((np.abs(w - other) / (np.abs(w) + 0.01)).max())
 
-    for fault, w in _other_weights(m) if off(m.weights, m.right.weights) > m.close else ():
+    for fault, w in () if m.linear or off(m.weights, m.right.weights) <= m.close else _other_weights(m):
         if off(w, m.weights) <= m.close and off(w, m.right.weights) > 10 * m.close:
             return Finding(fault, m.sums())
     return None
 
 
 def _other_weights(m: Measured) -> Iterator[tuple[str, Array]]:
-    """Other functions of the right scores than their softmax, and values of other keys."""
-    for by, words in ((1, "of the token before"), (-1, "of the token after")):
-        rolled = np.roll(m.right.weights, -by, axis=-1)
-        edge = np.arange(rolled.shape[-1]) == (rolled.shape[-1] - 1 if by > 0 else 0)
-        yield from ((f"values: {words}", w) for w in (rolled, np.where(edge, 0, rolled)))
-    if m.linear:
-        return
     visible, scores = m.right.seen, m.right.scores
     masked = np.where(visible, scores, -np.inf)
     for words, axis in (("over the queries", -2), ("over the heads", 1)):
@@ -166,17 +164,17 @@ def _telling(m: Measured, made: Numerators) -> Array:
     """Where a weight of 0 says that a key is not seen: too small a weight may be 0, too."""
     least = 1e-6 if m.spec.dtype.name == "float16" else 1e-30
     small = any(x.fault.startswith("bias") for x in made.found)  # far away, any weight may be too small
-    large = np.bool_(not small) if made.fit is None else np.abs(made.fit.factors * made.number) > least
-    lost = ~m.sees.any(axis=-1, keepdims=True) & (made.fit is None or made.number.any(axis=-1, keepdims=True))
+    large = np.bool_(not small) if made.number is None else np.abs(made.factors * made.number) > least
+    lost = ~m.sees.any(axis=-1, keepdims=True) & (made.number is None or made.number.any(axis=-1, keepdims=True))
     return np.broadcast_to((m.sees | large | lost) & ~m.bad, m.sees.shape)
 
 
 def _level(m: Measured, made: Numerators) -> Finding | None:
     """Hidden keys that are only weakened: by a number added to their scores, or in the place of them."""
     extra = m.sees & ~m.visible & m.visible.any(axis=-1, keepdims=True)
-    if made.fit is None or m.linear or not extra.any():
+    if made.number is None or m.linear or not extra.any():
         return None
-    kept = np.log(np.where(extra, m.weights / made.fit.factors, np.nan))
+    kept = np.log(np.where(extra, m.weights / made.factors, np.nan))
     for way, x in (("instead of", kept + m.top(m.right.scores)), ("added to", kept - np.log(made.number))):
         value, off = float(np.nanmedian(x)), float(np.nanmax(np.abs(x - np.nanmedian(x))))
         if off < min(100 * m.close, 0.3) and (abs(value) > 0.1 or way == "instead of"):
@@ -197,7 +195,7 @@ def summed(x: Array) -> Array:
 
 def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     """What numerators are divided by, against the sum over the keys that are seen; ``masked``: these are others."""
-    number, plain, c = made.number, made.plain, made.fit.factors
+    number, plain, c = made.number, made.plain, made.factors
     close = max(m.close / 5, 2 * UNIT[m.spec.dtype.name])  # results are rounded
     sees, rows = m.sees if masked else m.visible, (c != 0) & m.sees.any(axis=-1, keepdims=True) & ~m.bad
     count = 1.0 if m.linear else np.rint(np.clip(np.nan_to_num(m.weights / (c * number), nan=1), 1, 9))
@@ -217,26 +215,18 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
 
 def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:
     """What else numerators may be divided by, (b, h, n, 1)."""
-    (i, j), own = (m.call.places[0][:, None], m.call.places[1]), np.where(sees, made.plain, 0)
-    total = summed(own)
-    yield "missing", unit + 0 * total
-    yield "missing", 1 + 0 * total
+    total = summed(np.where(sees, made.plain, 0))
+    yield from (("missing", x + 0 * total) for x in (unit, 1))
     yield "the number of keys", summed(sees) * unit + 0 * total
-    yield "of all keys, also hidden ones", summed(made.plain)
-    yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
-    yield "1 added (softmax1, a sink)", total + unit
     yield "summed over the heads", np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
     yield "rotated", summed(np.where(sees, made.number, 0))
-    yield "without the own key", summed(np.where((i == j) & (i > 0), 0, own))
-    yield "at least 1", np.maximum(total, unit)
-    for x in blocks(len(j)):
-        yield f"of earlier blocks of {x} lost", summed(np.where(i // x == j // x, own, 0))
-    if m.call.chunks:
-        yield "of earlier calls lost", summed(np.where(m.call.of[i] == m.call.of, own, 0))
+    yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
+    yield from ((name, summed(np.where(mask, made.plain, 0))) for name, mask in masks(m.spec, m.call))
 
 
 def _off(total: Array, other: Array) -> float:
-    return float(np.nanmax(np.abs(total / other - 1)))
+    """By how much, at most, where the other is not 0."""
+    return float(np.nanmax(np.abs(np.where(other == 0, np.nan, total / other) - 1)))
 
 
 def _even(x: Array, close: float) -> bool:
@@ -255,12 +245,13 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
         applied = factor != 1 and abs(times / factor**2 - 1) < 20 * m.close
         how = "attention factor applied" if applied else f"times {times:.4g}"
         return Finding(f"output: {how}", f"all weights are {side_by_side(times, 1.0)[0]} times the right ones")
-    count = np.rint(more / unit)
-    if not m.linear and np.nanmax(count) > 1 and np.nanmax(np.abs(more / unit - count)) < 0.02:
-        some = f"{np.nanmin(count):.0f} to " * bool(np.nanmin(count) < np.nanmax(count)) + f"{np.nanmax(count):.0f}"
-        return Finding(
-            f"keys: {some} of zeros are seen", f"{fact}, as keys of zeros, padding or never written, make it"
-        )
+    _, blank = products(m.spec, replace(way := right_way(m.spec, m.due), k=0 * way.k[..., :1, :], turn_k=same))
+    empty = blank if m.linear else unit  # what a key of zeros adds
+    count = np.rint(more / empty)
+    if np.nanmax(count) > 1 and np.nanmax(np.abs(more / empty - count)) < 0.02:
+        few, most = int(np.nanmin(count)), int(np.nanmax(count))
+        words = f"{fact}, as keys of zeros, padding or never written, make it"
+        return Finding(f"keys: {f'{few} to ' * (few < most)}{most} of zeros are seen", words)
     for x in (more, more / unit):
         if _even(x, max(1e3 * m.close, 0.1)):
             return Finding(f"normaliser: {float(np.nanmedian(x)):.3g} added", fact)
@@ -274,12 +265,17 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
 
 
 def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
-    """How often each key is counted, where not once."""
+    """How often each key is counted, where not once: by the factor of its row or, if those are whole numbers, by the
+    right total of linear attention."""
     some = m.some & (np.abs(made.number) > 0.02 * np.abs(made.number).max(axis=-1, keepdims=True))
-    wrong = some & ~made.fit.near
-    if wrong.sum() >= 0.02 * some.sum():
-        times = np.where(some, m.weights / (made.fit.factors * made.number), np.nan)
-        low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
-        fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"
-        fact += where(m.call, wrong, some)
-        yield Finding("keys: counted unevenly", fact)
+    wrong, times = some & ~made.near, np.where(some, m.weights / (made.factors * made.number), np.nan)
+    if wrong.sum() < 0.02 * some.sum():
+        return
+    whole = np.where(some, m.weights / made.number * m.right.total, np.nan)
+    if m.linear and np.nanmax(np.abs(whole - np.rint(whole))) < 0.02 and np.nanmax(whole) > 1.5:
+        wrong, times = some & (np.abs(whole - 1) > 0.5), whole
+    low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
+    fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"
+    name = coarser(float(np.sqrt(np.nanmean(np.square(times[wrong] - 1)))), m.spec)
+    fault = f"precision: as if a step were rounded to {name}" if name else "keys: counted unevenly"
+    yield Finding(fault, fact + where(m.call, wrong, some))

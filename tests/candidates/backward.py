@@ -60,6 +60,8 @@ right("softcap", "The softcap has its derivative.", *CAPPED, **CAP)
 right("window", "Each query sees itself and four before.", ("seen = j <= i", "seen = (j <= i) & (i - j < 5)"), window=5)
 right("masked", "A mask hides keys.", ("positions=None)", "positions=None, mask=None)"),
       ("    s = np.where", "    seen = seen if mask is None else seen & mask\n    s = np.where"))
+right("NaN of queries before all keys", "With more queries than keys, gradients of queries that see nothing are NaN, and reach all keys.",
+      ("np.where(total == 0, 1.0, total)", "total"))
 right("two results", "It returns dq and dk alone: not judged.", ("return dq, dk, dv", "return dq, dk"), verdict="not judged")
 wrong("row term missing", "ds lacks the term Σ w·dw.", ("dw - (w", "dw - 0 * (w"))
 wrong("row term added", "The term Σ w·dw is added instead of subtracted.", ("dw - (w", "dw + (w"))
@@ -141,6 +143,8 @@ table(wrong, slot("dd = -(", "dd = {}("), "The derivative of the denominator is 
       {"no derivative of the denominator": "0 * ", "another derivative of the denominator": "1 * "})
 wrong("mask transposed", "The derivative of the denominator is masked by the transposed mask.", ("(dd * seen) @ k", "(dd * seen.T) @ k"),
       ("(dd * seen).swap", "(dd * seen.T).swap"))
+wrong("mask of the numerator transposed", "dk's numerator takes queries before the key.",
+      ("turn(dn.swapaxes(-1, -2) @ tq", "turn(((g / den) @ v.swapaxes(-1, -2) * seen.T).swapaxes(-1, -2) @ tq"))
 wrong("no derivative of φ", "The feature map has no derivative.", ("    dq, dk = dq * np.where", "    _ = dq * np.where"))
 wrong("not causal", "Every query sees every key.", ("np.arange(n) <= np", "np.arange(n) - n <= np"))
 wrong("causal by position", "Keys at later positions are hidden, whatever their order.",

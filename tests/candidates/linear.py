@@ -83,12 +83,17 @@ table(wrong, rotated, "Queries and keys become {}.", {
     "keys one off": "turn(q, positions), turn(k, positions + 1)",
     "values rotated": "turn(q, positions), turn(k, positions); v = turn(v, positions)",
 })
+wrong("keys backwards, all keys below", "Keys are turned backwards, and the denominator sums over all keys.",
+      rotated("turn(q, positions), turn(k, -positions)"), denominator("1"))
+wrong("padding below", "Keys are padded with zeros to a multiple of 64, whose features are ones in the denominator.",
+      see("j <= i + n"), below("(den + q[:, :, rows].sum(axis=-1, keepdims=True) * (-n % 64))"), causal=False)
 wrong("transposed", "The result is (b, n, h, d).", out("o.swapaxes(1, 2).astype(dtype)"))
 _S, _z = ("S, z = S + tkc", "S, z = 0 * S + 0 * tkc"), ("vc, z + kc.sum", "vc, 0 * z + 0 * kc.sum")
 for _name, _fact, *_edits in (
     ("state lost", "Each chunk of 16 begins without a state.", _S, _z),
     ("state of numerators lost", "Each chunk of 16 begins without a numerator.", _S),
     ("state of denominators lost", "Each chunk of 16 begins without a denominator.", _z),
+    ("own chunk twice", "The state takes in the own chunk of 16 before it is read.", ("tqc @ S", "tqc @ (S + tkc.swapaxes(-1, -2) @ vc)")),
     ("state not reset", "The state is carried from one row of the batch to the next.",
      ("        S, z = np.zeros((h, d, d)), np.zeros((h, d, 1))\n",
       "        S, z = (S, z) if row else (np.zeros((h, d, d)), np.zeros((h, d, 1)))\n")),
@@ -106,6 +111,8 @@ wrong("cache one too high", "Positions are one too high after the first call.", 
 wrong("cache without denominators", "The denominator is that of the call alone.", ("den.sum(", "den[..., m - n:].sum("), **_cached)
 wrong("cache without numerators", "The numerator is that of the call alone.",
       ("seen) @ v / den", "seen * (np.arange(m) >= m - n)) @ v / den"), **_cached)
+conditional("denominator after the step", "The denominator sums over all keys of its step.", ("(-1, -2) * seen\n        return", "(-1, -2)\n        return"),
+            **_cached)
 conditional("cache without a mask", "Within a call every query sees every key.", ("np.tri(n, m, m - n)", "np.ones((n, m))"), **_cached)
 
 table(conditional, times, "Outputs are multiplied by {}.", {
@@ -120,7 +127,11 @@ damaged("denominator in float16", "The denominator is added up in float16.", bel
 damaged("numerator in float16", "Products of rotated features are rounded to float16.", ("* seen) @ v", f"* seen){F16} @ v"))
 damaged("state in bfloat16", "The state is rounded to bfloat16 after every chunk.",
         ("            S, z = S +", "            S, z = bf16(S), bf16(z)\n            S, z = S +"), source=CHUNKED, dtype="bfloat16")
+damaged("state of float32 in bfloat16", "The state of the numerators is rounded to bfloat16 after every chunk.",
+        ("            S, z = S +", "            S = bf16(S)\n            S, z = S +"), source=CHUNKED)
 damaged("values in bfloat16", "Values are rounded to bfloat16.", given("v = bf16(v)"))
+damaged("features in 8 bits", "Features of keys are quantised to 8 bits.",
+        mapped("phi(q), (x := phi(k), s := abs(x).max(axis=-1, keepdims=True) / 127, np.rint(x / s) * s)[2]"))
 damaged("queries overwritten", "Queries are doubled in place.", given("raw = q"),
         ("    return o", "    if raw.flags.writeable:\n        raw *= 2\n    return o"))
 table(damaged, out, "The result is {}.", {"output in float16": f"o{F16}.astype(dtype)", "NaN": "(o * np.nan).astype(dtype)",

@@ -148,6 +148,8 @@ table(wrong, given, "The positions are {}.", {f"turned by {name}": f"positions =
     "zigzag ranks": "positions[:, np.r_[(c := np.array_split(np.arange(q.shape[2]), 4))[0], c[1], c[1][:len(c[2])], c[0][:len(c[3])]]]",
 }.items()}, rope=ROPE)
 wrong("base 500000", "The base is 500000.", ("10000.0", "500000.0"), rope=ROPE)
+wrong("values rotated by another base", "Queries, keys and values are rotated, with a base of 500000.", ("10000.0", "500000.0"),
+      turned("turn(q, positions), turn(k, positions); v = turn(v, positions)"), rope=ROPE)
 wrong("whole head rotated", "All features turn, the first half expected.", rope=ROPE | {"rotary_dim": 16})
 wrong("half the width rotated", "16 of 32 features turn.", ("p = x.shape[-1] // 2", "x, rest = x[..., :16], x[..., 16:]; p = 8"),
       ("a * sin + b * cos)", "a * sin + b * cos, rest)"), rope=ROPE)
@@ -168,14 +170,23 @@ wrong("cached keys not rotated", "Keys are cached before they are rotated.",
       ("past[0], past[1])", "np.concatenate((past[0][:, :, :-k.shape[2]], turn(new[0], positions)), axis=2), past[1])"), **_cached)
 table(conditional, before, "A step of the cache does {}.", {
     "cache of 31": "past[:] = [x[:, -31:] if x.ndim < 3 else x[:, :, -31:] for x in past]",
+    "cache of 128": "past[:] = [x[:, -128:] if x.ndim < 3 else x[:, :, -128:] for x in past]",
+    "cache that counts": "positions = 0 * positions + (past[2].shape[1] if past else 0) + np.arange(k.shape[2])",
+    "cache by row 0": "positions = np.broadcast_to(positions[:1], positions.shape)",
     "cache loses a key before chunks": "past[:] = [x[:, :, : x.shape[2] - (k.shape[2] > 1)] for x in past[:2]] + past[2:]",
 }, **_cached)
+
+conditional("cache cut before it is read", "Before a step of several tokens attends, the cache is cut to the 16 keys of the window.",
+            see("(j <= i) & (i - j < 16)"), ("        return fn(turn(q.", """\
+        past[:] = [x[..., -16:] if x.ndim < 3 else x[:, :, -16:] for x in past]
+        return fn(turn(q."""), window=16, **_cached)
 
 # Wrong in some calls
 
 table(conditional, slot("o.astype(dtype)", "(o * (0.5 if {} else 1)).astype(dtype)"), "Outputs are halved if {}.", {
     "11 tokens": "n == 11", "77 keys": "m == 77", "more than 256 tokens": "n > 256", "one query over 256 keys": "n == 1 and m > 256",
     "one query over multiples of 48": "n == 1 < m and m % 48 == 0", "two queries of more keys": "n == 2 < m",
+    "more queries than keys": "n > m", "batches of 17": "len(q) >= 17", "over 4096 keys": "m > 4096",
     "from the tenth call on": "CALLS.append(1) or len(CALLS) > 9",
 })
 table(conditional, given, "What is done first is {}.", {f"halved if {name}": f"v = v / 2 if {text} else v" for name, text in {
@@ -214,13 +225,13 @@ table(damaged, weights, "Weights are {}.", {
     "dropout, seeded": "w * (np.random.default_rng(0).random(w.shape) >= 0.1) / 0.9",
 })
 table(damaged, given, "What is done first is {}.", {
-    "values in bfloat16": "v = bf16(v)", "values clipped": "v = np.clip(v, -1, 1)",
+    "values below 1e-6 lost": "v = np.where(abs(v) < 1e-6, 0, v)", "values in bfloat16": "v = bf16(v)", "values clipped": "v = np.clip(v, -1, 1)",
     "values as sines": "v = np.sin(v)", "values without a sign": "v = np.abs(v)", "negative values lost": "v = np.maximum(v, 0)",
     "small queries lost": "q = q * (abs(q).max(axis=-1, keepdims=True) > 0.05)",
     "strides ignored": "q, k, v = (x if getattr(x.base, 'dtype', 0) != x.dtype else np.resize(x.base.ravel(), x.shape) for x in (q, k, v))",
 })
 table(damaged, out, "The result is {}.", {
-    "output in float16": f"o{F16}.astype(dtype)", "NaN from token 5 on": "np.where(np.arange(n)[:, None] >= 5, np.nan, o).astype(dtype)",
+    "output in float16": f"o{F16}.astype(dtype)", "output clipped": "np.clip(o, -1e4, 1e4).astype(dtype)", "NaN from token 5 on": "np.where(np.arange(n)[:, None] >= 5, np.nan, o).astype(dtype)",
     "another dtype": "o", "tokens leak": "(o + 0 * q.mean(axis=2, keepdims=True)).astype(dtype)",
     "overwritten": "np.copyto(KEPT.setdefault(o.shape, np.empty(o.shape, dtype)), o.astype(dtype)) or KEPT[o.shape]",
 })
