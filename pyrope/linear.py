@@ -60,7 +60,7 @@ class LinearState:
 
 
 @dataclass(frozen=True)
-class Rule:
+class LinearRule:
     """What all tokens share."""
 
     dtype: np.dtype[Any]  # of the arithmetic
@@ -125,7 +125,7 @@ def linear_state(
 
 def checked_rule(
     qkv: tuple[Array, Array, Array], causal: Any, positions: Any, rope: Any, feature_map: Any, denominators: Any
-) -> Rule:
+) -> LinearRule:
     """The rule, if the arguments are what `linear_attention` says."""
     (q, k, v), tables = qkv, None
     namespace(q=q, k=k, v=v)
@@ -144,13 +144,13 @@ def checked_rule(
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
         check_fit(q, tables)
         check_fit(k, tables)
-    return Rule(dtype, tables, feature_map, denominators)
+    return LinearRule(dtype, tables, feature_map, denominators)
 
 
 # ── The core: arguments are not checked from here on; S is (…, g, d, e), z (…, g, d) ─────────────────────────────────
 
 
-def zeros(k: Array, v: Array, rule: Rule) -> _Pair:
+def zeros(k: Array, v: Array, rule: LinearRule) -> _Pair:
     """S and z before the first token of k (…, g, n, d) and v (…, g, n, e)."""
     named = isinstance(rule.feature_map, str)
     width = k.shape[-1] if named else _given(rule.feature_map, k[..., :1, :].astype(rule.dtype)).shape[-1]
@@ -158,7 +158,7 @@ def zeros(k: Array, v: Array, rule: Rule) -> _Pair:
     return xp.zeros((*shape, v.shape[-1]), rule.dtype), xp.zeros(shape, rule.dtype)
 
 
-def sums(k: Array, v: Array, rule: Rule) -> _Pair:
+def sums(k: Array, v: Array, rule: LinearRule) -> _Pair:
     """S and z of all keys (…, g, n, d) and values (…, g, n, e)."""
     s, z = zeros(k, v, rule)
 
@@ -173,7 +173,7 @@ def sums(k: Array, v: Array, rule: Rule) -> _Pair:
     return s, z
 
 
-def read(q: Array, state: _Pair, rule: Rule) -> Array:
+def read(q: Array, state: _Pair, rule: LinearRule) -> Array:
     """Every query (…, h, n, d) against the same S and z: (…, h, n, e)."""
     out = namespace(q).empty((*q.shape[:-1], state[0].shape[-1]), q.dtype)
 
@@ -191,7 +191,7 @@ def read(q: Array, state: _Pair, rule: Rule) -> Array:
     return checked_outputs(out, rule, on_host=True)
 
 
-def step(q: Array, k: Array, v: Array, state: _Pair, rule: Rule) -> Array:
+def step(q: Array, k: Array, v: Array, state: _Pair, rule: LinearRule) -> Array:
     """Every query against the keys up to it and S and z: (…, h, n, e); the keys are added to S and z."""
     out, n, (s, z) = namespace(q).empty((*q.shape[:-1], v.shape[-1]), q.dtype), q.shape[-2], state
     even, length = n - n % _CHUNK, _CHUNK * max(1, _STRETCH // _CHUNK)
@@ -236,7 +236,7 @@ def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array,
     return numerator, phi_q, totals, (s, z)
 
 
-def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rule: Rule) -> None:
+def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rule: LinearRule) -> None:
     """Calls ``work((heads, key_heads))`` for one of the g key heads after the other, or for all if x, (…, h, n, d), is
     small: on every core, but for a feature map of the caller's, which may not be made for several threads."""
     h, on_host, named = x.shape[-3], namespace(x) is np, isinstance(rule.feature_map, str)
@@ -246,7 +246,7 @@ def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rul
     each(work, pieces, spread=on_host and named, products=True)
 
 
-def _features(x: Array, rule: Rule, tokens: slice) -> _Pair:
+def _features(x: Array, rule: LinearRule, tokens: slice) -> _Pair:
     """φ(x) and R(m)φ(x) of these tokens: x (…, tokens, d) -> two of them."""
     x, named = x.astype(rule.dtype, copy=False), isinstance(rule.feature_map, str)
     phi = FEATURE_MAPS[str(rule.feature_map)](x) if named else _given(rule.feature_map, x)
@@ -269,7 +269,7 @@ def _given(feature_map: Any, x: Array) -> Array:
     return phi.copy()
 
 
-def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) -> None:
+def _divide(numerator: Array, phi: Array, total: Array, rule: LinearRule, out: Array) -> None:
     """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e); 0/0 is 0, and what is wrong NaN."""
     xp, limits = namespace(phi), np.finfo(rule.dtype)
     denominator = xp.einsum("...d,...d->...", phi, total)[..., None]
@@ -287,7 +287,7 @@ def _divide(numerator: Array, phi: Array, total: Array, rule: Rule, out: Array) 
     out[...] = numerator.reshape(out.shape)
 
 
-def checked_outputs(out: Array, rule: Rule, on_host: bool) -> Array:
+def checked_outputs(out: Array, rule: LinearRule, on_host: bool) -> Array:
     """out (…, h, n, e), if nothing in it is NaN, the mark of a wrong output: looked at on the host, or on a device."""
     xp = namespace(out)
     if (xp is np) == on_host and bool((wrong := xp.isnan(out)).any()):

@@ -482,7 +482,7 @@ class _Attention:
     mask: Array | None  # see _mask
     together: Any  # see _places
     note: Trace
-    rules: dict[int | None, softmax.Rule]  # of scores, by window
+    rules: dict[int | None, softmax.ScoreRule]  # of scores, by window
     states: list[LinearState | None]  # what linear attention leaves, layer by layer
 
     def __call__(self, i: int, heads: Array) -> Array:
@@ -520,7 +520,7 @@ class _Attention:
         config, xp, h, g = self.config, namespace(heads), self.config.heads, self.config.key_heads
         q, k, v = heads[:, :h], heads[:, h : h + g], heads[:, h + g :]
         tables, state = self.tables[i], None
-        rule = linear.Rule(q.dtype, tables, config.feature_map)
+        rule = linear.LinearRule(q.dtype, tables, config.feature_map)
         if config.causal:
             rope = None if tables is None else tables.rope
             before = None if self.cache is None else self.cache.states[i]
@@ -539,11 +539,11 @@ class _Attention:
         return out
 
 
-def _score_rule(config: Config, window: int | None, n: int, m: int) -> softmax.Rule:
+def _score_rule(config: Config, window: int | None, n: int, m: int) -> softmax.ScoreRule:
     """How scores come about, of the last n of m tokens to all of them."""
     every, seen = np.arange(m)[None, None, None], n == 1 and (window is None or window >= m)
     reach = None if seen else softmax.reach(config.causal, window)  # a token that comes after all others sees them all
-    return softmax.Rule(every[..., m - n :], every, reach, config.score_scale, config.softcap)
+    return softmax.ScoreRule(every[..., m - n :], every, reach, config.score_scale, config.softcap)
 
 
 def _head(model: Model, x: Array, note: Trace) -> Array:

@@ -179,7 +179,7 @@ def ring_attention(
     holds, the next one arrives; it sends size − 1 shards, and holds three at most.
     """
 
-    def check() -> tuple[softmax.Rule, str, Any]:
+    def check() -> tuple[softmax.ScoreRule, str, Any]:
         namespace(q=q, k=k, v=v)
         at = checks.positions("positions", on_host(positions))
         if at.ndim != 1:
@@ -193,7 +193,7 @@ def ring_attention(
 
 
 @np.errstate(all="ignore")  # what overflows is found in the end; 0/0 is where nothing is seen
-def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.Rule, lengths: list[int]) -> Array:
+def _ring(comm: Any, q: Array, k: Array, v: Array, rule: softmax.ScoreRule, lengths: list[int]) -> Array:
     """`ring_attention` without its checks; ``lengths`` says how many tokens each rank has."""
     with _aborting(comm):
         mpi, xp, rank, size, dtype = _mpi(comm), namespace(q), comm.Get_rank(), comm.Get_size(), compute_dtype("q", q)
@@ -246,7 +246,7 @@ def parallel_linear_attention(
     come after those of the ranks before it, as in the scheme "contiguous"; other options are as in `linear_attention`.
     """
 
-    def check() -> tuple[linear.Rule, str, Any]:
+    def check() -> tuple[linear.LinearRule, str, Any]:
         rule = linear.checked_rule((q, k, v), causal, positions, rope, feature_map, denominators)
         name = feature_map if isinstance(feature_map, str) else "a function"
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
@@ -265,7 +265,7 @@ def parallel_linear_attention(
 
 
 @np.errstate(all="ignore")  # what is not finite is refused in the end
-def _with_sums(comm: Any, q: Array, k: Array, v: Array, rule: linear.Rule, causal: bool) -> Array:
+def _with_sums(comm: Any, q: Array, k: Array, v: Array, rule: linear.LinearRule, causal: bool) -> Array:
     """`parallel_linear_attention` without its checks."""
     with _aborting(comm):
         mpi, xp, (s, z) = _mpi(comm), namespace(q), linear.sums(k, v, rule)
@@ -312,11 +312,13 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
     def attend(i: int, heads: Array) -> Array:
         q, k, v, table = heads[:, :h], heads[:, h : h + g], heads[:, h + g :], tables[i]
         if config.attention == "linear":
-            return _with_sums(comm, q, k, v, linear.Rule(q.dtype, table, config.feature_map), config.causal)
+            return _with_sums(comm, q, k, v, linear.LinearRule(q.dtype, table, config.feature_map), config.causal)
         if table is not None:
             turn(heads[:, : h + g], table, heads[:, : h + g])
         reach = softmax.reach(config.causal, config.layers[i].window)
-        return _ring(comm, q, k, v, softmax.Rule(places, places, reach, config.score_scale, config.softcap), lengths)
+        return _ring(
+            comm, q, k, v, softmax.ScoreRule(places, places, reach, config.score_scale, config.softcap), lengths
+        )
 
     with _aborting(comm):
         x = models.embedded(model, ids, at)

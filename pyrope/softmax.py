@@ -33,7 +33,7 @@ _LOWEST = {np.dtype(name): float(np.finfo(name).min) for name in ("float32", "fl
 
 
 @dataclass(frozen=True)
-class Rule:
+class ScoreRule:
     """How scores come about, and which of them count: made once for all layers that share it."""
 
     q_at: Int64  # (…, 1, 1, n), on the host as is the next; axes have length 1 where nothing varies
@@ -85,7 +85,7 @@ def attention(
 
 def checked_rule(
     q: Array, k: Array, v: Array, sees: tuple[Any, Any], positions: tuple[Any, Any], scores: tuple[Any, Any]
-) -> Rule:
+) -> ScoreRule:
     """The rule, if the arrays fit each other; of causal and window, the positions of q and k, scale and softcap."""
     dtype, (causal, window), (scale, softcap) = check_heads(q, k, v), sees, scores
     checks.flag("causal", causal)
@@ -105,7 +105,7 @@ def checked_rule(
         q_at = _positions("q_positions", q_at, batch, n)
     else:
         q_at = np.arange(m - n, m).reshape(*flat, n) if k_at is None else every[..., m - n :]
-    return Rule(q_at, every, None if last else reach(causal, window), scale, softcap)
+    return ScoreRule(q_at, every, None if last else reach(causal, window), scale, softcap)
 
 
 def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
@@ -144,7 +144,7 @@ def _checked_mask(mask: Array, shape: tuple[int, ...], g: int) -> Array:
     return mask.reshape(*full[:-3], *((1, 1) if h == 1 else (g, h // g)), *full[-2:])
 
 
-def check_overflow(q: Array, k: Array, rule: Rule, dtype: np.dtype[Any]) -> None:
+def check_overflow(q: Array, k: Array, rule: ScoreRule, dtype: np.dtype[Any]) -> None:
     """Finite queries and keys must have scores in the range of the dtype: −inf would pass for a hidden key."""
     if not q.size or not k.size:
         return
@@ -157,7 +157,7 @@ def check_overflow(q: Array, k: Array, rule: Rule, dtype: np.dtype[Any]) -> None
 # ── The core: arguments are not checked from here on ─────────────────────────────────────────────────────────────────
 
 
-def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None) -> Array:
+def attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None = None) -> Array:
     """Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e), mask (…, g, r, n, m), h = g·r -> (…, h, n, e).
 
     On a GPU nothing waits for the device: where scores overflow, outputs are NaN.
@@ -191,7 +191,7 @@ def attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None = None) 
 
 
 @np.errstate(all="ignore")  # what is not finite is computed again, with care
-def _at_once(q: Array, k: Array, v: Array, rule: Rule) -> Array:
+def _at_once(q: Array, k: Array, v: Array, rule: ScoreRule) -> Array:
     """Eq. (2) of few scores, none of them hidden: q (…, g, r, n, d) -> (…, g, r, n, e)."""
     rows = q.astype(k.dtype, copy=False).reshape(*k.shape[:-2], -1, k.shape[-1]) * rule.factor
     scores = np.matmul(rows, k.swapaxes(-1, -2))
@@ -216,7 +216,7 @@ def pieces(xp: ModuleType, shape: tuple[int, ...], m: int) -> Iterator[tuple[Any
 
 
 @np.errstate(all="ignore")  # what overflows is found afterwards; 0/0 is where nothing is seen; NaN stays NaN
-def _attend(q: Array, k: Array, v: Array, rule: Rule, mask: Array | None, bound: Any) -> Array:
+def _attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None, bound: Any) -> Array:
     """The outputs of a tile of queries (…, r, n, d): (…, r, n, e)."""
     running = Running(q, rule, k.dtype, bound).see(k, v, mask)
     mean = running.mean()
@@ -237,7 +237,7 @@ class Running:
     are known to be small, nothing is taken off, which saves two passes over them.
     """
 
-    def __init__(self, q: Array, rule: Rule, dtype: np.dtype[Any], bound: Any) -> None:
+    def __init__(self, q: Array, rule: ScoreRule, dtype: np.dtype[Any], bound: Any) -> None:
         self.rule, (*lead, r, n, d) = rule, q.shape
         self.shape, self.xp = (*lead, r, n), namespace(q)
         self.queries = q.astype(dtype, copy=False).reshape(*lead, r * n, d) * rule.factor  # keys shared: one matrix
@@ -309,7 +309,7 @@ class Running:
         return mean.reshape(*self.shape, -1)
 
 
-def _stretches(rule: Rule, m: int, width: int, step: int) -> list[tuple[slice, bool]]:
+def _stretches(rule: ScoreRule, m: int, width: int, step: int) -> list[tuple[slice, bool]]:
     """Stretches of at most so many keys that some query sees, and whether some query there does not see some key."""
     if rule.reach is None:
         return [(keys, False) for keys in cuts(m, width)]

@@ -33,6 +33,7 @@ GROUPS = ((1, 8), (1, 32), (2, 5), (2, 8), (2, 16), (2, 33), (3, 5), (4, 3), (4,
 OWN = ((3, 2, 5), (2, 2, 7), (5, 3, 1), (4, 1, 9), (17, 2, 5), (33, 2, 3), (2, 5, 130), (1, 2, 6), (8, 8, 8))
 COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # lengths where each new shape is compiled
 FEW = 8  # rows of a call that is about something else
+FARTHEST = 131071  # the largest position, unless another is asked for: what a cache of 131072 rows still has
 LARGEST = 2**21  # numbers in the largest call: its truth takes about 0.05 s
 
 PLAIN, REUSED = "contiguous", "where the call before had its x"
@@ -115,7 +116,7 @@ def contents(x: Array, dtype: str) -> Iterator[tuple[str, Array]]:
 # ── The calls of a rotation ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Call(NamedTuple):
+class RotationCall(NamedTuple):
     """fn(x, positions), with what is particular about it in words."""
 
     x: Array  # (…, n, d)
@@ -188,14 +189,14 @@ class Maker:
         m = spread * np.arange(n) + self.rng.integers(0, 3, n) * (spread > 1) + 1
         return self.rng.permutation(np.minimum(m, self.top))
 
-    def call(self, lead: tuple[int, ...], positions: Any) -> Call:
-        return Call(self.x(*lead, len(positions)), self.at(positions))
+    def call(self, lead: tuple[int, ...], positions: Any) -> RotationCall:
+        return RotationCall(self.x(*lead, len(positions)), self.at(positions))
 
-    def opening(self) -> Call:
+    def opening(self) -> RotationCall:
         """A short call, made before all others: a longer one must not change it."""
         return self.call((self.few,), np.minimum([0, 1, 3, 4], self.top))
 
-    def sample(self) -> Call:
+    def sample(self) -> RotationCall:
         """A few heads at each power of two, its neighbours, and many positions at random up to the largest."""
         top, least = self.top, self.plan.least
         some = [*range(14), top, *(2**k + step for k in range(2, top.bit_length()) for step in (-1, 0, 1))]
@@ -203,19 +204,19 @@ class Maker:
         some += range(least, 0, max(1, -least // 8)) if least else []
         m = self.rng.permutation(np.unique([m for m in some if m <= top]))
         if self.plan.axes is None:
-            return Call(self.x(self.few, len(m)), m)
+            return RotationCall(self.x(self.few, len(m)), m)
         spread = self.rng.integers(0, np.maximum(m, 0), (self.plan.axes, len(m)), endpoint=True)
         spread[np.arange(len(m)) % self.plan.axes, np.arange(len(m))] = m
-        return Call(self.x(self.few, len(m)), spread)
+        return RotationCall(self.x(self.few, len(m)), spread)
 
-    def all(self) -> list[Call]:
+    def all(self) -> list[RotationCall]:
         """Every call but the opening and the sample."""
         rounds = {"few": 0, "usual": 1, "thorough": 3}[self.plan.effort]
         parts = [self.lengths, self.plain, self.memories, self.contents, *[self.batches] * self.plan.batched]
         calls = [call for _ in range(rounds) for part in parts for call in part()]
         return [call for call in calls if call.positions.max(initial=0) <= self.top]
 
-    def lengths(self) -> Iterator[Call]:
+    def lengths(self) -> Iterator[RotationCall]:
         """Each length with scattered positions, and counted from 0 or from elsewhere."""
         if self.plan.compiled:
             for n in COMPILED:
@@ -232,7 +233,7 @@ class Maker:
             if n <= DENSE or not k % 2:
                 yield self.call(lead, np.arange(n) + (start if 0 <= start <= self.top + 1 - n else 0))
 
-    def plain(self) -> Iterator[Call]:
+    def plain(self) -> Iterator[RotationCall]:
         """Ordinary numbers of many shapes, at positions in many orders."""
         for lead, m in self._shapes():
             if math.prod(lead) * len(m) * self.d <= LARGEST:
@@ -254,23 +255,23 @@ class Maker:
         for lead in ((2,), (2, 3)) if least else ():
             yield lead, [-1, 0, least, -(-least // 2), max(-7, least), 1, -1, max(-2, least)]
 
-    def memories(self) -> Iterator[Call]:
+    def memories(self) -> Iterator[RotationCall]:
         """The same numbers held in every way; other numbers in the very memory of the call before, and at the same
         positions; the same numbers at others."""
         x, m = self.x(2, FEW), self.at(self.scattered(FEW))
-        yield from (Call(view, m, memory=label) for label, view in held(x))
-        yield from (Call(x, view, places=label) for label, view in held_positions(m))
-        yield from (Call(self.x(2, FEW), m), Call(x, self.at(self.scattered(FEW))))
+        yield from (RotationCall(view, m, memory=label) for label, view in held(x))
+        yield from (RotationCall(x, view, places=label) for label, view in held_positions(m))
+        yield from (RotationCall(self.x(2, FEW), m), RotationCall(x, self.at(self.scattered(FEW))))
         for _ in range(3):
-            yield Call(self.x(2, FEW), self.at(self.scattered(FEW)), memory=REUSED, places=REUSED)
+            yield RotationCall(self.x(2, FEW), self.at(self.scattered(FEW)), memory=REUSED, places=REUSED)
         batch = np.ascontiguousarray(self.x(2, FEW, 4)).swapaxes(1, 2)
-        yield Call(batch, m, memory="transposed, rows before heads")
+        yield RotationCall(batch, m, memory="transposed, rows before heads")
 
-    def contents(self) -> Iterator[Call]:
+    def contents(self) -> Iterator[RotationCall]:
         for label, x in contents(self.x(2, FEW), self.plan.dtype.name):
-            yield Call(x, self.at(self.scattered(FEW)), values=label)
+            yield RotationCall(x, self.at(self.scattered(FEW)), values=label)
 
-    def batches(self) -> Iterator[Call]:
+    def batches(self) -> Iterator[RotationCall]:
         """Rows of a batch with positions of their own, (b, n) and (b, 1, n)."""
         for b, h, n in OWN:
             if self.top < 4 * b * n:
@@ -278,5 +279,5 @@ class Maker:
             m = 3 * self.rng.permutation(b * n).reshape(b, n)
             counted = np.arange(n) + 11 * np.arange(b)[:, None]  # as in decoding: each its own start
             for each in (m, counted):
-                yield Call(self.x(b, h, n), self.at(each), own="(b, n)")
-                yield Call(self.x(b, h, n), self.at(each[:, None]), own="(b, 1, n)")
+                yield RotationCall(self.x(b, h, n), self.at(each), own="(b, n)")
+                yield RotationCall(self.x(b, h, n), self.at(each[:, None]), own="(b, 1, n)")

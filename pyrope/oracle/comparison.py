@@ -11,12 +11,12 @@ import numpy as np
 from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, LENGTH_DEPENDENT, DynamicNTK, Rope
-from .calls import REUSED, USUAL, Call, Maker, Plan
+from .calls import REUSED, USUAL, Maker, Plan, RotationCall
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, plan_calls
 from .positions import STATE
 from .rows import Answer, of_calls
 from .rules import simplest
-from .tolerance import APPLICABLE, Expected, Tables
+from .tolerance import APPLICABLE, ExactTables, Expected
 
 BLOCK = 2**15  # numbers that are compared at a time: more do not fit into a cache
 POISON, POISONED = 97.25, 2**14  # what stands in memory before a call of at most so many numbers
@@ -26,7 +26,7 @@ AGAIN = 6  # calls that are made once more at the end
 RUNS = 16  # of a candidate that counts its positions: so many runs of them in a call
 
 
-class Check:
+class RotationCheck:
     """One run of a check: the calls, the answers, and which rows are wrong."""
 
     def __init__(self, candidate: Candidate, plan: Plan) -> None:
@@ -34,14 +34,14 @@ class Check:
         self.dtype, self.unit = plan.dtype.name, UNIT[plan.dtype.name]
         self.grades = list(APPLICABLE[self.dtype])  # that hold so far, best first
         self.answers: list[Answer] = []
-        self.refused: list[tuple[Call, Unreadable]] = []
+        self.refused: list[tuple[RotationCall, Unreadable]] = []
         self.notes: list[str] = []
         self.state: tuple[str, str] | None = None  # what it is that the same call, made again, differs, in words
         self.spoilt = False  # whether it was right before
         self.order: Array | None = None  # of an equivalent candidate: (d, d), brings outputs into the expected order
         self.by_call = False  # whether Θ follows the largest position of each call, as that of a length may
         self.right = self.turning = 0  # rows that turn, and how many of them are right
-        self._tables: dict[Rope, Tables] = {}
+        self._tables: dict[Rope, ExactTables] = {}
         self._known = np.zeros(0, np.int64)
         self._buffers: dict[tuple[int, ...], Array] = {}
 
@@ -71,7 +71,7 @@ class Check:
         self._make_again()
         self.candidate.look_again()
 
-    def _calls(self, maker: Maker, first: list[Call]) -> list[Call]:
+    def _calls(self, maker: Maker, first: list[RotationCall]) -> list[RotationCall]:
         if COMPILES in self.candidate.traits:
             maker.plan = replace(self.plan, compiled=True)
             made = [(call, (call.x.shape, call.positions.shape)) for call in [*first, *maker.all()]]
@@ -83,7 +83,7 @@ class Check:
             calls = [call for call in calls if np.count_nonzero(np.diff(call.positions) != 1) <= RUNS]
         return first + calls
 
-    def ask(self, call: Call) -> Array:
+    def ask(self, call: RotationCall) -> Array:
         """The answer as float64, in the expected order of features."""
         if call.x.size <= POISONED:  # what is freed now is what the result may be allocated in
             _ = [np.full(call.x.shape, POISON, call.x.dtype) for _ in range(3)]
@@ -106,7 +106,7 @@ class Check:
         buffer[...] = array
         return buffer
 
-    def _taken(self, call: Call) -> Array | None:
+    def _taken(self, call: RotationCall) -> Array | None:
         try:
             return self.ask(call)
         except Unreadable as error:
@@ -148,7 +148,7 @@ class Check:
                     alike = not (self._changed(call, again, twice) and self._changed(call, *after))
                     self.state = STATE if added or alike else "random", words
 
-    def _changed(self, call: Call, y: Any, again: Array) -> str:
+    def _changed(self, call: RotationCall, y: Any, again: Array) -> str:
         """How two answers to the same call differ by more than rounding, in words."""
         off = np.abs(again - y) > 64 * self.unit * np.abs(y).max(initial=0)
         off |= np.isfinite(again) != np.isfinite(y)
@@ -160,13 +160,13 @@ class Check:
 
     # ── Comparison ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def expected(self, call: Call, rows: Any = slice(None), rope: Rope | None = None) -> Expected:
+    def expected(self, call: RotationCall, rows: Any = slice(None), rope: Rope | None = None) -> Expected:
         """What is right for these rows of a call."""
         at = call.at[..., rows]
         rope = self.rope_of(call) if rope is None else rope
         return Expected(self.tables(rope), call.x[..., rows, :].astype(np.float64), at, self.dtype)
 
-    def rope_of(self, call: Call) -> Rope:
+    def rope_of(self, call: RotationCall) -> Rope:
         """The rope whose Θ a call must have: another for each length, if the candidate takes that from the call."""
         scaling = self.rope.scaling
         if not self.by_call or not isinstance(scaling, LENGTH_DEPENDENT):
@@ -175,13 +175,13 @@ class Check:
         length = max(length, original) if isinstance(scaling, DynamicNTK) else original + (length > original)
         return self.rope.at(length)
 
-    def tables(self, rope: Rope) -> Tables:
+    def tables(self, rope: Rope) -> ExactTables:
         """Those of the positions of all calls."""
         if rope not in self._tables:
-            self._tables[rope] = Tables(rope, self._known)
+            self._tables[rope] = ExactTables(rope, self._known)
         return self._tables[rope]
 
-    def compare(self, call: Call, y: Array, rope: Rope | None = None) -> Array:
+    def compare(self, call: RotationCall, y: Array, rope: Rope | None = None) -> Array:
         """Which rows are wrong, bool (…, n); the grades that do not hold for what is right are given up."""
         wrong, n, reached = np.zeros(call.x.shape[:-1], bool), call.x.shape[-2], 0
         step = max(1, BLOCK * n // max(call.x.size, 1))
@@ -202,13 +202,13 @@ class Check:
         """The best grade that holds, if all rows are right."""
         return None if any(one.wrong.any() for one in self.answers) else self.grades[0]
 
-    def _mark(self, call: Call, y: Array, number: int) -> None:
+    def _mark(self, call: RotationCall, y: Array, number: int) -> None:
         wrong = self.compare(call, y)
         turning = call.each().any(axis=0)
         self.right, self.turning = self.right + int((turning & ~wrong).sum()), self.turning + int(turning.sum())
         self.answers.append(Answer(call, number, y if wrong.any() or len(self.answers) < AGAIN else None, wrong))
 
-    def _begin(self, call: Call, y: Array) -> Array:
+    def _begin(self, call: RotationCall, y: Array) -> Array:
         """The sample's answer in the expected order of features; leaves the grades that hold for it."""
         expected = self.expected(call)
         for order in (lambda: None, self.unpermuted):
@@ -220,7 +220,7 @@ class Check:
         self.order, self.grades = None, self.grades[-1:]
         return y
 
-    def _follow_lengths(self, opening: Call, y: Array) -> None:
+    def _follow_lengths(self, opening: RotationCall, y: Array) -> None:
         """Whether Θ follows the length of each call, where the length of the rope may be meant so."""
         right = not self.compare(*self.sample).any()
         if not isinstance(self.rope.scaling, LENGTH_DEPENDENT) or not right or not self.compare(opening, y).any():
@@ -237,7 +237,7 @@ class Check:
         """The signed permutation that brings outputs into the expected order, (d, d), if there is one."""
         d, at = self.rope.head_dim, np.array([0, self.plan.top])
         at = at if self.plan.axes is None else np.stack([at] * self.plan.axes)
-        units = Call(np.eye(d, dtype=self.plan.dtype)[:, None].repeat(2, 1), at)
+        units = RotationCall(np.eye(d, dtype=self.plan.dtype)[:, None].repeat(2, 1), at)
         with suppress(Unreadable):
             got = self.ask(units)[:, 0].T
             u = np.nan_to_num(got @ np.linalg.inv(self.expected(units).y[:, 0].T), nan=9.0, posinf=9.0, neginf=9.0)

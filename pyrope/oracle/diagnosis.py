@@ -12,9 +12,9 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LENGTH_DEPENDENT, frequencies
 from . import differences, operator
-from .calls import FEW, REUSED, Call, Maker
+from .calls import FEW, REUSED, Maker, RotationCall
 from .candidate import Unreadable
-from .comparison import POISON, Check
+from .comparison import POISON, RotationCheck
 from .frequencies import listed
 from .positions import ELSEWHERE, NEGATIVE, STATE, Became, moved
 from .report import Finding, side_by_side
@@ -42,7 +42,7 @@ PLACES: dict[str, Callable[[Array], Array]] = {
 Measurements: TypeAlias = tuple[tuple[str, str, str], ...]  # name, expected, measured
 
 
-def diagnosed(check: Check) -> tuple[list[Finding], Measurements]:
+def diagnosed(check: RotationCheck) -> tuple[list[Finding], Measurements]:
     """The findings about wrong rows, causes first, and what was measured where nothing explains them."""
     if not any(one.wrong.any() for one in check.answers):
         return ([Finding(*check.state)] if check.state else []), ()
@@ -54,7 +54,7 @@ def diagnosed(check: Check) -> tuple[list[Finding], Measurements]:
     return wrong.findings(), wrong.measured
 
 
-def described(check: Check) -> tuple[operator.Description | None, Array]:
+def described(check: RotationCheck) -> tuple[operator.Description | None, Array]:
     """What `operator` reads. Raises `Unreadable`."""
     plan, rope = check.plan, check.rope
     probe = operator.Probe(check.candidate, rope.head_dim, plan.dtype, plan.top, plan.axes)
@@ -64,7 +64,7 @@ def described(check: Check) -> tuple[operator.Description | None, Array]:
 class Diagnosis:
     """The findings of a check with W wrong rows; ``rows`` is everywhere a choice of these, bool (W,)."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: RotationCheck) -> None:
         self.check, self.table = check, tabulated(check.answers, check.plan.axes)
         parts = [*self._gathered()]
         self.x, self.y, self.truth, self.allowed = (np.concatenate([part[k] for part in parts]) for k in range(4))
@@ -81,7 +81,7 @@ class Diagnosis:
         for k in np.unique(table.answer[table.wrong]):
             one, place = self.check.answers[k], table.place[table.wrong & (table.answer == k)]
             index = np.unravel_index(place, one.wrong.shape)
-            y, call = one.y, Call(one.call.x[index], one.call.each()[(slice(None), *index)])
+            y, call = one.y, RotationCall(one.call.x[index], one.call.each()[(slice(None), *index)])
             assert y is not None
             expected = self.check.expected(call, rope=self.check.rope_of(one.call))
             yield expected.x, y[index], expected.y, expected.allowed(worst)
@@ -314,7 +314,7 @@ def _name(rule: Rule) -> str:
 # ── Numbers that are changed before or after they turn: rounded, clipped, normalised, added to ───────────────────────
 
 
-def _damaged(check: Check) -> tuple[str, str] | None:
+def _damaged(check: RotationCheck) -> tuple[str, str] | None:
     """The name and the fact, if numbers are changed. Raises `Unreadable`."""
     for low, high in _sizes(check.dtype):
         x, y = _at_zero(check, low, high)
@@ -336,24 +336,24 @@ def _sizes(dtype: str) -> tuple[tuple[int, int], ...]:
     return (0, 0), (-6, 6) if dtype == "float16" else (-14, 10)
 
 
-def _at_zero(check: Check, low: int = 0, high: int = 0) -> tuple[Array, Array]:
+def _at_zero(check: RotationCheck, low: int = 0, high: int = 0) -> tuple[Array, Array]:
     """Numbers of these sizes at position 0, where nothing turns, and what comes out: two float64 (2, n, d). Raises
     `Unreadable`."""
     maker = Maker(check.plan)
     x = maker.x(2, 4 * FEW)
     x = (x * 2.0 ** np.random.default_rng(8).uniform(low, high, x.shape)).astype(x.dtype)
-    y = check.ask(Call(x, maker.at(np.zeros(4 * FEW, np.int64))))
+    y = check.ask(RotationCall(x, maker.at(np.zeros(4 * FEW, np.int64))))
     return x.astype(np.float64), y / check.rope.attention_factor
 
 
-def _multiples(check: Check) -> list[Array]:
+def _multiples(check: RotationCheck) -> list[Array]:
     """f(x), f(4x) and f(0), in calls alike. Raises `Unreadable`."""
     maker = Maker(check.plan)
     call = maker.call((2,), maker.scattered(FEW))
     return [check.ask(call._replace(x=(call.x * k).astype(call.x.dtype))) for k in (1, 4, 0)]
 
 
-def _of_numbers(check: Check, words: str, function: Function) -> tuple[str, str] | None:
+def _of_numbers(check: RotationCheck, words: str, function: Function) -> tuple[str, str] | None:
     """The name and the fact, if the function explains a whole call: of x, or of the result."""
     one = max(check.answers, key=lambda one: one.wrong.sum() * (one.call.x.size < 2**16))
     expected = check.expected(one.call)

@@ -17,11 +17,11 @@ import numpy as np
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .candidate import BITS, UNIT
-from .frequencies import RAMPS, Measured, Named, listed, meant, name_frequencies
+from .frequencies import RAMPS, MeasuredTheta, Named, listed, meant, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
 from .responses import narrowed, response, roundings
-from .tolerance import U32, Tables
+from .tolerance import U32, ExactTables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
 SOME, WIDE = 8, 60  # pairs whose axes are listed alone, and letters of such a list
@@ -116,7 +116,7 @@ class Truth(NamedTuple):
 
     @classmethod
     def of(cls, found: Description, rope: Rope) -> Truth:
-        tables = Tables(rope.rotation_only, found.at)
+        tables = ExactTables(rope.rotation_only, found.at)
         mine = np.array(tables.owner) == np.arange(len(found.theta))[:, None, None]  # (axes, 1, p)
         z = np.where(mine, tables.cos + 1j * tables.sin, 1.0)
         return cls(rope, found.at[:, None] * mine, z, np.where(mine, tables.off32, 0.0))
@@ -233,7 +233,9 @@ def _frequencies(found: Description, due: Rope, rope: Rope) -> Iterator[Named]:
             return
     named = name_frequencies(measured, due)
     if named is not None and named.fault in VAGUE and (measured.theta < 0).any():
-        named = name_frequencies(Measured(np.abs(measured.theta), measured.unsure), due)  # that some turn back is said
+        named = name_frequencies(
+            MeasuredTheta(np.abs(measured.theta), measured.unsure), due
+        )  # that some turn back is said
     yield from [named] if named is not None else []
 
 

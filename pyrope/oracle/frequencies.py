@@ -57,7 +57,7 @@ class Named(NamedTuple):
     rope: Rope | None = None
 
 
-class Measured(NamedTuple):
+class MeasuredTheta(NamedTuple):
     """Frequencies (p,), positive where a pair turns as most do, and how far off each may be."""
 
     theta: Array
@@ -81,8 +81,8 @@ class Measured(NamedTuple):
         """How far off they may be, relative to themselves."""
         return np.asarray(4 * self.unsure / np.maximum(np.abs(self.theta), 1e-300))
 
-    def part(self, some: Any) -> Measured:
-        return Measured(self.theta[some], self.unsure[some])
+    def part(self, some: Any) -> MeasuredTheta:
+        return MeasuredTheta(self.theta[some], self.unsure[some])
 
 
 def meant(rope: Rope, width: int) -> Rope:
@@ -112,7 +112,7 @@ def rounded(value: float, tolerance: float, most: int = 8) -> float:
     return next((short for short in shorts if abs(short - value) <= tolerance * abs(value)), value)
 
 
-def narrow_dtype(measured: Measured) -> str:
+def narrow_dtype(measured: MeasuredTheta) -> str:
     """The narrow dtype that all frequencies are numbers of, if they are known well enough to tell; or ""."""
     theta = measured.theta
     for name in ("bfloat16", "float16"):
@@ -131,7 +131,7 @@ def narrow_dtype(measured: Measured) -> str:
 
 
 @np.errstate(all="ignore")
-def name_frequencies(measured: Measured, rope: Rope) -> Named | None:
+def name_frequencies(measured: MeasuredTheta, rope: Rope) -> Named | None:
     """What is wrong with the frequencies, the first explanation that fits; None if nothing is."""
     if right_frequencies(measured, rope).all():
         return None
@@ -144,13 +144,13 @@ def name_frequencies(measured: Measured, rope: Rope) -> Named | None:
     return next((named for named in readings if named is not None), _in_words(measured, rope))
 
 
-def right_frequencies(measured: Measured, rope: Rope) -> Array:
+def right_frequencies(measured: MeasuredTheta, rope: Rope) -> Array:
     """Which of them are as near as those of a float32 pipeline: exact where θ is 1, bool (p,)."""
     rate = angle_errors(rope, np.array([[TOP]]))[0] / TOP
     return np.asarray(np.abs(wrapped(measured.theta - frequencies(rope))) <= 4 * measured.unsure + 1.001 * rate)
 
 
-def _predictions(measured: Measured, rope: Rope) -> Iterator[tuple[Named, Array]]:
+def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, Array]]:
     """What else a rope's own numbers make, the simplest first."""
     theta, w, scaling = frequencies(rope), rope.base ** -exponents(rope), rope.scaling
     still = ~measured.turning & (theta > 8 * measured.unsure)
@@ -183,7 +183,7 @@ def _predictions(measured: Measured, rope: Rope) -> Iterator[tuple[Named, Array]
         yield Named("wrong list of factors", fact), measured.theta
 
 
-def _multiples(measured: Measured, rope: Rope) -> Iterator[tuple[str, str, float]]:
+def _multiples(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[str, str, float]]:
     """What all angles may be multiplied by: the mistake, the same in words, the number."""
     scaling, due = rope.scaling, frequencies(rope)
     if rope.axes is None and (scaling is None or isinstance(scaling, Linear)):
@@ -201,7 +201,7 @@ def _multiples(measured: Measured, rope: Rope) -> Iterator[tuple[str, str, float
     yield "another rescaling: linear" if by < 0.99 and scaling is None else "angles multiplied", "", by
 
 
-def _dealt(measured: Measured, rope: Rope) -> Named | None:
+def _dealt(measured: MeasuredTheta, rope: Rope) -> Named | None:
     """Numbers of a narrow dtype; or pairs that each have the frequency of some pair, but not of their own."""
     name, due, p = narrow_dtype(measured), frequencies(rope), rope.pairs
     off = np.abs(measured.theta / due - 1)[due > 0].max(initial=0)
@@ -220,10 +220,10 @@ def _dealt(measured: Measured, rope: Rope) -> Named | None:
     return Named("frequencies in another order", fact)
 
 
-def _geometric(measured: Measured, rope: Rope) -> Named | None:
+def _geometric(measured: MeasuredTheta, rope: Rope) -> Named | None:
     """A base of its own, where a series without a ramp is expected."""
     due, e, scaling = frequencies(rope), exponents(rope), rope.scaling
-    series, found = geometric(Measured(due, 1e-14 * due), e), geometric(measured, e)
+    series, found = geometric(MeasuredTheta(due, 1e-14 * due), e), geometric(measured, e)
     if found is None or series is None:
         return None
     (a, base), (first, ratio) = found, series
@@ -248,7 +248,7 @@ def _is_width(width: float, base: float, rope: Rope) -> bool:
     return not few and whole != r and (not whole or abs(width - whole) < 1e-3)
 
 
-def _rescaled(measured: Measured, rope: Rope) -> Named | None:
+def _rescaled(measured: MeasuredTheta, rope: Rope) -> Named | None:
     """The rescaling with another number, or base, or another rescaling."""
     due = frequencies(rope)
     for other in rescaled_ropes(measured, rope, rope.scaling):
@@ -266,7 +266,7 @@ def _rescaled(measured: Measured, rope: Rope) -> Named | None:
     return None
 
 
-def _other_ramp(measured: Measured, rope: Rope) -> Named | None:
+def _other_ramp(measured: MeasuredTheta, rope: Rope) -> Named | None:
     """A ramp that is measured, where one is expected or none."""
     scaling, w, due = rope.scaling, rope.base ** -exponents(rope), frequencies(rope)
     if not isinstance(scaling, YaRN | Llama3):
@@ -275,7 +275,7 @@ def _other_ramp(measured: Measured, rope: Rope) -> Named | None:
     first = "pair" if isinstance(scaling, YaRN) else "frequency"
     fits = (fit_ramp(measured, w, s, first) for s in (scaling.factor, slowed(measured, w)))
     got = next((ramp for ramp in fits if ramp is not None), None)
-    expected = fit_ramp(Measured(due, 1e-14 * due), w, scaling.factor, first)
+    expected = fit_ramp(MeasuredTheta(due, 1e-14 * due), w, scaling.factor, first)
     if got is None or expected is None:
         return None
     turns = scaling.original_length * w / TURN
@@ -285,7 +285,7 @@ def _other_ramp(measured: Measured, rope: Rope) -> Named | None:
     return Named("scaling inverted" if got.factor < 1 else f"wrong ramp: {how}", fact)
 
 
-def _in_words(measured: Measured, rope: Rope) -> Named:
+def _in_words(measured: MeasuredTheta, rope: Rope) -> Named:
     """How far off the frequencies are, where no rule has them."""
     due, wrong = frequencies(rope), np.flatnonzero(~right_frequencies(measured, rope))
     ratio, more, i = (measured.theta / due)[wrong], np.abs(measured.theta - due)[wrong], int(wrong[0])
@@ -304,7 +304,7 @@ def _in_words(measured: Measured, rope: Rope) -> Named:
 
 
 @np.errstate(all="ignore")
-def guess_rope(measured: Measured, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Named]:
+def guess_rope(measured: MeasuredTheta, shape: Rope, suspects: Sequence[Rope] = ()) -> list[Named]:
     """The rules that explain the frequencies of a rope whose layout, width, direction and axes are those of ``shape``.
 
     Several rules may have the same frequencies: then all of them are returned.
@@ -341,7 +341,7 @@ def _rule(rope: Rope) -> str:
     return f"{RULES[type(rope.scaling)].lower()}, base {rope.base:g}, factor {getattr(rope.scaling, 'factor', 1):.6g}"
 
 
-def _series_in_words(measured: Measured, shape: Rope, e: Array, a: float, base: float) -> Named:
+def _series_in_words(measured: MeasuredTheta, shape: Rope, e: Array, a: float, base: float) -> Named:
     """The rope of a·base^(−e), if there is one."""
     s, tolerance, count, d = rounded(1 / a, 1e-12), measured.relative + POWERS * U32, len(e), shape.head_dim
     known = float((tolerance[e > 0] / e[e > 0]).min(initial=1))  # how far a base may be off, as each pair tells it
@@ -364,7 +364,7 @@ def _give_or_take(value: float, known: float, digits: int = 6) -> str:
     return f"{value:.{digits}g}" + (f" ± {float(f'{value * known:.2g}'):g}" if known > 5e-5 else "")
 
 
-def rescaled_ropes(measured: Measured, shape: Rope, own: Scaling | None = None) -> Iterator[Rope]:
+def rescaled_ropes(measured: MeasuredTheta, shape: Rope, own: Scaling | None = None) -> Iterator[Rope]:
     """Ropes of another base or rescaling that have these frequencies, the simplest first: one number of their ``own``
     rescaling changed, or the usual rescalings."""
     e = exponents(shape)
@@ -395,7 +395,7 @@ def _changed(scaling: Scaling, factor: float) -> Iterator[Scaling]:
                 yield replace(scaling, **{name: other})
 
 
-def _bases(measured: Measured, e: Array) -> list[float]:
+def _bases(measured: MeasuredTheta, e: Array) -> list[float]:
     """Bases that the fastest and the slowest pairs suggest, by themselves."""
     theta, bases = measured.theta, []
     for a, b in ((0, 1), (0, 2), (-2, -1), (-3, -1)) if len(theta) > 3 and (theta > 0).all() else ():
@@ -405,7 +405,7 @@ def _bases(measured: Measured, e: Array) -> list[float]:
     return [base for base in dict.fromkeys(bases) if 1 < base <= 1e12]
 
 
-def geometric(measured: Measured, e: Array) -> tuple[float, float] | None:
+def geometric(measured: MeasuredTheta, e: Array) -> tuple[float, float] | None:
     """a and base of θ = a·base^(−e), with as few digits as the frequencies allow; None if no such numbers fit."""
     theta, index = measured.theta, np.arange(len(e))
     plain = measured.turning & (theta > 0) & (theta < 3)  # those beyond half a turn are known up to whole turns only
@@ -451,7 +451,7 @@ class Ramp(NamedTuple):
         return f"{self.how}, {ends}, divided by {self.factor:.6g}"
 
 
-def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ramp | None:
+def fit_ramp(measured: MeasuredTheta, w: Array, s: float, first: str = "pair") -> Ramp | None:
     """The ramp, if there is one, of frequencies that are w (p,) without it, and divided by s at its end; ``first`` is
     what it is meant to be linear in."""
     theta, ratio, i = measured.theta, measured.theta / w, np.arange(len(w))
@@ -479,7 +479,7 @@ def fit_ramp(measured: Measured, w: Array, s: float, first: str = "pair") -> Ram
     return None
 
 
-def slowed(measured: Measured, w: Array) -> float:
+def slowed(measured: MeasuredTheta, w: Array) -> float:
     """What the pairs are divided by that are divided the most, from the one of them that is known best."""
     ratio, off = measured.theta / w, measured.relative + 64 * U32
     most = int(np.argmax(np.abs(np.log(np.abs(ratio)))))

@@ -21,13 +21,13 @@ from .. import checks
 from ..backend import Array
 from ..definition import pairs
 from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope, frequencies
+from .calls import FARTHEST
 from .candidate import BITS, UNIT, Candidate, Unreadable
-from .frequencies import Measured, Named, guess_rope, listed, narrow_dtype, rounded, span
+from .frequencies import MeasuredTheta, Named, guess_rope, listed, narrow_dtype, rounded, span
 from .positions import acts_at, wrapped
 from .report import abbreviated, finite, printable
-from .tolerance import APPLICABLE, STEP, Expected, Tables, float_dtype
+from .tolerance import APPLICABLE, HALF_STEP, ExactTables, Expected, float_dtype
 
-MAX_POSITION = 131071
 WIDEST = 1024  # features: R(m) is read column by column
 _CALLS = 256  # in which unit vectors are handed over, at most
 _SEEN = 1e-9  # what an output has of a feature, if it is made from it
@@ -160,7 +160,7 @@ class Description:
     straight: int  # the last position up to which all angles grow in proportion
     owner: Array  # (p,): which axis turns each pair, the one that does so the fastest
     direction: int  # that of most pairs; those beyond half a turn for a position do not tell
-    measured: Measured  # (p,): the frequencies of the first outputs on the axis that turns them
+    measured: MeasuredTheta  # (p,): the frequencies of the first outputs on the axis that turns them
     start: Array  # (p, 2): the angle at position 0
     offsets: tuple[float, ...]  # (axes,): by how many positions pairs are ahead
     unexplained_start: float  # how far pairs are turned at position 0 beside what the offsets explain
@@ -203,13 +203,13 @@ class Description:
         if start not in (0, self.head_dim - width) or self.head_dim % 2 or not even or several:
             return []
         if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
-            unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * STEP[narrow]) / 4
+            unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * HALF_STEP[narrow]) / 4
         shape = Rope(self.head_dim, 10000.0, layout, width, PLACEMENTS[start > 0], direction=self.direction)
         if len(self.theta) == 1:
             same = tuple(rope for rope in suspects if self.shape == shape_of(rope))
-            return guess_rope(Measured(theta, unsure), shape, same)
+            return guess_rope(MeasuredTheta(theta, unsure), shape, same)
         dealings = (replace(shape, axes=axes) for axes in _dealings(self.owner, len(self.theta)))
-        rules = (guess_rope(Measured(theta, unsure), rope) for rope in dealings)
+        rules = (guess_rope(MeasuredTheta(theta, unsure), rope) for rope in dealings)
         return next((rule for rule in rules if any(one.rope for one in rule)), [])
 
     def sides(self, rope: Rope | None = None) -> tuple[Side, ...]:
@@ -294,7 +294,7 @@ def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
     tells = (np.abs(total) < 1.5) & (np.abs(total) > 8 * unsure.max(axis=0))
     direction = -1 if (np.sign(np.where(tells, total, 0)).sum() or np.sign(total).sum()) < 0 else 1
     first = owner, np.arange(len(owner)), 0
-    measured, start, size = Measured(direction * theta[first], unsure[first]), np.angle(z[0, 0]), np.abs(z)
+    measured, start, size = MeasuredTheta(direction * theta[first], unsure[first]), np.angle(z[0, 0]), np.abs(z)
     offsets = _offsets(direction * start[:, 0], measured, owner, len(theta), unit)
     beside = np.abs(wrapped(direction * start[:, 0] - np.array(offsets)[owner] * measured.theta))
     factor = float(np.median(size[known])) if known.any() else math.nan
@@ -309,7 +309,7 @@ def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
     )  # fmt: skip
 
 
-def _offsets(start: Array, measured: Measured, owner: Array, axes: int, unit: float) -> tuple[float, ...]:
+def _offsets(start: Array, measured: MeasuredTheta, owner: Array, axes: int, unit: float) -> tuple[float, ...]:
     """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless none
     explain them. The angles at position 0 are (p,)."""
 
@@ -447,7 +447,7 @@ def identify(
     """
     axes = None if axes is None else checks.integer("axes", axes, 1, 64)
     head_dim = checks.integer("head_dim", head_dim, 2, WIDEST)
-    top = MAX_POSITION if max_position is None else checks.integer("max_position", max_position, 1, checks.MAX_POSITION)
+    top = FARTHEST if max_position is None else checks.integer("max_position", max_position, 1, checks.MAX_POSITION)
     if not isinstance(suspects, Iterable):
         raise TypeError(f"suspects must be a list of ropes, was {type(suspects).__name__}")
     ropes = tuple(check_rope(rope) for rope in suspects)
@@ -525,6 +525,6 @@ def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:
     x = rng.standard_normal((2, len(at), probe.d)).astype(probe.dtype)
     y = probe.ask(x, at)
     acts = round(offset) + np.stack([at // (j + 1) for j in range(probe.axes or 1)])
-    expected = Expected(Tables(rope, acts), x.astype(np.float64), acts, probe.dtype.name)
+    expected = Expected(ExactTables(rope, acts), x.astype(np.float64), acts, probe.dtype.name)
     grades = (grade for grade in APPLICABLE[probe.dtype.name] if (expected.ratio(grade, y) <= 1).all())
     return next(grades, "worse than a float32 angle, or the last digits of a number are others")

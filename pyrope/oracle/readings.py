@@ -16,7 +16,7 @@ from ..theta import Rope, frequencies
 from .candidate import Unreadable
 from .diagnosis import described
 from .operator import Description, Side as Side
-from .tolerance import APPLICABLE, U32, Expected, Tables, theta_errors
+from .tolerance import APPLICABLE, U32, ExactTables, Expected, theta_errors
 
 if TYPE_CHECKING:
     from . import attention, comparison
@@ -65,7 +65,7 @@ class Readings:
     errors: Errors | None = None
 
 
-def of_rotation(check: comparison.Check) -> Readings | None:
+def of_rotation(check: comparison.RotationCheck) -> Readings | None:
     """What a check of a rotation shows; R(m) is read now, which a candidate may refuse."""
     (call, y), rope = check.sample, check.rope
     try:
@@ -122,7 +122,7 @@ def _operators(found: Description, rope: Rope | None) -> Operators:
     """R(m) with m on the first axis: at 3 or, where that is as expected, at the first position that clearly is not."""
     places = [int(np.argmax(found.at >= 3))]
     if rope is not None and found.z.shape[2] == rope.pairs:
-        tables = Tables(rope, found.at)
+        tables = ExactTables(rope, found.at)
         worst = np.abs(found.z[0] - (tables.cos + 1j * tables.sin)[..., None]).max(axis=(1, 2))
         places.append(int(np.argmax(worst >= CLEAR * worst.max())))
     shown = [_operator(found, rope, j) for j in places]
@@ -136,7 +136,7 @@ def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
     if rope is None:
         return Operators(where, measured, None, False)
     at = np.array([[m], *[[0]] * ((1 if rope.axes is None else rope.axes.count) - 1)])
-    due = Expected(Tables(rope, at), np.eye(rope.head_dim)[:, None], at, found.dtype)
+    due = Expected(ExactTables(rope, at), np.eye(rope.head_dim)[:, None], at, found.dtype)
     expected, bounds = due.y[:, 0].T, due.allowed(APPLICABLE[found.dtype][-1])[:, 0].T
     return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
 

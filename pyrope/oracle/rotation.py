@@ -18,15 +18,14 @@ import numpy as np
 from .. import checks
 from ..backend import Array
 from ..theta import LENGTH_DEPENDENT, Rope, check_rope
-from .calls import USUAL, Call, Maker, Plan, sizes
+from .calls import FARTHEST, USUAL, Maker, Plan, RotationCall, sizes
 from .candidate import UNIT, Candidate, Unreadable
-from .comparison import Check
+from .comparison import RotationCheck
 from .diagnosis import diagnosed
 from .report import ErrorRow, Finding, Report
 from .tolerance import APPLICABLE, decides_up_to, float_dtype
 
 SHOWN = 40  # wrong calls whose errors are in the table
-MAX_POSITION = 131071  # what a cache of 131072 rows still has
 # Of a backward pass: the name of a mistake, words of the fact, and what it is called there.
 BACKWARDS = (
     ("direction", "", "backward equals forward"),
@@ -76,7 +75,7 @@ def assert_rotation(fn: Callable[..., Any], rope: Rope, **options: Any) -> None:
 
 
 def _plan(rope: Rope, dtype: Any, max_position: int | None, min_position: int) -> Plan:
-    scaling, limit = rope.scaling, MAX_POSITION
+    scaling, limit = rope.scaling, FARTHEST
     if isinstance(scaling, LENGTH_DEPENDENT):  # the table may depend on the largest position
         limit = max(int(scaling.length or 0) - 1, 1)
     top = checks.integer("max_position", limit if max_position is None else max_position, 1, checks.MAX_POSITION)
@@ -98,11 +97,11 @@ def _candidate(fn: Callable[..., Any], framework: str | None, backward: bool) ->
 
 def _judged(candidate: Candidate, plan: Plan) -> Report:
     try:
-        return _report(Check(candidate, plan))
+        return _report(RotationCheck(candidate, plan))
     except Unreadable as error:
         failure, last = error.failure(), _last_position(candidate, plan, error)
         if last is not None:
-            lower = _report(Check(candidate, replace(plan, top=last)))
+            lower = _report(RotationCheck(candidate, replace(plan, top=last)))
             beyond = f"it takes positions up to {last}, and raises beyond"
             if not lower.ok:
                 return replace(lower, notes=(*lower.notes, f"{beyond}: {failure.reason}"))
@@ -143,7 +142,7 @@ def _hint(rope: Rope) -> str:
     return f"; {shape}: for a function of text, {text}"
 
 
-def _report(check: Check) -> Report:
+def _report(check: RotationCheck) -> Report:
     """Raises `Unreadable` if the candidate does not take the sample, or refuses most calls."""
 
     def readings() -> Any:
@@ -177,7 +176,7 @@ def _backwards(finding: Finding) -> Finding:
     return replace(finding, fault=next(names, finding.fault))
 
 
-def _too_coarse(check: Check) -> Iterator[Finding]:
+def _too_coarse(check: RotationCheck) -> Iterator[Finding]:
     """The finding that a better grade was asked for."""
     grades, worst = APPLICABLE[check.dtype], check.plan.worst
     if check.precision is None or grades.index(check.precision) <= grades.index(worst):
@@ -191,19 +190,19 @@ def _too_coarse(check: Check) -> Iterator[Finding]:
     yield Finding("coarser than asked", fact, since=since)
 
 
-def _another_order(check: Check) -> Iterator[Finding]:
+def _another_order(check: RotationCheck) -> Iterator[Finding]:
     if check.order is not None and check.plan.strict:
         negated = check.plan.backward and bool((check.order == -np.eye(len(check.order))).all())
         yield Finding("gradient negated" if negated else "another order of features", check.order_in_words())
 
 
-def _undecided(check: Check) -> Iterator[str]:
+def _undecided(check: RotationCheck) -> Iterator[str]:
     """Where no float32 angle can be judged."""
     if (limit := decides_up_to(check.rope)) < check.plan.top:
         yield f"a correct float32 angle may be half a turn off beyond position {limit}: not decided there"
 
 
-def _tried(check: Check) -> str:
+def _tried(check: RotationCheck) -> str:
     """What the verdict rests on."""
     calls = [one.call for one in check.answers]
     rows = max((call.x.shape[-2] for call in calls), default=0)
@@ -220,7 +219,7 @@ def _power(number: float) -> str:
     return "2" + str(round(np.log2(number))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
+def _errors(check: RotationCheck, right: bool) -> Iterator[ErrorRow]:
     """Errors by decade of the position, of the sample and of the first wrong calls with usual numbers, if there are
     any; ulps are those of the length of the pair, if all is right."""
     wrong = [(one.call, one.y) for one in check.answers if one.y is not None and one.wrong.any()]
@@ -236,7 +235,7 @@ def _errors(check: Check, right: bool) -> Iterator[ErrorRow]:
             yield ErrorRow(where, worst, most, last if right else None)
 
 
-def _of_rows(check: Check, call: Call, y: Array) -> tuple[Array, ...]:
+def _of_rows(check: RotationCheck, call: RotationCall, y: Array) -> tuple[Array, ...]:
     """Of each row of a call, (N,): its position, its largest error, what is allowed, and the error in ulps."""
     expected = check.expected(call)
     off = np.where(np.isnan(y), np.inf, np.abs(y - expected.y)).max(axis=-1)

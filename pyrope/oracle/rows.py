@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array
-from .calls import Call
+from .calls import RotationCall
 from .positions import AROUND, ORDER, OTHERS
 
 MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
@@ -38,7 +38,7 @@ ABOUT = {
 class Answer(NamedTuple):
     """A call that was made: its number among all calls, the result (if rows are wrong), and which rows are wrong."""
 
-    call: Call
+    call: RotationCall
     number: int
     y: Array | None  # (…, n, d)
     wrong: Array  # bool (…, n)
@@ -99,7 +99,7 @@ def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, Any]:
+def _attributes(call: RotationCall, index: tuple[Array, ...], each: Array) -> dict[str, Any]:
     """What may be said of these rows of a call."""
     n, row, lead, none = call.x.shape[-2], index[-1], index[:-1], 0 * index[-1]
     m = each.max(axis=0)[(index[0], row) if call.own else row]
@@ -118,13 +118,13 @@ def _attributes(call: Call, index: tuple[Array, ...], each: Array) -> dict[str, 
     }  # fmt: skip
 
 
-def of_calls(calls: list[Call]) -> dict[str, Array]:
+def of_calls(calls: list[RotationCall]) -> dict[str, Array]:
     """What may be said of calls, as columns."""
     said = [_of_call(call) for call in calls]
     return {name: np.array([one[name] for one in said]) for name in said[0]}
 
 
-def _of_call(call: Call) -> dict[str, Any]:
+def _of_call(call: RotationCall) -> dict[str, Any]:
     *lead, n, d = call.x.shape
     heads, m = lead[-1] if lead else 0, call.positions.reshape(-1, n)[0] if n else np.zeros(0, np.int64)
     steps = np.diff(m)
@@ -168,7 +168,7 @@ def tails(columns: dict[str, Array], wrong: Array) -> Iterator[tuple[str, Array]
     yield "the head is the last of an odd number", (head == heads - 1) & (heads % 2 == 1)
 
 
-def _recalled(seen: dict[Any, Array], call: Call, each: Array) -> dict[str, Array]:
+def _recalled(seen: dict[Any, Array], call: RotationCall, each: Array) -> dict[str, Array]:
     """The positions (axes, …, n) of the first call that had this in common, which may be the call itself: a cache may
     have been keyed by that alone."""
     m = call.positions.ravel()

@@ -43,7 +43,7 @@ REDUCED = 2.0**-20
 PHASE = 2 * math.pi * 2.0**-32
 FIXED = 1 / 16  # of a narrow dtype's unit: the same for a table in fixed point beside tables in that dtype
 # Half the smallest subnormal number.
-STEP = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 2.0**-1074}
+HALF_STEP = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 2.0**-1074}
 
 ONCE, TABLES, ANGLE64, ANGLE32, BOTH = GRADES = (
     "rounded once",
@@ -164,7 +164,7 @@ def decides_up_to(rope: Rope) -> int:
     return int(small if small <= EXACT else min(max(large, EXACT), 2**31))
 
 
-class Tables:
+class ExactTables:
     """cos mθ and sin mθ of all positions that may be asked for, exact, and how far off float32 and float64 angles may
     be there: each (U, p), made once."""
 
@@ -193,7 +193,7 @@ class Expected:
     """R(Θ, m)·x of one call, and how far off it each output may be: x (…, n, d), positions (axes, …, n) that broadcast
     to it, with one axis if the rope has none."""
 
-    def __init__(self, tables: Tables, x: Array, positions: Array, dtype: str) -> None:
+    def __init__(self, tables: ExactTables, x: Array, positions: Array, dtype: str) -> None:
         self.tables, self.x, self.positions, self.dtype = tables, x, positions, dtype
         rope, self.rows = tables.rope, tables.rows(positions)
         self.cos, self.sin = tables.at(tables.cos, self.rows), tables.at(tables.sin, self.rows)
@@ -207,10 +207,10 @@ class Expected:
         first, second = (np.abs(self.x[..., part]) for part in self.reads)
         cos, sin = np.abs(self.cos), np.abs(self.sin)
         length = np.sqrt(first * first + second * second) * factor
-        fixed = length * (self._angle(grade) + 2 * STEP[self.dtype]) + 2 * STEP[self.dtype]
+        fixed = length * (self._angle(grade) + 2 * HALF_STEP[self.dtype]) + 2 * HALF_STEP[self.dtype]
         more = {TABLES: 2 * u, ANGLE64: 2 * u + 6 * U64, ANGLE32: 6 * U32, BOTH: 2 * u + 6 * U32}.get(grade, 0.0)
         per_sum = 4 * w + more + u * (factor != 1 and grade in (TABLES, ANGLE64, BOTH))
-        bound = np.abs(self.y) * u + STEP[self.dtype]  # what does not turn is copied
+        bound = np.abs(self.y) * u + HALF_STEP[self.dtype]  # what does not turn is copied
         for part, own, other in zip(self.writes, (first, second), (second, first), strict=True):
             bound[..., part] += per_sum * (own * cos + other * sin) + fixed
         if self.dtype == "float64" and grade == ANGLE32 and factor == 1:  # cos 0 = 1 in any dtype: x has all its bits

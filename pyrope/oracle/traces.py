@@ -22,7 +22,7 @@ from ..backend import Array, on_host
 from ..files import PathLike, errors_prefixed_with, load_safetensors, save_safetensors
 from ..theta import Rope
 from .candidate import UNIT
-from .frequencies import Measured, guess_rope
+from .frequencies import MeasuredTheta, guess_rope
 from .mistakes import TRACES
 from .positions import acts_at
 from .report import ErrorRow, Finding, Report
@@ -140,7 +140,7 @@ def _difference(name: str, a: Array, b: Array, limit: float) -> Difference:
 # ── How two rotations of the same vectors differ ─────────────────────────────────────────────────────────────────────
 
 
-class Turn(NamedTuple):
+class SeenRotation(NamedTuple):
     """What a rotation did to x (…, n, d)."""
 
     pairs: str  # in words
@@ -150,7 +150,7 @@ class Turn(NamedTuple):
     series: str  # what these are, in words
 
 
-def _turn(x: Array, y: Array, limit: float) -> Turn | None:
+def _turn(x: Array, y: Array, limit: float) -> SeenRotation | None:
     """The rotation that leads from x to y: the first pairing that keeps the lengths of pairs, full width first."""
     d = x.shape[-1]
     for r, place, layout in itertools.product(range(d - d % 2, 1, -2), ("prefix", "suffix"), ("half", "interleaved")):
@@ -161,11 +161,11 @@ def _turn(x: Array, y: Array, limit: float) -> Turn | None:
         if max(_distance(factor * abs(before), abs(after)), _distance(x[..., still], y[..., still])) <= limit:
             turned = (after * before.conj()).reshape(-1, *before.shape[-2:]).sum(axis=0)  # long vectors weigh more
             theta = np.median(np.angle(turned[1:] * turned[:-1].conj()), axis=0)  # whatever a few rows do
-            known = guess_rope(Measured(np.abs(theta), np.full(r // 2, limit / 4)), rope)
+            known = guess_rope(MeasuredTheta(np.abs(theta), np.full(r // 2, limit / 4)), rope)
             rule = "".join(f" ({explanation.fact.partition(' (')[0]})" for explanation in known[:1])
             series = f"{abs(theta[0]):.3g} to {abs(theta[-1]):.3g}{rule}"
             part = f", {r} of {d} features, the {place}" if r < d else ""
-            return Turn(layout + part, factor, turned, theta, series)
+            return SeenRotation(layout + part, factor, turned, theta, series)
     return None
 
 

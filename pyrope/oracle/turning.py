@@ -20,7 +20,7 @@ from ..backend import Array
 from ..theta import Rope, frequencies
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .frequencies import Measured, meant, name_frequencies
+from .frequencies import MeasuredTheta, meant, name_frequencies
 from .measured import Ask, parts
 from .operator import ladder, unwrap
 from .positions import ANOTHER, AROUND, ELSEWHERE, OTHERS, ROW, SHIFTS, acts_at, relations, wrapped
@@ -209,28 +209,30 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield from ((words, replace(rope, rotary_dim=width, layout=layout)) for layout in (rope.layout, other))
 
 
-def _measured(here: Relative, rope: Rope, rungs: Array) -> list[Measured]:
+def _measured(here: Relative, rope: Rope, rungs: Array) -> list[MeasuredTheta]:
     """θ of queries and of keys, with its sign, from angles at positions that grow fast, or, if a candidate only counts,
     at those of a count: unwrapped, then by least squares. The first token is not read."""
     at = np.concatenate(([0], rungs))[None]
     shapes = (here.spec.heads, here.spec.key_heads, here.spec.key_heads)
     q, k, v = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)
     *sides, _ = replace(here, call=Call("frequencies", q, k, v, positions=at)).turned(rope)
-    listed, squares = list[Measured](), float(np.square(rungs.astype(np.float64)).sum())
+    listed, squares = list[MeasuredTheta](), float(np.square(rungs.astype(np.float64)).sum())
     for turned in sides:
         angle = np.angle(np.nan_to_num(turned[0, 1:], nan=1.0))
         theta, _, _ = unwrap(angle, rungs, 4 * UNIT[q.dtype.name], subnormal=False)
         rest = wrapped(angle - angle[0] - np.outer(rungs, theta))
         slope = (rungs[:, None] * rest).sum(axis=0) / squares
         off = np.sqrt(np.square(rest - np.outer(rungs, slope)).mean(axis=0))
-        listed.append(Measured(theta + slope, (4 * off + 1e-7) / squares**0.5))
+        listed.append(MeasuredTheta(theta + slope, (4 * off + 1e-7) / squares**0.5))
     return listed
 
 
-def _fault(side: Measured, rope: Rope) -> Finding | None:
+def _fault(side: MeasuredTheta, rope: Rope) -> Finding | None:
     """What is wrong with the frequencies of one side."""
     due = meant(rope, rope.width)
-    ahead, back = (name_frequencies(Measured(sign * rope.direction * side.theta, side.unsure), due) for sign in (1, -1))
+    ahead, back = (
+        name_frequencies(MeasuredTheta(sign * rope.direction * side.theta, side.unsure), due) for sign in (1, -1)
+    )
     if ahead is None:
         return None
     return Finding("direction", "all pairs turn the other way") if back is None else Finding(ahead.fault, ahead.fact)

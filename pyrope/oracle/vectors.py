@@ -39,12 +39,13 @@ from ..phase import cos_sin
 from ..theta import Axes, Rope
 from .attention import Asked, Check, examine
 from .attention_calls import Scope
+from .calls import FARTHEST
 from .candidate import BITS
 from .operator import ladder
 from .report import Failure, Report
-from .rotation import MAX_POSITION, check_rotation
+from .rotation import check_rotation
 from .steps import Call, Spec, allowed, grades, results
-from .tolerance import APPLICABLE, Expected, Tables
+from .tolerance import APPLICABLE, ExactTables, Expected
 from .turning import TOP
 
 FORMAT, VERSION = "pyrope-vectors", 2
@@ -99,7 +100,7 @@ class Case:
             return check_rotation(fn, theta.check_rope(self.rope), effort="few", **options)
         queries, last = self.options.get("queries"), len(grades(self.spec)) - 1
         scope = Scope(effort="few", backward=self.backward, queries=queries, batch=1, tokens=TOKENS)
-        check = Check(self.spec, Asked(fn, None, self.backward), scope, MAX_POSITION, last, queries is not None)
+        check = Check(self.spec, Asked(fn, None, self.backward), scope, FARTHEST, last, queries is not None)
         return examine(check, None)
 
     def rows(self, arrays: tuple[Array, ...]) -> Rows:
@@ -126,7 +127,7 @@ class Case:
 
     def _rotated(self, rows: Rows) -> Expected:
         rope, at = theta.check_rope(self.rope), np.atleast_2d(np.moveaxis(rows["positions"], 0, -1))
-        tables = Tables(rope.transposed if self.backward else rope, at)
+        tables = ExactTables(rope.transposed if self.backward else rope, at)
         return Expected(tables, rows[self.inputs[0]].astype(float), at, self.dtype)
 
     def answered(self, results: list[Array], like: Array) -> Any:
@@ -140,7 +141,7 @@ class Case:
 
 def last_position(rope: Rope, most: int | None = None) -> int:
     """The largest position that the cases of a rope have: 131071 or ``most``, or what its length allows."""
-    last = MAX_POSITION if most is None else checks.integer("max_position", most, LEAST_POSITION, checks.MAX_POSITION)
+    last = FARTHEST if most is None else checks.integer("max_position", most, LEAST_POSITION, checks.MAX_POSITION)
     return min(last, int(rope.scaling.length or 2) - 1) if isinstance(rope.scaling, theta.LENGTH_DEPENDENT) else last
 
 
@@ -221,7 +222,7 @@ def cases(
 
 
 def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, options: dict[str, Any]) -> Case:
-    usual: dict[str, Any] = {"max_position": MAX_POSITION}
+    usual: dict[str, Any] = {"max_position": FARTHEST}
     if kind != "rotation":
         usual |= {"heads": 4, "key_heads": 4, "head_dim": 8 if rope is None else rope.head_dim, "causal": True}
         usual |= {"feature_map": "elu+1"} if kind == "linear" else {}

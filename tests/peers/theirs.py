@@ -16,7 +16,7 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pyrope import Rope
-from pyrope.oracle.tolerance import ANGLE32, SECOND_ORDER, U32, Expected, Tables, theta_errors
+from pyrope.oracle.tolerance import ANGLE32, SECOND_ORDER, U32, ExactTables, Expected, theta_errors
 
 # The order of axes that a function wants, from (b, h, n, d), and the way back.
 ORDERS: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = (
@@ -33,7 +33,7 @@ def theta_bound(rope: Rope) -> Any:
 
 def float32_bound(x: Any, positions: Any, rope: Rope) -> Any:
     """Error allowed to each feature of x (…, n, d), rotated with tables of float32 angles."""
-    expected = Expected(Tables(rope, positions), np.asarray(x, np.float64), np.atleast_2d(positions), "float32")
+    expected = Expected(ExactTables(rope, positions), np.asarray(x, np.float64), np.atleast_2d(positions), "float32")
     return expected.allowed(ANGLE32)
 
 
