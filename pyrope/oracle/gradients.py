@@ -119,7 +119,9 @@ class Gradients:
         self.shown = self._row_term(made)
         explained = {i: self._itself(i) or self._terms(made, i) or self._summed(i) for i in wrong}
         if 2 in wrong and not explained[2] and (found := self._by_weights()):
-            return found
+            told = {x.fault for x in found}
+            own = ((*x, i) for i in wrong if i < 2 for x in explained[i] if x[0] not in told)
+            return [*found, *_merged(own)]  # what is explained by the right weights is no consequence of others
         damage = self._damaged() if not all(explained.values()) else None
         left = {i: explained[i] or ([] if damage else self._noise(i)) for i in wrong}
         return [*_merged((fault, fact, i) for i in wrong for fault, fact in left[i]), *([damage] if damage else [])]
@@ -233,7 +235,7 @@ class Gradients:
         spec, call, parts, inner = self.spec, made.call, made.parts, made.both[0]
         weights, slope = 1 / parts.total, np.ones(got.shape)  # as if every key were seen
         if spec.feature_map is None:
-            inner, slope = inner + made.both[1], slope * cap_slope(parts.scores, spec.softcap)
+            inner, slope = inner + made.both[-1], slope * cap_slope(parts.scores, spec.softcap)
             top = np.where(parts.seen, parts.scores, -np.inf).max(axis=-1, keepdims=True)
             weights = np.exp(parts.scores - top) / parts.total
         full, visible = weights * inner * slope, np.broadcast_to(parts.seen, got.shape)

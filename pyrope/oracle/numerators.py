@@ -62,6 +62,10 @@ def numerators(m: Measured) -> Numerators:
             best = other
         if best.share > FITS:
             break
+    if best.share <= FITS and not m.linear and (scaled := _scaled(m)):
+        return Numerators([scaled])
+    if best.share <= FITS and (alone := _alone(m)):
+        return alone
     if abs(best.scale - 1) > m.close * (10 if best.found else 1):
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
     if best.share >= LOOSELY and (best.share > FITS or m.linear or best.found):
@@ -70,6 +74,31 @@ def numerators(m: Measured) -> Numerators:
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
     return best if best.share >= LOOSELY else Numerators([_unlike(m, best.near)])
+
+
+def _alone(m: Measured) -> Numerators | None:
+    """What makes other numerators in some heads alone: in the first of them, as if there were no other."""
+    right = _made(m, right_way(m.spec, m.due), [])
+    wrong = (m.some & ~right.near).sum(axis=(0, 2, 3)) > 0.05 * m.some.sum(axis=(0, 2, 3))
+    heads, keys = len(wrong), m.call.k.shape[1]
+    if not 0 < wrong.sum() < heads or not right.near[:, ~wrong][m.some[:, ~wrong]].mean() > FITS:
+        return None
+    one = int(wrong.argmax())
+
+    def cut(call: Call) -> Call:
+        k = one * call.k.shape[1] // heads
+        return replace(call, q=call.q[:, [one]], k=call.k[:, [k]], v=call.v[:, [k]])
+
+    def ask(call: Call) -> Array:
+        q, k, v = (np.repeat(x, times, axis=1) for x, times in ((call.q, heads), (call.k, keys), (call.v, keys)))
+        return m.ask(replace(call, q=q, k=k, v=v))[:, [one]]
+
+    spec = replace(m.spec, heads=1, key_heads=1)
+    made = numerators(replace(m, spec=spec, ask=ask, call=cut(m.call), read=m.read[:, [one]], due=cut(m.due)))
+    if made.share <= FITS or made.number is None or not made.found:
+        return None
+    words = where(m.call, wrong[:, None, None] & m.some, m.some)
+    return Numerators([replace(x, fact=x.fact + words) for x in made.found])
 
 
 def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
@@ -263,6 +292,41 @@ def _logs(m: Measured) -> tuple[Array, Array]:
         some = some & (np.abs(number) > 0.05 * np.abs(number).max(axis=-1, keepdims=True))
     some = some & (some.sum(axis=-1, keepdims=True) > 2)
     return _centred(np.log(np.where(some, m.weights / number, 1)), some), some
+
+
+def _scaled(m: Measured) -> Finding | None:
+    """A scale of scores that depends on the head, the query or the key alone: log W = a·s + c, with a c of each row, by
+    least squares."""
+    some = m.some & (m.weights > 0)
+    scores, logs = m.right.scores, np.log(np.where(some, m.weights, 1))
+    near, far = _centred(scores, some), _centred(logs, some)
+    rows = some & (some.sum(axis=-1, keepdims=True) > 2)
+    common = (near * far)[rows].sum() / np.square(near[rows]).sum()
+    left = np.square(far - common * near)[rows].sum()
+    for what, axes, label in (("head", (0, 2, 3), 1), ("query", (0, 1, 3), 2), ("key", (0, 1, 2), 3)):
+        if what == "key":
+            a = _by_key(scores, logs, rows)
+        else:
+            products, squares = ((x * rows).sum(axis=axes, keepdims=True) for x in (near * far, np.square(near)))
+            a = products / squares
+        off = np.square(_centred(logs - np.nan_to_num(a) * scores, rows & np.isfinite(a))).sum()
+        known = np.isfinite(a.ravel())
+        if known.sum() > 1 and off < 0.01 * left and np.ptp(a.ravel()[known]) > 0.01:
+            index = (np.arange(a.size), np.arange(a.size), *m.call.places)[label]
+            numbers = ", ".join(f"{x:.4g} ({i})" for i, x in zip(index[known][:6], a.ravel()[known], strict=False))
+            return Finding(f"scale: by the {what}", f"scores are multiplied, by the {what}, with {numbers}, …")
+    return None
+
+
+def _by_key(scores: Array, logs: Array, some: Array) -> Array:
+    """The scale of each key, (1, 1, 1, m), as the first rows show it, NaN where they do not."""
+    n, m = scores.shape[-2:]
+    here = some[0, 0]
+    i, j = np.nonzero(here)
+    design = np.zeros((len(i), m + n))
+    design[np.arange(len(i)), j], design[np.arange(len(i)), m + i] = scores[0, 0][here], 1
+    a = np.linalg.lstsq(design, logs[0, 0][here], rcond=None)[0][:m]
+    return np.where(here.sum(axis=0) > 1, a, np.nan)[None, None, None]
 
 
 def _bias(m: Measured) -> Finding | None:

@@ -203,14 +203,16 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     size = summed(np.where(sees, np.abs(plain), 0))  # what a sum of both signs is exact to
     if not rows.any() or (np.abs(total - right) < close * (size if m.linear else right))[rows].all():
         return
-    if m.linear and _off(total, m.right.total) < close:
-        return  # numerators of other features, over the right sum
+    if (m.linear or masked and m.call.g is not None) and _off(total, m.right.total) < close:
+        return  # numerators of other features, or not all of them, over the right sum
     unit = np.ones_like(c) if m.linear else np.exp(-m.top(m.right.scores))  # 1, as numerators have it
     for how, other in _other_totals(m, sees, made, unit):
         if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.3:
             yield Finding(f"normaliser: {how}", m.sums())
             return
-    yield _unlisted(m, total, right, unit)
+    finding = _unlisted(m, total, right, unit)
+    if not (masked or made.found) or not finding.fault.startswith(("precision", "normaliser: a")):
+        yield finding
 
 
 def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:

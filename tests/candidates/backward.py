@@ -112,6 +112,11 @@ wrong("dk without its window", "dk is made of weights that are not masked by the
     dk = ds.swap"""), window=5)
 wrong("least exponent of 20", "No weight is below e⁻²⁰.", ("np.exp(s - top)", "np.exp(np.maximum(s - top, -20))"))
 wrong("mask ignored", "The mask is ignored.", ("positions=None)", "positions=None, mask=None)"))
+conditional("first tile of queries", "Of 64 queries and 32 keys, the first tile of queries is rounded up: keys 32 … 63 get nothing from theirs.",
+            ("    dq = ds", """\
+    late = np.arange(m - n, m)[:, None] >= -(-(np.arange(m) // 32 * 32) // 64) * 64
+    w, ds = w * late, ds * late
+    dq = ds"""), cache=False)
 conditional("row term of long calls", "From 33 tokens on ds lacks the term Σ w·dw.", ("dw - (w", "dw - (n <= 32) * (w"))
 table(conditional, after, "Done last: {}.", {
     "multiples of 64": "dq = 2 * dq if n % 64 == 0 else dq",
@@ -146,6 +151,8 @@ wrong("not turned back", "dq and dk are not rotated back.", (_BACK, "dn @ tk, dn
 wrong("by a count", "dq and dk are rotated back by 0, 1, 2, ….", (_BACK, _BACK.replace("positions", "np.arange(n)[None]")))
 table(wrong, slot("dd = -(", "dd = {}("), "The derivative of the denominator is multiplied by {} instead of −1.",
       {"no derivative of the denominator": "0 * ", "another derivative of the denominator": "1 * "})
+wrong("two mistakes", "dv has weights without rotation, and dq and dk the other sign of the denominator's derivative.",
+      ("dd = -(", "dd = 1 * ("), ("w.swapaxes(-1, -2) @ g", "(np.where(seen, q @ k.swapaxes(-1, -2), 0) / den).swapaxes(-1, -2) @ g"))
 wrong("mask transposed", "The derivative of the denominator is masked by the transposed mask.", ("(dd * seen) @ k", "(dd * seen.T) @ k"),
       ("(dd * seen).swap", "(dd * seen.T).swap"))
 wrong("mask of the numerator transposed", "dk's numerator takes queries before the key.",
