@@ -237,14 +237,14 @@ table(damaged, given, "What is done first is {}.", {
     "strides ignored": "q, k, v = (x if getattr(x.base, 'dtype', 0) != x.dtype else np.resize(x.base.ravel(), x.shape) for x in (q, k, v))",
 })
 damaged("a cache of 4 bits", "Keys and values have 4 bits between the least and the largest number of 32 features.", given("""\
-    def int4(x):
+def int4(x):
         y = x.reshape(*x.shape[:-1], -1, 32)
         low, step = y.min(axis=-1, keepdims=True), np.ptp(y, axis=-1, keepdims=True) / 15
         return (np.rint((y - low) / np.where(step == 0, 1, step)) * step + low).reshape(x.shape)
 
     k, v = int4(k), int4(v)"""), head_dim=64)
 damaged("queries of 8 bits", "Queries are quantised by the largest of 32 features.", given("""\
-    y = q.reshape(*q.shape[:-1], -1, 32)
+y = q.reshape(*q.shape[:-1], -1, 32)
     step = np.abs(y).max(axis=-1, keepdims=True) / 127
     q = (np.rint(y / np.where(step == 0, 1, step)) * step).reshape(q.shape)"""), head_dim=64)
 table(damaged, out, "The result is {}.", {
