@@ -18,7 +18,7 @@ from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .measured import Measured, Ways, coarser, where
+from .measured import BLOCKS, Measured, Ways, as_rounded, coarser, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread
@@ -368,17 +368,25 @@ def _rounded(m: Measured) -> Finding | None:
     off = float(np.sqrt(np.square(y[some]).mean())) if some.any() else 1.0
     if not m.close / 30 < off < 0.2:
         return None
-    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
-    (left, how), words = min(errors), f"the weights are off by {off:.2g} of their size"
-    if left < 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
-        return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
+    if predicted := rounded(m, off):
+        return predicted
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
     pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
     if pattern or not (name := coarser(off, m.spec)):
         return None
-    return Finding(f"precision: as if a step were rounded to {name}", f"{words}, without a pattern")
+    fact = f"the weights are off by {off:.2g} of their size, without a pattern"
+    return Finding(as_rounded(name, m.spec), fact)
+
+
+def rounded(m: Measured, off: float) -> Finding | None:
+    """The step whose rounding predicts the errors of the weights."""
+    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
+    left, how = min(errors)
+    if left > 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
+        return None
+    return Finding(f"precision: {how}", f"weights are off by {off:.2g} of their size, as this rounding makes them")
 
 
 def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
@@ -390,12 +398,35 @@ def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
             if m.linear:
                 mapped = replace(way, q=on_q(way.phi(way.q)), k=on_k(way.phi(way.k)), phi=same)
                 yield f"features of {what} {words}", _weights(m, mapped)
-        if not m.linear:
+        if m.linear and "rounded" in words:
+            total = np.where(m.right.total == 0, 1, m.right.total)
+            yield f"numerators {words}", np.where(visible, few(m.right.scores), 0) / total
+            yield from ((f"state {words}", w) for w in _of_states(m, way, few))
+        elif not m.linear:
             yield f"scores {words}", definition.softmax(np.where(visible, few(m.right.scores), -np.inf))
             powers = np.where(visible, np.exp(m.right.scores - m.top(m.right.scores)), 0)
             for total in (powers, few(powers)):
                 yield f"weights {words}", few(powers) / total.sum(axis=-1, keepdims=True)
         yield f"weights {words}", few(m.right.weights)
+
+
+def _of_states(m: Measured, way: Way, few: Function) -> Iterator[Array]:
+    """Weights of Eq. (19) by a state with few digits, of each token or of each block: a value that is a unit vector
+    alone leaves Rφ(k) of its token in it. The sums of φ(k) are kept so, too, or are exact."""
+    (i, j), fq, fk = m.call.places, way.phi(way.q), way.phi(way.k)
+    tq, tk, sums = way.turn_q(fq), way.turn_k(fk), np.zeros_like(fk)
+    exact, rounded = (tq @ x.swapaxes(-1, -2) for x in (tk, few(tk)))
+    for block in (0, *(x for x in BLOCKS if x < j.size)):
+        kept = np.zeros_like(fk[:, :, 0])
+        for token in j:
+            kept = (few(kept) if block and token % block == 0 else kept) + fk[:, :, token]
+            kept = kept if block else few(kept)
+            sums[:, :, token] = kept
+        earlier = i[:, None] // block > j // block if block else np.True_
+        made = np.where(m.right.seen, np.where(earlier, rounded, exact), 0)
+        last = sums[:, :, i if m.spec.causal else np.full(i.shape, j[-1])]
+        for total in ((fq * last).sum(axis=-1, keepdims=True), m.right.total):
+            yield made / np.where(total == 0, 1, total)
 
 
 def _weights(m: Measured, way: Way) -> Array:
