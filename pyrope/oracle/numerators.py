@@ -295,38 +295,23 @@ def _logs(m: Measured) -> tuple[Array, Array]:
 
 
 def _scaled(m: Measured) -> Finding | None:
-    """A scale of scores that depends on the head, the query or the key alone: log W = a·s + c, with a c of each row, by
-    least squares."""
-    some = m.some & (m.weights > 0)
-    scores, logs = m.right.scores, np.log(np.where(some, m.weights, 1))
-    near, far = _centred(scores, some), _centred(logs, some)
-    rows = some & (some.sum(axis=-1, keepdims=True) > 2)
-    common = (near * far)[rows].sum() / np.square(near[rows]).sum()
-    left = np.square(far - common * near)[rows].sum()
-    for what, axes, label in (("head", (0, 2, 3), 1), ("query", (0, 1, 3), 2), ("key", (0, 1, 2), 3)):
-        if what == "key":
-            a = _by_key(scores, logs, rows)
-        else:
-            products, squares = ((x * rows).sum(axis=axes, keepdims=True) for x in (near * far, np.square(near)))
-            a = products / squares
-        off = np.square(_centred(logs - np.nan_to_num(a) * scores, rows & np.isfinite(a))).sum()
-        known = np.isfinite(a.ravel())
-        if known.sum() > 1 and off < 0.01 * left and np.ptp(a.ravel()[known]) > 0.01:
-            index = (np.arange(a.size), np.arange(a.size), *m.call.places)[label]
-            numbers = ", ".join(f"{x:.4g} ({i})" for i, x in zip(index[known][:6], a.ravel()[known], strict=False))
+    """A scale of scores that depends on the head, the query or the key alone, log W = a·s + c with a c of each row: by
+    least squares, in the first row of the batch."""
+    head, i, j = np.nonzero(some := (m.some & (m.weights > 0))[0])
+    scores, logs, every, left = m.right.scores[0][some], np.log(m.weights[0][some]), np.arange(len(i)), np.inf
+    row, columns = head * some.shape[1] + i, some.shape[0] * some.shape[1]
+    for what, index in (("", 0 * i), ("head", head), ("query", i), ("key", j)) if 0 < len(i) * columns < 1e7 else ():
+        count = np.bincount(index)
+        design = np.zeros((len(i), columns + len(count)))
+        design[every, row], design[every, columns + index] = 1, scores
+        a = np.linalg.lstsq(design, logs, rcond=None)[0]
+        off, known = float(np.square(design @ a - logs).sum()), np.flatnonzero(count > 2 * len(some))
+        if what and off < 0.01 * left:
+            places = known if what == "head" else m.call.places[what == "key"][known]
+            numbers = ", ".join(f"{x:.4g} ({at})" for x, at in zip(a[columns + known][:6], places, strict=False))
             return Finding(f"scale: by the {what}", f"scores are multiplied, by the {what}, with {numbers}, …")
+        left = left if what else off
     return None
-
-
-def _by_key(scores: Array, logs: Array, some: Array) -> Array:
-    """The scale of each key, (1, 1, 1, m), as the first rows show it, NaN where they do not."""
-    n, m = scores.shape[-2:]
-    here = some[0, 0]
-    i, j = np.nonzero(here)
-    design = np.zeros((len(i), m + n))
-    design[np.arange(len(i)), j], design[np.arange(len(i)), m + i] = scores[0, 0][here], 1
-    a = np.linalg.lstsq(design, logs[0, 0][here], rcond=None)[0][:m]
-    return np.where(here.sum(axis=0) > 1, a, np.nan)[None, None, None]
 
 
 def _bias(m: Measured) -> Finding | None:
