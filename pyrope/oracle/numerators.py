@@ -86,8 +86,8 @@ def _alone(m: Measured) -> Numerators | None:
     one = int(wrong.argmax())
 
     def cut(call: Call) -> Call:
-        k = one * call.k.shape[1] // heads
-        return replace(call, q=call.q[:, [one]], k=call.k[:, [k]], v=call.v[:, [k]])
+        q, k, v = (x[:, [one * x.shape[1] // heads]] for x in (call.q, call.k, call.v))
+        return replace(call, q=q, k=k, v=v)
 
     def ask(call: Call) -> Array:
         q, k, v = (np.repeat(x, times, axis=1) for x, times in ((call.q, heads), (call.k, keys), (call.v, keys)))
