@@ -202,8 +202,8 @@ class Gradients:
             ratio = np.where(np.abs(plain) > 0.05 * np.abs(plain).max(), answer / plain, np.nan)
             slopes = {"missing" if f == "identity" else f"that of {f}": slope(own) for f, slope in SLOPES.items()}
             due = SLOPES[self.spec.feature_map](own)
-            if fault := self._function("feature map's derivative", own, ratio, due, slopes):
-                return [fault]
+            if faults := self._function("feature map's derivative", i, own, ratio, due, slopes):
+                return faults
             if not due.all():
                 return []
             answer = (answer - made.terms(i)[1]) / due
@@ -214,7 +214,7 @@ class Gradients:
             return []
         if i:
             got = np.moveaxis(got.reshape(*got.shape[:3], -1, call.q.shape[2]), 2, -1).reshape(made.parts.weights.shape)
-        return self._pairs(made, got / self.spec.scale if self.spec.feature_map is None else got)
+        return self._pairs(made, i, got / self.spec.scale if self.spec.feature_map is None else got)
 
     def _short(self, i: int) -> tuple[Call, Array] | None:
         """The call, or its first tokens, and what it returns: no more than what its features tell apart."""
@@ -230,7 +230,7 @@ class Gradients:
         call = replace(call, positions=at, options={x: y[shapes[x]] for x, y in call.options.items()}, **few)
         return call, self.ask(call)[i]
 
-    def _pairs(self, made: Backward, got: Array) -> list[Fault]:
+    def _pairs(self, made: Backward, i: int, got: Array) -> list[Fault]:
         """What is wrong with the gradients of pairs of a query and a key, (b, h, n, m)."""
         spec, call, parts, inner = self.spec, made.call, made.parts, made.both[0]
         weights, slope = 1 / parts.total, np.ones(got.shape)  # as if every key were seen
@@ -261,27 +261,28 @@ class Gradients:
             ratio, raw = np.where(tell, got / (weights * inner), np.nan), np.arctanh(parts.scores / spec.softcap)
             cap = float(np.nanmedian(np.abs(raw) / np.arctanh(np.sqrt(np.clip(1 - ratio, 0, 1)))))
             others = {"missing": missing, f"that of a cap of {spec.softcap * cap:.4g}": 1 - np.tanh(raw / cap) ** 2}
-            if fault := self._function("softcap's derivative", parts.scores, ratio, slope, others):
-                return [fault]
+            if faults := self._function("softcap's derivative", i, parts.scores, ratio, slope, others):
+                return faults
         ratio = np.where(tell & (slope > 0.01), got / (inner * slope), np.nan)
-        fault = self._function("ds", parts.weights, ratio, parts.weights, {"without the weights": missing})
-        return [fault] if fault else []
+        return self._function("ds", i, parts.weights, ratio, parts.weights, {"without the weights": missing})
 
-    def _function(self, name: str, x: Array, y: Array, due: Array, known: dict[str, Array]) -> Fault | None:
+    def _function(self, name: str, i: int, x: Array, y: Array, due: Array, known: dict[str, Array]) -> list[Fault]:
         """What a factor y is, if it is a function of x other than the one due: from one x to the next it hardly
         changes."""
         some = np.isfinite(y)
-        how = next((how for how, z in known.items() if self._near(z[some], y[some])), "another function")
         x, y, due = x[some], y[some], due[some]
         if y.size < 9 or self._near(due, y):
-            return None
+            return []
+        much = {how: float((z[some] * y).sum() / np.square(z[some]).sum()) for how, z in known.items()}
+        how = next((how for how, z in known.items() if self._near(much[how] * z[some], y)), "another function")
         each = y[x.argsort()]
         bends = each[1:-1] - (each[2:] + each[:-2]) / 2
         if how == "another function" and np.square(bends).sum() > 0.05 * np.square(y - y.mean()).sum():
-            return None
+            return []
         at = (int(np.abs(x - size).argmin()) for size in np.quantile(x, (0.1, 0.5, 0.9)))
         words = "; ".join(f"{y[j]:.4g} at {x[j]:.3g}, expected {due[j]:.4g}" for j in dict.fromkeys(at))
-        return f"{RULE} {name} {how}", f"it comes out as {words}"
+        factor = [much[how]] if abs(much.get(how, 1.0) - 1) > 20 * self.loose else []
+        return [(f"{RULE} {name} {how}", f"it comes out as {words}"), *self._multiples(np.array(factor or [1.0]), i)]
 
     def _near(self, x: Array, y: Array) -> bool:
         """Whether nearly all y are x."""

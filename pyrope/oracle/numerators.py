@@ -368,7 +368,7 @@ def _rounded(m: Measured) -> Finding | None:
 def rounded(m: Measured, off: float) -> Finding | None:
     """The step whose rounding predicts the errors of the weights."""
     errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
-    left, how = min(errors)
+    left, how = min(errors, key=lambda x: x[0])  # of those that are alike, the first
     if left > 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
         return None
     return Finding(f"precision: {how}", f"weights are off by {off:.2g} of their size, as this rounding makes them")
