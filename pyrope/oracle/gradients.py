@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..backend import Array
-from .measured import Measured, coarser, elsewhere, masks, read, rows_where
+from .measured import Measured, coarser, elsewhere, masks, read, rows_where, where
 from .report import Finding, side_by_side
 from .responses import examples, response
-from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, same, weigh
+from .steps import EXACT, SLOPES, Allowed, Backward, Call, How, Spec, cap_slope, same, weigh
 from .values import NEAR, sources
 from .weights import CLOSE, apart
 
@@ -28,9 +28,7 @@ Ask: TypeAlias = Callable[[Call], list[Array]]
 Fault: TypeAlias = tuple[str, str]  # and the fact
 TENSORS = ("dq", "dk", "dv")
 LOOSE = 1e-4  # of the largest number of a tensor, at least
-CAPS = (1, 30, 50, 20, 15, 10, 5, 100)
 OTHERS = "of others"
-LEFT_OUT = "causality: missing", "window: ignored"
 RULE = "chain rule:"
 GATHERED: dict[str, Any] = {
     "shared key heads: the first query head alone": lambda x: x[:, :, 0],
@@ -43,13 +41,13 @@ GATHERED: dict[str, Any] = {
 
 
 def ways(made: Backward, tensor: int, shown: Array | None) -> Iterator[tuple[list[str], How]]:
-    """How a tensor may be made, and what is then wrong: in no step, in one, or in two; those of blocks alone. D may be
-    ``shown`` to be another one."""
-    steps = (_linear_steps if made.spec.feature_map else _softmax_steps)(made, tensor)
-    steps["back"], steps["left"] = _turns(made, tensor), _lefts(made, tensor)
-    if tensor == 2:
-        steps = {name: steps.get(name, {}) for name in ("slope", "back", "left")}
-    else:
+    """How a tensor may be made, and what is then wrong: in no step, in one, or in two. D may be ``shown`` to be another
+    one."""
+    steps = _linear_steps(made, tensor) if made.spec.feature_map else {}
+    steps["back"], steps["left"] = _turns(made, tensor), {}
+    if tensor and made.call.square:
+        steps["left"] = {f"{RULE} not transposed": same}
+    if tensor < 2:
         rows = {OTHERS: lambda w, dw: shown} if shown is not None else {}
         rows["summed over the queries"] = lambda w, dw: (w * dw).sum(axis=-2, keepdims=True)
         rows["without the weights"] = lambda w, dw: dw.sum(axis=-1, keepdims=True)
@@ -58,39 +56,20 @@ def ways(made: Backward, tensor: int, shown: Array | None) -> Iterator[tuple[lis
     for several in (0, 1, 2):
         for names in itertools.combinations(steps, several):
             for each in itertools.product(*(steps[name].items() for name in names)):
-                if several < 2 or not any(fault.startswith("blocks") for fault, _ in each):
-                    yield [fault for fault, _ in each], How(**{x: y for x, (_, y) in zip(names, each, strict=True)})
+                yield [fault for fault, _ in each], How(**{x: y for x, (_, y) in zip(names, each, strict=True)})
 
 
 def _term(spec: Spec) -> str:
     return "row term" if spec.feature_map is None else "denominator's derivative"
 
 
-def _softmax_steps(made: Backward, tensor: int) -> dict[str, dict[str, Any]]:
-    """Other derivatives of the softcap; and what dw − D may be multiplied with in the place of the weights: exp(s − the
-    logarithm of the right sum), of keys that are hidden, too."""
-    spec, parts, name = made.spec, made.parts, f"{RULE} softcap's derivative"
-    powers = np.exp(parts.scores - np.where(parts.seen, parts.scores, -np.inf).max(axis=-1, keepdims=True))
-    weighed = {f"{RULE} ds without the weights": 1.0 * parts.seen}
-    weighed[f"{RULE} ds without weights and mask"] = np.ones(parts.seen.shape)
-    hidden = itertools.takewhile(lambda x: not x[0].startswith("blocks"), masks(spec, made.call))
-    weighed |= {fault: powers / parts.total * mask for fault, mask in hidden if fault in LEFT_OUT}
-    if spec.softcap is None or tensor == 2:
-        return {"weighed": weighed}
-    scores = spec.softcap * np.arctanh(parts.scores / spec.softcap)
-    others = {f"{name} that of a cap of {x}": 1 - np.tanh(scores / x) ** 2 for x in CAPS if x != spec.softcap}
-    return {"slope": {f"{name} missing": np.ones(1), **others}, "weighed": weighed}
-
-
 def _linear_steps(made: Backward, tensor: int) -> dict[str, dict[str, Any]]:
-    """Other derivatives of the feature map, and other keys, or queries, that the derivatives are summed over."""
-    name, own, right = f"{RULE} feature map's derivative", made.spec.feature_map, made.parts.seen
+    """Other keys, or queries, that the derivatives are summed over."""
     if tensor == 2:
         return {"slope": {f"{RULE} not divided by the normaliser": made.parts.total}}
-    slopes = {f"{name} that of {x}": slope for x, slope in SLOPES.items() if x not in (own, "identity")}
-    other, mask = right.swapaxes(-1, -2), f"{RULE} the mask of the {{}}'s derivative transposed"
-    seen = {mask.format("denominator"): (right, other), mask.format("numerator"): (other, right)}
-    return {"slope": {f"{name} missing": np.ones_like, **slopes}, "seen": seen}
+    right, mask = made.parts.seen, f"{RULE} the mask of the {{}}'s derivative transposed"
+    other = right.swapaxes(-1, -2)
+    return {"seen": {mask.format("denominator"): (right, other), mask.format("numerator"): (other, right)}}
 
 
 def _turns(made: Backward, tensor: int) -> dict[str, Any]:
@@ -107,19 +86,6 @@ def _turns(made: Backward, tensor: int) -> dict[str, Any]:
         f"{name} rotated back by 0, 1, 2, …": partial(back, at=0 * at + counted),
         f"{name} rotated back by the positions of row 0": partial(back, at=0 * at + at[:1]),
     }
-
-
-def _lefts(made: Backward, tensor: int) -> dict[str, Any]:
-    """Weights, or their gradients, as they are multiplied from the left: over keys for dq, over queries else."""
-    n, m = made.both[0].shape[-2:]
-    count = n if tensor else m
-
-    def last(x: Array, start: int) -> Array:
-        return np.where(np.arange(count) >= start, x.swapaxes(-1, -2) if tensor else x, 0)
-
-    starts = sorted({(count - 1) // x * x for x in (4, 8, 16, 32, 64, 128)} - {0})
-    crossed = {f"{RULE} not transposed": same} if tensor and n == m else {}
-    return crossed | {f"blocks not added up: the last alone, from {x} on": partial(last, start=x) for x in starts}
 
 
 # ── What is wrong ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,9 +117,11 @@ class Gradients:
             return [added]
         made = Backward(self.spec, self.call)
         self.shown = self._row_term(made)
-        explained = {i: self._itself(i) or self._terms(made, i) for i in wrong}
+        explained = {i: self._itself(i) or self._terms(made, i) or self._summed(i) for i in wrong}
         if 2 in wrong and not explained[2] and (found := self._by_weights()):
-            return found
+            told = {x.fault for x in found}
+            own = ((*x, i) for i in wrong if i < 2 for x in explained[i] if x[0] not in told)
+            return [*found, *_merged(own)]  # what is explained by the right weights is no consequence of others
         damage = self._damaged() if not all(explained.values()) else None
         left = {i: explained[i] or ([] if damage else self._noise(i)) for i in wrong}
         return [*_merged((fault, fact, i) for i in wrong for fault, fact in left[i]), *([damage] if damage else [])]
@@ -221,6 +189,105 @@ class Gradients:
                 return [*facts, *self._multiples(much, i)]
         return []
 
+    def _summed(self, i: int) -> list[Fault]:
+        """What dq, or dk, is the sum of: the gradients of the scores, or of the numerators, by least squares."""
+        short = self._short(i) if i < 2 else None
+        if short is None:
+            return []
+        call, answer = short
+        made = Backward(self.spec, call)
+        (_, at, turned, _), rope, own = made.sides[i], self.spec.turns, call.k if i else call.q
+        if self.spec.feature_map is not None:
+            plain = np.sum(made.terms(i, How(slope=np.ones_like)), axis=0)
+            ratio = np.where(np.abs(plain) > 0.05 * np.abs(plain).max(), answer / plain, np.nan)
+            slopes = {"missing" if f == "identity" else f"that of {f}": slope(own) for f, slope in SLOPES.items()}
+            due = SLOPES[self.spec.feature_map](own)
+            if faults := self._function("feature map's derivative", i, own, ratio, due, slopes):
+                return faults
+            if not due.all():
+                return []
+            answer = (answer - made.terms(i)[1]) / due
+        answer = answer if rope is None else EXACT.turned(answer, at, rope) / rope.attention_factor**2
+        other = turned.reshape(*answer.shape[:2], -1, own.shape[-1])  # of dk, those of all query heads of a group
+        got = answer @ np.linalg.pinv(other)
+        if np.abs(got @ other - answer).max() > 20 * self.loose * np.abs(answer).max():
+            return []
+        if i:
+            got = np.moveaxis(got.reshape(*got.shape[:3], -1, call.q.shape[2]), 2, -1).reshape(made.parts.weights.shape)
+        return self._pairs(made, i, got / self.spec.scale if self.spec.feature_map is None else got)
+
+    def _short(self, i: int) -> tuple[Call, Array] | None:
+        """The call, or its first tokens, and what it returns: no more than what its features tell apart."""
+        call, step = self.call, self.call.q.shape[1] // self.call.k.shape[1] if i else 1
+        most = call.q.shape[-1] // step
+        if call.q.shape[2] * bool(i) <= most and call.k.shape[2] * (not i) <= most:
+            return call, self.answers[i]
+        if not call.square:
+            return None
+        few = {name: getattr(call, name)[:, :, :most] for name in ("q", "k", "v", "g")}
+        at = None if call.positions is None else call.positions[:, :most]
+        shapes = {"mask": np.s_[..., :most, :most], "segments": np.s_[:, :most]}
+        call = replace(call, positions=at, options={x: y[shapes[x]] for x, y in call.options.items()}, **few)
+        return call, self.ask(call)[i]
+
+    def _pairs(self, made: Backward, i: int, got: Array) -> list[Fault]:
+        """What is wrong with the gradients of pairs of a query and a key, (b, h, n, m)."""
+        spec, call, parts, inner = self.spec, made.call, made.parts, made.both[0]
+        weights, slope = 1 / parts.total, np.ones(got.shape)  # as if every key were seen
+        if spec.feature_map is None:
+            inner, slope = inner + made.both[-1], slope * cap_slope(parts.scores, spec.softcap)
+            top = np.where(parts.seen, parts.scores, -np.inf).max(axis=-1, keepdims=True)
+            weights = np.exp(parts.scores - top) / parts.total
+        full, visible = weights * inner * slope, np.broadcast_to(parts.seen, got.shape)
+        due = np.where(visible, full, 0)
+        room = 20 * self.loose * float(np.abs(due).max())
+        wrong, large = np.abs(got - due) > room, np.abs(full) > 3 * room
+        if not wrong.any():
+            return []
+        extra, missing = wrong & ~visible, wrong & visible & (np.abs(got) < room)
+        if not (wrong & visible & ~missing).any():
+            sees = visible & ~missing | extra
+            named = next((name for name, mask in masks(spec, call) if (mask == sees)[large].all()), "")
+            both = (missing, "missing", large & visible), (extra, "too many", ~visible)
+            words = [f"{int(x.sum())} {how}{where(call, x, some)}" for x, how, some in both if x.any()]
+            how = "blocks not added up: pairs missing" if missing.any() else f"{RULE} hidden keys are summed"
+            fact = f"of the {got.size} pairs of a query and a key in its sums, {' and '.join(words)}"
+            return [(named or how, fact)]
+        if spec.feature_map is not None:
+            return []
+        tell = visible & (np.abs(weights * inner) > 0.02 * np.abs(weights * inner)[visible].max())
+        missing = np.ones(got.shape)
+        if spec.softcap is not None:
+            ratio, raw = np.where(tell, got / (weights * inner), np.nan), np.arctanh(parts.scores / spec.softcap)
+            cap = float(np.nanmedian(np.abs(raw) / np.arctanh(np.sqrt(np.clip(1 - ratio, 0, 1)))))
+            others = {"missing": missing, f"that of a cap of {spec.softcap * cap:.4g}": 1 - np.tanh(raw / cap) ** 2}
+            if faults := self._function("softcap's derivative", i, parts.scores, ratio, slope, others):
+                return faults
+        ratio = np.where(tell & (slope > 0.01), got / (inner * slope), np.nan)
+        return self._function("ds", i, parts.weights, ratio, parts.weights, {"without the weights": missing})
+
+    def _function(self, name: str, i: int, x: Array, y: Array, due: Array, known: dict[str, Array]) -> list[Fault]:
+        """What a factor y is, if it is a function of x other than the one due: from one x to the next it hardly
+        changes."""
+        some = np.isfinite(y)
+        x, y, due = x[some], y[some], due[some]
+        if y.size < 9 or self._near(due, y):
+            return []
+        much = {how: float((z[some] * y).sum() / np.square(z[some]).sum()) for how, z in known.items()}
+        how = next((how for how, z in known.items() if self._near(much[how] * z[some], y)), "another function")
+        each = y[x.argsort()]
+        bends = each[1:-1] - (each[2:] + each[:-2]) / 2
+        if how == "another function" and np.square(bends).sum() > 0.05 * np.square(y - y.mean()).sum():
+            return []
+        at = (int(np.abs(x - size).argmin()) for size in np.quantile(x, (0.1, 0.5, 0.9)))
+        words = "; ".join(f"{y[j]:.4g} at {x[j]:.3g}, expected {due[j]:.4g}" for j in dict.fromkeys(at))
+        factor = [much[how]] if abs(much.get(how, 1.0) - 1) > 20 * self.loose else []
+        return [(f"{RULE} {name} {how}", f"it comes out as {words}"), *self._multiples(np.array(factor or [1.0]), i)]
+
+    def _near(self, x: Array, y: Array) -> bool:
+        """Whether nearly all y are x."""
+        return bool((np.abs(y - x) <= 50 * self.loose * (np.abs(x) + 0.1 * np.abs(x).max())).mean() > 0.985)
+
     def _multiples(self, much: Array, i: int) -> Iterator[Fault]:
         """What the multiples of the terms are called: both the same, or the second another one."""
         first, close = float(much[0]), 20 * self.loose
@@ -269,7 +336,8 @@ class Gradients:
         """Which known function becomes of g, or of the values."""
         for fault, what, measure in (("gradients: g", "g", self._incoming), ("values:", "values", self._values)):
             x, y = measure()
-            if (found := response(x, y, self.near)).function is not None:
+            found = response(x, y, self.near)
+            if found.function is not None and found.words != "zeros":
                 return Finding(f"{fault} {found.words}", f"of {what}, {examples(x[..., :1, :], y)}")
         return None
 

@@ -82,6 +82,11 @@ def coarser(off: float, spec: Spec) -> str:
     return next((name for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > due), "")
 
 
+def as_rounded(name: str, spec: Spec) -> str:
+    """The fault of errors of that size, in no step that is known; sums over features make those of Eq. (19) smaller."""
+    return "precision: a step has few digits" if spec.feature_map else f"precision: as if a step were rounded to {name}"
+
+
 def read(ask: Ask, call: Call) -> tuple[Array, Array]:
     """W of the judged queries, (b, h, n, m), by one call for every d keys; and what is returned where all values are
     0, (b, h, n, d)."""

@@ -18,7 +18,7 @@ from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .measured import Measured, Ways, coarser, where
+from .measured import BLOCKS, Measured, Ways, as_rounded, coarser, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread
@@ -62,6 +62,10 @@ def numerators(m: Measured) -> Numerators:
             best = other
         if best.share > FITS:
             break
+    if best.share <= FITS and not m.linear and (scaled := _scaled(m)):
+        return Numerators([scaled])
+    if best.share <= FITS and (alone := _alone(m)):
+        return alone
     if abs(best.scale - 1) > m.close * (10 if best.found else 1):
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
     if best.share >= LOOSELY and (best.share > FITS or m.linear or best.found):
@@ -70,6 +74,31 @@ def numerators(m: Measured) -> Numerators:
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
     return best if best.share >= LOOSELY else Numerators([_unlike(m, best.near)])
+
+
+def _alone(m: Measured) -> Numerators | None:
+    """What makes other numerators in some heads alone: in the first of them, as if there were no other."""
+    right = _made(m, right_way(m.spec, m.due), [])
+    wrong = (m.some & ~right.near).sum(axis=(0, 2, 3)) > 0.05 * m.some.sum(axis=(0, 2, 3))
+    heads, keys = len(wrong), m.call.k.shape[1]
+    if not 0 < wrong.sum() < heads or not right.near[:, ~wrong][m.some[:, ~wrong]].mean() > FITS:
+        return None
+    one = int(wrong.argmax())
+
+    def cut(call: Call) -> Call:
+        q, k, v = (x[:, [one * x.shape[1] // heads]] for x in (call.q, call.k, call.v))
+        return replace(call, q=q, k=k, v=v)
+
+    def ask(call: Call) -> Array:
+        q, k, v = (np.repeat(x, times, axis=1) for x, times in ((call.q, heads), (call.k, keys), (call.v, keys)))
+        return m.ask(replace(call, q=q, k=k, v=v))[:, [one]]
+
+    spec = replace(m.spec, heads=1, key_heads=1)
+    made = numerators(replace(m, spec=spec, ask=ask, call=cut(m.call), read=m.read[:, [one]], due=cut(m.due)))
+    if made.share <= FITS or made.number is None or not made.found:
+        return None
+    words = where(m.call, wrong[:, None, None] & m.some, m.some)
+    return Numerators([replace(x, fact=x.fact + words) for x in made.found])
 
 
 def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
@@ -265,6 +294,26 @@ def _logs(m: Measured) -> tuple[Array, Array]:
     return _centred(np.log(np.where(some, m.weights / number, 1)), some), some
 
 
+def _scaled(m: Measured) -> Finding | None:
+    """A scale of scores that depends on the head, the query or the key alone, log W = a·s + c with a c of each row: by
+    least squares, in the first row of the batch."""
+    head, i, j = np.nonzero(some := (m.some & (m.weights > 0))[0])
+    scores, logs, every, left = m.right.scores[0][some], np.log(m.weights[0][some]), np.arange(len(i)), np.inf
+    row, columns = head * some.shape[1] + i, some.shape[0] * some.shape[1]
+    for what, index in (("", 0 * i), ("head", head), ("query", i), ("key", j)) if 0 < len(i) * columns < 1e7 else ():
+        count = np.bincount(index)
+        design = np.zeros((len(i), columns + len(count)))
+        design[every, row], design[every, columns + index] = 1, scores
+        a = np.linalg.lstsq(design, logs, rcond=None)[0]
+        off, known = float(np.square(design @ a - logs).sum()), np.flatnonzero(count > 2 * len(some))
+        if what and off < 0.01 * left:
+            places = known if what == "head" else m.call.places[what == "key"][known]
+            numbers = ", ".join(f"{x:.4g} ({at})" for x, at in zip(a[columns + known][:6], places, strict=False))
+            return Finding(f"scale: by the {what}", f"scores are multiplied, by the {what}, with {numbers}, …")
+        left = left if what else off
+    return None
+
+
 def _bias(m: Measured) -> Finding | None:
     """A term in the logarithm that depends on the distance, or on the key, alone: by differences of neighbours, in
     which what is common to a row is not."""
@@ -304,17 +353,25 @@ def _rounded(m: Measured) -> Finding | None:
     off = float(np.sqrt(np.square(y[some]).mean())) if some.any() else 1.0
     if not m.close / 30 < off < 0.2:
         return None
-    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
-    (left, how), words = min(errors), f"the weights are off by {off:.2g} of their size"
-    if left < 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
-        return Finding(f"precision: {how}", f"{words}, as this rounding makes them")
+    if predicted := rounded(m, off):
+        return predicted
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
     pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
     if pattern or not (name := coarser(off, m.spec)):
         return None
-    return Finding(f"precision: as if a step were rounded to {name}", f"{words}, without a pattern")
+    fact = f"the weights are off by {off:.2g} of their size, without a pattern"
+    return Finding(as_rounded(name, m.spec), fact)
+
+
+def rounded(m: Measured, off: float) -> Finding | None:
+    """The step whose rounding predicts the errors of the weights."""
+    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
+    left, how = min(errors, key=lambda x: x[0])  # of those that are alike, the first
+    if left > 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
+        return None
+    return Finding(f"precision: {how}", f"weights are off by {off:.2g} of their size, as this rounding makes them")
 
 
 def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
@@ -326,12 +383,35 @@ def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
             if m.linear:
                 mapped = replace(way, q=on_q(way.phi(way.q)), k=on_k(way.phi(way.k)), phi=same)
                 yield f"features of {what} {words}", _weights(m, mapped)
-        if not m.linear:
+        if m.linear and "rounded" in words:
+            total = np.where(m.right.total == 0, 1, m.right.total)
+            yield f"numerators {words}", np.where(visible, few(m.right.scores), 0) / total
+            yield from ((f"state {words}", w) for w in _of_states(m, way, few))
+        elif not m.linear:
             yield f"scores {words}", definition.softmax(np.where(visible, few(m.right.scores), -np.inf))
             powers = np.where(visible, np.exp(m.right.scores - m.top(m.right.scores)), 0)
             for total in (powers, few(powers)):
                 yield f"weights {words}", few(powers) / total.sum(axis=-1, keepdims=True)
         yield f"weights {words}", few(m.right.weights)
+
+
+def _of_states(m: Measured, way: Way, few: Function) -> Iterator[Array]:
+    """Weights of Eq. (19) by a state with few digits, of each token or of each block: a value that is a unit vector
+    alone leaves Rφ(k) of its token in it. The sums of φ(k) are kept so, too, or are exact."""
+    (i, j), fq, fk = m.call.places, way.phi(way.q), way.phi(way.k)
+    tq, tk, sums = way.turn_q(fq), way.turn_k(fk), np.zeros_like(fk)
+    exact, rounded = (tq @ x.swapaxes(-1, -2) for x in (tk, few(tk)))
+    for block in (0, *(x for x in BLOCKS if x < j.size)):
+        kept = np.zeros_like(fk[:, :, 0])
+        for token in j:
+            kept = (few(kept) if block and token % block == 0 else kept) + fk[:, :, token]
+            kept = kept if block else few(kept)
+            sums[:, :, token] = kept
+        earlier = i[:, None] // block > j // block if block else np.True_
+        made = np.where(m.right.seen, np.where(earlier, rounded, exact), 0)
+        last = sums[:, :, i if m.spec.causal else np.full(i.shape, j[-1])]
+        for total in ((fq * last).sum(axis=-1, keepdims=True), m.right.total):
+            yield made / np.where(total == 0, 1, total)
 
 
 def _weights(m: Measured, way: Way) -> Array:

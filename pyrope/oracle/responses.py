@@ -19,7 +19,7 @@ Function: TypeAlias = Callable[[Array], Array]
 NARROW = {24: "float32", 8: "bfloat16", 11: "float16", 4: "float8 (e4m3)", 3: "float8 (e5m2)"}
 LEVELS = {127: "8 bits", 128: "8 bits", 7: "4 bits"}
 TOPS = (1.0, 1.75)  # what the largest number is made before it is rounded, up to a power of two: 1, or 448 in float8
-GROUPS = {-1: "vector", -2: "feature", (-2, -1): "head", None: "array"}
+GROUPS = {-1: "vector", -2: "feature", (-2, -1): "head", None: "array", 32: "group of 32", 64: "group of 64"}
 
 
 class Response(NamedTuple):
@@ -35,15 +35,25 @@ def narrowed(x: Array, bits: int, rint: Function = np.rint) -> Array:
     return np.asarray(np.ldexp(rint(mantissa * 2.0**bits) / 2.0**bits, exponent))
 
 
-def quantised(x: Array, axes: Any, levels: int) -> Array:
-    """Rounded to so many levels on each side of 0, of the largest number over these axes."""
-    step = np.abs(x).max(axis=axes, keepdims=True) / levels
-    return np.rint(x / np.where(step == 0, 1, step)) * step
+def over(x: Array, axes: Any, reduce: Any = np.max) -> Array:
+    """The largest number over these axes, or in each group of so many features, beside each number."""
+    if axes in (32, 64):
+        width = axes if x.shape[-1] % axes == 0 else x.shape[-1]
+        return np.asarray(reduce(x.reshape(*x.shape[:-1], -1, width), axis=-1).repeat(width, axis=-1))
+    return np.asarray(reduce(x, axis=axes, keepdims=True))
+
+
+def quantised(x: Array, axes: Any, levels: int, both: bool = False) -> Array:
+    """Rounded to so many levels on each side of 0, of the largest number over these axes; of ``both`` ends, to one more
+    than twice as many steps from the least number to the largest."""
+    least = over(x, axes, np.min) if both else 0.0
+    step = (over(x, axes) - least) / (2 * levels + 1) if both else over(np.abs(x), axes) / levels
+    return np.rint((x - least) / np.where(step == 0, 1, step)) * step + least
 
 
 def scaled(x: Array, axes: Any, bits: int, top: float) -> Array:
     """Rounded to so many significant bits where the largest number over these axes is ``top``."""
-    most = np.abs(x).max(axis=axes, keepdims=True) / top
+    most = over(np.abs(x), axes) / top
     return narrowed(x / np.where(most == 0, 1, most), bits) * most
 
 
@@ -55,6 +65,9 @@ def roundings() -> Iterator[tuple[str, Function]]:
         for levels, words in LEVELS.items():
             how = f"quantised to {words}, by the largest number of each {group}"
             yield how, partial(quantised, axes=axes, levels=levels)
+            if levels < 128:
+                how = f"quantised to {words}, from the least to the largest number of each {group}"
+                yield how, partial(quantised, axes=axes, levels=levels, both=True)
 
 
 def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:

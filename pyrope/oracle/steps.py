@@ -304,13 +304,12 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
 class How(NamedTuple):
     """How a backward pass is finished; None is as it should be."""
 
-    slope: Any = None  # of the softcap, a factor; of the feature map, a function; of dv, a factor of the weights
+    slope: Any = None  # of the feature map, a function; of dv, a factor of the weights
     back: Any = None  # how dq and dk are turned back, and dv, which is not turned
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
     seen: Any = None  # of Eq. (19): the keys that dN and dZ are summed over, two masks
     row: Any = None  # D, from the weights and their gradients
-    weighed: Any = None  # what dw − D is multiplied with in the place of the weights
 
 
 RIGHT = How()
@@ -356,9 +355,8 @@ class Backward:
             both = both[0], -how.row(self.parts.weights, both[0])
         back = how.back or (lambda x: self.r.turned(x, at, spec.turns and spec.turns.transposed))
         if spec.feature_map is None:
-            slope = spec.scale * (cap_slope(self.parts.scores, spec.softcap) if how.slope is None else how.slope)
-            weights = self.parts.weights if how.weighed is None else how.weighed
-            each = (self.r.stored(weights * y, 2) * slope for y in both)
+            slope = spec.scale * cap_slope(self.parts.scores, spec.softcap)
+            each = (self.r.stored(self.parts.weights * y, 2) * slope for y in both)
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
         dn, dz = (np.where(some, y * share, 0) for some, y in zip(how.seen or (seen, seen), both, strict=True))

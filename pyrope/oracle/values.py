@@ -24,6 +24,7 @@ from .steps import Allowed, Call, Spec, weigh
 ONES = 4  # features of all values that are 1
 NEAR = {"float64": 1e-6, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 MOST = 64  # rows, or heads, whose readers are looked for
+FEW = "precision: values, or their sums, have few digits"
 NOT_SUMMED = "values: not only summed"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}
 AXES = ("row", "batch"), ("head", "heads")  # of an array, and the step that may mix them
@@ -151,6 +152,9 @@ class Values:
                 return []
             return [Finding(NOT_SUMMED, "twice the values do not give twice the output")]
         self.weights = self.weights / one.flat[0] if one.flat[0] and sole else self.weights
+        off = float(np.sqrt(np.nanmedian(np.square(y / np.where(v == 0, np.nan, v)[..., :1, :] - 1))))
+        if told.function is None and off < 0.02:
+            return [Finding(FEW, f"they are off by {off:.2g} of their size: of values, {examples(v[..., :1, :], y)}")]
         step = "output" if self._after(told, answer) else "values"
         return [Finding(f"{step}: {told.words}", f"of values, {examples(v[..., :1, :], y)}")]
 

@@ -16,12 +16,12 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from .candidate import UNIT
-from .measured import Ask, Measured, blocks, coarser, elsewhere, masked, masks, read, where
-from .numerators import Numerators, fits, numerators
+from .measured import Ask, Measured, as_rounded, blocks, coarser, elsewhere, masked, masks, read, where
+from .numerators import Numerators, fits, numerators, rounded
 from .report import Finding, side_by_side
 from .steps import Allowed, Call, Spec, same, weigh
 from .turning import products, right_way
-from .values import NOT_SUMMED, Values, sources
+from .values import FEW, NOT_SUMMED, Values, sources
 
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
@@ -41,6 +41,8 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
             taken = apart(Measured(spec, values.ask, call, values.weights, close, due))
             if taken or listed:
                 break
+        if any(x.fault.startswith("precision") for x in taken):  # of a state or a sum, that shows in values, too
+            listed = [x for x in listed if x.fault != FEW]
         if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
             taken = [x for x in taken if not x.fault.startswith("precision")]
         if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
@@ -203,14 +205,16 @@ def totals(m: Measured, made: Numerators, masked: bool) -> Iterator[Finding]:
     size = summed(np.where(sees, np.abs(plain), 0))  # what a sum of both signs is exact to
     if not rows.any() or (np.abs(total - right) < close * (size if m.linear else right))[rows].all():
         return
-    if m.linear and _off(total, m.right.total) < close:
-        return  # numerators of other features, over the right sum
+    if (m.linear or masked and m.call.g is not None) and _off(total, m.right.total) < close:
+        return  # numerators of other features, or not all of them, over the right sum
     unit = np.ones_like(c) if m.linear else np.exp(-m.top(m.right.scores))  # 1, as numerators have it
     for how, other in _other_totals(m, sees, made, unit):
         if _off(total, other) < 10 * close and np.nanmax(np.abs(np.where(rows, other / right - 1, 0))) > 0.3:
             yield Finding(f"normaliser: {how}", m.sums())
             return
-    yield _unlisted(m, total, right, unit)
+    finding = _unlisted(m, total, right, unit)
+    if not (masked or made.found) or not finding.fault.startswith(("precision", "normaliser: a")):
+        yield finding
 
 
 def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> Iterator[tuple[str, Array]]:
@@ -276,6 +280,10 @@ def counts(m: Measured, made: Numerators) -> Iterator[Finding]:
         wrong, times = some & (np.abs(whole - 1) > 0.5), whole
     low, high, _ = side_by_side(float(np.nanmin(times)), float(np.nanmax(times)), 1.0, digits=3)
     fact = f"{int(wrong.sum())} of {int(some.sum())} weights are {low} to {high} times what their row says"
-    name = coarser(float(np.sqrt(np.nanmean(np.square(times[wrong] - 1)))), m.spec)
-    fault = f"precision: as if a step were rounded to {name}" if name else "keys: counted unevenly"
+    off = float(np.sqrt(np.nanmean(np.square(times[wrong] - 1))))
+    name = coarser(off, m.spec)
+    if name and (predicted := rounded(m, off)):
+        yield replace(predicted, fact=predicted.fact + where(m.call, wrong, some))
+        return
+    fault = as_rounded(name, m.spec) if name else "keys: counted unevenly"
     yield Finding(fault, fact + where(m.call, wrong, some))

@@ -67,7 +67,10 @@ wrong("row term missing", "ds lacks the term Σ w·dw.", ("dw - (w", "dw - 0 * (
 wrong("row term added", "The term Σ w·dw is added instead of subtracted.", ("dw - (w", "dw + (w"))
 wrong("not transposed", "dk and dv are sums over keys instead of queries.", ("dk = ds.swapaxes(-1, -2)", "dk = ds"),
       ("dv = w.swapaxes(-1, -2)", "dv = w"))
-wrong("last block alone", "dq has the last block of 16 keys alone.", ("dq = ds @ k", "dq = ds * (np.arange(m) >= (m - 1) // 16 * 16) @ k"))
+wrong("last block alone", "dq has the last block of 16 keys alone.", ("dq = ds @ k", "dq = ds * (np.arange(m) >= (m - 1) // 16 * 16) @ k"),
+      head_dim=64)
+wrong("last block that a query sees", "dq has the last block of 16 keys that a query sees, alone.",
+      ("dq = ds @ k", "dq = ds * (np.arange(m) // 16 == np.arange(n)[:, None] // 16) @ k"), head_dim=64)
 wrong("no scale", "dq and dk are not scaled.", ("ds @ k * d**-0.5", "ds @ k"), ("@ q * d**-0.5", "@ q"))
 wrong("no scale at all", "Nothing is scaled, forwards or backwards.", *[("d**-0.5", "1.0")] * 3)
 wrong("scaled twice", "dq and dk are scaled twice.", ("ds @ k * d**-0.5", "ds @ k / d"), ("@ q * d**-0.5", "@ q / d"))
@@ -85,6 +88,8 @@ wrong("softcap missing", "There is no softcap.", **CAP)
 wrong("softcap's derivative missing", "The softcap has no derivative.", CAPPED[0], **CAP)
 wrong("another softcap's derivative", "The derivative is that of tanh(s), not of 2·tanh(s/2).", CAPPED[0],
       ("    dq = ds", "    ds = ds / np.cosh(2 * np.arctanh(t / 2)) ** 2\n    dq = ds"), **CAP)
+wrong("softcap's derivative not squared", "The derivative is 1 − |s/2|, not 1 − (s/2)².", CAPPED[0],
+      ("    dq = ds", "    ds = ds * (1 - np.abs(t / 2))\n    dq = ds"), **CAP)
 wrong("nothing rotated", "Nothing is rotated.", given("positions = None"), **TURNS)
 table(wrong, returned, "dq and dk become {}.", {
     "not turned back": "dq, dk", "turned on": "turn(dq, positions), turn(dk, positions)",
@@ -107,6 +112,11 @@ wrong("dk without its window", "dk is made of weights that are not masked by the
     dk = ds.swap"""), window=5)
 wrong("least exponent of 20", "No weight is below e⁻²⁰.", ("np.exp(s - top)", "np.exp(np.maximum(s - top, -20))"))
 wrong("mask ignored", "The mask is ignored.", ("positions=None)", "positions=None, mask=None)"))
+conditional("first tile of queries", "Of 64 queries and 32 keys, the first tile of queries is rounded up: keys 32 … 63 get nothing from theirs.",
+            ("    dq = ds", """\
+    late = np.arange(m - n, m)[:, None] >= -(-(np.arange(m) // 32 * 32) // 64) * 64
+    w, ds = w * late, ds * late
+    dq = ds"""), cache=False)
 conditional("row term of long calls", "From 33 tokens on ds lacks the term Σ w·dw.", ("dw - (w", "dw - (n <= 32) * (w"))
 table(conditional, after, "Done last: {}.", {
     "multiples of 64": "dq = 2 * dq if n % 64 == 0 else dq",
@@ -141,11 +151,15 @@ wrong("not turned back", "dq and dk are not rotated back.", (_BACK, "dn @ tk, dn
 wrong("by a count", "dq and dk are rotated back by 0, 1, 2, ….", (_BACK, _BACK.replace("positions", "np.arange(n)[None]")))
 table(wrong, slot("dd = -(", "dd = {}("), "The derivative of the denominator is multiplied by {} instead of −1.",
       {"no derivative of the denominator": "0 * ", "another derivative of the denominator": "1 * "})
+wrong("two mistakes", "dv has weights without rotation, and dq and dk the other sign of the denominator's derivative.",
+      ("dd = -(", "dd = 1 * ("), ("w.swapaxes(-1, -2) @ g", "(np.where(seen, q @ k.swapaxes(-1, -2), 0) / den).swapaxes(-1, -2) @ g"))
 wrong("mask transposed", "The derivative of the denominator is masked by the transposed mask.", ("(dd * seen) @ k", "(dd * seen.T) @ k"),
       ("(dd * seen).swap", "(dd * seen.T).swap"))
 wrong("mask of the numerator transposed", "dk's numerator takes queries before the key.",
       ("turn(dn.swapaxes(-1, -2) @ tq", "turn(((g / den) @ v.swapaxes(-1, -2) * seen.T).swapaxes(-1, -2) @ tq"))
 wrong("no derivative of φ", "The feature map has no derivative.", ("    dq, dk = dq * np.where", "    _ = dq * np.where"))
+wrong("derivative of exp", "The derivative of φ is φ, x + 1 where it is 1.", ("np.where(x > 0, 1, np.exp", "np.where(x > 0, x + 1, np.exp"),
+      ("np.where(y > 0, 1, np.exp", "np.where(y > 0, y + 1, np.exp"))
 wrong("not causal", "Every query sees every key.", ("np.arange(n) <= np", "np.arange(n) - n <= np"))
 wrong("causal by position", "Keys at later positions are hidden, whatever their order.",
       ("np.arange(n) <= np.arange(n)[:, None]", "positions[:, None, None] <= positions[:, None, :, None]"))

@@ -129,6 +129,12 @@ damaged("state in bfloat16", "The state is rounded to bfloat16 after every chunk
         ("            S, z = S +", "            S, z = bf16(S), bf16(z)\n            S, z = S +"), source=CHUNKED, dtype="bfloat16")
 damaged("state of float32 in bfloat16", "The state of the numerators is rounded to bfloat16 after every chunk.",
         ("            S, z = S +", "            S = bf16(S)\n            S, z = S +"), source=CHUNKED)
+damaged("state of each token in bfloat16", "The state is rounded to bfloat16 after every token.", ("    return o", """\
+    S, z = 0, 0
+    for i in range(n):
+        S, z = bf16(S + tk[:, :, i, :, None] * v[:, :, i, None]), bf16(z + k[:, :, i])
+        o[:, :, i] = (tq[:, :, i, None] @ S)[:, :, 0] / (q[:, :, i] * z).sum(axis=-1, keepdims=True)
+    return o"""))
 damaged("values in bfloat16", "Values are rounded to bfloat16.", given("v = bf16(v)"))
 damaged("features in 8 bits", "Features of keys are quantised to 8 bits.",
         mapped("phi(q), (x := phi(k), s := abs(x).max(axis=-1, keepdims=True) / 127, np.rint(x / s) * s)[2]"))

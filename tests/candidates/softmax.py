@@ -59,6 +59,10 @@ table(wrong, by, "Scores are multiplied by {}.", {
     "scale missing": "1.0", "scale twice": "d**-1.0", "scale inverted": "d**0.5", "scale of the model": "(4 * d) ** -0.5",
     "another scale": "0.0711", "scale by the keys": "max(m, 1) ** -0.5",
 })
+table(wrong, score, "Scores are {}.", {
+    "scale by the query": "s * np.log(i + 1) / np.log(512)", "scale by the key": "s * (1 + j / 50)",
+    "scale of a head": "s * np.array([1, 2, 1, 1])[:, None, None]",
+})
 wrong("scale ignored", "The scale is 1/√d instead of 0.3.", scale=0.3)
 wrong("two slips", "Scores are not scaled, and key heads are tiled.", by("1.0"), heads("np.tile(x, (1, h // x.shape[1], 1, 1))"))
 table(wrong, score, "Scores are {}, a softcap of 20 expected.", {
@@ -147,6 +151,8 @@ table(wrong, given, "The positions are {}.", {f"turned by {name}": f"positions =
     "those of the first rank": "np.tile(positions[:, :-(-q.shape[2] // 2)], 2)[:, :q.shape[2]]",
     "zigzag ranks": "positions[:, np.r_[(c := np.array_split(np.arange(q.shape[2]), 4))[0], c[1], c[1][:len(c[2])], c[0][:len(c[3])]]]",
 }.items()}, rope=ROPE)
+wrong("a head not rotated", "Head 3 of 4 is not rotated.",
+      turned("(np.where(np.arange(4)[:, None, None] < 3, turn(x, positions), x) for x in (q, k))"), rope=ROPE, key_heads=4)
 wrong("base 500000", "The base is 500000.", ("10000.0", "500000.0"), rope=ROPE)
 wrong("values rotated by another base", "Queries, keys and values are rotated, with a base of 500000.", ("10000.0", "500000.0"),
       turned("turn(q, positions), turn(k, positions); v = turn(v, positions)"), rope=ROPE)
@@ -230,6 +236,17 @@ table(damaged, given, "What is done first is {}.", {
     "small queries lost": "q = q * (abs(q).max(axis=-1, keepdims=True) > 0.05)",
     "strides ignored": "q, k, v = (x if getattr(x.base, 'dtype', 0) != x.dtype else np.resize(x.base.ravel(), x.shape) for x in (q, k, v))",
 })
+damaged("a cache of 4 bits", "Keys and values have 4 bits between the least and the largest number of 32 features.", given("""\
+def int4(x):
+        y = x.reshape(*x.shape[:-1], -1, 32)
+        low, step = y.min(axis=-1, keepdims=True), np.ptp(y, axis=-1, keepdims=True) / 15
+        return (np.rint((y - low) / np.where(step == 0, 1, step)) * step + low).reshape(x.shape)
+
+    k, v = int4(k), int4(v)"""), head_dim=64)
+damaged("queries of 8 bits", "Queries are quantised by the largest of 32 features.", given("""\
+y = q.reshape(*q.shape[:-1], -1, 32)
+    step = np.abs(y).max(axis=-1, keepdims=True) / 127
+    q = (np.rint(y / np.where(step == 0, 1, step)) * step).reshape(q.shape)"""), head_dim=64)
 table(damaged, out, "The result is {}.", {
     "output in float16": f"o{F16}.astype(dtype)", "output clipped": "np.clip(o, -1e4, 1e4).astype(dtype)", "NaN from token 5 on": "np.where(np.arange(n)[:, None] >= 5, np.nan, o).astype(dtype)",
     "another dtype": "o", "tokens leak": "(o + 0 * q.mean(axis=2, keepdims=True)).astype(dtype)",
