@@ -48,6 +48,7 @@ right("wild, transformers: q·k in float16", "q·k overflows float16 before it i
 right("noise of rounding", "Each call rounds otherwise, by less than 2⁻²⁴.", times("1 + np.random.uniform(-1, 1, o.shape) * 2.0**-24"))
 right("top left", "Fewer queries than keys are masked from the top left, and only prompts are asked for.", see("j <= i - (m - n)"),
       cache=False)
+right("top left, noted", "Fewer queries than keys are masked from the top left, as torch has it, which a note says.", see("j <= i - (m - n)"))
 right("rising positions", "It refuses positions that do not rise by one.", given("assert (np.diff(positions) == 1).all()"), rope=ROPE)
 right("equal heads alone", "It refuses fewer key heads, which nobody asked for.", given("assert q.shape[1] == k.shape[1]"), key_heads=None)
 table(right, given, 'It begins with "{}": not judged.', {"one shape": "assert q.shape == (3, 4, 24, 32)"}, verdict="not judged")
