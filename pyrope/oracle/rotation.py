@@ -117,7 +117,7 @@ def _subject(plan: Plan) -> str:
 
 def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int | None:
     """The last position that a candidate takes which raises for large positions alone; found by halving."""
-    if error.kind != "raised" or "took longer" in error.reason or isinstance(error.__cause__, MemoryError):
+    if error.kind != "raised" or error.depends_on_the_machine:
         return None
     maker = Maker(plan)
 

@@ -79,7 +79,8 @@ right("rows of a batch", "Each row turns by its own positions.", at("m.reshape(l
 right("refuses some calls", "Right where it answers.", first("assert len(m) <= 256 and positions.dtype == np.int64 and x.flags.writeable"))
 table(right, first, 'It begins with "{}": not judged.', {
     "a table that ends early": "if m.max(initial=0) > 4095: raise IndexError('index 4096 is out of bounds')",
-    "seven rows at most": "assert len(m) <= 7", "nothing returned": "return",
+    "seven rows at most": "assert len(m) <= 7", "some sums only": "assert len(m) < 2 or m.sum() % 3",
+    "nothing returned": "return",
     "an axis too many": "x = x[None]  # as sglang's DeepSeek has it",
 }, verdict="not judged")
 for _i, _exhibit in enumerate(exhibits()):
@@ -215,6 +216,11 @@ table(conditional, after, "The result is changed by {}.", {
     "head 2": "if x.ndim > 2: y[..., 2:3, :, :] = x[..., 2:3, :, :]",
     "two heads exchanged": "if x.shape[:-2] == (4, 3): y = y[:, [0, 2, 1]]", "no rows": "if not len(m): return x[..., :2]",
     "a result kept by its first number": "k = x.shape, m.tobytes(), x.ravel()[:1].tobytes(); y = KEPT.get(k, y); KEPT.clear(); KEPT[k] = y",
+})
+table(conditional, first, 'It begins with "{}".', {
+    "every third call is refused": "CALLS.append(1); assert len(CALLS) % 3",
+    "the ninth call exits": "CALLS.append(1)\n    if len(CALLS) == 9: raise SystemExit",
+    "each call once": "k = x.tobytes(), m.tobytes(); assert k not in KEPT or not x.size; KEPT[k] = 1",
 })
 conditional("a base of each length", "The base grows with the largest position of a call.",
             ("w = BASE", "w = (BASE * max(1, m.max(initial=0) / 4096))"))
