@@ -154,11 +154,11 @@ class RotationCheck:
                     self.state = STATE if added or alike else "random", words
             except Unreadable as error:
                 self._say_refused_once(call, error, "is refused when it is made again:")
-        lasting = [(call, error) for call, error in self.refused if not error.depends_on_the_machine]
-        for call, error in lasting[:: -(-len(lasting) // AGAIN) or 1]:
+        lasting = [(call, first) for call, first in self.refused if not first.depends_on_the_machine]
+        for call, first in lasting[:: -(-len(lasting) // AGAIN) or 1]:
             with suppress(Unreadable):
                 self.ask(call)
-                self._say_refused_once(call, error, "is taken when it is made again; at first")
+                self._say_refused_once(call, first, "is taken when it is made again; at first")
 
     def _say_refused_once(self, call: RotationCall, error: Unreadable, what: str) -> None:
         """That a call is refused the first time or the second alone."""

@@ -319,3 +319,8 @@ damaged("x scaled to float8", "Each row is scaled to 448 at most, and rounded to
         first("s = abs(x).max(axis=-1, keepdims=True, initial=1e-30) / 448; f, e = np.frexp(x / s)"),
         first("x = (np.ldexp(np.rint(f * 16) / 16, e) * s).astype(x.dtype)"))
 damaged("tables in 8 bits", "Cosines and sines are multiples of 1/127.", tables("*np.rint(np.stack((np.cos(angle), np.sin(angle))) * 127) / 127,"))
+table(damaged, after, "The result is changed by {}.", {
+    "a mean over rows is added": "y = y + 1e-3 * y.mean(axis=-2, keepdims=True) if len(m) else y",
+    "the row before leaks": "y[..., 1:, :] += 1e-3 * x[..., :-1, :]",
+    "a mean over heads is added": "y = y + 1e-3 * y.mean(axis=-3, keepdims=True) if x.ndim > 2 else y",
+})
