@@ -42,6 +42,7 @@ class RotationCheck:
         self.order: Array | None = None  # of an equivalent candidate: (d, d), brings outputs into the expected order
         self.by_call = False  # whether Θ follows the largest position of each call, as that of a length may
         self.right = self.turning = 0  # rows that turn, and how many of them are right
+        self.coarse: tuple[RotationCall, Array] | None = None  # the first right call that is coarser than asked
         self._tables: dict[Rope, ExactTables] = {}
         self._known = np.zeros(0, np.int64)
         self._buffers: dict[tuple[int, ...], Array] = {}
@@ -212,7 +213,15 @@ class RotationCheck:
                     break
         if not wrong.any():
             self.grades = self.grades[reached:]
+            if self.coarse is None and self.too_coarse:
+                self.coarse = call, y
         return wrong
+
+    @property
+    def too_coarse(self) -> bool:
+        """Whether no grade holds that was asked for."""
+        grades = APPLICABLE[self.dtype]
+        return grades.index(self.grades[0]) > grades.index(self.plan.worst or grades[-1])
 
     @property
     def precision(self) -> str | None:

@@ -74,6 +74,7 @@ class Diagnosis:
         fully = np.mean([not one.wrong.any() for one in check.answers if one.call.positions.any()])
         self.some = check.right > SOME * check.turning or bool(fully > SOME / 2)  # whether some are right
         self.measured: Measurements = ()
+        self._moved_away: dict[int, bool] = {}  # of calls: whether positions that are wrong there are right in another
         self.covered = np.zeros(len(self.x), bool)  # rows that what was found implies
 
     def _gathered(self) -> Iterator[tuple[Array, ...]]:
@@ -230,14 +231,34 @@ class Diagnosis:
             columns[f"x has the shape {shapes.pop()}"] = same[of]
         if len(np.unique(of[wrong])) < 3:
             del columns["number of the call"]
+        if self.some and self._right_elsewhere(wrong):
+            del columns["position"]
         return columns
+
+    def _right_elsewhere(self, wrong: Array) -> bool:
+        """Whether these rows of the table, all of one call, have positions that are right in another one."""
+        answers, check = np.unique(self.table.answer[wrong]), self.check
+        if len(answers) != 1:
+            return False
+        (k,), at = answers, self.at[:, wrong[self.table.wrong]]
+        if k not in self._moved_away:
+            some = at[:, np.unique(np.linspace(0, at.shape[1] - 1, FEW).astype(np.int64))]
+            more = some.shape[1] == check.answers[k].call.x.shape[-2]  # as many rows might be wrong, too
+            some = np.concatenate((some[:, :1], some), axis=1) if more else some
+            call = Maker(check.plan).call((1, 3), some[0])
+            call = call._replace(positions=some[0] if check.plan.axes is None else some)
+            self._moved_away[k] = False
+            with suppress(Unreadable):
+                self._moved_away[k] = not check.compare(call, check.ask(call)).any()
+        return self._moved_away[k]
 
     def _where(self, rows: Array, rule: Rule | None) -> str:
         """The rule, and the first wrong number."""
         if rule is not None and rule.exact:
             return f"exactly where {rule.words}; {self._first(rows)}"
         share = f", {rule.share:.0%} of those where {rule.words}" if rule is not None and rule.share > 0.5 else ""
-        return f"{int(rows.sum()):,} of {len(self.table.wrong):,} rows looked at{share}; {self._first(rows)}"
+        looked = f"{int(rows.sum()):,} of the {len(self.table.wrong):,} rows looked at are wrong"
+        return f"{looked}{share}; {self._first(rows)}"
 
     def _first(self, rows: Array) -> str:
         """The first wrong number: of the first wrong call, the row at the smallest position."""

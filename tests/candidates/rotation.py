@@ -185,6 +185,8 @@ table(wrong, by, "The angle is {}.", {
 })
 wrong("coarser than asked", "The angle is in float32 where one rounding is asked for.", by("m[..., None].astype('f4') * w.astype('f4')"),
       grade="rounded once")
+conditional("coarser than asked in long calls", "The angle is in float32 where there are more than 1000 rows; asked for is one rounding.",
+            by("m[..., None].astype('f4') * w.astype('f4') if len(m) > 1000 else m[..., None] * w"), grade="rounded once")
 table(wrong, slot("at = m[", "m = {}; at = m["), "The positions of three axes are {} instead of m.", {
     "axes in another order": "m[[0, 2, 1]]", "axes as text": "m[[0, 0, 0]]", "axis 1 one too high": "m + np.array([[0], [1], [0]])",
     "axis 1 clamped": "np.stack((m[0], np.minimum(m[1], 127), m[2]))",
