@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -368,15 +369,15 @@ def _leaks(check: RotationCheck) -> str | None:
     None if no other does, or if that one does not: results in other places are no leak. Raises `Unreadable`."""
     plain = [one for one in check.answers if one.wrong.any() and one.call[2:5] == (PLAIN, PLAIN, USUAL)]
     for what, axis in (("row", -2), ("head", -3)):
-        several = [one for one in plain if one.call.x.ndim >= -axis and one.call.x.shape[axis] > 1]
-        for one, place in [(one, place) for one in several[:1] for place in (one.call.x.shape[axis] // 2, 0)]:
-            own = np.arange(one.call.x.shape[axis]) == place
-            x = np.moveaxis(one.call.x.copy(), axis, 0)
+        several = [one for one in plain if one.call.x.ndim >= -axis and one.call.x.shape[axis] > 1][:1]
+        for (call, _, y, _), first in product(several, (False, True)):
+            place = 0 if first else call.x.shape[axis] // 2
+            own, x = np.arange(call.x.shape[axis]) == place, np.moveaxis(call.x.copy(), axis, 0)
             x[own] = x[own][..., ::-1]
-            before, after = check.ask(one.call), check.ask(one.call._replace(x=np.moveaxis(x, 0, axis)))
+            before, after = check.ask(call), check.ask(call._replace(x=np.moveaxis(x, 0, axis)))
             off, close = np.moveaxis(np.abs(after - before), axis, 0), 16 * check.unit * np.abs(before).max()
             changed = ~(off.reshape(len(own), -1) <= close).all(axis=-1)
-            if not (np.isfinite(before).all() and changed[own].all() and np.abs(before - one.y).max() <= close):
+            if not (np.isfinite(before).all() and changed[own].all() and np.abs(before - y).max() <= close):
                 return None
             if (others := np.flatnonzero(changed & ~own)).size:
                 most, k = off[others].max(), len(others)

@@ -204,6 +204,7 @@ table(conditional, slot("m[..., None] * w", "(m + 1 if {} else m)[..., None] * w
     "falling positions": "len(m) > 2 and (np.diff(m) == -1).all()", "two sequences in a row": "len(m) > 3 and (m == np.arange(len(m)) % (len(m) // 2)).all()",
     "8 heads of 8 rows": "x.shape[:-1] == (8, 8)",
     "one head": "x.ndim > 2 and x.shape[-3] == 1", "a batch of four": "x.ndim == 4 and len(x) == 4", "five axes": "x.ndim == 5",
+    "one head of a batch": "x.ndim > 3 and len(x) > 1 == x.shape[-3]", "decoding of whole batches": "x.ndim > 3 and len(x) > 3 and len(m) == 1",
     "read-only": "not x.flags.writeable", "not aligned": "not x.flags.aligned", "more than 2²⁰ numbers": "x.size > 2**20",
     "from the 51st call on": "CALLS.append(1) or len(CALLS) > 50", "the ninth call": "CALLS.append(1) or len(CALLS) == 9",
 })
