@@ -21,7 +21,7 @@ STATED = {  # what else a report says: what was measured, where, and beside whic
     "rotation: a prompt from 0": "rows are turned as at p + 1 where exactly where order: counted from 0; x",
     "rotation: a prompt from elsewhere": "exactly where order: counted from another position; x (1, 2, 3, 64)",
     "rotation: the last row": "x comes back as it was where exactly where rows after it = 0; x (2, 4, 64)",
-    "rotation: no rows": "note 2 of 519 calls are not taken, those where rows = 0: it returns shape (2, 0, 2)",
+    "rotation: no rows": "note 2 of 534 calls are not taken, those where rows = 0: it returns shape (2, 0, 2)",
     "rotation: two sequences in a row": "exactly where a position twice and positions fall; x (2, 8, 64)",
     "rotation: axis 1 one too high": "rows are turned as at p + 1, on axis 1",
     "rotation: from the 51st call on": "where exactly where number of the call ≥ 51 (50 is right)",
