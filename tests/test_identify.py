@@ -114,6 +114,19 @@ def test_what_is_found_is_what_the_candidate_does(rope, dtype):
         assert (np.abs(got - due) <= 2 * unsure + coarse * due).all(), str(found)
 
 
+@pytest.mark.parametrize(("at", "words"), [
+    (lambda m: m // 2, "angles, up to position 1 only"),
+    (lambda m: np.maximum(m - 5, 0), "angles, up to position 5 only"),
+    (lambda m: m * (m > 100), "angles, up to position 95 only"),
+    (lambda m: m * (m == 77), "no multiple of itself, first at position 77"),
+])  # fmt: skip
+def test_nothing_is_said_to_turn_only_if_no_position_turns(at, words):
+    found = identify(lambda x, positions: rotation(ROPE)(x, at(positions)), 32)
+    text = " ".join(str(found).split())
+    assert not found.multiple and "nothing" not in text
+    assert words in text
+
+
 def test_a_factor_and_a_part_that_stays_are_told():
     rope = Rope(32, 10000.0, "interleaved", 16, "suffix")
     found = identify(lambda x, positions: rotation(rope)(x, positions) * np.float32(1.5), 32)

@@ -60,6 +60,15 @@ def test_exact_rules_of_one_or_two_columns_are_always_found(low, width, data):
     assert (rule.holds == wrong).all()
 
 
+def test_two_numbers_have_no_period_but_a_usual_one_and_a_fraction_is_no_statement():
+    wrong = np.isin(N, (20, 157))
+    rule = simplest({"n": N, "row": N % 40, "x": N + 0.5}, wrong)
+    assert rule is None or "modulo 137" not in rule.words
+    assert simplest({"n": N}, np.isin(N, (20, 148, 84))).words == "n is 20 modulo 64"
+    rule = simplest({"x": N + 0.5}, N == 77)
+    assert rule is None or " = " not in rule.words
+
+
 def test_nothing_is_said_where_there_is_nothing_to_separate():
     assert simplest({"n": N}, np.zeros(200, bool)) is None
     assert simplest({"n": N}, np.ones(200, bool)) is None

@@ -30,6 +30,9 @@ ALONE = (  # positions of single rows, as in decoding
 )  # fmt: skip
 LEADS = ((2,), (), (3,), (1, 2), (2, 2), (1,), (1, 1, 2))
 GROUPS = ((1, 8), (1, 32), (2, 5), (2, 8), (2, 16), (2, 33), (3, 5), (4, 3), (4, 8), (8, 4), (1, 2, 3), (2, 1, 32))
+# One head, as keys have in MQA, of a batch, and the rows; decoding of whole batches.
+ONE_HEAD = ((2, 1, 5), (2, 1, 64), (2, 1, 512), (3, 1, 5), (3, 1, 100), (8, 1, 5), (8, 1, 128), (4, 1, 256), (16, 1, 7))
+DECODING = ((4, 1), (4, 2), (8, 1), (8, 4), (16, 1), (16, 8))
 OWN = ((3, 2, 5), (2, 2, 7), (5, 3, 1), (4, 1, 9), (17, 2, 5), (33, 2, 3), (2, 5, 130), (1, 2, 6), (8, 8, 8))
 COMPILED = (1, 2, 8, 17, 64, 129, 1024)  # lengths where each new shape is compiled
 FEW = 8  # rows of a call that is about something else
@@ -212,7 +215,14 @@ class Maker:
     def all(self) -> list[RotationCall]:
         """Every call but the opening and the sample."""
         rounds = {"few": 0, "usual": 1, "thorough": 3}[self.plan.effort]
-        parts = [self.lengths, self.plain, self.memories, self.contents, *[self.batches] * self.plan.batched]
+        parts = [
+            self.lengths,
+            self.plain,
+            self.memories,
+            self.contents,
+            self.one_head,
+            *[self.batches] * self.plan.batched,
+        ]
         calls = [call for _ in range(rounds) for part in parts for call in part()]
         return [call for call in calls if call.positions.max(initial=0) <= self.top]
 
@@ -270,6 +280,13 @@ class Maker:
     def contents(self) -> Iterator[RotationCall]:
         for label, x in contents(self.x(2, FEW), self.plan.dtype.name):
             yield RotationCall(x, self.at(self.scattered(FEW)), values=label)
+
+    def one_head(self) -> Iterator[RotationCall]:
+        for *lead, n in ONE_HEAD:
+            rows = min(n, self.top)
+            if math.prod(lead) * rows * self.d <= LARGEST:
+                yield self.call(tuple(lead), np.arange(rows) if n % 2 else self.scattered(rows))
+        yield from (self.call(lead, [min(100 + k, self.top)]) for k, lead in enumerate(DECODING))
 
     def batches(self) -> Iterator[RotationCall]:
         """Rows of a batch with positions of their own, (b, n) and (b, 1, n)."""

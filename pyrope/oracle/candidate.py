@@ -40,6 +40,11 @@ class Unreadable(TypeError, ValueError):
         super().__init__(f"it {reason} {received}")
         self.reason, self.received, self.kind = f"it {reason}".rstrip(","), received, kind  # a key of FIXES
 
+    @property
+    def depends_on_the_machine(self) -> bool:
+        """Whether it may be another time, with more time or memory."""
+        return "took longer" in self.reason or isinstance(self.__cause__, MemoryError)
+
     def failure(self) -> Failure:
         """What a report says about it."""
         fix = next((fix for words, fix in FIXES[self.kind] if words in message_of(self.__cause__)), "")

@@ -22,7 +22,8 @@ BLOCK = 2**15  # numbers that are compared at a time: more do not fit into a cac
 POISON, POISONED = 97.25, 2**14  # what stands in memory before a call of at most so many numbers
 HOPELESS, EVERY = 60, 16  # after so many calls, of which nearly all rows are wrong, only each 16th is made
 SHAPES = 12  # where each new one is compiled
-AGAIN = 6  # calls that are made once more at the end
+AGAIN = 6  # calls that are made once more at the end, and refused ones
+REFUSED, WITHOUT_RULE = 0.25, 0.1  # of the calls may be refused: where one statement tells which, and where none does
 RUNS = 16  # of a candidate that counts its positions: so many runs of them in a call
 
 
@@ -41,6 +42,7 @@ class RotationCheck:
         self.order: Array | None = None  # of an equivalent candidate: (d, d), brings outputs into the expected order
         self.by_call = False  # whether Θ follows the largest position of each call, as that of a length may
         self.right = self.turning = 0  # rows that turn, and how many of them are right
+        self.coarse: tuple[RotationCall, Array] | None = None  # the first right call that is coarser than asked
         self._tables: dict[Rope, ExactTables] = {}
         self._known = np.zeros(0, np.int64)
         self._buffers: dict[tuple[int, ...], Array] = {}
@@ -67,8 +69,8 @@ class RotationCheck:
             hopeless = len(self.answers) > HOPELESS and self.right < 0.02 * self.turning
             if not (hopeless and k % EVERY and call.values == USUAL) and (y := self._taken(call)) is not None:
                 self._mark(call, y, self.candidate.calls)
-        self._say_refused()
         self._make_again()
+        self._say_refused()
         self.candidate.look_again()
 
     def _calls(self, maker: Maker, first: list[RotationCall]) -> list[RotationCall]:
@@ -120,25 +122,29 @@ class RotationCheck:
             return
         (_, first), count = self.refused[0], len(self.refused) + len(self.answers)
         own = [error for call, error in self.refused if call.own]
-        many = 2 * len(self.refused) > count and not any(one.wrong.any() for one in self.answers)
         if len(own) > sum(bool(one.call.own) for one in self.answers):
             reason = f"refuses positions (b, n) and (b, 1, n), which batched= claims: {own[0].reason}"
             raise Unreadable(reason, own[0].received, own[0].kind) from own[0].__cause__
-        if many:
-            reason = f"refuses {len(self.refused)} of {count} calls of many shapes: {first.reason}"
-            raise Unreadable(reason, first.received, first.kind) from first.__cause__
         columns = of_calls([call for call, _ in self.refused] + [one.call for one in self.answers])
         rule = simplest(columns, np.arange(count) < len(self.refused))
         where = f", those where {rule.words}" if rule is not None and rule.exact else ""
+        if len(self.refused) > (REFUSED if where else WITHOUT_RULE) * count and not self._is_wrong():
+            reason = f"refuses {len(self.refused)} of {count} calls of many shapes{where}: {first.reason}"
+            raise Unreadable(reason, first.received, first.kind) from first.__cause__
         self.notes.append(f"{len(self.refused)} of {count} calls are not taken{where}: {first}")
         for error in (error for _, error in self.refused if error.kind != "raised"):
             self.candidate.behaviour.setdefault("wrong shape out", f"{error}{where}")
 
+    def _is_wrong(self) -> bool:
+        """Whether what was taken is enough for a verdict."""
+        return self.state is not None or any(one.wrong.any() for one in self.answers)
+
     def _make_again(self) -> None:
-        """Calls that were made before must give the same again: the first ones, and the first that are wrong, twice."""
+        """Calls that were made before must give the same again: the first ones, and the first that are wrong, twice.
+        What was refused must be refused again."""
         bad = [one for one in self.answers if one.wrong.any()][:3]
         for call, _, y, wrong in [*self.answers[:AGAIN], *bad, *bad]:
-            with suppress(Unreadable):
+            try:
                 again = self.ask(call)
                 self.spoilt = self.spoilt or (not wrong.any() and bool(self.compare(call, again).any()))
                 if not self.state and (words := self._changed(call, y, again)):
@@ -147,6 +153,18 @@ class RotationCheck:
                     after = [(self.ask(self.answers[0].call), self.ask(call))[1] for _ in range(2)]  # the same call
                     alike = not (self._changed(call, again, twice) and self._changed(call, *after))
                     self.state = STATE if added or alike else "random", words
+            except Unreadable as error:
+                self._say_refused_once(call, error, "is refused when it is made again:")
+        lasting = [(call, first) for call, first in self.refused if not first.depends_on_the_machine]
+        for call, first in lasting[:: -(-len(lasting) // AGAIN) or 1]:
+            with suppress(Unreadable):
+                self.ask(call)
+                self._say_refused_once(call, first, "is taken when it is made again; at first")
+
+    def _say_refused_once(self, call: RotationCall, error: Unreadable, what: str) -> None:
+        """That a call is refused the first time or the second alone."""
+        if not (self.state or error.depends_on_the_machine):
+            self.state = STATE, f"the same call of shape {call.x.shape} {what} {error.reason}"
 
     def _changed(self, call: RotationCall, y: Any, again: Array) -> str:
         """How two answers to the same call differ by more than rounding, in words."""
@@ -195,7 +213,15 @@ class RotationCheck:
                     break
         if not wrong.any():
             self.grades = self.grades[reached:]
+            if self.coarse is None and self.too_coarse:
+                self.coarse = call, y
         return wrong
+
+    @property
+    def too_coarse(self) -> bool:
+        """Whether no grade holds that was asked for."""
+        grades = APPLICABLE[self.dtype]
+        return grades.index(self.grades[0]) > grades.index(self.plan.worst or grades[-1])
 
     @property
     def precision(self) -> str | None:

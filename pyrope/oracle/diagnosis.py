@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..backend import Array
 from ..definition import pairs
 from ..theta import LENGTH_DEPENDENT, frequencies
 from . import differences, operator
-from .calls import FEW, REUSED, Maker, RotationCall
+from .calls import FEW, PLAIN, REUSED, USUAL, Maker, RotationCall
 from .candidate import Unreadable
 from .comparison import POISON, RotationCheck
 from .frequencies import listed
@@ -27,7 +28,8 @@ SOME = 0.1  # of the rows are right: then there is a rule to be found
 MOST = 0.98  # of the wrong rows became the same
 UNCHANGED, ZEROS, LOST, STALE = "not rotated", "zeros returned", "not finite", "output not written"
 # What is wrong in some rows, and what became of them, has a name of its own.
-BOTH = {("values of x", LOST): "rows leak into each other", ("largest number", LOST): LOST, ("position", LOST): LOST}
+LEAK = "rows leak into each other"
+BOTH = {("values of x", LOST): LEAK, ("largest number", LOST): LOST, ("position", LOST): LOST}
 OF_POSITIONS = {" = ": "one position wrong", "≥": "wrong beyond a position", "≤ -": NEGATIVE}  # by what a rule says
 CLOSE = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of what is read at position 0
 ROUNDED, NAMED = ("rounded", "cut", "quantised"), ("bfloat16", "float16")  # the last have names of their own
@@ -73,6 +75,7 @@ class Diagnosis:
         fully = np.mean([not one.wrong.any() for one in check.answers if one.call.positions.any()])
         self.some = check.right > SOME * check.turning or bool(fully > SOME / 2)  # whether some are right
         self.measured: Measurements = ()
+        self._moved_away: dict[int, bool] = {}  # of calls: whether positions that are wrong there are right in another
         self.covered = np.zeros(len(self.x), bool)  # rows that what was found implies
 
     def _gathered(self) -> Iterator[tuple[Array, ...]]:
@@ -113,14 +116,16 @@ class Diagnosis:
         exact = rule if rule is not None and rule.exact and self.some else None
         if became is not None and not became.general and not (exact and became.fault == ELSEWHERE):
             yield [self.finding(became.fault, became.words, rows, rule)]
-        if exact is not None and exact.about in ("largest number", "values of x"):
-            yield self._damaged(rows)
-        if exact is not None and exact.about != "position":
-            yield [self._by_rule(rows, became, exact)]
         if became is not None and became.fault in (UNCHANGED, ZEROS, LOST) and not self.some:
             yield [self.finding(became.fault, became.words, rows)]
-        if became is None or exact is None:
+        if exact is None or exact.about in ("largest number", "values of x"):
             yield self._damaged(rows)
+        yield self._leaking(rows)
+        if exact is not None and exact.about != "position":
+            yield [self._by_rule(rows, became, exact)]
+        if exact is not None and became is None:
+            yield self._damaged(rows)
+        if exact is None or became is None:
             yield self._differing(rows)
         if rule is not None and self.some and rule.share > 0.5:
             yield [self._by_rule(rows, became, rule)]
@@ -150,6 +155,14 @@ class Diagnosis:
             if (found := _damaged(self.check)) is not None:
                 self.covered[:] = True
                 return [self.finding(*found, rows)]
+        return []
+
+    def _leaking(self, rows: Array) -> list[Finding]:
+        """Whether the outputs of a row, or of a head, change with the numbers of another one."""
+        with suppress(Unreadable):
+            if (fact := _leaks(self.check)) is not None:
+                self.covered[:] = True
+                return [self.finding(LEAK, fact, rows)]
         return []
 
     def _differing(self, rows: Array) -> list[Finding]:
@@ -219,14 +232,34 @@ class Diagnosis:
             columns[f"x has the shape {shapes.pop()}"] = same[of]
         if len(np.unique(of[wrong])) < 3:
             del columns["number of the call"]
+        if self.some and self._right_elsewhere(wrong):
+            del columns["position"]
         return columns
+
+    def _right_elsewhere(self, wrong: Array) -> bool:
+        """Whether these rows of the table, all of one call, have positions that are right in another one."""
+        answers, check = np.unique(self.table.answer[wrong]), self.check
+        if len(answers) != 1:
+            return False
+        (k,), at = answers, self.at[:, wrong[self.table.wrong]]
+        if k not in self._moved_away:
+            some = at[:, np.unique(np.linspace(0, at.shape[1] - 1, FEW).astype(np.int64))]
+            more = some.shape[1] == check.answers[k].call.x.shape[-2]  # as many rows might be wrong, too
+            some = np.concatenate((some[:, :1], some), axis=1) if more else some
+            call = Maker(check.plan).call((1, 3), some[0])
+            call = call._replace(positions=some[0] if check.plan.axes is None else some)
+            self._moved_away[k] = False
+            with suppress(Unreadable):
+                self._moved_away[k] = not check.compare(call, check.ask(call)).any()
+        return self._moved_away[k]
 
     def _where(self, rows: Array, rule: Rule | None) -> str:
         """The rule, and the first wrong number."""
         if rule is not None and rule.exact:
             return f"exactly where {rule.words}; {self._first(rows)}"
         share = f", {rule.share:.0%} of those where {rule.words}" if rule is not None and rule.share > 0.5 else ""
-        return f"{int(rows.sum()):,} of {len(self.table.wrong):,} rows looked at{share}; {self._first(rows)}"
+        looked = f"{int(rows.sum()):,} of the {len(self.table.wrong):,} rows looked at are wrong"
+        return f"{looked}{share}; {self._first(rows)}"
 
     def _first(self, rows: Array) -> str:
         """The first wrong number: of the first wrong call, the row at the smallest position."""
@@ -328,6 +361,28 @@ def _damaged(check: RotationCheck) -> tuple[str, str] | None:
         lengths = np.linalg.norm(_at_zero(check)[1], axis=-1)
         alike = f"; rows come out with lengths from {lengths.min():.4g} to {lengths.max():.4g}"
         return "not linear", f"f(4x) and 4·f(x) differ by up to {off:.4g}{alike}"
+    return None
+
+
+def _leaks(check: RotationCheck) -> str | None:
+    """Which other rows or heads change when the numbers of one are put in another order, so that the greatest stays;
+    None if no other does, or if that one does not: results in other places are no leak. Raises `Unreadable`."""
+    plain = [one for one in check.answers if one.wrong.any() and one.call[2:5] == (PLAIN, PLAIN, USUAL)]
+    for what, axis in (("row", -2), ("head", -3)):
+        several = [one for one in plain if one.call.x.ndim >= -axis and one.call.x.shape[axis] > 1][:1]
+        for (call, _, y, _), first in product(several, (False, True)):
+            place = 0 if first else call.x.shape[axis] // 2
+            own, x = np.arange(call.x.shape[axis]) == place, np.moveaxis(call.x.copy(), axis, 0)
+            x[own] = x[own][..., ::-1]
+            before, after = check.ask(call), check.ask(call._replace(x=np.moveaxis(x, 0, axis)))
+            off, close = np.moveaxis(np.abs(after - before), axis, 0), 16 * check.unit * np.abs(before).max()
+            changed = ~(off.reshape(len(own), -1) <= close).all(axis=-1)
+            if not (np.isfinite(before).all() and changed[own].all() and np.abs(before - y).max() <= close):
+                return None
+            if (others := np.flatnonzero(changed & ~own)).size:
+                most, k = off[others].max(), len(others)
+                said = f"{k} other {what}s change, the first {what}" if k > 1 else f"another {what} changes,"
+                return f"if the numbers of {what} {place} are others, {said} {others[0]}, by up to {most:.2g}"
     return None
 
 

@@ -249,7 +249,7 @@ def noted(found: Description) -> dict[str, str]:
     few = 0 < len(still) < f.head_dim // 2 and not turning[: turning.sum()].all()
     lost, at_0 = f.at[np.argmin(f.known.all(axis=(0, 2, 3)))], turned > 0.1 and bool(turning.any())
     return {
-        "proportional": f"angles, up to position {f.straight} only" * bool(f.straight < f.at[-1] and turning.any()),
+        "proportional": f"angles, up to position {f.straight} only" * bool(f.straight < f.at[-1]),
         "lengths": f"{f.size.min():.4g} to {f.size.max():.4g}" * (f.uneven > 0.02 + 8 * unit),
         "no rotation": f"within the pairs R is off by {f.skew:.2g} from one times a number" * (f.skew > 32 * unit),
         "not finite": f"NaN or infinity comes out at position {lost}" * (not f.known.all()),
@@ -392,6 +392,8 @@ class Identification:
             rows = [("turning", f"nothing: every position returns x times a number, {self.attention_factor:.6g}")]
         elif self.readings is None:
             rows = []
+        elif not self.rotary_dim:
+            rows = [("turning", "no pair in proportion to positions")]
         else:
             rows = [(name, words) for name, words in in_words(self.readings).items() if words and name != "rule"]
         rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
@@ -493,9 +495,10 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
     if rope is not None and isinstance(scaling, YaRN) and abs(rope.attention_factor / found.factor - 1) > unit + 1e-5:
         rope = replace(rope, scaling=replace(scaling, attention_factor=known))
     legible = turning if found.skew <= 0.1 else turning & False
+    alone = None if turning.any() else _no_multiple(probe, found)
     return Identification(
         probe.d, found.dtype, probe.candidate.watched(),
-        tuple(f"{name}: {words}" for name, words in noted(found).items() if words),
+        (*(f"{name}: {words}" for name, words in noted(found).items() if words), *([alone] if alone else [])),
         precision=f"all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope),
         layout=found.shape.layout if turning.any() else "none",
         rotary_dim=2 * int(turning.sum()),
@@ -508,10 +511,22 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         attention_factor=found.factor * (1 if turning.any() or found.z.real.sum() >= 0 else -1),
         explanations=tuple(rule.fact for rule in rules) or (NO_RULE,) * bool(legible.any()),
         rope=rope,
-        multiple=not turning.any() and found.uneven < 4 * unit,
+        multiple=alone == "",
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
         readings=found,
     )  # fmt: skip
+
+
+def _no_multiple(probe: Probe, found: Description) -> str:
+    """Where x comes back as something else than a multiple, in words; "" if it is one at every position."""
+    some = np.random.default_rng(3).integers(0, probe.top, 256, endpoint=True)
+    at = np.unique(np.concatenate((found.at, np.arange(min(256, probe.top)), some)))
+    x, sign = probe.numbers(5, len(at), probe.d), 1 if found.z.real.sum() >= 0 else -1
+    off = np.abs(probe.ask(x, at) - sign * found.factor * x.astype(np.float64)).max(axis=-1)
+    moved = at[~(off <= 8 * found.unit * max(1.0, found.factor))]
+    if not len(moved):
+        return ""
+    return f"at {len(moved)} of {len(at)} positions x comes back as no multiple of itself, first at position {moved[0]}"
 
 
 def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:

@@ -117,7 +117,7 @@ def _subject(plan: Plan) -> str:
 
 def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int | None:
     """The last position that a candidate takes which raises for large positions alone; found by halving."""
-    if error.kind != "raised" or "took longer" in error.reason or isinstance(error.__cause__, MemoryError):
+    if error.kind != "raised" or error.depends_on_the_machine:
         return None
     maker = Maker(plan)
 
@@ -178,13 +178,12 @@ def _backwards(finding: Finding) -> Finding:
 
 def _too_coarse(check: RotationCheck) -> Iterator[Finding]:
     """The finding that a better grade was asked for."""
-    grades, worst = APPLICABLE[check.dtype], check.plan.worst
-    if check.precision is None or grades.index(check.precision) <= grades.index(worst):
+    worst = check.plan.worst
+    if check.precision is None or not check.too_coarse:
         return
-    call, y = check.sample
-    ratio = check.expected(call).ratio(worst, y).max(axis=(0, 2))
-    at = call.at.max(axis=0)[0]
-    most = f"{ratio.max():.3g} times what is allowed, at position {at[ratio.argmax()]}"
+    call, y = check.coarse or check.sample
+    ratio, at = check.expected(call).ratio(worst, y).max(axis=-1), call.each().max(axis=0)
+    most = f"{ratio.max():.3g} times what is allowed in x {call.x.shape}, at position {at.flat[ratio.argmax()]}"
     since = int(np.abs(at[ratio > 1]).min(initial=check.plan.top))
     fact = f"it has {check.precision!r}; asked for was {worst!r}: off by {most}"
     yield Finding("coarser than asked", fact, since=since)
@@ -224,7 +223,8 @@ def _errors(check: RotationCheck, right: bool) -> Iterator[ErrorRow]:
     any; ulps are those of the length of the pair, if all is right."""
     wrong = [(one.call, one.y) for one in check.answers if one.y is not None and one.wrong.any()]
     usual = [(call, y) for call, y in wrong if call.values == USUAL] or wrong
-    rows = [_of_rows(check, call, y) for call, y in [check.sample, *usual[:SHOWN]]]
+    shown = [check.sample, *([check.coarse] if check.coarse else []), *usual[:SHOWN]]
+    rows = [_of_rows(check, call, y) for call, y in shown]
     at, off, allowed, ulps = (np.concatenate(column) for column in zip(*rows, strict=True))
     for k in range(-1, 10):
         low, high = (0, 0) if k < 0 else (10**k, min(10 ** (k + 1) - 1, int(at.max())))
@@ -239,7 +239,7 @@ def _of_rows(check: RotationCheck, call: RotationCall, y: Array) -> tuple[Array,
     """Of each row of a call, (N,): its position, its largest error, what is allowed, and the error in ulps."""
     expected = check.expected(call)
     off = np.where(np.isnan(y), np.inf, np.abs(y - expected.y)).max(axis=-1)
-    allowed = np.broadcast_to(expected.allowed(APPLICABLE[check.dtype][-1]), y.shape).max(axis=-1)
+    allowed = np.broadcast_to(expected.allowed(check.plan.worst), y.shape).max(axis=-1)
     lengths = np.abs(call.x.astype(np.float64)).max(axis=-1) * check.rope.attention_factor
     ulps = off / (2 * UNIT[check.dtype] * 2.0 ** np.floor(np.log2(np.maximum(lengths, 1e-30))))
     at = np.broadcast_to(np.abs(call.each().max(axis=0)), off.shape)

@@ -13,6 +13,7 @@ from .calls import RotationCall
 from .positions import AROUND, ORDER, OTHERS
 
 MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
+FEW_WRONG = 16  # rows that are wrong in one call and looked at in all, from the start, and from the end
 LARGEST_BLOCK = 256  # rows of a block that a kernel may work on
 COUNTED = "counted from 0", "counted from another position"
 SHAPES = "some shapes wrong"
@@ -60,8 +61,11 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
     parts: list[dict[str, Array]] = []
     facts: list[list[dict[str, Array]]] = [[] for _ in range(axes or 1)]
     seen, top = dict[Any, Array](), 0
+    some = [(int(row), one.wrong.shape[-1]) for one in answers for row in np.nonzero(one.wrong)[-1][:FEW_WRONG]]
+    first, last = ({row for row, _ in some}, {row - n for row, n in some})  # what is said of these is looked up
+    alike = np.array([*sorted(first)[:FEW_WRONG], *sorted(last)[-FEW_WRONG:]], np.int64)
     for k, one in enumerate(answers):
-        pick, call = _picked(one.wrong), one.call
+        pick, call = _picked(one.wrong, alike), one.call
         if not len(pick):
             continue
         each = call.at.reshape(len(call.at), *[-1] * bool(call.own), call.x.shape[-2])
@@ -87,12 +91,14 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
     return Table(columns, wrong, speaks | wrong, answer, place, joined)
 
 
-def _picked(wrong: Array) -> Array:
-    """Some rows of a call, wrong and right ones, the first and the last among them."""
-    flat, some = wrong.ravel(), []
+def _picked(wrong: Array, alike: Array) -> Array:
+    """Some rows of a call, wrong and right ones, the first and the last among them, and those with these numbers, which
+    are counted from the end if they are negative."""
+    flat, n = wrong.ravel(), wrong.shape[-1]
+    some = [alike[(alike < n) & (alike >= -n)] % max(n, 1) + start for start in {0, max(0, flat.size - n)}]
     for part, most in ((np.flatnonzero(flat), MOST_WRONG), (np.flatnonzero(~flat), MOST_RIGHT)):
         some.append(part[np.unique(np.linspace(0, len(part) - 1, most).astype(np.int64))] if len(part) > most else part)
-    return np.sort(np.concatenate(some))
+    return np.unique(np.concatenate(some)).astype(np.int64)
 
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:

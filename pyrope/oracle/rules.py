@@ -86,20 +86,20 @@ def _numbers(name: str, column: Array, wrong: Array) -> Iterator[tuple[str, Arra
     low, high = bad[0], bad[-1]
     below, above = right[right < low], right[right > high]
     f = "d" if column.dtype.kind in "iu" else ".6g"
-    if low == high:
+    if low == high and low == np.rint(low):  # that another number is this one is chance
         yield f"{name} = {low:{f}}", column == low
     if below.size:
         yield f"{name} ≥ {low:{f}} ({below[-1]:{f}} is right)", column >= low
     if above.size:
         yield f"{name} ≤ {high:{f}} ({above[0]:{f}} is right)", column <= high
-    if below.size and above.size:
+    if below.size and above.size and low < high:
         yield f"{name} from {low:{f}} to {high:{f}}", (column >= low) & (column <= high)
     if column.dtype.kind in "iu":
         yield from _periods(name, column, bad, right)
 
 
 def _periods(name: str, column: Array, bad: Array, right: Array) -> Iterator[tuple[str, Array]]:
-    own = int(np.gcd.reduce(bad - bad[0])) or int(bad[0])  # the period of what is wrong, which may be any
+    own = int(np.gcd.reduce(bad - bad[0])) if len(bad) > 2 else 0  # of fewer numbers any difference would be a period
     for period in (own, *PERIODS) if own > 1 else PERIODS:
         rest = bad[0] % period
         if (bad % period == rest).all():

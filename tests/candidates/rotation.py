@@ -79,7 +79,8 @@ right("rows of a batch", "Each row turns by its own positions.", at("m.reshape(l
 right("refuses some calls", "Right where it answers.", first("assert len(m) <= 256 and positions.dtype == np.int64 and x.flags.writeable"))
 table(right, first, 'It begins with "{}": not judged.', {
     "a table that ends early": "if m.max(initial=0) > 4095: raise IndexError('index 4096 is out of bounds')",
-    "seven rows at most": "assert len(m) <= 7", "nothing returned": "return",
+    "seven rows at most": "assert len(m) <= 7", "some sums only": "assert len(m) < 2 or m.sum() % 3",
+    "nothing returned": "return",
     "an axis too many": "x = x[None]  # as sglang's DeepSeek has it",
 }, verdict="not judged")
 for _i, _exhibit in enumerate(exhibits()):
@@ -184,6 +185,8 @@ table(wrong, by, "The angle is {}.", {
 })
 wrong("coarser than asked", "The angle is in float32 where one rounding is asked for.", by("m[..., None].astype('f4') * w.astype('f4')"),
       grade="rounded once")
+conditional("coarser than asked in long calls", "The angle is in float32 where there are more than 1000 rows; asked for is one rounding.",
+            by("m[..., None].astype('f4') * w.astype('f4') if len(m) > 1000 else m[..., None] * w"), grade="rounded once")
 table(wrong, slot("at = m[", "m = {}; at = m["), "The positions of three axes are {} instead of m.", {
     "axes in another order": "m[[0, 2, 1]]", "axes as text": "m[[0, 0, 0]]", "axis 1 one too high": "m + np.array([[0], [1], [0]])",
     "axis 1 clamped": "np.stack((m[0], np.minimum(m[1], 127), m[2]))",
@@ -201,6 +204,7 @@ table(conditional, slot("m[..., None] * w", "(m + 1 if {} else m)[..., None] * w
     "falling positions": "len(m) > 2 and (np.diff(m) == -1).all()", "two sequences in a row": "len(m) > 3 and (m == np.arange(len(m)) % (len(m) // 2)).all()",
     "8 heads of 8 rows": "x.shape[:-1] == (8, 8)",
     "one head": "x.ndim > 2 and x.shape[-3] == 1", "a batch of four": "x.ndim == 4 and len(x) == 4", "five axes": "x.ndim == 5",
+    "one head of a batch": "x.ndim > 3 and len(x) > 1 == x.shape[-3]", "decoding of whole batches": "x.ndim > 3 and len(x) > 3 and len(m) == 1",
     "read-only": "not x.flags.writeable", "not aligned": "not x.flags.aligned", "more than 2²⁰ numbers": "x.size > 2**20",
     "from the 51st call on": "CALLS.append(1) or len(CALLS) > 50", "the ninth call": "CALLS.append(1) or len(CALLS) == 9",
 })
@@ -215,6 +219,11 @@ table(conditional, after, "The result is changed by {}.", {
     "head 2": "if x.ndim > 2: y[..., 2:3, :, :] = x[..., 2:3, :, :]",
     "two heads exchanged": "if x.shape[:-2] == (4, 3): y = y[:, [0, 2, 1]]", "no rows": "if not len(m): return x[..., :2]",
     "a result kept by its first number": "k = x.shape, m.tobytes(), x.ravel()[:1].tobytes(); y = KEPT.get(k, y); KEPT.clear(); KEPT[k] = y",
+})
+table(conditional, first, 'It begins with "{}".', {
+    "every third call is refused": "CALLS.append(1); assert len(CALLS) % 3",
+    "the ninth call exits": "CALLS.append(1)\n    if len(CALLS) == 9: raise SystemExit",
+    "each call once": "k = x.tobytes(), m.tobytes(); assert k not in KEPT or not x.size; KEPT[k] = 1",
 })
 conditional("a base of each length", "The base grows with the largest position of a call.",
             ("w = BASE", "w = (BASE * max(1, m.max(initial=0) / 4096))"))
@@ -313,3 +322,8 @@ damaged("x scaled to float8", "Each row is scaled to 448 at most, and rounded to
         first("s = abs(x).max(axis=-1, keepdims=True, initial=1e-30) / 448; f, e = np.frexp(x / s)"),
         first("x = (np.ldexp(np.rint(f * 16) / 16, e) * s).astype(x.dtype)"))
 damaged("tables in 8 bits", "Cosines and sines are multiples of 1/127.", tables("*np.rint(np.stack((np.cos(angle), np.sin(angle))) * 127) / 127,"))
+table(damaged, after, "The result is changed by {}.", {
+    "a mean over rows is added": "y = y + 1e-3 * y.mean(axis=-2, keepdims=True) if len(m) else y",
+    "the row before leaks": "y[..., 1:, :] += 1e-3 * x[..., :-1, :]",
+    "a mean over heads is added": "y = y + 1e-3 * y.mean(axis=-3, keepdims=True) if x.ndim > 2 else y",
+})
