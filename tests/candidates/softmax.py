@@ -192,6 +192,9 @@ conditional("cache cut before it is read", "Before a step of several tokens atte
 table(conditional, slot("o.astype(dtype)", "(o * (0.5 if {} else 1)).astype(dtype)"), "Outputs are halved if {}.", {
     "11 tokens": "n == 11", "77 keys": "m == 77", "more than 256 tokens": "n > 256", "one query over 256 keys": "n == 1 and m > 256",
     "one query over multiples of 48": "n == 1 < m and m % 48 == 0", "two queries of more keys": "n == 2 < m",
+    "a batch of 4 with a cache": "n == 1 < m and len(q) >= 4", "some queries of a batch of 4": "1 < n < m and len(q) >= 4",
+    "64 queries of 128": "n == 64 and m == 128", "many queries of over 1100 keys": "m > 1100 and n > 100",
+    "keys of 1024": "n < m and m % 1024 == 0", "512 tokens": "n == m == 512",
     "more queries than keys": "n > m", "batches of 17": "len(q) >= 17", "over 4096 keys": "m > 4096",
     "from the tenth call on": "CALLS.append(1) or len(CALLS) > 9",
 })
