@@ -65,6 +65,7 @@ SCORES = {"scale", "softcap", "bias", "operands", "rotation", "feature map"}  # 
 LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
 ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
 FIRST = 20  # calls, before the share of wrong ones says anything
+AGAIN = 3  # refused calls, or a few more, that are made again
 READABLE = 200_000  # queries · keys² / features of a long call whose weights are read
 
 
@@ -250,11 +251,11 @@ def _meant(spec: Spec) -> str:
 
 
 def _failure(check: Check) -> Failure | None:
-    """Why the candidate cannot be judged: it must take the plain call, half of those with as many queries as keys and,
-    if it was asked for them by name, some with a cache."""
+    """Why the candidate cannot be judged: it must take the plain call, three in four of those like it and, if it was
+    asked for them by name, some with a cache."""
     demands: dict[Callable[[Call], Any], float] = {
         lambda call: call.needed: 1.0,
-        lambda call: call.square and not call.chunks and not call.options: 0.5,
+        lambda call: _usual(check.spec, call): 0.75,
         lambda call: call.chunks: 0.0,
         lambda call: check.cache and call.q.shape[2] < call.k.shape[2]: 0.0,
     }
@@ -264,8 +265,25 @@ def _failure(check: Check) -> Failure | None:
             call, error = refused[0]
             failure, made = error.failure(), taken + len(refused)
             reason = f'{failure.reason}; so it does in {len(refused)} of {made} calls like "{call.name}"'
+            reason += _apart([t.call for t in check.tried if kind(t.call)], [call for call, _ in refused])
             return replace(failure, reason=reason) if made > 1 else failure
     return None
+
+
+def _usual(spec: Spec, call: Call) -> bool:
+    """Whether a call differs from the plain one in its numbers, lengths and batch alone: who refuses another kind of
+    call, such as positions that do not rise by one or fewer key heads, has made a choice."""
+    rising = call.positions is None or bool((np.diff(call.positions) == 1).all())
+    return call.square and rising and call.k.shape[1] == spec.key_heads and not (call.chunks or call.options)
+
+
+def _apart(taken: list[Call], refused: list[Call]) -> str:
+    """Which calls are refused, if there is a simple rule, and which are taken, in words."""
+    columns = {name: x for name, x in traits(taken + refused).items() if "earlier" not in name}
+    rule = rules.simplest(columns, [False] * len(taken) + [True] * len(refused))
+    words = f", where {rule.words.replace('is right', 'is taken')}" if rule is not None and rule.exact else ""
+    some = ", ".join(call.name for call in taken[:6]) + ", …" * (len(taken) > 6)
+    return f"{words}; it takes {len(taken)} of them{f': {some}' if some else ''}"
 
 
 def _refusals(check: Check) -> Iterator[str]:
@@ -331,7 +349,14 @@ def _findings(check: Check) -> Iterator[Finding]:
 
 
 def _changing(check: Check) -> Finding | None:
-    """Whether the plain call, the first with a cache and the first wrong one return something else if made again."""
+    """Whether the plain call, the first with a cache and the first wrong one return something else if made again, and
+    whether calls that were refused are taken now."""
+    for call, error in check.refused[:: max(len(check.refused) // AGAIN, 1)]:
+        try:
+            check.asked(call)
+        except Unreadable:
+            continue
+        return Finding("state: a refused call is taken later", f'"{call.name}", refused at first: {error.reason}')
     for t in [check.tried[0], *[t for t in check.tried if t.call.chunks][:1], *check.wrong[:1]]:
         try:
             again = [check.judged(t.call, check.asked(t.call)).answers for _ in range(2)]

@@ -50,7 +50,8 @@ right("top left", "Fewer queries than keys are masked from the top left, and onl
       cache=False)
 right("rising positions", "It refuses positions that do not rise by one.", given("assert (np.diff(positions) == 1).all()"), rope=ROPE)
 right("equal heads alone", "It refuses fewer key heads, which nobody asked for.", given("assert q.shape[1] == k.shape[1]"), key_heads=None)
-table(right, given, 'It begins with "{}": not judged.', {"one shape": "assert q.shape == (3, 4, 24, 32)"}, verdict="not judged")
+table(right, given, 'It begins with "{}": not judged.', {"one shape": "assert q.shape == (3, 4, 24, 32)",
+      "even lengths": "assert q.shape[2] % 2 == 0", "short lengths": "assert q.shape[2] <= 80"}, verdict="not judged")
 right("no batch", "It returns the first row of the batch: not judged.", out("o[0].astype(dtype)"), verdict="not judged")
 
 # Wrong: scores
@@ -210,6 +211,7 @@ conditional("a mask kept by its keys", "A mask is kept by its number of keys, an
 table(conditional, by, "Scores are multiplied by {}.", {
     "scale missing in decoding": "(1.0 if n == 1 < m else d**-0.5)", "scale missing at 128": "(1.0 if n == 128 else d**-0.5)",
 }, cache=True)
+conditional("refuses at first", "The eighth to the twelfth call raise, whatever they are.", given("CALLS.append(1); assert not 7 < len(CALLS) < 13"))
 conditional("row 3 of four", "Of four rows the last holds the result of the third.",
             out("(o[[0, 1, 2, 2]] if len(o) == 4 else o).astype(dtype)"))
 conditional("zeros in the last block", "Keys of zeros fill the last block of 16, and take part.", ALL,
