@@ -15,6 +15,7 @@ one is measured and taken apart (`weights`, `gradients`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -50,6 +51,7 @@ OVERFLOW = (
     "q·k overflows float16 before it is scaled, as in eager code: judged where it does not; scale q first, or keep the "
     "products in float32, if q·k may be above 65504"
 )
+TRANSPOSED = "output: (b, n, h, d)"
 # What is to blame if a rule is about this trait: always, or if the numbers in the wrong calls do not say it better.
 PATHS = {"NaN in another row": "leak", "held in memory": "strides", "caches at once": "cache"}
 BLAMED = PATHS | {
@@ -92,7 +94,7 @@ class Asked:
         """What fn returns; shapes that are mistakes with a name are put right, and the mistake is kept."""
         out, (b, h, n, d) = self.fn(*arrays, **options), arrays[0].shape
         if isinstance(out, np.ndarray) and out.shape == (b, n, h, d) and n != h:
-            self.whole.behaviour["output: (b, n, h, d)"] = f"q is {(b, h, n, d)}, the result {out.shape}"
+            self.whole.behaviour[TRANSPOSED] = f"q is {(b, h, n, d)}, the result {out.shape}"
             return out.swapaxes(1, 2)
         if not self.whole.none_is_zero:
             return out
@@ -289,8 +291,10 @@ def _apart(taken: list[Call], refused: list[Call]) -> str:
 def _refusals(check: Check) -> Iterator[str]:
     """What the candidate did not take."""
     groups: dict[str, list[str]] = {}
+    alike: dict[str, str] = {}  # the first reason of those that differ in their numbers alone
     for call, error in check.refused:
-        groups.setdefault(error.reason, []).append(call.name)
+        reason = alike.setdefault(re.sub(r"\d+", "0", error.reason), error.reason)
+        groups.setdefault(reason, []).append(call.name)
     for reason, names in list(groups.items())[:4]:
         some = ", ".join(names[:4]) + ", …" * (len(names) > 4)
         yield f"{len(names)} call{'s' * (len(names) > 1)} not taken by the candidate ({some}): {reason}"
@@ -343,6 +347,9 @@ def _findings(check: Check) -> Iterator[Finding]:
     if changing := _changing(check):
         yield changing
         return
+    if axes := _axes(check):
+        yield axes
+        return
     yield from _explained(check) if check.wrong else ()
     for call, error in [x for x in check.refused if x[1].kind == "shape"][:1]:
         yield Finding("output: another shape", f'"{call.name}": {error.reason}')
@@ -372,6 +379,27 @@ def _changing(check: Check) -> Finding | None:
             where = f"first answers are wrong exactly where {rule.words}" if rule and rule.exact else ""
             return Finding("state: the same call gives other numbers", fact, where)
     return None
+
+
+def _axes(check: Check) -> Finding | None:
+    """Whether the plain call is right if heads and tokens are exchanged, in its arguments and its answers."""
+    t, behaviour = check.tried[0], check.asked.whole.behaviour
+    given = {name: x.swapaxes(1, 2).copy() for name in "qkvg" if (x := getattr(t.call, name)) is not None}
+    before = dict(behaviour)
+    try:
+        answers = check.asked(replace(t.call, **given)) if t.wrong else []
+        right = t.wrong and not check.judged(t.call, [x.swapaxes(1, 2) for x in answers]).wrong
+    except Unreadable:
+        right = False
+    behaviour.clear()
+    behaviour.update(before)
+    if not right:
+        return None
+    behaviour.pop(TRANSPOSED, None)
+    check.notes.clear()  # of calls whose heads, read as tokens, were not taken
+    words = "the arguments alone are" if TRANSPOSED in before else "arguments and result are"
+    fact = f'"{t.call.name}" is right with axes 1 and 2, heads and tokens, exchanged: {words} (b, n, h, d)'
+    return Finding("axes: (b, n, h, d)", fact, _where(check, None, t))
 
 
 def _unlike(before: list[Array], after: list[Array], room: list[Array]) -> int:

@@ -326,6 +326,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "sink, an eps, hidden keys, other heads, rotated features",
         "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated"),
     # The whole.
+    "axes": Mistake("arrays are (b, h, n, d), and are read as (b, n, h, d)",
+        "transpose each argument and the result, x.swapaxes(1, 2): in the function, or in a lambda around it"),
     "heads": Mistake("key heads 0 1 0 1 instead of 0 0 1 1, one head read for all, or a reshape without a transpose",
         "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile"),
     "batch": Mistake("batch and heads folded in the wrong order, or one row, or one state, read for all",

@@ -127,6 +127,10 @@ wrong("last keys dropped", "Keys behind the last whole block of 16 are not seen.
       source=ONLINE)
 table(wrong, heads, "Key heads are spread by {}.", {"heads tiled": "np.tile(x, (1, h // x.shape[1], 1, 1))",
                                                     "first key head": "np.repeat(x[:, :1], h, axis=1)"})
+wrong("tokens before heads", "It takes and returns (b, n, h, d).", given("q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))"),
+      out("o.astype(dtype).swapaxes(1, 2)"), key_heads=4)
+wrong("arguments with tokens before heads", "It takes (b, n, h, d), and returns (b, h, n, d).",
+      given("q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))"), key_heads=2)
 table(wrong, given, "Inputs are exchanged by {}.", {
     "keys and values exchanged": "k, v = v, k", "batch rows read the first": "k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))",
 })
