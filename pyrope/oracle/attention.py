@@ -443,13 +443,14 @@ def _steps(found: list[Finding]) -> set[str]:
 
 
 def _telling(check: Check) -> Tried:
-    """A small wrong call of many kinds of numbers."""
+    """A small wrong call of many kinds of numbers, whose answers are not zeros, which say little."""
     plain = "plain" if check.spec.softcap is None else "sharp scores"
 
     def order(t: Tried) -> tuple[Any, ...]:
         b, _, n, _ = t.call.q.shape
         odd = t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, b < 2
-        return (t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
+        zeros = not any(x.any() for x in t.answers)
+        return (zeros, t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
 
     return min(check.wrong, key=order)
 
