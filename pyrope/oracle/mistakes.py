@@ -334,6 +334,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "keep the batch axis first"),
     "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token, or of another "
         "argument", "multiply the weights with the values as they are given, o = Σ w·v"),
+    "values: features in another order": Mistake("features of the values, or of the output, are taken apart or joined "
+        "in another order, as pairs of a rotation are", "return the features in the order that the values have"),
     "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
         "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.

@@ -104,6 +104,8 @@ for _name, _fact, *_edits in (
     ("empty rows NaN", "Rows that see nothing are NaN.", total("total")),
     ("empty rows uniform", "Rows that see nothing are means.", ("s, -np.inf)", "s, -3e38)"), UNMASKED),
     ("mask ignored", "The mask is ignored.", ("seen = seen & mask", "pass")), ("mask inverted", "True hides.", ("& mask", "& ~mask")),
+    ("mask inverted, always one", "True hides, and without a mask all is True.",
+     ("    if mask is not None:", "    if mask is None:\n        mask = np.ones((len(q), 1, n, m), bool)\n    if True:"), ("& mask", "& ~mask")),
     ("mask of row 0", "The mask of row 0 is used for all.", ("& mask", "& mask[:1]")),
     ("mask for causality", "With a mask nothing else hides.", ("seen = seen & mask", "seen = mask")),
     ("mask transposed", "The mask is transposed where it is square.", ("& mask", "& (mask if n < m else mask.swapaxes(2, 3))")),
@@ -127,6 +129,10 @@ wrong("last keys dropped", "Keys behind the last whole block of 16 are not seen.
       source=ONLINE)
 table(wrong, heads, "Key heads are spread by {}.", {"heads tiled": "np.tile(x, (1, h // x.shape[1], 1, 1))",
                                                     "first key head": "np.repeat(x[:, :1], h, axis=1)"})
+table(wrong, given, "Values are {}.", {f"values {name}": f"v = {text}" for name, text in {
+    "reversed": "v[..., ::-1]", "in pairs": "v.reshape(*v.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(v.shape)",
+}.items()})
+wrong("values reversed, scale missing", "Values are v[..., ::-1], and scores are not scaled.", given("v = v[..., ::-1]"), by("1.0"))
 wrong("tokens before heads", "It takes and returns (b, n, h, d).", given("q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))"),
       out("o.astype(dtype).swapaxes(1, 2)"), key_heads=4)
 wrong("arguments with tokens before heads", "It takes (b, n, h, d), and returns (b, h, n, d).",
