@@ -59,7 +59,8 @@ def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Find
     listed = [*values.added()]
     if not values.summed(due, answer, allowed):
         listed += values.turned()
-    made = fits(Measured(spec, values.ask, due, values.weights, close, due))
+    measured = Measured(spec, values.ask, due, values.weights, close, due)
+    made = fits(measured) or _functions(measured) is not None
     if not (made and values.summed(due, answer, allowed)):
         moved, due = sources(values.ask, due, 10 * close)
         listed += moved

@@ -75,7 +75,8 @@ wrong("softcap after the mask", "Hidden keys have the score −20.", ("s, -np.in
 table(wrong, score, "Scores are {}.", {"softcap unasked": "50 * np.tanh(s / 50)",
                                        "clipped scores": "np.clip(s, -20, 20)", "greatest score of 10": "np.minimum(s, 10)", "ALiBi": "s - np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * abs(i - j)"})
 table(wrong, slot("    s = q", "    q, k = {}\n    s = q"), "Queries and keys become {}.", {
-    "normed": "(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))", "heads blended": "q, 0.9 * k + 0.1 * k[:, ::-1]",
+    "normed": "(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))", "divided by their RMS": "(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) for x in (q, k))",
+    "heads blended": "q, 0.9 * k + 0.1 * k[:, ::-1]",
 })
 
 # Wrong: who sees whom
@@ -124,6 +125,8 @@ table(wrong, total, "Weights are divided by {} instead of their sum.", {
 table(wrong, slot("np.exp(s - top)", "{}"), "exp(s − top) is {}.", {"softmax overflows": "np.exp(s)", "relu for exp": "np.maximum(s, 0)"})
 wrong("softmax over queries", "The softmax runs over the queries.", ("axis=-1, keepdims=True, initial", "axis=-2, keepdims=True, initial"),
       ("e.sum(axis=-1", "e.sum(axis=-2"))
+wrong("softmax over heads", "The softmax runs over the heads.", ("s.max(axis=-1, keepdims=True, initial", "s.max(axis=1, keepdims=True, initial"),
+      ("e.sum(axis=-1", "e.sum(axis=1"))
 wrong("output not rescaled", "The output is not rescaled by the new maximum.", ("o * old", "o"), source=ONLINE)
 wrong("last keys dropped", "Keys behind the last whole block of 16 are not seen.", ("range(0, m, 16)", "range(0, m // 16 * 16, 16)"),
       source=ONLINE)
