@@ -15,6 +15,7 @@ one is measured and taken apart (`weights`, `gradients`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -50,6 +51,7 @@ OVERFLOW = (
     "q·k overflows float16 before it is scaled, as in eager code: judged where it does not; scale q first, or keep the "
     "products in float32, if q·k may be above 65504"
 )
+TRANSPOSED = "output: (b, n, h, d)"
 # What is to blame if a rule is about this trait: always, or if the numbers in the wrong calls do not say it better.
 PATHS = {"NaN in another row": "leak", "held in memory": "strides", "caches at once": "cache"}
 BLAMED = PATHS | {
@@ -65,6 +67,7 @@ SCORES = {"scale", "softcap", "bias", "operands", "rotation", "feature map"}  # 
 LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
 ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
 FIRST = 20  # calls, before the share of wrong ones says anything
+AGAIN = 3  # refused calls, or a few more, that are made again
 READABLE = 200_000  # queries · keys² / features of a long call whose weights are read
 
 
@@ -91,7 +94,7 @@ class Asked:
         """What fn returns; shapes that are mistakes with a name are put right, and the mistake is kept."""
         out, (b, h, n, d) = self.fn(*arrays, **options), arrays[0].shape
         if isinstance(out, np.ndarray) and out.shape == (b, n, h, d) and n != h:
-            self.whole.behaviour["output: (b, n, h, d)"] = f"q is {(b, h, n, d)}, the result {out.shape}"
+            self.whole.behaviour[TRANSPOSED] = f"q is {(b, h, n, d)}, the result {out.shape}"
             return out.swapaxes(1, 2)
         if not self.whole.none_is_zero:
             return out
@@ -250,11 +253,11 @@ def _meant(spec: Spec) -> str:
 
 
 def _failure(check: Check) -> Failure | None:
-    """Why the candidate cannot be judged: it must take the plain call, half of those with as many queries as keys and,
-    if it was asked for them by name, some with a cache."""
+    """Why the candidate cannot be judged: it must take the plain call, three in four of those like it and, if it was
+    asked for them by name, some with a cache."""
     demands: dict[Callable[[Call], Any], float] = {
         lambda call: call.needed: 1.0,
-        lambda call: call.square and not call.chunks and not call.options: 0.5,
+        lambda call: _usual(check.spec, call): 0.75,
         lambda call: call.chunks: 0.0,
         lambda call: check.cache and call.q.shape[2] < call.k.shape[2]: 0.0,
     }
@@ -264,15 +267,34 @@ def _failure(check: Check) -> Failure | None:
             call, error = refused[0]
             failure, made = error.failure(), taken + len(refused)
             reason = f'{failure.reason}; so it does in {len(refused)} of {made} calls like "{call.name}"'
+            reason += _apart([t.call for t in check.tried if kind(t.call)], [call for call, _ in refused])
             return replace(failure, reason=reason) if made > 1 else failure
     return None
+
+
+def _usual(spec: Spec, call: Call) -> bool:
+    """Whether a call differs from the plain one in its numbers, lengths and batch alone: who refuses another kind of
+    call, such as positions that do not rise by one or fewer key heads, has made a choice."""
+    rising = call.positions is None or bool((np.diff(call.positions) == 1).all())
+    return call.square and rising and call.k.shape[1] == spec.key_heads and not (call.chunks or call.options)
+
+
+def _apart(taken: list[Call], refused: list[Call]) -> str:
+    """Which calls are refused, if there is a simple rule, and which are taken, in words."""
+    columns = {name: x for name, x in traits(taken + refused).items() if "earlier" not in name}
+    rule = rules.simplest(columns, [False] * len(taken) + [True] * len(refused))
+    words = f", where {rule.words.replace('is right', 'is taken')}" if rule is not None and rule.exact else ""
+    some = ", ".join(call.name for call in taken[:6]) + ", …" * (len(taken) > 6)
+    return f"{words}; it takes {len(taken)} of them{f': {some}' if some else ''}"
 
 
 def _refusals(check: Check) -> Iterator[str]:
     """What the candidate did not take."""
     groups: dict[str, list[str]] = {}
+    alike: dict[str, str] = {}  # the first reason of those that differ in their numbers alone
     for call, error in check.refused:
-        groups.setdefault(error.reason, []).append(call.name)
+        reason = alike.setdefault(re.sub(r"\d+", "0", error.reason), error.reason)
+        groups.setdefault(reason, []).append(call.name)
     for reason, names in list(groups.items())[:4]:
         some = ", ".join(names[:4]) + ", …" * (len(names) > 4)
         yield f"{len(names)} call{'s' * (len(names) > 1)} not taken by the candidate ({some}): {reason}"
@@ -325,13 +347,23 @@ def _findings(check: Check) -> Iterator[Finding]:
     if changing := _changing(check):
         yield changing
         return
+    if axes := _axes(check):
+        yield axes
+        return
     yield from _explained(check) if check.wrong else ()
     for call, error in [x for x in check.refused if x[1].kind == "shape"][:1]:
         yield Finding("output: another shape", f'"{call.name}": {error.reason}')
 
 
 def _changing(check: Check) -> Finding | None:
-    """Whether the plain call, the first with a cache and the first wrong one return something else if made again."""
+    """Whether the plain call, the first with a cache and the first wrong one return something else if made again, and
+    whether calls that were refused are taken now."""
+    for call, error in check.refused[:: max(len(check.refused) // AGAIN, 1)]:
+        try:
+            check.asked(call)
+        except Unreadable:
+            continue
+        return Finding("state: a refused call is taken later", f'"{call.name}", refused at first: {error.reason}')
     for t in [check.tried[0], *[t for t in check.tried if t.call.chunks][:1], *check.wrong[:1]]:
         try:
             again = [check.judged(t.call, check.asked(t.call)).answers for _ in range(2)]
@@ -347,6 +379,27 @@ def _changing(check: Check) -> Finding | None:
             where = f"first answers are wrong exactly where {rule.words}" if rule and rule.exact else ""
             return Finding("state: the same call gives other numbers", fact, where)
     return None
+
+
+def _axes(check: Check) -> Finding | None:
+    """Whether the plain call is right if heads and tokens are exchanged, in its arguments and its answers."""
+    t, behaviour = check.tried[0], check.asked.whole.behaviour
+    given = {name: x.swapaxes(1, 2).copy() for name in "qkvg" if (x := getattr(t.call, name)) is not None}
+    before = dict(behaviour)
+    try:
+        answers = check.asked(replace(t.call, **given)) if t.wrong else []
+        right = t.wrong and not check.judged(t.call, [x.swapaxes(1, 2) for x in answers]).wrong
+    except Unreadable:
+        right = False
+    behaviour.clear()
+    behaviour.update(before)
+    if not right:
+        return None
+    behaviour.pop(TRANSPOSED, None)
+    check.notes.clear()  # of calls whose heads, read as tokens, were not taken
+    words = "the arguments alone are" if TRANSPOSED in before else "arguments and result are"
+    fact = f'"{t.call.name}" is right with axes 1 and 2, heads and tokens, exchanged: {words} (b, n, h, d)'
+    return Finding("axes: (b, n, h, d)", fact, _where(check, None, t))
 
 
 def _unlike(before: list[Array], after: list[Array], room: list[Array]) -> int:
@@ -390,13 +443,14 @@ def _steps(found: list[Finding]) -> set[str]:
 
 
 def _telling(check: Check) -> Tried:
-    """A small wrong call of many kinds of numbers."""
+    """A small wrong call of many kinds of numbers, whose answers are not zeros, which say little."""
     plain = "plain" if check.spec.softcap is None else "sharp scores"
 
     def order(t: Tried) -> tuple[Any, ...]:
         b, _, n, _ = t.call.q.shape
         odd = t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, b < 2
-        return (t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
+        zeros = not any(x.any() for x in t.answers)
+        return (zeros, t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
 
     return min(check.wrong, key=order)
 

@@ -23,10 +23,16 @@ from .steps import Call, Spec
 
 BASE = 24  # tokens of the plain call
 TRUTH, LARGEST = 2**24, 1_100_000_000  # multiplications of the truth of one call, and of a candidate in one call
-LENGTHS = (65, 1, 130, 16, 300, 7, 257, 128, 2, 64, 513, 33, 77, 100, 3, 192, 255, 1030, 48, 200, 17, 127, 256, 31)
-MORE_LENGTHS = (320, 384, 400, 500, 511, 512, 577, 600, 640, 729, 768, 900, 1000, 1023, 1024, 1500, 2048, 4096)
-KEYS = (25, 129, 5000, 2, 64, 1025, 300, 65, 9, 513, 128, 2049, 80, 257, 33, 1000, 512, 384, 96)  # of one query
-FEW = ((2, 24), (5, 24), (3, 300), (17, 300), (64, 192), (4, 1000), (40, 41), (9, 24), (70, 64), (5, 1))
+LENGTHS = (65, 1, 130, 16, 300, 7, 257, 128, 2, 64, 513, 33, 77, 100, 3, 192, 255, 1030, 48, 200, 17, 127, 256, 31, 512)
+MORE_LENGTHS = (320, 384, 400, 500, 511, 577, 600, 640, 729, 768, 900, 1000, 1023, 1024, 1500, 2048, 4096)
+KEYS = (
+    25, 129, 5000, 2, 64, 1025, 300, 65, 9, 513, 128, 2049, 80, 257, 33, 1000, 512, 384, 96, 256, 1024, 2048, 768, 1536,
+)  # of one query  # fmt: skip
+FEW = (
+    (2, 24), (5, 24), (3, 300), (17, 300), (64, 192), (4, 1000), (40, 41), (9, 24), (70, 64), (5, 1), (64, 128),
+    (16, 256), (130, 1200), (40, 2048),
+)  # queries and keys  # fmt: skip
+ROWS_OF_FEW = ((8, 1, 24), (4, 5, 40), (17, 1, 9), (4, 1, 300), (9, 3, 24), (33, 1, 65), (5, 2, 130))
 BATCHES = (1, 4, 33, 5, 16, 9, 17, 8)
 CHUNKS = ((8, 1, 1, 3), (1,) * 140, (300, 1, 17, 1, 200, 64, 33), (1, 2, 3, 5, 8, 13, 21, 34), (64, 1, 1, 64, 1))
 LARGE = 6144.0  # a score whose difference to −6144 no exponential survives
@@ -182,13 +188,16 @@ def _lengths(draw: Draw) -> Iterator[Call]:
 
 
 def _decoding(draw: Draw) -> Iterator[Call]:
-    """Fewer queries than keys, which are the last of the tokens, and more."""
-    kinds = [[*FEW], [(1, t) for t in (draw.near, *KEYS)]]
+    """Fewer queries than keys, which are the last of the tokens, and more: of one sequence or two, and of many."""
+    one = ((1, t) for t in (draw.near, *KEYS))
+    kinds = [((2 if t < 400 else 1, n, t) for n, t in some) for some in (FEW, one)] + [iter(ROWS_OF_FEW)]
     if draw.scope.effort == "thorough":
-        kinds.append([(n, t) for t in (24, 70, 131, 400, 1100, 8200) for n in (1, 2, 7, 16, 23)])
-    for n, t in in_turn(kinds):
-        if draw.fits(1, n, t):
-            yield draw.random(f"{n} of {t} tokens", t, n, b=2 if t < 400 else 1)
+        more = ((24, 5), (70, 8), (131, 2), (400, 4), (1100, 1), (8200, 1))
+        kinds.append((b, n, t) for t, b in more for n in (1, 2, 7, 16, 23))
+    for b, n, t in in_turn(kinds):
+        if draw.fits(b, n, t):
+            words = f", a batch of {b}" * (b > 2)
+            yield draw.random(f"{n} of {t} tokens{words}", t, n, b=b)
 
 
 def _edge(draw: Draw) -> Iterator[Call]:

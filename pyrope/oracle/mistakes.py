@@ -326,12 +326,16 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "sink, an eps, hidden keys, other heads, rotated features",
         "divide by the sum over the keys that are seen: of exponentials, or of φ(q)ᵀφ(k), not rotated"),
     # The whole.
+    "axes": Mistake("arrays are (b, h, n, d), and are read as (b, n, h, d)",
+        "transpose each argument and the result, x.swapaxes(1, 2): in the function, or in a lambda around it"),
     "heads": Mistake("key heads 0 1 0 1 instead of 0 0 1 1, one head read for all, or a reshape without a transpose",
         "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile"),
     "batch": Mistake("batch and heads folded in the wrong order, or one row, or one state, read for all",
         "keep the batch axis first"),
     "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token, or of another "
         "argument", "multiply the weights with the values as they are given, o = Σ w·v"),
+    "values: features in another order": Mistake("features of the values, or of the output, are taken apart or joined "
+        "in another order, as pairs of a rotation are", "return the features in the order that the values have"),
     "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
         "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.

@@ -27,6 +27,7 @@ from .turning import Turn, Way, products, right_way
 # The share of weights that are near: of a way that is right, of the expected one but for counts, and of another one.
 FITS, LOOSELY, NEARLY = 0.9999, 0.6, 0.9
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
+LENGTHS = "operands: q and k divided by their lengths"
 FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])
 # So close to one another that no weight is lost beside the next.
 _SIZES = np.concatenate(([0.05, 0.1, 0.3, 1.1, 2.3, 4.7], np.linspace(9.1, 123.4, 14)))
@@ -66,6 +67,8 @@ def numerators(m: Measured) -> Numerators:
         return Numerators([scaled])
     if best.share <= FITS and (alone := _alone(m)):
         return alone
+    if [x.fault for x in best.found] == [LENGTHS] and abs(best.scale / m.spec.head_dim - 1) < 10 * m.close:
+        best = best._replace(found=[Finding("operands: q and k divided by their RMS", PREDICTED)], scale=1.0)
     if abs(best.scale - 1) > m.close * (10 if best.found else 1):
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
     if best.share >= LOOSELY and (best.share > FITS or m.linear or best.found):
@@ -175,7 +178,7 @@ def _ways(spec: Spec, call: Call) -> Ways:
     yield "operands: values compared instead of keys", replace(way, k=spread(call)[2])
     yield from _maps(spec, way) if spec.feature_map is not None else ()
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (way.q, way.k))
-    yield "operands: q and k divided by their lengths", replace(way, q=q, k=k)
+    yield LENGTHS, replace(way, q=q, k=k)
     if isinstance(way.turn_k, Turn) and isinstance(way.turn_q, Turn):
         yield from _turns(way, way.turn_q, way.turn_k, call)
 

@@ -95,6 +95,39 @@ def _misread(others: dict[str, Array], what: str, step: str) -> Finding:
 # ── Values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def order(ask: Ask, call: Call) -> Array | None:
+    """Which feature of the values comes out in each feature, (d,), where they are in another order: all tokens have one
+    value, of which no two features are alike."""
+    d = call.v.shape[3]
+    levels = np.random.default_rng(12).permutation(d)
+    out = _finite(ask(replace(call, v=np.broadcast_to(1 + levels / d, call.v.shape).astype(call.v.dtype))))
+    out = out[:, :, call.judged].reshape(-1, d)
+    sums = out.mean(axis=1, keepdims=True) / (1 + levels / d).mean()
+    told = np.abs(sums[:, 0]) > 0.1 * np.abs(sums).max(initial=1e-300)
+    found = (out[told] / sums[told] - 1) * d
+    whose = np.rint(np.median(found, axis=0)).astype(int) if told.any() else levels
+    if (whose == levels).all() or (np.sort(whose) != np.arange(d)).any() or np.abs(found - whose).max() > 0.4:
+        return None
+    return np.asarray(np.argsort(levels)[whose])
+
+
+def reordered(order: Array) -> Finding:
+    """Of values whose features come out in this order."""
+    own = np.arange(len(order))
+    known = {
+        "reversed": own[::-1],
+        "halves exchanged": np.roll(own, len(own) // 2),
+        "shifted by one": np.roll(own, 1),
+        "shifted back by one": np.roll(own, -1),
+        "even ones first": np.r_[own[::2], own[1::2]],
+        "halves interleaved": np.argsort(np.r_[own[::2], own[1::2]], kind="stable"),
+    }
+    how = next((f": {words}" for words, x in known.items() if len(x) == len(own) and (order == x).all()), "")
+    listed, off = ", ".join(map(str, order[:8])), int((order != own).sum())
+    words = f"features 0, 1, … of the output hold features {listed}, … of the values{how}; {off} of {len(own)} differ"
+    return Finding("values: features in another order", words)
+
+
 class Values:
     """The values of one call, of which each head reads those of ``due``; ``weights`` are those that were read."""
 

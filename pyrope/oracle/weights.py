@@ -21,7 +21,7 @@ from .numerators import Numerators, fits, numerators, rounded
 from .report import Finding, side_by_side
 from .steps import Allowed, Call, Spec, same, weigh
 from .turning import products, right_way
-from .values import FEW, NOT_SUMMED, Values, sources
+from .values import FEW, NOT_SUMMED, Values, order, reordered, sources
 
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
@@ -33,6 +33,11 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN alone have no median
         if whole := next(_whole(spec, call, answer, allowed), None):
             return [whole]
+        if (places := order(ask, call)) is not None:
+            back = np.argsort(places)
+            rest, right = answer[..., back], (allowed.error(answer[..., back]) <= allowed.worst).all()
+            others = [] if right else diagnose(spec, lambda call: ask(call)[..., back], call, rest, allowed)
+            return [reordered(places), *others]
         values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
         listed, due = _carried(values, answer, allowed) if np.isfinite(answer).any() else ([*values.added()], call)
         if any(x.fault == NOT_SUMMED or "mixed" in x.fault for x in listed):  # so that there are no weights
@@ -56,7 +61,8 @@ def _carried(values: Values, answer: Array, allowed: Allowed) -> tuple[list[Find
     listed = [*values.added()]
     if not values.summed(due, answer, allowed):
         listed += values.turned()
-    made = fits(Measured(spec, values.ask, due, values.weights, close, due))
+    measured = Measured(spec, values.ask, due, values.weights, close, due)
+    made = fits(measured) or _functions(measured) is not None
     if not (made and values.summed(due, answer, allowed)):
         moved, due = sources(values.ask, due, 10 * close)
         listed += moved

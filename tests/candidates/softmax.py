@@ -51,7 +51,8 @@ right("top left", "Fewer queries than keys are masked from the top left, and onl
 right("top left, noted", "Fewer queries than keys are masked from the top left, as torch has it, which a note says.", see("j <= i - (m - n)"))
 right("rising positions", "It refuses positions that do not rise by one.", given("assert (np.diff(positions) == 1).all()"), rope=ROPE)
 right("equal heads alone", "It refuses fewer key heads, which nobody asked for.", given("assert q.shape[1] == k.shape[1]"), key_heads=None)
-table(right, given, 'It begins with "{}": not judged.', {"one shape": "assert q.shape == (3, 4, 24, 32)"}, verdict="not judged")
+table(right, given, 'It begins with "{}": not judged.', {"one shape": "assert q.shape == (3, 4, 24, 32)",
+      "even lengths": "assert q.shape[2] % 2 == 0", "short lengths": "assert q.shape[2] <= 80"}, verdict="not judged")
 right("no batch", "It returns the first row of the batch: not judged.", out("o[0].astype(dtype)"), verdict="not judged")
 
 # Wrong: scores
@@ -75,7 +76,8 @@ wrong("softcap after the mask", "Hidden keys have the score −20.", ("s, -np.in
 table(wrong, score, "Scores are {}.", {"softcap unasked": "50 * np.tanh(s / 50)",
                                        "clipped scores": "np.clip(s, -20, 20)", "greatest score of 10": "np.minimum(s, 10)", "ALiBi": "s - np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * abs(i - j)"})
 table(wrong, slot("    s = q", "    q, k = {}\n    s = q"), "Queries and keys become {}.", {
-    "normed": "(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))", "heads blended": "q, 0.9 * k + 0.1 * k[:, ::-1]",
+    "normed": "(x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))", "divided by their RMS": "(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) for x in (q, k))",
+    "heads blended": "q, 0.9 * k + 0.1 * k[:, ::-1]",
 })
 
 # Wrong: who sees whom
@@ -104,6 +106,8 @@ for _name, _fact, *_edits in (
     ("empty rows NaN", "Rows that see nothing are NaN.", total("total")),
     ("empty rows uniform", "Rows that see nothing are means.", ("s, -np.inf)", "s, -3e38)"), UNMASKED),
     ("mask ignored", "The mask is ignored.", ("seen = seen & mask", "pass")), ("mask inverted", "True hides.", ("& mask", "& ~mask")),
+    ("mask inverted, always one", "True hides, and without a mask all is True.",
+     ("    if mask is not None:", "    if mask is None:\n        mask = np.ones((len(q), 1, n, m), bool)\n    if True:"), ("& mask", "& ~mask")),
     ("mask of row 0", "The mask of row 0 is used for all.", ("& mask", "& mask[:1]")),
     ("mask for causality", "With a mask nothing else hides.", ("seen = seen & mask", "seen = mask")),
     ("mask transposed", "The mask is transposed where it is square.", ("& mask", "& (mask if n < m else mask.swapaxes(2, 3))")),
@@ -122,11 +126,21 @@ table(wrong, total, "Weights are divided by {} instead of their sum.", {
 table(wrong, slot("np.exp(s - top)", "{}"), "exp(s − top) is {}.", {"softmax overflows": "np.exp(s)", "relu for exp": "np.maximum(s, 0)"})
 wrong("softmax over queries", "The softmax runs over the queries.", ("axis=-1, keepdims=True, initial", "axis=-2, keepdims=True, initial"),
       ("e.sum(axis=-1", "e.sum(axis=-2"))
+wrong("softmax over heads", "The softmax runs over the heads.", ("s.max(axis=-1, keepdims=True, initial", "s.max(axis=1, keepdims=True, initial"),
+      ("e.sum(axis=-1", "e.sum(axis=1"))
 wrong("output not rescaled", "The output is not rescaled by the new maximum.", ("o * old", "o"), source=ONLINE)
 wrong("last keys dropped", "Keys behind the last whole block of 16 are not seen.", ("range(0, m, 16)", "range(0, m // 16 * 16, 16)"),
       source=ONLINE)
 table(wrong, heads, "Key heads are spread by {}.", {"heads tiled": "np.tile(x, (1, h // x.shape[1], 1, 1))",
                                                     "first key head": "np.repeat(x[:, :1], h, axis=1)"})
+table(wrong, given, "Values are {}.", {f"values {name}": f"v = {text}" for name, text in {
+    "reversed": "v[..., ::-1]", "in pairs": "v.reshape(*v.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(v.shape)",
+}.items()})
+wrong("values reversed, scale missing", "Values are v[..., ::-1], and scores are not scaled.", given("v = v[..., ::-1]"), by("1.0"))
+wrong("tokens before heads", "It takes and returns (b, n, h, d).", given("q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))"),
+      out("o.astype(dtype).swapaxes(1, 2)"), key_heads=4)
+wrong("arguments with tokens before heads", "It takes (b, n, h, d), and returns (b, h, n, d).",
+      given("q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))"), key_heads=2)
 table(wrong, given, "Inputs are exchanged by {}.", {
     "keys and values exchanged": "k, v = v, k", "batch rows read the first": "k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))",
 })
@@ -193,6 +207,9 @@ conditional("cache cut before it is read", "Before a step of several tokens atte
 table(conditional, slot("o.astype(dtype)", "(o * (0.5 if {} else 1)).astype(dtype)"), "Outputs are halved if {}.", {
     "11 tokens": "n == 11", "77 keys": "m == 77", "more than 256 tokens": "n > 256", "one query over 256 keys": "n == 1 and m > 256",
     "one query over multiples of 48": "n == 1 < m and m % 48 == 0", "two queries of more keys": "n == 2 < m",
+    "a batch of 4 with a cache": "n == 1 < m and len(q) >= 4", "some queries of a batch of 4": "1 < n < m and len(q) >= 4",
+    "64 queries of 128": "n == 64 and m == 128", "many queries of over 1100 keys": "m > 1100 and n > 100",
+    "keys of 1024": "n < m and m % 1024 == 0", "512 tokens": "n == m == 512",
     "more queries than keys": "n > m", "batches of 17": "len(q) >= 17", "over 4096 keys": "m > 4096",
     "from the tenth call on": "CALLS.append(1) or len(CALLS) > 9",
 })
@@ -208,6 +225,7 @@ conditional("a mask kept by its keys", "A mask is kept by its number of keys, an
 table(conditional, by, "Scores are multiplied by {}.", {
     "scale missing in decoding": "(1.0 if n == 1 < m else d**-0.5)", "scale missing at 128": "(1.0 if n == 128 else d**-0.5)",
 }, cache=True)
+conditional("refuses at first", "The eighth to the twelfth call raise, whatever they are.", given("CALLS.append(1); assert not 7 < len(CALLS) < 13"))
 conditional("row 3 of four", "Of four rows the last holds the result of the third.",
             out("(o[[0, 1, 2, 2]] if len(o) == 4 else o).astype(dtype)"))
 conditional("zeros in the last block", "Keys of zeros fill the last block of 16, and take part.", ALL,
