@@ -71,7 +71,8 @@ def test_a_candidate_is_judged_as_it_was(name):
 )
 def test_no_right_candidate_is_accused_in_another_dtype(name, dtype):
     report = judge(CASES[name], dtype=dtype, effort="few")
-    assert report.verdict == CASES[name].verdict, str(report)
+    # What refuses other shapes is not asked for them by few calls.
+    assert report.verdict in ("right", CASES[name].verdict), str(report)
 
 
 @pytest.mark.parametrize("name", list(CASES)[::61])
