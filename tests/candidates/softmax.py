@@ -45,7 +45,8 @@ right("eager float16", "Scores and weights are rounded to float16, after q is sc
       by("1.0"), score("s.astype(np.float16).astype(float)"), weights("w.astype(np.float16).astype(float)"), dtype="float16")
 right("wild, transformers: q·k in float16", "q·k overflows float16 before it is scaled; where it does not, it is right.",
       ("(-1, -2) * d**-0.5", "(-1, -2)"), score("s.astype(np.float16).astype(float) * d**-0.5"), dtype="float16")
-right("noise of rounding", "Each call rounds otherwise, by less than 2⁻²⁴.", times("1 + np.random.uniform(-1, 1, o.shape) * 2.0**-24"))
+right("noise of rounding", "Each call rounds otherwise, by less than 2⁻²⁴.", times("1 + np.random.uniform(-1, 1, o.shape) * 2.0**-24"),
+      dtype="float32")
 right("top left", "Fewer queries than keys are masked from the top left, and only prompts are asked for.", see("j <= i - (m - n)"),
       cache=False)
 right("top left, noted", "Fewer queries than keys are masked from the top left, as torch has it, which a note says.", see("j <= i - (m - n)"))
