@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ def _aborting(comm: Any) -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.write(f"rank {comm.Get_rank()} of {comm.Get_size()} failed:\n{traceback.format_exc()}")
         sys.stderr.flush()
+        time.sleep(0.2)  # a launcher that ends all ranks may throw away what it has not passed on yet
         world().Abort(code if isinstance(code, int) else 1)  # all, not comm: others may wait for one of comm
 
 

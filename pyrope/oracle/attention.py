@@ -29,7 +29,7 @@ from . import gradients, rules, weights
 from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
 from .measured import rows_where
-from .report import ErrorRow, Failure, Finding, Report, side_by_side
+from .report import ErrorRow, Failure, Finding, Report, power_of_two, side_by_side
 from .steps import DOUBTFUL, Allowed, Call, Spec, allowed, grades
 from .tolerance import float_dtype
 
@@ -494,7 +494,7 @@ def _where(check: Check, rule: rules.Rule | None, t: Tried) -> str:
         words += f" ({', '.join(t.call.name for t in wrong[:4])}{', …' * (len(wrong) > 4)})"
     i = t.worst
     limit, answer, places = t.limits[i], t.answers[i], t.call.places[min(i, 1)]
-    what = "key" if i else "query"
+    what = "key" if i else "query" if t.call.square else "token"
     words += f'; in "{t.call.name}" {rows}' if (rows := rows_where(limit, answer, what, places)) else ""
     at = np.unravel_index(int(np.argmax(np.nan_to_num(limit.error(answer) / limit.worst, nan=np.inf))), answer.shape)
     tensor = f"{TENSORS[i]}, " if len(t.answers) > 1 else ""
@@ -514,7 +514,7 @@ def _described(check: Check) -> str:
     if check.spec.rope is not None:
         words.append(f"position {max(int(np.max(x.positions)) for x in made if x.positions is not None):,}")
     sizes = [size for x in made if (size := x.size)]
-    words.append(f"values from 2^{round(np.log2(min(sizes)))} to 2^{round(np.log2(max(sizes)))}")
+    words.append(f"values from {power_of_two(min(sizes))} to {power_of_two(max(sizes))}")
     if some := [len(x.chunks) for x in made if x.chunks]:
         words.append(f"{len(some)} sequences with a cache, up to {max(some)} calls each")
     missing = [f"{x}=" for x in ("mask", "segments") if x not in check.scope.options and check.spec.feature_map is None]

@@ -153,7 +153,7 @@ class Gradients:
         """What becomes of the gradient itself, if that is a known function."""
         truth, answer = self.limits[i].truth, self.answers[i]
         if np.abs(answer).max() <= 1e-9 * np.abs(truth).max():
-            return [("gradients: zero", "it is zero everywhere")]
+            return [("gradients: zero", "zero everywhere")]
         if words := elsewhere(truth, answer, 2 * self.limits[i].worst.max()):
             return [("gradients: in other places", words)]
         size, each = np.abs(truth), (-1, 1, truth.shape[-1])
@@ -184,7 +184,7 @@ class Gradients:
             sums = sum(a * x for a, x in zip(much, terms, strict=True))
             off, size = np.abs(sums - answer).max(), np.abs(sums).max()
             if off <= 4 * self.limits[i].worst.max() + self.loose * size and size > 0:
-                fact = f"its {answer.size} numbers are those of this mistake, within {off:.1g}"
+                fact = f"all {answer.size} numbers are what this mistake makes, within {off:.1g}"
                 facts = ((fault, self.whose if fault.endswith(OTHERS) else fact) for fault in faults)
                 return [*facts, *self._multiples(much, i)]
         return []
@@ -282,7 +282,7 @@ class Gradients:
         at = (int(np.abs(x - size).argmin()) for size in np.quantile(x, (0.1, 0.5, 0.9)))
         words = "; ".join(f"{y[j]:.4g} at {x[j]:.3g}, expected {due[j]:.4g}" for j in dict.fromkeys(at))
         factor = [much[how]] if abs(much.get(how, 1.0) - 1) > 20 * self.loose else []
-        return [(f"{RULE} {name} {how}", f"it comes out as {words}"), *self._multiples(np.array(factor or [1.0]), i)]
+        return [(f"{RULE} {name} {how}", f"comes out as {words}"), *self._multiples(np.array(factor or [1.0]), i)]
 
     def _near(self, x: Array, y: Array) -> bool:
         """Whether nearly all y are x."""
@@ -293,13 +293,13 @@ class Gradients:
         first, close = float(much[0]), 20 * self.loose
         second = float(much[-1]) / first if abs(first) > close else float(much[-1])
         if abs(first - 1) > close and abs(first) > close:
-            yield self._factor(first, i), f"it is {side_by_side(first, 1.0, digits=4)[0]} times what it should be"
+            yield self._factor(first, i), f"{side_by_side(first, 1.0, digits=4)[0]} times what is due"
         if abs(first) <= close:
-            yield "chain rule: the first term missing", "it has nothing of the term with g·vᵀ"
+            yield "chain rule: the first term missing", "nothing of the term with g·vᵀ is in it"
         if len(much) > 1 and abs(second - 1) > close:
             term = _term(self.spec)
             how = "missing" if abs(second) <= close else f"times {second:.4g}"
-            yield f"chain rule: {term} {how}", f"it has the {term} {round(second, 4) + 0.0:g} times, expected once"
+            yield f"chain rule: {term} {how}", f"the {term} is in it {round(second, 4) + 0.0:g} times, expected once"
 
     def _factor(self, factor: float, i: int) -> str:
         named, scale = {-1.0: "gradients: negated"}, self.spec.scale
@@ -372,9 +372,9 @@ class Gradients:
         off = float(np.sqrt(np.square(error).mean() / np.square(truth).mean()))
         alike = abs((error * truth).sum()) / np.sqrt(np.square(error).sum() * np.square(truth).sum())
         if (name := coarser(off, self.spec)) and alike < 0.2:
-            fact = f"its errors are {off:.2g} of its size, without a pattern"
+            fact = f"errors are {off:.2g} of the size of the numbers, without a pattern"
             return [(f"precision: as if a step were rounded to {name}", fact)]
-        size = f"up to {np.abs(error).max():.3g}, its numbers are up to {np.abs(truth).max():.3g}"
+        size = f"up to {np.abs(error).max():.3g}, where the numbers are up to {np.abs(truth).max():.3g}"
         return [(f"unexplained: {TENSORS[i]}", f"off by {size}{self._where(i)}")]
 
 
@@ -383,4 +383,4 @@ def _merged(found: Iterable[tuple[str, str, int]]) -> list[Finding]:
     by: dict[str, list[tuple[str, str]]] = {}
     for fault, fact, i in found:
         by.setdefault(fault, []).append((fact, TENSORS[i]))
-    return [Finding(fault, f"{' and '.join(tensor for _, tensor in some)}: {some[0][0]}") for fault, some in by.items()]
+    return [Finding(fault, f"{', '.join(tensor for _, tensor in some)}: {some[0][0]}") for fault, some in by.items()]

@@ -171,8 +171,12 @@ def _fact(m: Measured, extra: Array, missing: Array) -> str:
     at = tuple(np.argwhere(several)[0])
     keys = f"sees keys {runs(m.sees[at])}, expected {runs(m.visible[at])}"
     off = ", ".join(f"{words} {runs(x[at])}" for words, x in (("too many", extra), ("missing", missing)) if x[at].any())
-    query = f"query {m.call.places[0][at[2]]} of row {at[0]}, head {at[1]},"
-    return f"{query} {keys}: {off}; so do {int(several.sum())} queries in all"
+    return f"{query_at(m.call, *at)} {keys}: {off}; so do {int(several.sum())} queries in all"
+
+
+def query_at(call: Call, row: int, head: int, i: int) -> str:
+    """The i-th of the judged queries, in words."""
+    return f"{'query' if call.square else 'the query of token'} {call.places[0][i]} of row {row}, head {head},"
 
 
 def _band(m: Measured, known: Array) -> Iterator[str]:

@@ -18,7 +18,7 @@ from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .measured import BLOCKS, Measured, Ways, as_rounded, coarser, where
+from .measured import BLOCKS, Measured, Ways, as_rounded, coarser, query_at, where
 from .report import Finding, side_by_side
 from .responses import Function, alike, examples, narrowed, response, roundings
 from .steps import Call, Spec, capped, same, spread
@@ -430,5 +430,5 @@ def _unlike(m: Measured, near: Array) -> Finding:
     some = m.sees & m.visible
     b, h, i, _ = np.unravel_index(int(np.abs(m.weights - m.right.weights).argmax()), some.shape)
     got, due = (" ".join(f"{x:.3g}" for x in np.asarray(w)[b, h, i, :6]) for w in (m.weights, m.right.weights))
-    words = f"query {m.call.places[0][i]} of row {b}, head {h}, has the weights {got} …, expected {due} …"
+    words = f"{query_at(m.call, b, h, i)} has the weights {got} …, expected {due} …"
     return Finding("operands: not q̃·k̃", words + where(m.call, ~near, some))

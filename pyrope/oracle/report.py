@@ -24,6 +24,7 @@ _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _WIDTH = 79
 NUMBERS = ("worst", "allowed", "ulps")  # the heads of columns of numbers
 _LINES, _LINE = 40, 400  # of what a candidate raised
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # Ten numbers or more in brackets.
 _LONG_LIST = re.compile(r"([\[(])((?:[-+.\w]+, ?){3})((?:[-+.\w]+, ?){6,})([-+.\w]+),?([\])])")
 # What a terminal obeys, but tabs and newlines; what turns text around; surrogates, which no file has.
@@ -256,6 +257,15 @@ def own_frames(frames: Iterable[traceback.FrameSummary]) -> tuple[str, ...]:
 
 def number(value: float | None, form: str = ".2g") -> str:
     return "—" if value is None else f"{value:{form}}" if math.isfinite(value) else "not finite"
+
+
+def power_of_two(value: float) -> str:
+    """The power of two that a number is nearest to.
+
+    >>> power_of_two(0.26)
+    '2⁻²'
+    """
+    return "2" + str(round(math.log2(value))).translate(_RAISED)
 
 
 def side_by_side(*values: float, digits: int = 6) -> list[str]:

@@ -85,7 +85,7 @@ def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
     yield f"at least {least:.4g}", lambda x: np.maximum(x, least)
     yield f"clipped to {least:.4g} … {most:.4g}", lambda x: np.clip(x, least, most)
     cap = _saturation(float(np.abs(x).max()), top)
-    yield f"saturate at {cap:.4g}, as c·tanh(v/c) does", lambda x: cap * np.tanh(x / cap)
+    yield f"saturated at {cap:.4g}, as by c·tanh(x/c)", lambda x: cap * np.tanh(x / cap)
     for bits in (*NARROW, *range(2, 23)):
         words = NARROW.get(bits, f"{bits} significant bits")
         yield f"rounded to {words}", partial(narrowed, bits=bits)

@@ -22,7 +22,7 @@ from .calls import FARTHEST, USUAL, Maker, Plan, RotationCall, sizes
 from .candidate import UNIT, Candidate, Unreadable
 from .comparison import RotationCheck
 from .diagnosis import diagnosed
-from .report import ErrorRow, Finding, Report
+from .report import ErrorRow, Finding, Report, power_of_two
 from .tolerance import APPLICABLE, decides_up_to, float_dtype
 
 SHOWN = 40  # wrong calls whose errors are in the table
@@ -207,15 +207,11 @@ def _tried(check: RotationCheck) -> str:
     rows = max((call.x.shape[-2] for call in calls), default=0)
     heads = max((math.prod(call.x.shape[:-2]) for call in calls), default=0)
     size, others = sizes(check.dtype), any(call.values != USUAL for call in calls)
-    powers = f", numbers from {_power(size[0])} to {_power(size[-1])}" if others else ""
+    powers = f", numbers from {power_of_two(size[0])} to {power_of_two(size[-1])}" if others else ""
     left = [] if check.plan.least else ["negative positions"]
     left += [] if check.plan.batched else ["batches with positions of their own"]
     not_tried = f"; not tried: {', '.join(left)}" if left else ""
     return f"{len(calls)} calls, up to n = {rows:,}, position {check.plan.top:,}, {heads:,} heads{powers}{not_tried}"
-
-
-def _power(number: float) -> str:
-    return "2" + str(round(np.log2(number))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _errors(check: RotationCheck, right: bool) -> Iterator[ErrorRow]:

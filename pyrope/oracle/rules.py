@@ -73,7 +73,8 @@ def _flags(name: str, column: Array, wrong: Array) -> Iterator[tuple[str, Array]
     if column[wrong].all():
         yield name, column
     if not column[wrong].any():
-        yield f"not: {name}", ~column
+        denied = name.replace(" is ", " is not ", 1)
+        yield denied if denied != name else f"not: {name}", ~column
 
 
 def _labels(name: str, column: Array, wrong: Array) -> Iterator[tuple[str, Array]]:
