@@ -255,15 +255,21 @@ class Gradients:
             return [(named or how, fact)]
         if spec.feature_map is not None:
             return []
-        tell = visible & (np.abs(weights * inner) > 0.02 * np.abs(weights * inner)[visible].max())
-        missing = np.ones(got.shape)
-        if spec.softcap is not None:
-            ratio, raw = np.where(tell, got / (weights * inner), np.nan), np.arctanh(parts.scores / spec.softcap)
-            cap = float(np.nanmedian(np.abs(raw) / np.arctanh(np.sqrt(np.clip(1 - ratio, 0, 1)))))
-            others = {"missing": missing, f"that of a cap of {spec.softcap * cap:.4g}": 1 - np.tanh(raw / cap) ** 2}
+        term, fact = f"{RULE} {_term(spec)} missing", "the row term is in it 0 times, expected once"
+        both = ([], weights * inner), ([(term, fact)], weights * made.both[0])
+        return next(([*lost, *found] for lost, due in both if (found := self._slopes(made, i, got, due, slope))), [])
+
+    def _slopes(self, made: Backward, i: int, got: Array, due: Array, slope: Array) -> list[Fault]:
+        """The factors in the gradients of pairs, ``due`` times ``slope``, of which one is another function."""
+        parts, cap, missing = made.parts, self.spec.softcap, np.ones(got.shape)
+        tell = parts.seen & (np.abs(due) > 0.02 * np.abs(due).max(where=parts.seen, initial=0))
+        if cap is not None:
+            ratio, raw = np.where(tell, got / due, np.nan), np.arctanh(parts.scores / cap)
+            other = cap * float(np.nanmedian(np.abs(raw) / np.arctanh(np.sqrt(np.clip(1 - ratio, 0, 1)))))
+            others = {"missing": missing, f"that of a cap of {other:.4g}": 1 - np.tanh(raw * cap / other) ** 2}
             if faults := self._function("softcap's derivative", i, parts.scores, ratio, slope, others):
                 return faults
-        ratio = np.where(tell & (slope > 0.01), got / (inner * slope), np.nan)
+        ratio = np.where(tell & (slope > 0.01), got / (due / parts.weights * slope), np.nan)
         return self._function("ds", i, parts.weights, ratio, parts.weights, {"without the weights": missing})
 
     def _function(self, name: str, i: int, x: Array, y: Array, due: Array, known: dict[str, Array]) -> list[Fault]:
