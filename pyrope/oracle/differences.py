@@ -130,7 +130,7 @@ def _terms(found: Description, truth: Truth) -> Iterator[Named]:
     forms = _forms(truth, some)
     for j, (side, due) in product((0, 1), (("real", "cos"), ("imag", "sin"))):
         entry = getattr(found.z, side)[:, some][..., j]
-        off = {name: float(np.abs(entry - form).max()) for name, form in forms.items()}
+        off = {name: float(np.nanmax(np.abs(entry - form))) for name, form in forms.items()}
         best = min(off, key=lambda name: off[name])
         names.append(due if off[due] < close else best if off[best] < min(close, off[due] / 4) else "?")
     order = {name.partition(" of the ")[2] for name in names}  # of the frequencies, if all have the same
@@ -152,9 +152,12 @@ def _forms(truth: Truth, some: Array) -> dict[str, Array]:
         "cos(cos)": np.cos(cos), "sin(sin)": np.sin(sin), "cos(sin)": np.cos(sin), "sin(cos)": np.sin(cos),
     }  # fmt: skip
     i = np.arange(p)
-    orders = {"next pair": (i + 1) % p, "pair before": i - 1, "pairs in reverse": i[::-1]}
+    orders = {"next pair": i + 1, "pair before": i - 1, "pairs in reverse": i[::-1]}
     for words, order in orders.items() if truth.rope.axes is None and p > 2 else ():
-        forms |= {f"{name} of the {words}": forms[name][..., order] for name in ("cos", "sin")}
+        known = (order >= 0) & (order < p)  # the first, or the last, may have any other
+        forms |= {
+            f"{name} of the {words}": np.where(known, forms[name][..., order % p], np.nan) for name in ("cos", "sin")
+        }
     forms = {name: a * form for name, form in forms.items()}
     return forms if a == 1 else forms | {"cos without the factor": cos, "sin without the factor": sin}
 
@@ -254,7 +257,7 @@ def _start(found: Description) -> Iterator[Named]:
 def _factor(found: Description, rope: Rope) -> Iterator[Named]:
     """What lengths are multiplied with."""
     due, got, d = rope.attention_factor, found.factor, found.head_dim
-    near = 2 * found.unit + 2e-5 + min(found.uneven, 0.02) / 2
+    near = 2 * found.unit + 2e-5 + min(found.uneven, 0.02)
     known = {"1, without the factor": 1.0, "its square": due**2, "its inverse": 1 / due} if due != 1 else {}
     known |= {"1/√d, the scale of a softmax": due * d**-0.5, "its root, d^(−1/4)": due * d**-0.25}
     words = next((f": {words}" for words, by in known.items() if abs(got - by) <= (near + 1e-4) * by), "")

@@ -270,8 +270,10 @@ def _other_ramp(measured: MeasuredTheta, rope: Rope) -> Named | None:
     """A ramp that is measured, where one is expected or none."""
     scaling, w, due = rope.scaling, rope.base ** -exponents(rope), frequencies(rope)
     if not isinstance(scaling, YaRN | Llama3):
-        found = guess_rope(measured, replace(rope, scaling=None))
-        return Named("another rescaling", f"the frequencies are those of {found[0].fact}") if found else None
+        for fact, other in ((x.fact, x.rope) for x in guess_rope(measured, replace(rope, scaling=None))):
+            if other is None or not (np.abs(frequencies(other) - due) <= RAMPS * U32 * due).all():
+                return Named("another rescaling", f"the frequencies are those of {fact}")
+        return None
     first = "pair" if isinstance(scaling, YaRN) else "frequency"
     fits = (fit_ramp(measured, w, s, first) for s in (scaling.factor, slowed(measured, w)))
     got = next((ramp for ramp in fits if ramp is not None), None)
@@ -295,7 +297,7 @@ def _in_words(measured: MeasuredTheta, rope: Rope) -> Named:
     if np.abs(ratio - 1).max() >= 2.0**-7:
         return Named("wrong frequencies", how)
     how += f"; each position adds up to {more.max():.2g} to the error of an angle"
-    if len(more) > 2 and more.min() > more.max() / 64:
+    if len(more) > 2 and np.ptp(np.log(more)) < min(np.log(64), np.ptp(np.log(np.abs(ratio - 1)))):
         how += f", in fast and slow pairs alike, as in a phase of {round(math.log2(math.pi / more.max()))} bits"
     return Named("inexact frequencies", how)
 

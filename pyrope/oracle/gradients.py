@@ -49,7 +49,8 @@ def ways(made: Backward, tensor: int, shown: Array | None) -> Iterator[tuple[lis
         steps["left"] = {f"{RULE} not transposed": same}
     if tensor < 2:
         rows = {OTHERS: lambda w, dw: shown} if shown is not None else {}
-        rows["summed over the queries"] = lambda w, dw: (w * dw).sum(axis=-2, keepdims=True)
+        for words, axis in (("queries", -2), ("rows of the batch", (0, -1)), ("heads", (1, -1))):
+            rows[f"summed over the {words}"] = lambda w, dw, axis=axis: (w * dw).sum(axis=axis, keepdims=True)
         rows["without the weights"] = lambda w, dw: dw.sum(axis=-1, keepdims=True)
         steps["row"] = {f"{RULE} {_term(made.spec)} {how}": row for how, row in rows.items()}
     steps["gather"] = GATHERED if tensor and made.call.k.shape[1] < made.call.q.shape[1] else {}

@@ -78,8 +78,8 @@ def elsewhere(truth: Array, answer: Array, room: float) -> str:
 
 def coarser(off: float, spec: Spec) -> str:
     """The dtype whose rounding makes relative errors of this size, if it is coarser than that of the spec."""
-    due = UNIT[spec.dtype.name]
-    return next((name for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > due), "")
+    known = {name: unit for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > UNIT[spec.dtype.name]}
+    return min(known, key=lambda name: abs(np.log(off / known[name])), default="")
 
 
 def as_rounded(name: str, spec: Spec) -> str:
@@ -157,7 +157,7 @@ def masked(m: Measured, known: Array) -> list[Finding]:
         return [Finding(name, fact) for name in named]
     if not extra.any() and not (missing & m.sees.any(axis=-1, keepdims=True)).any():
         rows = int((~m.sees.any(axis=-1, keepdims=True) & ~empty).sum())
-        return [Finding("output: rows not written", f"{rows} rows are zeros{where(m.call, missing, m.visible)}")]
+        return [Finding("output: rows not written", f"zeros in {rows} rows{where(m.call, missing, m.visible)}")]
     ahead = where(m.call, extra, ~m.visible)
     back = where(m.call, missing, m.visible, {"the weight due": m.right.weights})
     how, both = "not seen" if missing.any() else "seen though hidden", missing.any() and extra.any()

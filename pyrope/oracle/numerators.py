@@ -145,6 +145,8 @@ def _others(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
 
 def _scale(m: Measured, a: float) -> Finding:
     """What it is that scores are so many times the expected ones."""
+    if abs(a) < m.close:
+        return Finding("scores: zeros", "the weights of a query are all alike, as those of scores of 0")
     scale, listed = m.spec.scale, _scales(m.spec, m.call.k.shape[2])
     named = (how for how, x in listed.items() if abs(a / x - 1) < 20 * m.close and abs(x - 1) > 1e-9)
     number = "{}, not {}".format(*side_by_side(a * scale, scale, digits=4))

@@ -23,6 +23,7 @@ from .steps import Allowed, Call, Spec, same, weigh
 from .turning import products, right_way
 from .values import FEW, NOT_SUMMED, Values, order, reordered, sources
 
+MOST_BLANK = 2**16  # keys of zeros that a kernel may pad with
 # The relative error of a measured weight; a second, finer look is taken if the first one finds nothing.
 CLOSE = {"float64": (1e-4, 1e-7), "float32": (1e-4, 8e-6), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 1e-2)}
 
@@ -258,7 +259,7 @@ def _unlisted(m: Measured, total: Array, right: Array, unit: Array) -> Finding:
     _, blank = products(m.spec, replace(way := right_way(m.spec, m.due), k=0 * way.k[..., :1, :], turn_k=same))
     empty = blank if m.linear else unit  # what a key of zeros adds
     count = np.rint(more / empty)
-    if np.nanmax(count) > 1 and np.nanmax(np.abs(more / empty - count)) < 0.02:
+    if 1 < np.nanmax(count) <= MOST_BLANK and np.nanmax(np.abs(more / empty - count)) < 0.02:
         few, most = int(np.nanmin(count)), int(np.nanmax(count))
         words = f"{fact}, as keys of zeros, padding or never written, make it"
         return Finding(f"keys: {f'{few} to ' * (few < most)}{most} of zeros are seen", words)
