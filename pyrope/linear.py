@@ -30,7 +30,7 @@ from .tiles import cuts, each
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 _Pair: TypeAlias = tuple[Array, Array]
 _CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
-_STRETCH = 1024  # tokens, in many chunks, that are worked on at a time, so that they stay in the caches
+_STRETCH = 2048  # tokens, in many chunks, that are worked on at a time, so that they stay in the caches
 _SMALL = 2**16  # elements of the queries: with fewer, threads cost more than they spare
 
 

@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import cache
 from importlib import import_module
-from threading import Lock
+from threading import Lock, get_native_id
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,11 +69,11 @@ def each(
     """
     todo = list(pieces)
     if spread and len(todo) > 1 and not (products and _blas() is None):
-        lock, pool = _shared(os.getpid())  # a child process has another lock, and no threads
+        lock, pool, helpers = _shared(os.getpid())  # a child process has another lock, and no threads
         count = threads()
         if lock.acquire(blocking=False):
             try:
-                with _blas().limit(limits=1) if products else nullcontext():
+                with _apart(helpers), _blas().limit(limits=1) if products else nullcontext():
                     _spread(work, todo, pool, count - 1)
             finally:
                 lock.release()
@@ -124,9 +124,36 @@ def threads() -> int:
 
 
 @cache
-def _shared(process: int) -> tuple[Lock, ThreadPoolExecutor]:
-    """A lock, held while the pieces of a call are spread, and threads, which start when they are first needed."""
-    return Lock(), ThreadPoolExecutor(9999)
+def _shared(process: int) -> tuple[Lock, ThreadPoolExecutor, list[int]]:
+    """A lock, held while the pieces of a call are spread, and threads, which start when they are first needed, with
+    their numbers."""
+    helpers = list[int]()
+    return Lock(), ThreadPoolExecutor(9999, initializer=lambda: helpers.append(get_native_id())), helpers
+
+
+@contextmanager
+def _apart(helpers: list[int]) -> Iterator[None]:
+    """This thread on its core and these on others, where the system lets a program say so: a virtual machine may wake
+    them on one core though another is idle, and leave them there for many milliseconds."""
+    before = set[int]()
+    with suppress(AttributeError, OSError):
+        cores, own = os.sched_getaffinity(0), {_system().sched_getcpu()}
+        for helper in helpers if cores - own else ():
+            os.sched_setaffinity(helper, cores - own)
+            before = cores
+        if before:
+            os.sched_setaffinity(0, own)
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+
+
+@cache
+def _system() -> Any:
+    """The C library of this process."""
+    return import_module("ctypes").CDLL(None)
 
 
 @cache

@@ -126,6 +126,25 @@ def test_pieces_are_worked_on_at_the_same_time_with_the_callers_errstate():
         tiles.each(work, [0, 0, 0])
 
 
+def test_threads_keep_apart_and_the_caller_gets_its_cores_back():
+    if not hasattr(os, "sched_setaffinity") or len(before := os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core, or a system that does not say on which a thread is")
+    meeting, cores = threading.Barrier(2), {}
+
+    def work(fails):
+        meeting.wait(SECONDS)
+        cores[threading.get_ident()] = os.sched_getaffinity(0)
+        assert not fails
+
+    with threads(2):
+        tiles.each(work, [False, False])  # starts a thread, if there is none
+        cores.clear()
+        with pytest.raises(AssertionError):
+            tiles.each(work, [True, True])
+    own, other = cores.pop(threading.get_ident()), *cores.values()
+    assert len(own) == 1 and other == before - own and os.sched_getaffinity(0) == before
+
+
 @given(st.integers(2, 20), st.sets(st.integers(0, 19), min_size=1), st.integers(1, 4))
 def test_the_error_of_the_first_piece_that_fails(count, failing, most):
     first, done = min(failing), []

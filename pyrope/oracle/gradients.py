@@ -50,7 +50,7 @@ def ways(made: Backward, tensor: int, shown: Array | None) -> Iterator[tuple[lis
     if tensor < 2:
         rows = {OTHERS: lambda w, dw: shown} if shown is not None else {}
         for words, axis in (("queries", -2), ("rows of the batch", (0, -1)), ("heads", (1, -1))):
-            rows[f"summed over the {words}"] = lambda w, dw, axis=axis: (w * dw).sum(axis=axis, keepdims=True)
+            rows[f"summed over the {words}"] = partial(_summed, axis)
         rows["without the weights"] = lambda w, dw: dw.sum(axis=-1, keepdims=True)
         steps["row"] = {f"{RULE} {_term(made.spec)} {how}": row for how, row in rows.items()}
     steps["gather"] = GATHERED if tensor and made.call.k.shape[1] < made.call.q.shape[1] else {}
@@ -58,6 +58,10 @@ def ways(made: Backward, tensor: int, shown: Array | None) -> Iterator[tuple[lis
         for names in itertools.combinations(steps, several):
             for each in itertools.product(*(steps[name].items() for name in names)):
                 yield [fault for fault, _ in each], How(**{x: y for x, (_, y) in zip(names, each, strict=True)})
+
+
+def _summed(axes: Any, w: Array, dw: Array) -> Array:
+    return np.asarray((w * dw).sum(axis=axes, keepdims=True))
 
 
 def _term(spec: Spec) -> str:
@@ -257,8 +261,10 @@ class Gradients:
         if spec.feature_map is not None:
             return []
         term, fact = f"{RULE} {_term(spec)} missing", "the row term is in it 0 times, expected once"
-        both = ([], weights * inner), ([(term, fact)], weights * made.both[0])
-        return next(([*lost, *found] for lost, due in both if (found := self._slopes(made, i, got, due, slope))), [])
+        for lost, dw in (([], inner), ([(term, fact)], made.both[0])):
+            if found := self._slopes(made, i, got, weights * dw, slope):
+                return [*lost, *found]
+        return []
 
     def _slopes(self, made: Backward, i: int, got: Array, due: Array, slope: Array) -> list[Fault]:
         """The factors in the gradients of pairs, ``due`` times ``slope``, of which one is another function."""

@@ -174,7 +174,7 @@ def _fact(m: Measured, extra: Array, missing: Array) -> str:
     return f"{query_at(m.call, *at)} {keys}: {off}; so do {int(several.sum())} queries in all"
 
 
-def query_at(call: Call, row: int, head: int, i: int) -> str:
+def query_at(call: Call, row: Any, head: Any, i: Any) -> str:
     """The i-th of the judged queries, in words."""
     return f"{'query' if call.square else 'the query of token'} {call.places[0][i]} of row {row}, head {head},"
 
