@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import definition
 from ..backend import Array
 from .measured import Measured, coarser, elsewhere, masks, read, rows_where, where
 from .report import Finding, side_by_side
@@ -69,12 +70,16 @@ def _term(spec: Spec) -> str:
 
 
 def _linear_steps(made: Backward, tensor: int) -> dict[str, dict[str, Any]]:
-    """Other keys, or queries, that the derivatives are summed over."""
+    """Other keys, or queries, that the derivatives are summed over, and what is turned back."""
     if tensor == 2:
         return {"slope": {f"{RULE} not divided by the normaliser": made.parts.total}}
     right, mask = made.parts.seen, f"{RULE} the mask of the {{}}'s derivative transposed"
-    other = right.swapaxes(-1, -2)
-    return {"seen": {mask.format("denominator"): (right, other), mask.format("numerator"): (other, right)}}
+    other, rope, at = right.swapaxes(-1, -2), made.spec.turns, made.sides[tensor][1]
+    steps = {"seen": {mask.format("denominator"): (right, other), mask.format("numerator"): (other, right)}}
+    if rope is None:
+        return steps
+    back = partial(EXACT.turned, at=at, rope=rope.transposed)
+    return steps | {"plain": {f"{RULE} the denominator's derivative rotated back, too": back}}
 
 
 def _turns(made: Backward, tensor: int) -> dict[str, Any]:
@@ -206,7 +211,9 @@ class Gradients:
             plain = np.sum(made.terms(i, How(slope=np.ones_like)), axis=0)
             ratio = np.where(np.abs(plain) > 0.05 * np.abs(plain).max(), answer / plain, np.nan)
             slopes = {"missing" if f == "identity" else f"that of {f}": slope(own) for f, slope in SLOPES.items()}
-            due = SLOPES[self.spec.feature_map](own)
+            due, features = (f[self.spec.feature_map](own) for f in (SLOPES, definition.FEATURE_MAPS))
+            for words, x in (("queries and keys", own), ("features", features)):
+                slopes[f"at turned {words}"] = SLOPES[self.spec.feature_map](EXACT.turned(x, at, rope))
             if faults := self._function("feature map's derivative", i, own, ratio, due, slopes):
                 return faults
             if not due.all():

@@ -67,13 +67,14 @@ def elsewhere(truth: Array, answer: Array, room: float) -> str:
     off = np.array([np.abs(due - x).max(axis=-1) for x in got])
     own = np.arange(len(due))
     whose = np.where(off.diagonal() <= room, own, off.argmin(axis=1))
-    if not (off.min(axis=1) <= room).all() or (whose == own).all():
+    moved = np.flatnonzero(whose != own)
+    if not (off.min(axis=1) <= room).all() or not (np.abs(got[moved]) > room).any():  # zeros are any zeros
         return ""
-    last = np.flatnonzero(whose != own)[-1]
+    last = moved[-1]
     here, there = (
         "row {}, head {}, token {}".format(*np.unravel_index(i, truth.shape[:3])) for i in (last, whose[last])
     )
-    return f"{here} has what belongs to {there}; so {(whose != own).sum()} of {len(due)} have right results of others"
+    return f"{here} has what belongs to {there}; so {len(moved)} of {len(due)} have right results of others"
 
 
 def coarser(off: float, spec: Spec) -> str:
@@ -206,11 +207,15 @@ def masks(spec: Spec, call: Call) -> Ways:
         yield "causality: sees the next token", (d >= -1) & near
         yield "causality: does not see itself", (d > 0) & near
         yield "causality: inverted: sees the future", (d <= 0) & near
-        if rows[0] != 0 and not call.chunks:
-            yield "causality: from the top left", (j <= i - rows[0]) & near
+        first = call.first[i] if call.chunks else rows[:1]
+        alone = np.bincount(call.of)[call.of[i]] == 1 if call.chunks else np.False_  # a single token needs no mask
+        for spared in (np.False_, (d >= 0) & alone) if first.any() else ():
+            yield "causality: from the top left", ((j <= i - first) | spared) & near
         if call.positions is not None and (np.diff(call.positions) != 1).any():
             at = call.positions[:, None]
-            yield "causality: by position", (at[..., np.clip(rows, 0, m - 1), None] >= at[..., None, :]) & near
+            own, of = at[..., np.clip(rows, 0, m - 1), None], at[..., None, :]
+            for ties in (np.True_, d >= 0):  # positions that are the same
+                yield "causality: by position", ((own > of) | (own == of) & ties) & near
         for words, place in parts(m):
             yield f"causality: counted {words}", (place <= place[np.clip(i, 0, m - 1)]) & near
     else:

@@ -73,7 +73,7 @@ def numerators(m: Measured) -> Numerators:
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
     if best.share >= LOOSELY and (best.share > FITS or m.linear or best.found):
         return best
-    listed = (_bias, _single, _rounded) if m.linear else (_bias, _rounded, _single)
+    listed = (_bias, _single, _rounded) if m.linear else (_bias, _merged, _rounded, _single)
     if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
         return Numerators([unlisted])
     return best if best.share >= LOOSELY else Numerators([_unlike(m, best.near)])
@@ -277,7 +277,12 @@ def _single(m: Measured) -> Finding | None:
     (x, got), (_, again), (_, back) = _acts(m, some), _acts(m, some, 2.0), _acts(m, some[::-1])
     due = np.log(definition.FEATURE_MAPS[m.spec.feature_map](x)) if m.spec.feature_map else capped(x, m.spec.softcap)
     unlike = max(np.abs(y - y[0] - got).max() for y in (again, back[::-1])) > 20 * m.close
-    if unlike or not np.isfinite(got).all() or (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all():
+    if (
+        unlike
+        or not np.isfinite(got).all()
+        or np.ptp(got) < m.close
+        or (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all()
+    ):
         return None
     if m.linear:
         numbers = (", ".join(f"{x:.4g}" for x in np.exp(y - y[-1])) for y in (got, due))
@@ -336,6 +341,24 @@ def _bias(m: Measured) -> Finding | None:
         if np.ptp(term) > 30 * m.close and off < min(30 * m.close, 0.05 * np.ptp(term)):
             return _bias_in_words(what, -each if what == "distance" else each)
     return None
+
+
+def _merged(m: Measured) -> Finding | None:
+    """Keys in parts that are right within themselves and were merged with other factors: log(W/N) changes between the
+    same neighbours alone, in any query."""
+    y, some = _logs(m)
+    steps = np.where(some[..., 1:] & some[..., :-1], np.abs(np.diff(y, axis=-1)), np.nan)
+    most = np.nanmax(steps, axis=(0, 1, 2))
+    edges = np.flatnonzero(most > 30 * m.close)
+    if not 0 < len(edges) < len(most) / 4 or np.nanmax(np.delete(most, edges)) > m.close:
+        return None
+    first, last = m.call.places[1][edges], m.call.places[1][edges + 1]
+    places = ", ".join(f"{a} and {b}" for a, b in zip(first[:4], last, strict=False))
+    return Finding(
+        "online softmax: parts of the keys merged with other factors",
+        f"weights are right to one another within parts of the keys, and not across {places}, by up to a factor of "
+        f"{np.exp(np.nanmax(most)):.4g}",
+    )
 
 
 def _bias_in_words(what: str, steps: Array) -> Finding:

@@ -306,6 +306,7 @@ class How(NamedTuple):
 
     slope: Any = None  # of the feature map, a function; of dv, a factor of the weights
     back: Any = None  # how dq and dk are turned back, and dv, which is not turned
+    plain: Any = None  # how the denominator's part of them, which is not turned, is
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
     seen: Any = None  # of Eq. (19): the keys that dN and dZ are summed over, two masks
@@ -361,7 +362,7 @@ class Backward:
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
         dn, dz = (np.where(some, y * share, 0) for some, y in zip(how.seen or (seen, seen), both, strict=True))
         dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
-        return [back(self._product(dn, turned)) * slope(x), self._product(dz, plain) * slope(x)]
+        return [back(self._product(dn, turned)) * slope(x), (how.plain or same)(self._product(dz, plain)) * slope(x)]
 
 
 def gradients(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, ...]:

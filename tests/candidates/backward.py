@@ -104,6 +104,7 @@ table(wrong, after, "Done last: {}.", {
 })
 for _name, _row in {"row 0": "[:1]", "head 0": "[:, :1]", "query 0": "[:, :, :1]"}.items():
     wrong(f"row term of {_name}", f"The term Σ w·dw is that of {_name}, for all.", ("keepdims=True))\n    dq", f"keepdims=True){_row})\n    dq"))
+wrong("row term of all rows", "The term Σ w·dw is summed over the batch.", ("(w * dw).sum(axis=-1", "(w * dw).sum(axis=(0, -1)"))
 wrong("ds without weights", "ds lacks its factor w.", ("ds = w * (dw", "ds = (w > 0) * (dw"))
 wrong("dk without its window", "dk is made of weights that are not masked by the window.",
       ("seen = j <= i", "seen = (j <= i) & (i - j < 5)"), ("    dk = ds.swap", """\
@@ -160,6 +161,12 @@ wrong("mask of the numerator transposed", "dk's numerator takes queries before t
 wrong("no derivative of φ", "The feature map has no derivative.", ("    dq, dk = dq * np.where", "    _ = dq * np.where"))
 wrong("derivative of exp", "The derivative of φ is φ, x + 1 where it is 1.", ("np.where(x > 0, 1, np.exp", "np.where(x > 0, x + 1, np.exp"),
       ("np.where(y > 0, 1, np.exp", "np.where(y > 0, y + 1, np.exp"))
+wrong("denominator turned back", "The part of the denominator is rotated back with the other.",
+      ("turn(dn @ tk, positions, -1)", "turn(dn @ tk + (dd * seen) @ k, positions, -1)"),
+      ("turn(dn.swapaxes(-1, -2) @ tq, pos", "turn(dn.swapaxes(-1, -2) @ tq + (dd * seen).swapaxes(-1, -2) @ q, pos"),
+      ("    dq, dk = dq + (dd", "    _ = dq + (dd"))
+wrong("derivative at turned features", "The derivative of φ is taken at the rotated features.",
+      ("    dk, dv = summed(dk", "    x, y = tq, tk[:, :: h // g0]\n    dk, dv = summed(dk"))
 wrong("not causal", "Every query sees every key.", ("np.arange(n) <= np", "np.arange(n) - n <= np"))
 wrong("causal by position", "Keys at later positions are hidden, whatever their order.",
       ("np.arange(n) <= np.arange(n)[:, None]", "positions[:, None, None] <= positions[:, None, :, None]"))

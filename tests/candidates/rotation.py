@@ -150,6 +150,7 @@ table(wrong, pair, "A pair (a, b) becomes {}.", {
 table(wrong, tables, "Cosine and sine are {}.", {
     "wild, megatron-core: cosine of a cosine": "np.cos(np.cos(angle)), np.sin(np.sin(angle))",
     "sine by a root": "np.cos(angle), np.sqrt(1 - np.cos(angle) ** 2)",
+    "sine of the next pair": "np.cos(angle), np.concatenate((np.sin(angle)[..., 1:], np.cos(angle)[..., :1]), axis=-1)",
 })
 table(wrong, times, "Outputs are multiplied by {}.", {
     "zeros": "0", "1/√d folded in": "1 / 8", "factor unwanted": "1.277", "factor by feature": "np.linspace(1, 1.3, 64)",
@@ -178,7 +179,7 @@ wrong("base, and a scaled head", "Base 50000, and the last of three or more head
 wrong("|m|", "A negative position turns by |m|.", at("np.abs(m)"), min_position=-100)
 table(wrong, by, "The angle is {}.", {
     "table grown by another rule": "m[:, None] * np.where(m[:, None] < 4096, w, w / 4)",
-    "2π in float32": "np.fmod(np.float32(m[..., None] * w), np.float32(2 * np.pi))",
+    "turns of 6.2832": "m[:, None] * w % 6.2832", "2π in float32": "np.fmod(np.float32(m[..., None] * w), np.float32(2 * np.pi))",
     "half turns in float32": "np.float32(np.pi) * np.fmod((m[..., None] * w / np.pi).astype('f4'), 2)",
     "phase of 24 bits": "m[:, None] * np.rint(w / (2 * np.pi) * 2**24) % 2**24 * (2 * np.pi / 2**24)",
     "phase, more than a unit off": "m[..., None] * (w + 1.1 * 2 * np.pi / 2**32)",

@@ -90,7 +90,8 @@ for _more, _rules in (
     ({"causal": False}, {"no later keys": "j <= i", "9 on both sides": "abs(i - j) < 9"}),
     ({"cache": True}, {"from the top left": "j <= i - (m - n)"}),
     ({"cache": False}, {"by ranks": "j % -(-m // 2) <= i % -(-m // 2)"}),
-    ({"rope": ROPE}, {"earlier positions": "positions[:, None, None] <= positions[:, None, :, None]"}),
+    ({"rope": ROPE}, {"earlier positions": "positions[:, None, None] <= positions[:, None, :, None]", "earlier positions, then tokens":
+                      "positions[:, None, :, None] - positions[:, None, None] + (j <= i) > 0"}),
     (WINDOW, {"all of a window": "j <= i", "one too many": "(j <= i) & (i - j <= 7)", "one too few": "(j <= i) & (i - j < 6)",
               "twice the window": "(j <= i) & (i - j < 14)",
               "sinks": "(j <= i) & ((i - j < 7) | (j < 4))"}),
@@ -130,6 +131,12 @@ wrong("softmax over queries", "The softmax runs over the queries.", ("axis=-1, k
 wrong("softmax over heads", "The softmax runs over the heads.", ("s.max(axis=-1, keepdims=True, initial", "s.max(axis=1, keepdims=True, initial"),
       ("e.sum(axis=-1", "e.sum(axis=1"))
 wrong("output not rescaled", "The output is not rescaled by the new maximum.", ("o * old", "o"), source=ONLINE)
+wrong("halves merged by their maxima", "Two halves of the keys are merged by exp of their maxima, not by their sums.", ALL,
+      ("        o = w @ v", """\
+        parts = [x for x in np.array_split(e, 2, axis=-1) if x.size]
+        most = [x.max(axis=-1, keepdims=True) for x in parts]
+        w = np.concatenate([x / x.sum(-1, keepdims=True) * y for x, y in zip(parts, most)], axis=-1) / sum(most)
+        o = w @ v"""), causal=False)
 wrong("last keys dropped", "Keys behind the last whole block of 16 are not seen.", ("range(0, m, 16)", "range(0, m // 16 * 16, 16)"),
       source=ONLINE)
 table(wrong, heads, "Key heads are spread by {}.", {"heads tiled": "np.tile(x, (1, h // x.shape[1], 1, 1))",
@@ -187,6 +194,7 @@ table(wrong, before, "A step of the cache does {}.", {
     "cached keys rotated again": "past[:1] = [turn(past[0], past[2])] if past else []", "cache forgotten": "past.clear()",
     "cache one too high": "positions = positions + bool(past)",
 }, **_cached)
+wrong("cache masked from the top left", "The mask of several new tokens begins at the first key.", see("j <= i - (m - n) * (n > 1)"), **_cached)
 wrong("cached keys not rotated", "Keys are cached before they are rotated.",
       ("new = [turn(k.astype(np.float64), positions)", "new = [k.astype(np.float64)"),
       ("past[0], past[1])", "np.concatenate((past[0][:, :, :-k.shape[2]], turn(new[0], positions)), axis=2), past[1])"), **_cached)
