@@ -320,8 +320,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     # The division.
     "softmax": Mistake("the softmax is over another axis, is another function, or is applied twice",
         "softmax over the keys, axis −1, once"),
-    "online softmax": Mistake("output, sum or both are not multiplied by exp(old maximum − new one), or parts of the keys "
-        "are merged by their maxima without their sums",
+    "online softmax": Mistake("output, sum or both are not multiplied by exp(old maximum − new one), or parts of "
+        "the keys are merged by their maxima without their sums",
         "rescale both when the maximum grows; merge parts by the logarithms of their sums"),
     "normaliser": Mistake("the sum that divides is missing, or has more terms than the keys that are seen, or fewer: a "
         "sink, an eps, hidden keys, other heads, rotated features",
