@@ -15,7 +15,7 @@ from contextvars import copy_context
 from functools import cache
 from importlib import import_module
 from threading import Lock, get_native_id
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -69,20 +69,27 @@ def each(
     """
     todo = list(pieces)
     if spread and len(todo) > 1 and not (products and _blas() is None):
-        lock, pool, helpers = _shared(os.getpid())  # a child process has another lock, and no threads
-        count = threads()
-        if lock.acquire(blocking=False):
+        count, pool = threads(), _shared(os.getpid())  # a child process has another lock, and no threads
+        if pool.lock.acquire(blocking=False):
             try:
-                with _apart(helpers), _blas().limit(limits=1) if products else nullcontext():
+                with _blas().limit(limits=1) if products else nullcontext():
                     _spread(work, todo, pool, count - 1)
             finally:
-                lock.release()
+                pool.lock.release()
             return
     for piece in todo:
         work(piece)
 
 
-def _spread(work: Callable[[_Piece], object], todo: list[_Piece], pool: ThreadPoolExecutor, helpers: int) -> None:
+class _Pool(NamedTuple):
+    """Threads, which start when they are first needed, their numbers, and a lock that is held while they work."""
+
+    lock: Lock
+    executor: ThreadPoolExecutor
+    helpers: list[int]
+
+
+def _spread(work: Callable[[_Piece], object], todo: list[_Piece], pool: _Pool, helpers: int) -> None:
     """Pieces are taken in order, by this thread and by so many others."""
     failures: dict[int, BaseException] = {}
     queue = enumerate(todo)  # which all threads share
@@ -100,8 +107,9 @@ def _spread(work: Callable[[_Piece], object], todo: list[_Piece], pool: ThreadPo
     try:
         with suppress(RuntimeError):  # no thread can be started, as at the end of a program: this one does the rest
             for _ in range(min(helpers, len(todo) - 1)):
-                started.append(pool.submit(copy_context().run, run))  # has np.errstate
-        run()
+                started.append(pool.executor.submit(copy_context().run, run))  # has np.errstate
+        with _apart(pool.helpers):
+            run()
     finally:
         for _ in queue:  # after Ctrl-C nothing more is taken
             pass
@@ -124,16 +132,14 @@ def threads() -> int:
 
 
 @cache
-def _shared(process: int) -> tuple[Lock, ThreadPoolExecutor, list[int]]:
-    """A lock, held while the pieces of a call are spread, and threads, which start when they are first needed, with
-    their numbers."""
+def _shared(process: int) -> _Pool:
     helpers = list[int]()
-    return Lock(), ThreadPoolExecutor(9999, initializer=lambda: helpers.append(get_native_id())), helpers
+    return _Pool(Lock(), ThreadPoolExecutor(9999, initializer=lambda: helpers.append(get_native_id())), helpers)
 
 
 @contextmanager
 def _apart(helpers: list[int]) -> Iterator[None]:
-    """This thread on its core and these on others, where the system lets a program say so: a virtual machine may wake
+    """This thread on its core and these on others, where the system lets a program say so: a virtual machine may put
     them on one core though another is idle, and leave them there for many milliseconds."""
     before = set[int]()
     with suppress(AttributeError, OSError):
@@ -146,8 +152,9 @@ def _apart(helpers: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        if before:
-            os.sched_setaffinity(0, before)
+        with suppress(OSError):
+            if before:
+                os.sched_setaffinity(0, before)
 
 
 @cache
