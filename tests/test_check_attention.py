@@ -288,3 +288,16 @@ def test_a_wrong_rotation_is_explained_in_few_calls():
     report = check_attention(slow, heads=1, rope=Rope(64, 10000.0, "half"), effort="few")
     assert report.faults == ("wrong base",)
     assert len(asked) < 40
+
+
+def test_the_table_of_errors_says_how_far_off():
+    exact = softmax_attention()
+
+    def fn(q, k, v):
+        o = exact(*(x.astype(float) for x in (q, k, v)))
+        if np.abs(q).max() < 30:  # saturated scores are not in the table
+            o[..., 0] += 4 * 2.0**-23 * np.abs(o).max(axis=-1)
+        return o.astype(q.dtype)
+
+    report = check_attention(fn, head_dim=16)
+    assert report.ok and all(4 <= row.ulps < 5 and 1e-6 < row.worst < row.allowed for row in report.errors), str(report)
