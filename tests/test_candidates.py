@@ -45,6 +45,7 @@ STATED = {  # what else a report says: what was measured, where, and beside whic
     "softmax: values as sines": "-0.10775 comes out as -0.10754, 1 comes out as 0.84147",
     "softmax: negative values lost": "1 comes out as 1, -2.711 comes out as 0 where wrong in 60 of 60 calls",
     "softmax: from the tenth call on": "first answers are wrong exactly where earlier calls ≥ 9 (8 is right)",
+    "softmax: turned by row 0, from each row's first": "12 of 200 calls, exactly where rows with unlike steps; in",
     "softmax: zeros in the last block": "wrong in 187 of 218 calls, where keys is no multiple of 16; row 2",
     "linear: numerator without itself": "query 0 of row 0, head 0, sees keys none, expected 0: missing 0; so do 520",
 }

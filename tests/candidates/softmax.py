@@ -168,6 +168,7 @@ table(wrong, turned, "Queries and keys become {}.", {
 }, rope=ROPE)
 table(wrong, given, "The positions are {}.", {f"turned by {name}": f"positions = {text}" for name, text in {
     "twice": "2 * positions", "minus": "-positions", "a count, as in onnxruntime's prompt": "np.arange(q.shape[2]) + 0 * positions",
+    "row 0, from each row's first": "positions[:1] - positions[:1, :1] + positions[:, :1]",
     "row 0, as in liger-kernel": "positions[:1] + 0 * positions", "positions modulo 1024": "positions % 1024",
     "positions up to 1023": "np.minimum(positions, 1023)", "bfloat16": "bf16(positions)",
     "float16": "positions.astype(np.float16).astype(float)",
