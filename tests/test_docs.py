@@ -57,7 +57,7 @@ def test_every_row_names_the_functions_that_compute_it():
     for number, cell, engine, _ in ROWS:
         computing = {name for name in equations if number in equations[name]}
         assert all(callable(public(name)) for name in code_words(engine)), number
-        if number == "11":  # a demand, which nothing computes
+        if number == "11":  # a requirement, which nothing computes
             assert not computing and set(code_words(cell)) <= functions.keys()
         elif cell == "—":
             assert not computing
