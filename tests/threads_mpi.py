@@ -1,7 +1,7 @@
 """As much of mpi4py as `pyrope.parallel` uses, with a thread for each rank: for machines that have no MPI.
 
 Messages are read when the receiver waits for them, not when they are sent, so that a sender that writes to its buffer
-too early is seen. What would wait forever ends after a few seconds.
+too early is seen. What would wait forever ends after a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import types
 
 import numpy as np
 
-PATIENCE = 10.0  # seconds
+PATIENCE = 60.0  # seconds: far beyond what a rank takes, so that only one that would wait forever meets it
 
 
 class Aborted(Exception):
