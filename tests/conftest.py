@@ -27,7 +27,7 @@ _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 # The same examples in every run: a failure comes from the change that was made. `tox -e thorough` draws new ones.
 settings.register_profile("quick", max_examples=30, derandomize=True, **_COMMON)
 settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)
-settings.register_profile("brief", max_examples=15, derandomize=True, **_COMMON)  # on all interpreters but the newest
+settings.register_profile("brief", max_examples=15, derandomize=True, **_COMMON)  # the oldest interpreter, and MPI
 # On CuPy every example takes long: there are few, and those that fail are not made simpler.
 settings.register_profile(
     "device", max_examples=15, derandomize=True, phases=(Phase.explicit, Phase.generate), **_COMMON
