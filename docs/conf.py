@@ -86,6 +86,7 @@ WORDS = {
     r"Callable\[\[\.\.\.\], Any\]": "Function",
     r"Callable\[\[Any\], Any\]": "Callable[[Array], Array]",
     r"tuple\[Any, Any\]": "tuple[Array, Array | None]",
+    r"Mapping\[str, Any\]": "Mapping[str, Array]",
 }
 
 

@@ -549,13 +549,16 @@ def check_attention(
     dtype: Any = np.float32, cache: bool | None = None, max_position: int = 4096, grade: str = "scores rounded",
     incremental: Begin = None, backward: bool = False, effort: str = "usual", framework: str | None = None,
 ) -> Report:  # fmt: skip
-    """The verdict about a candidate; see the top of this file for how it is called.
+    """The verdict about attention: fn(q, k, v) -> o, or fn(q, k, v, positions) -> o if it turns q and k by ``rope``.
 
     >>> from pyrope import attention
     >>> check_attention(lambda q, k, v: attention(q, k, v, causal=True)).verdict
     'right'
     >>> check_attention(lambda q, k, v: attention(q, k, v, causal=True, scale=1.0)).faults
     ('scale: missing',)
+
+    Arrays are q and o (b, h, n, d), k and v (b, g, t, d), positions (b, n); the queries are the last n of t tokens. The
+    head of `pyrope.oracle.attention` says more.
 
     The options say what it is meant to do. Without ``key_heads`` there are as many as query heads, and fewer are tried
     where it takes them. Without ``cache`` fewer queries than keys are tried where it takes them, and may be masked from
