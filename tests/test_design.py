@@ -34,6 +34,12 @@ EXCEPTIONS = {
 }
 
 
+def test_the_top_level_is_laid_out_as_it_was_agreed():
+    top = {"setup.cfg", "tox.ini", "pyrope", "tests", "examples", "docs"}
+    assert top == {name for name in top if (PACKAGE.parent / name).exists()}
+    assert "[options]" in (PACKAGE.parent / "setup.cfg").read_text("utf-8")
+
+
 def _name(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
