@@ -1,4 +1,4 @@
-"""What RoPE is compared with: sinusoidal, Eq. (4), learned, Shaw's, T5's and ALiBi's positions, in a few lines each.
+"""What RoPE is compared with: sinusoidal, Eq. (4), Shaw's, T5's and ALiBi's positions, in a few lines each.
 
 What depends on positions alone is computed on the host, in float64 or as integers; what reads a table of the model
 belongs to the table's backend. Positions are integers, (n,); distances are those of the key from the query, j − i.
@@ -6,8 +6,8 @@ belongs to the table's backend. Positions are integers, (n,); distances are thos
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import lru_cache
-from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,11 +32,8 @@ def _distances(q_positions: Any, k_positions: Any) -> Int64:
     return np.asarray(j - i[:, None])
 
 
-def _rows(table: Array, rows: Int64, name: str) -> Array:
-    """table[rows]: (N, …) and (…) -> (…, …)."""
-    # On a GPU an index out of range wraps around silently, so all are checked here, on the host.
-    if rows.size and not 0 <= rows.min() <= rows.max() < table.shape[0]:
-        raise ValueError(f"{name} must lie in 0 … {table.shape[0] - 1}, were from {rows.min()} to {rows.max()}")
+def _rows(table: Array, rows: Int64) -> Array:
+    """table[rows], of rows that are in range: (N, …) and (…) -> (…, …)."""
     xp = namespace(table)
     return xp.take(table, from_numpy(rows, xp), axis=0)
 
@@ -77,25 +74,6 @@ def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
     return np.asarray(rotation_matrix(np.cos(angles), -np.sin(angles), *pairs("interleaved", d), d))
 
 
-def sinusoidal_decay(distances: Any, d: int, base: float = 10000.0) -> Float64:
-    """p(m)ᵀp(m + Δ)·2/d: a function of Δ alone, 1 at Δ = 0, and falling, with ripples, as Δ grows.
-
-    >>> sinusoidal_decay([0, 1, 100], 64).round(3)
-    array([1.   , 0.966, 0.559])
-    """
-    return np.asarray(np.cos(_angles(_integers("distances", distances), d, base)).mean(axis=-1))
-
-
-def learned(positions: Any, table: Array) -> Array:
-    """A row of the table for each position: (…), (N, e) -> (…, e). Positions must be below N.
-
-    >>> learned([0, 2, 2], np.eye(3))[:, 2]
-    array([0., 1., 1.])
-    """
-    _check_table(table, "(N, e), a row for each position")
-    return _rows(table, _integers("positions", positions), "positions")
-
-
 def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
     """Clipped relative embeddings (Shaw et al., arXiv 1803.02155): a_ij, (n, m, d), from a table (2k + 1, d).
 
@@ -104,7 +82,7 @@ def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
     """
     _check_table(table, "(2k + 1, d), a row for each distance −k … k")
     k = table.shape[0] // 2
-    return _rows(table, k + np.clip(_distances(q_positions, k_positions), -k, k), "rows")
+    return _rows(table, k + np.clip(_distances(q_positions, k_positions), -k, k))
 
 
 def shaw_scores(q: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
@@ -152,17 +130,12 @@ def t5_buckets(distances: Any, *, causal: bool, buckets: int = 32, max_distance:
 
 
 @lru_cache(maxsize=64)
-def _t5_starts(exact: int, w: int, max_distance: int) -> tuple[int, ...]:
-    """The least distances of the buckets exact + 1 … exact + w − 1."""
-
-    # Bucket e + j begins at the least integer x ≥ e·(max/e)^(j/w), with e = exact. Where that is an integer itself, the
-    # rounding of a logarithm would decide: at distance 16, 8·ln(16/8)/ln(128/8) may become 1.99…. So floats say where
-    # to begin, and integers decide.
-    def start(j: int) -> int:
-        below = int(exact * (max_distance / exact) ** (j / w) * (1 - 1e-9))
-        return next(x for x in count(below) if x**w * exact**j >= max_distance**j * exact**w)
-
-    return tuple(map(start, range(1, w)))
+def _t5_starts(exact: int, w: int, max_distance: int) -> list[int]:
+    """The least distances of the buckets exact + 1 … exact + w − 1: exact·(max/exact)^(j/w) for j = 1 … w − 1."""
+    # In integers: where that is one itself, the rounding of a logarithm would decide. At distance 16,
+    # 8·ln(16/8)/ln(128/8) may become 1.99….
+    powers = [max_distance**j * exact ** (w - j) for j in range(1, w)]
+    return [bisect_left(range(max_distance), power, key=lambda x: x**w) for power in powers]
 
 
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:
@@ -171,7 +144,7 @@ def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, m
     # A distance may be twice as large as a position; those beyond max_distance share a bucket, so it may be clipped.
     distances = np.clip(_distances(q_positions, k_positions), -checks.MAX_POSITION, checks.MAX_POSITION)
     rows = t5_buckets(distances, causal=causal, buckets=table.shape[0], max_distance=max_distance)
-    return _rows(table, rows, "buckets").transpose(2, 0, 1)  # Eq. (8): b_{m,n}
+    return _rows(table, rows).transpose(2, 0, 1)  # Eq. (8): b_{m,n}
 
 
 def alibi_slopes(h: int) -> Float64:

@@ -167,10 +167,6 @@ def attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None = N
     if not (math.prod(shape) and m):
         return xp.zeros(shape, q.dtype)
     groups, k, v = q.reshape(*lead, r, n, d), _operand(k, dtype), _operand(v, dtype)
-    if xp is np and mask is None and rule.reach is None and groups.size // d * m <= _SCORES:  # as in decoding
-        out = _at_once(groups, k, v, rule).astype(q.dtype, copy=False)
-        if np.isfinite(out).all():
-            return out.reshape(shape)
     out = xp.empty(shape, q.dtype)
     target = out.reshape(*lead, r, n, shape[-1])
     longest = None
@@ -188,20 +184,6 @@ def attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None = N
 
     each(some, pieces(xp, groups.shape[:-1], m), spread=xp is np, products=True)
     return out
-
-
-@np.errstate(all="ignore")  # what is not finite is computed again, with care
-def _at_once(q: Array, k: Array, v: Array, rule: ScoreRule) -> Array:
-    """Eq. (2) of few scores, none of them hidden: q (…, g, r, n, d) -> (…, g, r, n, e)."""
-    rows = q.astype(k.dtype, copy=False).reshape(*k.shape[:-2], -1, k.shape[-1]) * rule.factor
-    scores = np.matmul(rows, k.swapaxes(-1, -2))
-    if rule.softcap is not None:
-        np.tanh(scores, out=scores)
-        scores *= rule.softcap
-    scores -= scores.max(axis=-1, keepdims=True)  # exp(score) overflows float32 from 89 on
-    np.exp(scores, out=scores)
-    means = np.matmul(scores, v) / scores.sum(axis=-1, keepdims=True)
-    return means.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def pieces(xp: ModuleType, shape: tuple[int, ...], m: int) -> Iterator[tuple[Any, ...]]:

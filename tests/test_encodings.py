@@ -32,20 +32,10 @@ def test_sinusoidal_is_equation_4(m, d, base):
 
 
 @given(st.integers(-1000, 1000), st.integers(-1000, 1000), widths, bases)
-def test_sinusoidal_positions_shift_by_a_rotation_and_decay(m, delta, d, base):
+def test_sinusoidal_positions_shift_by_a_rotation(m, delta, d, base):
     shift, (p, q) = encodings.sinusoidal_shift(delta, d, base), encodings.sinusoidal([m, m + delta], d, base)
     np.testing.assert_allclose(shift @ p, q, atol=1e-12)
     np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation
-    np.testing.assert_allclose(encodings.sinusoidal_decay(delta, d, base), p @ q * 2 / d, atol=1e-12)
-
-
-@given(st.lists(st.integers(0, 6), max_size=5))
-def test_learned_is_a_row_of_the_table(xp, rows):
-    table = np.arange(21.0).reshape(7, 3)
-    for ids in (rows, np.array(rows, int), pyrope.from_numpy(np.array(rows, int), xp)):
-        got = encodings.learned(ids, to_backend(table, xp))
-        assert pyrope.backend.namespace(got) is xp
-        assert pyrope.to_numpy(got).tolist() == [table[i].tolist() for i in rows]
 
 
 @given(positions, positions, st.integers(0, 3), st.integers(0, 2**32 - 1))
@@ -129,11 +119,6 @@ def test_alibi_bias(i, j, h):
         (lambda: encodings.sinusoidal([0], 0), ValueError, "d must be at least 2, was 0"),
         (lambda: encodings.sinusoidal([0.5], 4), TypeError, "positions must be integers, (none of them masked, )?were float"),
         (lambda: encodings.sinusoidal([0], 4, 1.0), ValueError, "base must be finite and greater than 1, was 1.0"),
-        (lambda: encodings.sinusoidal_decay([np.nan], 4), TypeError, "distances must be integers, (none of them masked, )?were float"),
-        (lambda: encodings.learned([0, 3], np.eye(3)), ValueError, "positions must lie in 0 … 2, were from 0 to 3"),
-        (lambda: encodings.learned([-1], np.eye(3)), ValueError, "positions must lie in 0 … 2, were from -1 to -1"),
-        (lambda: encodings.learned([0], np.ones(3)), ValueError, r"table must be \(N, e\), .* had shape \(3,\)"),
-        (lambda: encodings.learned([0], [[1.0]]), TypeError, "table must be a NumPy or CuPy array, was list"),
         (lambda: encodings.shaw_embeddings([0], [0], np.ones((4, 2))), ValueError, r"table must be \(2k \+ 1, d\), .* had shape \(4, 2\)"),
         (lambda: encodings.shaw_embeddings([[0]], [0], np.ones((3, 2))), ValueError, r"positions must be \(n,\), had shapes \(1, 1\) and \(1,\)"),
         (lambda: encodings.t5_buckets([0], causal=1), TypeError, "causal must be True or False, was 1"),

@@ -92,8 +92,6 @@ CALLS = {
     "to_numpy": call(X),
     "encodings.sinusoidal": call([0, 1], 8, base=100.0),
     "encodings.sinusoidal_shift": call(5, 8, base=100.0),
-    "encodings.sinusoidal_decay": call([0, 1], 8, base=100.0),
-    "encodings.learned": call([0, 2], X),
     "encodings.shaw_embeddings": call(range(3), range(4), X),
     "encodings.shaw_scores": call(X, range(3), range(4), X),
     "encodings.shaw_values": call(X, range(3), range(4), X),
