@@ -46,13 +46,9 @@ class LinearState:
 
     def __add__(self, other: LinearState) -> LinearState:
         """Both states must be of one rope, feature map, shape, dtype and backend."""
-        states, sums = (self, checks.instance("state", other, LinearState)), ("numerator", "denominator")
-        for name in sums:
-            namespace(here=getattr(self, name), state=getattr(other, name))
-        own, others = (
-            (x.rope, x.feature_map, *((getattr(x, name).shape, getattr(x, name).dtype) for name in sums))
-            for x in states
-        )
+        checks.instance("state", other, LinearState)
+        namespace(here=self.numerator, state=other.numerator)
+        own, others = ((x.rope, x.feature_map, x.numerator.shape, x.numerator.dtype) for x in (self, other))
         if own != others:
             raise ValueError(f"the state belongs to another rope, feature map, shape or dtype: {others}, not {own}")
         total = self.numerator + other.numerator, self.denominator + other.denominator
@@ -115,14 +111,6 @@ def linear_step(
     return checked_outputs(out, rule, on_host=False), after
 
 
-def linear_state(
-    k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, feature_map: FeatureMap = "elu+1"
-) -> LinearState:
-    """The state that keys k (…, g, n, d) and values v (…, g, n, e) leave behind."""
-    rule = checked_rule((k, k, v), False, positions, rope, feature_map, "positive")
-    return LinearState(*sums(k, v, rule), k.shape[-2], rope, feature_map)
-
-
 def checked_rule(
     qkv: tuple[Array, Array, Array], causal: Any, positions: Any, rope: Any, feature_map: Any, denominators: Any
 ) -> LinearRule:
@@ -139,7 +127,7 @@ def checked_rule(
         raise ValueError("give both positions and rope, for Eq. (19), or neither, for Eq. (18)")
     if rope is not None:
         tables = rotation_tables(positions, check_rope(rope).rotation_only, like=k)
-        if not tables.positions.shape[-1:] == tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
+        if not tables.straight.shape[-2:-1] == q.shape[-2:-1] == k.shape[-2:-1]:
             shapes = f"had shape {tables.positions.shape}, q {q.shape} and k {k.shape}"
             raise ValueError(f"positions must be (…, n), one for each query and key: {shapes}")
         check_fit(q, tables)
