@@ -38,9 +38,7 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
 
     Arrays given by keyword are called by that name in errors and must be there.
     """
-    if not named and len(arrays) == 1 and type(arrays[0]) is np.ndarray:  # the usual case, as fast as can be
-        return np
-    if {*map(type, arrays), *map(type, named.values())} == {np.ndarray}:
+    if {*map(type, arrays), *map(type, named.values())} == {np.ndarray}:  # the usual case, quickly
         return np
     unnamed = {f"argument {i}": array for i, array in enumerate(arrays, 1) if array is not None}
     libraries = {name: _library(array) for name, array in (unnamed | named).items()}
@@ -127,8 +125,6 @@ def compute_dtype(name: str, x: Array) -> np.dtype[Any]:
 
 def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
     """The same values on a backend, given by its name or as the module that `namespace` returned."""
-    if backend is np and type(array) is np.ndarray:  # the usual case, and the fastest
-        return array
     if (library := _library(array)) != "numpy":
         raise TypeError(f"array must be a NumPy array, was {library}")
     xp = get(backend) if isinstance(backend, str) else backend

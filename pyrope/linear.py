@@ -83,10 +83,9 @@ def linear_attention(
     dtype of the arithmetic, as padding of −inf does but for identity, attends to nothing. Values must be
     finite, since those to come within a chunk are multiplied too, by 0.
     """
-    if checks.flag("causal", causal):
-        return linear_step(q, k, v, positions, rope, feature_map=feature_map, denominators=denominators)[0]
-    rule = checked_rule((q, k, v), False, positions, rope, feature_map, denominators)
-    out = read(q, sums(k, v, rule), rule)  # Eq. (18): the same sums for every query
+    rule = checked_rule((q, k, v), causal, positions, rope, feature_map, denominators)
+    # Eq. (18): if not causal, the same sums for every query
+    out = step(q, k, v, zeros(k, v, rule), rule) if causal else read(q, sums(k, v, rule), rule)
     return checked_outputs(out, rule, on_host=False)
 
 

@@ -364,7 +364,12 @@ class Rope:
     @cached_property
     def attention_factor(self) -> float:
         """a: multiplies cos and sin, so that scores get a²; 1 except for YaRN and LongRoPE."""
-        return _attention_factor(self.scaling) if isinstance(self.scaling, YaRN | LongRoPE) else 1.0
+        scaling = self.scaling
+        if not isinstance(scaling, YaRN | LongRoPE):
+            return 1.0
+        with localcontext(DECIMAL):
+            given = scaling.attention_factor
+            return float(scaling.implied_attention_factor()) if given is None else given
 
     @cached_property
     def rotation_only(self) -> Rope:
@@ -414,13 +419,6 @@ class Rope:
         from .configs import read_rope  # imported here, since the core reads no JSON
 
         return read_rope(config, layout, layer_type)
-
-
-@lru_cache(maxsize=256)
-def _attention_factor(scaling: YaRN | LongRoPE) -> float:
-    with localcontext(DECIMAL):
-        given = scaling.attention_factor
-        return float(scaling.implied_attention_factor()) if given is None else given
 
 
 def check_rope(rope: Any) -> Rope:
