@@ -40,8 +40,7 @@ def main() -> None:
     print(f"every second position: off by {np.abs(apart - logits).max():.2f}")
 
     print("greedy:  ", list(pyrope.generate(model, tokens, max_new_tokens=8)))
-    sampling = pyrope.Sampling(temperature=1.0, seed=1)
-    print("sampled: ", list(pyrope.generate(model, tokens, max_new_tokens=8, sampling=sampling)))
+    print("sampled: ", list(pyrope.generate(model, tokens, max_new_tokens=8, temperature=1.0, seed=1)))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ if typing.TYPE_CHECKING:
     from .checkpoints import load as load
     from .linear import linear_attention as linear_attention, linear_step as linear_step
     from .model import (
-        Cache as Cache, Config as Config, Layer as Layer, Model as Model, Sampling as Sampling, forward as forward,
-        generate as generate, random_model as random_model,
+        Cache as Cache, Config as Config, Layer as Layer, Model as Model, forward as forward, generate as generate,
+        random_model as random_model,
     )
     from .oracle.attention import (
         assert_attention as assert_attention, assert_linear_attention as assert_linear_attention,

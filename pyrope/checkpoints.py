@@ -21,8 +21,8 @@ import numpy as np
 
 from . import checks
 from .backend import from_numpy, get
-from .configs import MODEL_TYPES, SYNONYMS
-from .files import NumPyArray, Tensor, check_file, errors_prefixed_with, open_safetensors, read_json
+from .configs import SYNONYMS
+from .files import NumPyArray, Tensor, errors_prefixed_with, open_safetensors, read_json
 from .model import Config, Layer, Model, check_dtype, misfits, weight_shapes
 from .rotation import permute_weights
 from .theta import Rope, frequencies
@@ -226,11 +226,7 @@ def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
         options["key_heads"] = options["heads"]
     if options["mlp_width"] is None:  # GPT-J's way to say four times the width
         options["mlp_width"] = 4 * options["width"]
-    try:
-        return Config(**options)
-    except (ValueError, TypeError) as error:  # it begins with our name of the option
-        key = family.options.get(str(error).partition(" ")[0])
-        raise type(error)(f"{error} (in config.json: {key.name!r})" if isinstance(key, Key) else str(error)) from error
+    return Config(**options)
 
 
 def _value(said: Json, key: Any) -> Any:
@@ -272,13 +268,13 @@ def _layers(config: Json, family: Family, count: int) -> tuple[Layer, ...]:
         types = ["sliding_attention" if _slides(config, family, i) else "full_attention" for i in range(count)]
     if not isinstance(types, list | tuple) or len(types) != count or not all(isinstance(kind, str) for kind in types):
         raise ValueError(f"layer_types must be a list of {count} words, was {types!r}")
-    layers, by_type = {}, MODEL_TYPES[config["model_type"]].layers or isinstance(config.get("layer_types"), list)
+    layers = {}
     for kind in dict.fromkeys(types):
         sliding = checks.choice("layer_types", kind, ("full_attention", "sliding_attention")) == "sliding_attention"
         if sliding and (family.windows == "none" or config.get("use_sliding_window") is False):
             raise ValueError(f"layer_types says {kind}, but no layer of this {config['model_type']} has a window")
         window = _value(config, Key("sliding_window")) if sliding else None
-        layers[kind] = Layer(Rope.from_config(config, layer_type=kind if by_type else None), window)
+        layers[kind] = Layer(Rope.from_config(config, layer_type=kind), window)
     return tuple(layers[kind] for kind in types)
 
 
@@ -317,7 +313,10 @@ def load(
     for name, shape in shapes.items():
         array, start = np.empty(shape, target), 0
         for i, (source, part) in enumerate(sources[name].items()):
-            _fill(array[start : start + part[0]], source, _arranged(config, family, name, i, tensors[source].read()))
+            values = _arranged(config, family, name, i, tensors[source].read())
+            if values.dtype.kind in "biu":
+                raise TypeError(f"{source} holds integers ({values.dtype}), and weights must be floats")
+            array[start : start + part[0]] = values
             start += part[0]
         arrays[name] = from_numpy(array, xp)
     return Model(config, arrays)
@@ -341,40 +340,17 @@ def _check_fit(config: Config, family: Family, expected: dict[str, Shape], tenso
         table = family.names["embedding_bias"]
         expected = expected | {table: (*(tensors[table].shape[:1] if table in tensors else (1,)), config.width)}
     copies = {**family.copies} | ({f"{family.names['head']}.weight": family.names["embedding"]} if config.tied else {})
-    shapes, wrong = {name: tensor.shape for name, tensor in tensors.items()}, []
+    shapes, differ = {name: tensor.shape for name, tensor in tensors.items()}, []
     for name in sorted(shapes.keys() - expected.keys()):
-        if (original := copies.get(name)) is not None:
-            rule = f"must be equal to {original}"
-            right = original in tensors and np.array_equal(tensors[name].read(), tensors[original].read())
-        elif name.endswith(family.buffers):  # masks and tables say nothing that the config does not say
-            rule = "must hold the frequencies of the config"
-            right = not name.endswith("inv_freq") or _is_theta(config, tensors[name].read())
-        else:
-            continue
-        del shapes[name]
-        wrong += [] if right else [f"{name} {rule}, and differs"]
-    if wrong := misfits(expected, shapes) + wrong:
+        if (original := copies.get(name)) in tensors:
+            if not np.array_equal(tensors[name].read(), tensors[original].read()):
+                differ.append(f"{name} must be equal to {original}, and differs")
+            del shapes[name]
+        elif name.endswith(family.buffers):
+            del shapes[name]
+    if wrong := misfits(expected, shapes) + differ:
         lines = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
         raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(lines))
-
-
-def _is_theta(config: Config, stored: NumPyArray) -> bool:
-    """Whether Θ, which old checkpoints store, before or after its rescaling, is that of a rope."""
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    ropes |= {replace(rope, scaling=None) for rope in ropes}
-    known = [frequencies(rope) for rope in ropes if rope.theta_is_fixed]
-    return any(theta.shape == stored.shape and np.allclose(stored, theta, rtol=1e-2, atol=0) for theta in known)
-
-
-def _fill(part: NumPyArray, name: str, values: NumPyArray) -> None:
-    if values.dtype.kind in "biu":
-        raise TypeError(f"{name} holds integers ({values.dtype}), and weights must be floats")
-    with np.errstate(all="ignore"):
-        part[...] = values
-        # The sum is finite unless a number is not, or it overflows: then it is worth the time to look at each.
-        if not np.isfinite(part.sum()) and not np.isfinite(part).all():
-            fix = "load it with dtype float64" if np.isfinite(values).all() else "the checkpoint is damaged"
-            raise ValueError(f"{name} holds NaN, infinity or numbers too large for {part.dtype}: {fix}")
 
 
 def _arranged(config: Config, family: Family, name: str, i: int, values: NumPyArray) -> NumPyArray:
@@ -392,26 +368,19 @@ def _arranged(config: Config, family: Family, name: str, i: int, values: NumPyAr
     return values
 
 
-_PICKLES = "pickles (.bin, .pt), which can run any program, are never read: save them as safetensors"
-
-
 def _open_folder(folder: Path) -> tuple[Json, Tensors, Json]:
-    """The config and the tensors; several files must hold exactly what the index says of each."""
+    """The config and the tensors, of one file or of all that the index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if os.path.lexists(single) == os.path.lexists(index):
-        number = "both" if os.path.lexists(single) else "neither"
-        raise ValueError(f"{folder} must hold {single.name} or {index.name}, and holds {number}; {_PICKLES}")
+    if not single.exists() and not index.exists():
+        fix = "pickles (.bin, .pt), which can run any program, are never read: save them as safetensors"
+        raise ValueError(f"{folder} must hold {single.name} or {index.name}, and holds neither; {fix}")
     config = read_json(folder / "config.json")
-    if os.path.lexists(single):
+    if single.exists():
         return config, open_safetensors(single)[0], {}
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not {*map(str, places.values())} <= {*os.listdir(folder)} - {""}:
-        raise ValueError(f"{index}: weight_map must name the file of each tensor, and files lie in the folder itself")
-    shards = {name: open_safetensors(folder / name)[0] for name in {*places.values()}}
-    stored = {(tensor, name) for name, shard in shards.items() for tensor in shard}
-    if wrong := sorted({tensor for tensor, _ in stored ^ set(places.items())}):
-        raise ValueError(f"{index}: tensors that are not where weight_map says, or not in it: {', '.join(wrong[:5])}")
-    return config, {tensor: shards[name][tensor] for tensor, name in stored}, {}
+    with errors_prefixed_with(index):
+        names = sorted({*read_json(index)["weight_map"].values()})
+    parts = [open_safetensors(folder / Path(name).name)[0] for name in names]
+    return config, {name: tensor for part in parts for name, tensor in part.items()}, {}
 
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -431,6 +400,8 @@ _SAID: dict[str, Any] = {
     "num_hidden_layers": Key("block_count"), "max_position_embeddings": Key("context_length"),
     "num_attention_heads": Key("attention.head_count"), "hidden_act": "silu",
     "tie_word_embeddings": Key(f"{_TENSOR}output.weight", True, operator.not_),
+    "head_dim": Key("attention.key_length", None),
+    "rotary_dim": Key("rope.dimension_count", None), "partial_rotary_factor": 1.0,  # the width says it, and exactly
 }  # fmt: skip
 _SAID_OF_LLAMA = _SAID | {
     "rms_norm_eps": Key("attention.layer_norm_rms_epsilon"), "rope_theta": Key("rope.freq_base", 10000.0),
@@ -480,8 +451,8 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 _ABOUT_THE_FILE = ("GGUF.", "general.", "tokenizer.", "quantize.", "split.")  # nothing that changes a tensor
-_READ_APART = ("attention.key_length", "rope.dimension_count", "rope.scaling.type", "rope.scaling.finetuned")
-_GGUF_MAY_BE: dict[str, Any] = dict.fromkeys(_READ_APART, _ANY) | {
+_GGUF_MAY_BE: dict[str, Any] = {
+    "rope.scaling.type": _ANY, "rope.scaling.finetuned": _ANY,
     "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,), "pooling_type": (0,),
     "tensor_data_layout": ("Meta AI original pth",),  # q and k for interleaved pairs, as all files have them
 }  # fmt: skip
@@ -515,10 +486,6 @@ def open_gguf_file(path: Path) -> Any:
                 raise ValueError(f"the file ends too early: {count} numbers are needed at byte {offset}")
             return part
 
-    with open(check_file(path), "rb") as file:
-        if file.read(4) != b"GGUF":
-            kinds = "neither a Hugging Face folder nor a GGUF file, which begins with GGUF"
-            raise ValueError(f"{path}: this is {kinds}; {_PICKLES}")
     with errors_prefixed_with(path):
         if (reader := Reader(path)).byte_order != "I":
             raise ValueError("the file is for machines of the other byte order, whose packed numbers are not read")
@@ -540,10 +507,6 @@ def _open_gguf(path: Path) -> tuple[Json, Tensors, Json]:
     with errors_prefixed_with(path):
         metadata = {key: gguf_value(reader, key) for key in reader.fields if not key.startswith("tokenizer.")}
         name = checks.choice("general.architecture", metadata.get("general.architecture"), tuple(ARCHITECTURES))
-        if (kind := metadata.get("general.type", "model")) != "model":
-            raise ValueError(f"general.type must be 'model', was {kind!r}: adapters and the like are not read")
-        if metadata.get("split.count", 1) != 1:
-            raise ValueError("this is one of several files of a model: join them with gguf-split --merge")
         said = {key.removeprefix(f"{name}."): x for key, x in metadata.items() if not key.startswith(_ABOUT_THE_FILE)}
         tensors = {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
         return _gguf_config(ARCHITECTURES[name], said, tensors), tensors, ARCHITECTURES[name].stored_as
@@ -562,24 +525,17 @@ def _stored(path: Path, tensor: Any) -> Tensor:
 
 def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> dict[str, Any]:
     """The config; tensors that are part of it are removed."""
-    if lists := [key for key, value in said.items() if isinstance(value, list)]:
-        raise ValueError(f"{lists[0]} must be one value, was a list: layers may not differ")
-    if "token_embd.weight" not in tensors:
-        raise ValueError("the file must hold token_embd.weight")
     config = _read({**said, **{_TENSOR + name: True for name in tensors}}, architecture.config)
-    heads, width = (checks.integer(key, config[key], 1) for key in ("num_attention_heads", "hidden_size"))
-    head_dim = checks.size("attention.key_length", said.get("attention.key_length", width // heads))
-    rotary = checks.size("rope.dimension_count", said.get("rope.dimension_count", head_dim))
-    vocabulary, fraction = tensors["token_embd.weight"].shape[0], rotary / head_dim
-    # Readers take the integer part of head_dim·fraction, so it must not be below the width.
-    fraction = fraction if int(head_dim * fraction) == rotary else math.nextafter(fraction, 2)
-    config |= {"model_type": architecture.model_type, "head_dim": head_dim, "partial_rotary_factor": fraction}
-    if architecture.model_type == "gemma3_text":
+    config["model_type"] = architecture.model_type
+    heads, vocabulary = config["num_attention_heads"], tensors["token_embd.weight"].shape[0]
+    share = checks.integer("hidden_size", config["hidden_size"], 1) // checks.integer("head_count", heads, 1)
+    head_dim = config["head_dim"] = config["head_dim"] or share
+    if config["model_type"] == "gemma3_text":
         # Not in the file: all sizes divide scores by √head_dim, but the one of 62 layers (27B) by √(width / heads).
-        config["query_pre_attn_scalar"] = width // heads if config["num_hidden_layers"] == 62 else head_dim
+        config["query_pre_attn_scalar"] = share if config["num_hidden_layers"] == 62 else head_dim
     scaling = _gguf_scaling(config, said, tensors)
     may_be = _GGUF_MAY_BE | {"vocab_size": (vocabulary,), "attention.value_length": (head_dim,)}
-    may_be |= {"attention.head_count_kv": (heads,)}  # where it is not read
+    may_be["attention.head_count_kv"] = (heads,)  # where it is not read
     _refuse_unread(said, {**architecture.config, **(scaling or {})}, may_be, "no file that says it is read")
     rope = None if scaling is None else {key: x for key, x in _read(said, scaling).items() if x is not None}
     return config | {"vocab_size": vocabulary, "rope_scaling": rope}

@@ -8,11 +8,10 @@ not read is refused.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -232,8 +231,6 @@ _BASE_OF_LAYERS = re.compile("rope_theta|rope_local_base_freq")  # no news where
 
 def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rope:
     """The rope that a config means."""
-    if layer_type is not None and not isinstance(layer_type, str):
-        raise TypeError(f"layer_type must be a word, was {layer_type!r}")
     config, convention = _read(source)
     if layout is None:
         layout = "half" if convention.layout and config.get("rope_interleave") is False else convention.layout
@@ -241,34 +238,17 @@ def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rop
         unlisted = f"and model_type {config.get('model_type')!r} is not listed here"
         raise ValueError(f"a config does not say which features make a pair, {unlisted}: pass layout=")
     _refuse_what_is_not_read(config, convention, layout)
-    with _errors_by_keys(convention):
-        parameters = _rope_parameters(config, convention, layer_type)
-        base = checks.real("base", parameters["rope_theta"], 1, open=True)
-        if "rope_theta" in convention.names.values() and config.get("rope_theta", base) != base:
-            raise ValueError(f"rope_theta is {config['rope_theta']}, but {base:g} in rope_parameters: keep one of them")
-        head_dim, width, placement = _widths(config, convention, parameters, layer_type)
-        kind, arguments = _scaling(config, parameters, convention)
-        if (alpha := arguments.pop("alpha", None)) is not None:  # HunYuan: only another base
-            if width <= 2:
-                raise ValueError(f"alpha needs a rotary width of at least 4, was {width}")
-            kind, base = "default", base * checks.real("alpha", alpha, 0, 1e12, open=True) ** (width / (width - 2))
-        scaling = None if kind == "default" else SCALINGS[kind](**arguments)
-        axes = _axes(config, convention, parameters, width // 2)
-        return Rope(head_dim, base, layout, width, placement, scaling, axes, convention.direction)
-
-
-@contextlib.contextmanager
-def _errors_by_keys(convention: Convention) -> Iterator[None]:
-    """Errors within say the keys of the config where they would say our names, or the usual ones."""
-    names = {ours: theirs for theirs, ours in _ARGUMENTS.items()}
-    names |= {"base": "rope_theta", "sections": "mrope_section", "fraction": "partial_rotary_factor"}
-    names |= {usual: own for own, usual in convention.names.items()}
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        words = "|".join(map(re.escape, names))
-        replaced = re.sub(rf"(?<![\w\"'])({words})(?![\w\"'])", lambda word: names[word[0]], str(error))
-        raise type(error)(replaced) from error
+    parameters = _rope_parameters(config, convention, layer_type)
+    base = checks.real("base", parameters["rope_theta"], 1, open=True)
+    if "rope_theta" in convention.names.values() and config.get("rope_theta", base) != base:
+        raise ValueError(f"rope_theta is {config['rope_theta']}, but {base:g} in rope_parameters: keep one of them")
+    head_dim, width, placement = _widths(config, convention, parameters, layer_type)
+    kind, arguments = _scaling(config, parameters, convention)
+    if (alpha := arguments.pop("alpha", None)) is not None:  # HunYuan: only another base
+        kind, base = "default", base * checks.real("alpha", alpha, 0, 1e12, open=True) ** (width / (width - 2))
+    scaling = None if kind == "default" else SCALINGS[kind](**arguments)
+    axes = _axes(config, convention, parameters, width // 2)
+    return Rope(head_dim, base, layout, width, placement, scaling, axes, convention.direction)
 
 
 def _read(source: Source) -> tuple[dict[str, Any], Convention]:
@@ -288,14 +268,10 @@ def _read(source: Source) -> tuple[dict[str, Any], Convention]:
     others = {**SYNONYMS, **convention.names}
     nulls = ("rotary_dim", "sliding_window")  # of which null means something
     config = {key: x for key, x in source.items() if key not in others and (x is not None or key in nulls)}
-    for other, usual in SYNONYMS.items():
-        if source.get(other) is not None:
-            config.setdefault(usual, source[other])
-    for own, usual in convention.names.items():  # these win
+    for own, usual in others.items():
         outer, _, inner = own.partition(".")
-        value = source.get(outer)
-        value = value.get(inner) if inner and isinstance(value, Mapping) else None if inner else value
-        if value is not None:
+        value = (source.get(outer) or {}).get(inner) if inner else source.get(outer)
+        if value is not None and (own in convention.names or usual not in config):
             config[usual] = value
     return config, convention
 
@@ -325,8 +301,8 @@ def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) 
 
 def _rope_dict(config: Json) -> Json:
     raw = config.get("rope_parameters", config.get("rope_scaling", {}))
-    if not isinstance(raw, Mapping) or None in raw:
-        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict with words as its keys, was {raw!r}")
+    if not isinstance(raw, Mapping):
+        raise TypeError(f"rope_parameters (or rope_scaling) must be a dict, was {raw!r}")
     return raw
 
 
@@ -339,10 +315,6 @@ def _need(config: Json, key: str, what: str) -> Any:
     if config.get(key) is None:
         raise ValueError(f"the config lacks {key!r}, which {what} needs")
     return config[key]
-
-
-def _words(value: Any) -> list[str]:
-    return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
 def _rope_parameters(config: Json, convention: Convention, layer_type: str | None) -> dict[str, Any]:
@@ -362,8 +334,7 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     still = layer_type == convention.still and config.get("sliding_window", 0) is not None
     if layer_type is not None and (still or layers.get(layer_type, 0) is None):
         raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {name!r}")
-    if layer_type is not None and not layers and layer_type not in _words(config.get("layer_types")):
-        raise ValueError(f"the config has no layers of type {layer_type!r}: leave layer_type out, all have one rope")
+
     raw = raw[str(layer_type)] if nested else raw if own is None or own.scaled else {}
     base_key, base = ("rope_theta", convention.base) if own is None else (own.base_key, own.base)
     fraction = config.get("partial_rotary_factor", convention.fraction)
@@ -384,11 +355,11 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     return parameters
 
 
-def _arguments_of(kind: str) -> dict[str, dataclasses.Field[Any]]:
-    """What a rope type may say, by the names of a config: the fields of its class."""
-    fields = {field.name: field for field in dataclasses.fields(SCALINGS[kind])} if kind in SCALINGS else {}
-    known = {theirs: fields[ours] for theirs, ours in _ARGUMENTS.items() if ours in fields}
-    return {key: field for key, field in known.items() if (kind, key) != ("dynamic", _LENGTH)}  # the present length
+def _arguments_of(kind: str) -> dict[str, str]:
+    """What a rope type may say, Hugging Face's name -> ours: the fields of its class."""
+    fields = {field.name for field in dataclasses.fields(SCALINGS[kind])} if kind in SCALINGS else set()
+    others = {_LENGTH} if kind == "dynamic" else set()  # there it is the present length
+    return {theirs: ours for theirs, ours in _ARGUMENTS.items() if ours in fields and theirs not in others}
 
 
 def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[str, dict[str, Any]]:
@@ -402,18 +373,11 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         raise ValueError(f"{what} has unexpected keys, {unread}: {', '.join(unknown)}")
     if "alpha" in ignored and "alpha" in parameters:
         return kind, {"alpha": parameters["alpha"]}
-    arguments = {field.name: parameters[key] for key, field in names.items() if key in parameters}
+    arguments = {ours: parameters[key] for key, ours in names.items() if key in parameters}
     if kind == "yarn":  # transformers takes 0 for "not given" here
         arguments = {key: x for key, x in arguments.items() if x or key not in ("beta_fast", "beta_slow")}
-    by_lengths = {_LENGTH} | ({"factor"} if kind in ("yarn", "longrope") else set())  # what lengths can say instead
-    needed = [key for key, field in names.items() if field.default is dataclasses.MISSING and key not in by_lengths]
-    if missing := [key for key in needed if key not in parameters]:
-        raise ValueError(f"the config lacks {', '.join(map(repr, missing))}, which {what} needs")
     original, longest = arguments.get("original_length", convention.original_length), "max_position_embeddings"
-    if kind in ("yarn", "longrope") and "factor" not in arguments:
-        if original is None:
-            ratio = f"{_LENGTH}, to which {longest} is in this ratio"
-            raise ValueError(f"the config lacks 'factor', which {what} needs: add it, or {ratio}")
+    if kind in ("yarn", "longrope") and "factor" not in arguments and original is not None:
         most = checks.integer(longest, _need(config, longest, what), 1, checks.MAX_POSITION)
         factor = most / checks.integer("original_length", original, 1, checks.MAX_POSITION)
         # YaRN refuses a factor below 1; LongRoPE's only makes its attention factor, which is 1 there.
@@ -437,8 +401,6 @@ def _widths(config: Json, convention: Convention, parameters: Json, layer_type: 
     if head_dim is None:
         hidden = checks.integer("hidden_size", _need(config, "hidden_size", "the head size"), 1)
         heads = checks.integer("num_attention_heads", _need(config, "num_attention_heads", "the head size"), 1)
-        if hidden % heads:
-            raise ValueError(f"hidden_size, {hidden}, must be a multiple of num_attention_heads, {heads}")
         head_dim = hidden // heads
     head_dim = checks.size("head_dim", head_dim)
     fraction = checks.real("partial_rotary_factor", parameters["partial_rotary_factor"], 0, 1, open=True)
@@ -450,21 +412,16 @@ def _widths(config: Json, convention: Convention, parameters: Json, layer_type: 
     explicit = config.get("rotary_dim", convention.rotary_dim)
     if explicit is not None and width not in (head_dim, explicit):
         raise ValueError(f"the config says rotary_dim {explicit} and a partial_rotary_factor that makes {width}")
-    if explicit is None and fraction < 1 and width % 2:
-        rule = f"makes {width} of the head_dim, {head_dim}, features, which turn in pairs: it must be an even number"
-        raise ValueError(f"partial_rotary_factor {fraction:g} {rule}")
     return head_dim, width if explicit is None else checks.integer("rotary_dim", explicit, 1), convention.placement
 
 
 def _head_dim_by_layer(config: Json, layer_type: str | None) -> Any:
     """The head size of layers of one type by per_layer_config, a dict of what differs from layer to layer."""
-    layers = config.get("per_layer_config")
-    if not isinstance(layers, Mapping):
-        return None
-    own = {str(i).zfill(9): x["head_dim"] for i, x in layers.items() if isinstance(x, Mapping) and "head_dim" in x}
-    types = _words(config.get("layer_types")) if layer_type else [None] * len(own)
-    sizes = {own.get(str(i).zfill(9)) for i, kind in enumerate(types) if kind == layer_type}  # of 5, "5" or "05"
-    if len(sizes) > 1 or (own and not layer_type):
+    layers = config.get("per_layer_config", {})
+    own = {int(i): layer["head_dim"] for i, layer in layers.items() if "head_dim" in layer}
+    types = _need(config, "layer_types", "per_layer_config") if own else []
+    sizes = {own.get(i) for i, kind in enumerate(types) if layer_type in (None, kind)}
+    if len(sizes) > 1:
         raise ValueError(f"layers of type {layer_type!r} have heads of different sizes by per_layer_config")
     return sizes.pop() if sizes else None
 
@@ -494,11 +451,9 @@ def _axes(config: Json, convention: Convention, parameters: Json, p: int) -> Axe
         raise ValueError(f"model_type {name!r} has several position axes: the config must say mrope_section")
     if style != "ernie":
         return Axes(style, sections)
-    # ERNIE 4.5 VL, positions (t, h, w), sections (h, w, t): rows and columns by turns, then times.
-    counts = checks.integers("mrope_section", sections, 1)
-    if len(counts) != 3 or counts[0] != counts[1]:
-        raise ValueError(f"mrope_section must be pairs for rows, as many for columns, and for times, was {sections}")
-    return Axes("listed", (1, 2) * counts[0] + (0,) * counts[2])
+    # ERNIE 4.5 VL, positions (t, h, w), sections (h, w, t): rows and columns by turns, as many of each, then times.
+    rows, _, times = checks.integers("mrope_section", sections, 1)
+    return Axes("listed", (1, 2) * rows + (0,) * times)
 
 
 # ── What else a config says ──────────────────────────────────────────────────────────────────────────────────────────
@@ -518,25 +473,3 @@ def attention_numbers(source: Source) -> dict[str, Any]:
     """
     config = _read(source)[0]
     return {name: config[key] for name, key in NUMBERS.items() if config.get(key) is not None}
-
-
-def still_layers(source: Source) -> list[int]:
-    """The layers of a config that its rope does not turn: those of SmolLM3 and Llama 4 by no_rope_layers, and others.
-
-    >>> still_layers({"model_type": "smollm3", "num_hidden_layers": 9})
-    [3, 7]
-    """
-    config, convention = _read(source)
-    count = config.get("num_hidden_layers")
-    count = checks.size("num_hidden_layers", count, 0) if isinstance(count, int) else 0
-    types, ropes = _words(config.get("layer_types")), config.get("rope_parameters")
-    turned: Any = config.get("no_rope_layers") or config.get("layer_rope_theta")
-    if not isinstance(turned, list | tuple):
-        every = config.get("no_rope_layer_interval", convention.every)
-        every = every if isinstance(every, int) and every else count + 1
-        turned = [(i + 1) % every if every > 0 else (count - 1 - i) % every for i in range(count)]
-    if convention.still in types and config.get("sliding_window", 0) is not None:
-        turned = [kind != convention.still for kind in types]
-    if isinstance(ropes, Mapping) and types:
-        turned = [bool(turn) and ropes.get(kind, 0) is not None for turn, kind in zip(turned, types, strict=False)]
-    return [i for i, turn in enumerate(turned) if not turn]

@@ -68,25 +68,12 @@ def errors_prefixed_with(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error or type(error).__name__}") from error
 
 
-def check_file(path: PathLike) -> Path:
-    """The path, if it is that of a regular file: opening a FIFO would wait forever."""
-    path = Path(path)  # not an integer, which would be an open file
-    if path.is_file():
-        return path
-    if path.exists():
-        raise ValueError(f"{path} must be a file, but is a directory, a pipe or a device")
-    if len(path.parts) <= 2 and path.suffix.lower() not in (".json", ".safetensors", ".gguf", ".npy"):
-        hint = "if this is the id of a model on the Hugging Face Hub, download it, and give its folder"
-        raise FileNotFoundError(f"{path} does not exist: {hint}")
-    raise FileNotFoundError(f"{path} does not exist")
-
-
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_json(path: PathLike) -> dict[str, Any]:
     """The object in a JSON file, in which no key occurs twice."""
-    with errors_prefixed_with(path := check_file(path)):
+    with errors_prefixed_with(path := Path(path)):
         try:
             value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_without_duplicates)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -145,11 +132,8 @@ class Tensor(NamedTuple):
 def open_safetensors(path: PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, and the metadata."""
     package = checks.imported("safetensors", "reading a .safetensors file", "checkpoints")
-    with errors_prefixed_with(path := check_file(path)):
-        try:
-            opened = package.safe_open(path, framework="numpy")
-        except package.SafetensorError as error:
-            raise ValueError(f"the file is not a valid .safetensors file: {error}") from error
+    with errors_prefixed_with(path := Path(path)):
+        opened = package.safe_open(path, framework="numpy")
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
         if any(one.get_dtype() == "BF16" for one in slices.values()):
             dtype_named("bfloat16")  # the package can read it once ml_dtypes is imported
@@ -172,12 +156,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, NumPyArray], dict[str, s
 def save_safetensors(path: PathLike, arrays: Mapping[str, NumPyArray], metadata: Mapping[str, str]) -> None:
     """Writes all arrays to one file."""
     package = checks.imported("safetensors.numpy", "writing a .safetensors file", "checkpoints")
-    for name, array in arrays.items():
-        if array.dtype.name not in DTYPES:
-            raise TypeError(f"{name} must have a dtype of {', '.join(DTYPES)}, was {array.dtype}")
     plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    with atomic_path(path) as draft:
-        draft.touch()
-        usual = draft.stat().st_mode  # the package would leave a file that its owner alone may read
-        package.save_file(plain, draft, metadata=dict(metadata))
-        draft.chmod(usual)
+    with errors_prefixed_with(Path(path)), atomic_path(path) as draft:
+        # Its save_file would leave a file that its owner alone may read.
+        draft.write_bytes(package.save(plain, metadata=dict(metadata)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -21,12 +21,12 @@ from .backend import Array, from_numpy, namespace, on_host, to_numpy
 from .layers import ACTIVATIONS, NORMS, Norm, Projection, by_rows, mlp, normalize, project
 from .linear import FEATURE_MAPS, LinearState
 from .rotation import Tables, rotation_tables, turn
-from .theta import Rope, frequencies
+from .theta import Rope
 
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Trace: TypeAlias = Callable[[str, Array], object]
 Attend: TypeAlias = Callable[[int, Array], Array]  # of layer i: q, k and v together, (b, h + 2g, n, d) -> (b, h, n, d)
-_AHEAD = 64  # tokens: for so many to come a cache holds the tables
+
 
 # ── What a model is, and what it has learnt ──────────────────────────────────────────────────────────────────────────
 
@@ -186,8 +186,6 @@ class Model:
     weights: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.weights, Mapping):
-            raise TypeError(f"weights must be a dict of arrays by name, was {type(self.weights).__name__}")
         expected, arrays = weight_shapes(self.config), dict(self.weights)
         object.__setattr__(self, "weights", arrays)  # a copy, which later changes of the caller's do not reach
         namespace(**arrays)
@@ -237,19 +235,16 @@ class Cache:
         config, like = checks.instance("model", model, Model).config, model.weights["embedding"]
         if not config.causal:
             raise ValueError("a cache needs a causal model: here a token also sees those after it")
-        self.length, self.batch = checks.integer("length", length, 1), checks.integer("batch", batch, 1)
+        self.length, self.batch = checks.integer("length", length, 1, checks.MAX_POSITION), checks.size("batch", batch)
         self.model, self.used = model, 0
-        self.ropes = fixed_ropes(config, {length})
+        self.ropes = fixed_ropes(config, length)
         self.states: list[LinearState | None] = [None] * len(config.layers)
-        self.ahead: tuple[int, list[Tables | None]] = 0, []  # the tables of some positions from the first on
+
         xp, shape = namespace(like), (batch, config.key_heads, length, config.head_dim)
         stored = config.layers if config.attention == "softmax" else ()
-        try:  # pages of zeros that nobody has written to take no memory
-            self.positions, self.segments = np.zeros((2, batch, length), np.int64)
-            self.keys, self.values = ([xp.zeros(shape, like.dtype) for _ in stored] for _ in "kv")
-        except (MemoryError, ValueError):  # NumPy raises ValueError for sizes beyond any address
-            size = 2 * len(config.layers) * math.prod(shape) * like.dtype.itemsize / 1e9
-            raise ValueError(f"not enough memory: a cache for {length} tokens needs {size:.3g} GB") from None
+        # Pages of zeros that nobody has written to take no memory.
+        self.positions, self.segments = np.zeros((2, batch, length), np.int64)
+        self.keys, self.values = ([xp.zeros(shape, like.dtype) for _ in stored] for _ in "kv")
 
     def check(self, model: Model, batch: int, n: int) -> None:
         """Checks that the cache was made for this model, and that n more tokens fit."""
@@ -283,11 +278,11 @@ def forward(
     x = embedded(model, ids, m)
     note = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
-    ropes = fixed_ropes(config, _lengths(m, own)) if cache is None else cache.ropes
-    mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x, cache)
+    ropes = fixed_ropes(config, max(int(m.max()), 0) + 1) if cache is None else cache.ropes
+    mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x)
     total = ids.shape[1] + (0 if cache is None else cache.used)
     rules = {window: _score_rule(config, window, ids.shape[1], total) for window in {x.window for x in config.layers}}
-    attention = _Attention(config, cache, tables, mask, together, note, rules, [])
+    attention = _Attention(config, cache, tables, mask, note, rules, [])
     result = layers_and_head(model, x, attention, note, last)
     xp = namespace(result)
     if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
@@ -340,44 +335,18 @@ def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Ca
     return m, own, together
 
 
-def _lengths(positions: Int64, segments: Int64) -> set[int]:
-    """How long the sequences of a call are, those of a row one by one."""
-    pairs = zip(positions, segments, strict=True)
-    return {max(int(m[own == one].max()), 0) + 1 for m, own in pairs for one in set(own.tolist())}
+def fixed_ropes(config: Config, length: int) -> list[Rope | None]:
+    """The ropes of all layers, at this length where they depend on one."""
+    ropes = (layer.rope for layer in config.layers)
+    return [rope if rope is None or rope.theta_is_fixed else rope.at(length) for rope in ropes]
 
 
-def fixed_ropes(config: Config, lengths: set[int]) -> list[Rope | None]:
-    """The ropes of all layers at these lengths, if they all mean the same."""
-
-    def fixed(rope: Rope | None) -> Rope | None:
-        if rope is None or rope.theta_is_fixed:
-            return rope
-        *others, longest = (rope.at(length) for length in sorted(lengths))
-        if any(not np.array_equal(frequencies(one), frequencies(longest)) for one in others):
-            rule = f"the frequencies of {type(rope.scaling).__name__} depend on the length"
-            fix = "give a Cache, which fixes it"
-            raise ValueError(f"{rule}, and the sequences have different ones, {sorted(lengths)}: {fix}")
-        return longest
-
-    return [fixed(layer.rope) for layer in config.layers]
-
-
-def rotations(
-    config: Config, ropes: list[Rope | None], positions: Int64, like: Array, cache: Cache | None = None
-) -> list[Tables | None]:
+def rotations(config: Config, ropes: list[Rope | None], positions: Int64, like: Array) -> list[Tables | None]:
     """The tables of every layer, made once for all that share a rope; linear attention has no attention factor."""
     m = positions[:1] if (positions == positions[:1]).all() else positions
-    if cache is None or m.size > 1:
-        pure = [rope.rotation_only if rope is not None and config.attention == "linear" else rope for rope in ropes]
-        tables = {rope: rotation_tables(m, rope, like) for rope in set(pure) if rope is not None}
-        return [None if rope is None else tables[rope] for rope in pure]
-    start, ahead = cache.ahead
-    if not 0 <= (row := int(m[0, 0]) - start) < _AHEAD or not ahead:  # the tables of the tokens to come, at once
-        start, row = int(m[0, 0]), 0
-        next_ones = np.minimum(np.arange(start, start + _AHEAD), checks.MAX_POSITION)[None]
-        cache.ahead = start, ahead = start, rotations(config, ropes, next_ones, like)
-    parts = {id(table): table.part(slice(row, row + 1)) for table in ahead if table is not None}
-    return [None if table is None else parts[id(table)] for table in ahead]
+    pure = [rope.rotation_only if rope is not None and config.attention == "linear" else rope for rope in ropes]
+    tables = {rope: rotation_tables(m, rope, like) for rope in set(pure) if rope is not None}
+    return [None if rope is None else tables[rope] for rope in pure]
 
 
 def _mask(config: Config, m: Int64, together: Any, cache: Cache | None, like: Array) -> Array | None:
@@ -480,7 +449,6 @@ class _Attention:
     cache: Cache | None
     tables: list[Tables | None]  # by layer; None where it has no rope
     mask: Array | None  # see _mask
-    together: Any  # see _places
     note: Trace
     rules: dict[int | None, softmax.ScoreRule]  # of scores, by window
     states: list[LinearState | None]  # what linear attention leaves, layer by layer
@@ -507,11 +475,13 @@ class _Attention:
 
     def _scores(self, i: int, q: Array, k: Array) -> Array:
         """The scores whose softmax is taken, by the definition: (b, h, n, m)."""
-        config, (n, m) = self.config, (q.shape[2], k.shape[2])
-        seen = definition.visible(np.arange(m - n, m), np.arange(m), config.causal, config.layers[i].window)[None, None]
-        seen = seen if self.together is None else seen & self.together[:, None]
-        bias = self.mask.reshape(-1, config.heads, n, m) if self.mask is not None and config.encoding == "alibi" else 0
-        k, seen = definition.repeat_heads(k, config.heads), from_numpy(seen, namespace(q))
+        config, (n, m), bias = self.config, (q.shape[2], k.shape[2]), 0
+        seen = definition.visible(np.arange(m - n, m), np.arange(m), config.causal, config.layers[i].window)
+        seen = from_numpy(seen, namespace(q))
+        if self.mask is not None:
+            mask = self.mask.reshape(len(self.mask), -1, n, m)
+            seen, bias = (seen & mask, 0) if mask.dtype == bool else (seen, mask)
+        k = definition.repeat_heads(k, config.heads)
         return definition.attention_scores(q, k, seen, config.score_scale, config.softcap, bias)
 
     @np.errstate(all="ignore")  # what is not finite is refused in the end
@@ -570,58 +540,22 @@ def _head(model: Model, x: Array, note: Trace) -> Array:
 # ── Generation ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How `generate` chooses a token: at temperature 0 the likeliest, else one drawn from softmax(logits/temperature),
-    of the ``top_k`` likeliest alone, or of the fewest that together have the probability ``top_p``."""
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None  # None: differently each time
-
-    def __post_init__(self) -> None:
-        if checks.real("temperature", self.temperature, 0) == 0 and (self.top_k, self.top_p, self.seed) != (None,) * 3:
-            raise ValueError("top_k, top_p and seed need a temperature above 0: at 0 the likeliest token is taken")
-        for name, number, least in (("top_k", self.top_k, 1), ("seed", self.seed, 0)):
-            if number is not None:
-                checks.integer(name, number, least)
-        if self.top_p is not None:
-            checks.real("top_p", self.top_p, 0, 1, open=True)
-
-    def draw(self, logits: np.ndarray[Any, Any], rng: np.random.Generator) -> int:
-        """One token id, from logits (v,) on the host."""
-        if self.temperature == 0:
-            return int(logits.argmax())
-        order = np.argsort(-logits, kind="stable")[: self.top_k]
-        scores = logits[order].astype(np.float64)
-        # exp(scores/temperature) overflows at a tiny temperature, and inf/inf is NaN: the greatest is taken off first.
-        with np.errstate(over="ignore"):  # a quotient of −inf is right, for its exponential is 0
-            weights = np.exp((scores - scores[0]) / self.temperature)
-        weights /= weights.sum()
-        if self.top_p is not None:
-            kept = int(np.searchsorted(weights.cumsum(), self.top_p)) + 1
-            order, weights = order[:kept], weights[:kept] / weights[:kept].sum()
-        return int(rng.choice(order, p=weights))
-
-
-_GREEDY = Sampling()
-
-
 def generate(
-    model: Model, tokens: Any, max_new_tokens: int, sampling: Sampling = _GREEDY, stop: Collection[int] = ()
-) -> Iterator[int]:
+    model: Model, tokens: Any, max_new_tokens: int, temperature: float = 0.0, seed: int | None = None,
+    stop: Collection[int] = (),
+) -> Iterator[int]:  # fmt: skip
     """Continues one sequence of tokens (n,), and yields each new token as it comes.
 
-    A token of ``stop`` ends the sequence and is not yielded. Ropes that depend on the length (dynamic NTK, LongRoPE)
-    are fixed from the first token on, at the length of the prompt and ``max_new_tokens`` together.
+    At ``temperature`` 0 it is the likeliest, else one drawn from softmax(logits/temperature), differently each time
+    unless there is a ``seed``. A token of ``stop`` ends the sequence and is not yielded. Ropes that depend on the
+    length (dynamic NTK, LongRoPE) are fixed from the first token on, at that of the prompt and ``max_new_tokens``.
     """
     ids = check_tokens(tokens, checks.instance("model", model, Model).config.vocabulary)
     if np.ndim(on_host(tokens)) != 1:
         raise ValueError(f"tokens must be one sequence, (n,), had shape {np.shape(on_host(tokens))}")
-    count = checks.integer("max_new_tokens", max_new_tokens, 1)
-    ends = checks.integers("stop", list(stop) if isinstance(stop, Set) else stop, 0)
-    rng = np.random.default_rng(checks.instance("sampling", sampling, Sampling).seed)
+    count, temperature = checks.integer("max_new_tokens", max_new_tokens, 1), checks.real("temperature", temperature, 0)
+    ends = {checks.integer("a token of stop", one, 0) for one in stop}
+    rng = np.random.default_rng(None if seed is None else checks.integer("seed", seed, 0))
     cache = Cache(model, ids.shape[1] + count)
 
     def steps() -> Iterator[int]:
@@ -630,9 +564,19 @@ def generate(
             logits = to_numpy(forward(model, new, cache=cache, logits="last"))[0]
             if not np.isfinite(logits).all():
                 raise ValueError("logits must be finite, and some are not: weights or input may hold NaN or inf")
-            if (token := sampling.draw(logits, rng)) in ends:
+            if (token := _drawn(logits, temperature, rng)) in ends:
                 return
             yield token
             new = np.array([token], np.int64)
 
     return steps()
+
+
+def _drawn(logits: np.ndarray[Any, Any], temperature: float, rng: np.random.Generator) -> int:
+    """One token id, from logits (v,) on the host."""
+    if temperature == 0:
+        return int(logits.argmax())
+    # exp(logits/temperature) overflows at a tiny temperature, and inf/inf is NaN: the greatest is taken off first.
+    with np.errstate(over="ignore"):  # a quotient of −inf is right, for its exponential is 0
+        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
+    return int(rng.choice(len(weights), p=weights / weights.sum()))

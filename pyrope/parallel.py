@@ -303,7 +303,7 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
         if config.attention == "linear" and config.causal and scheme != "contiguous":
             raise ValueError(f"scheme must be 'contiguous' for causal linear attention, was {scheme!r}: {_ORDER}")
         at = models.rows("positions", np.arange(ids.shape[1]) if positions is None else positions, ids)
-        ropes = models.fixed_ropes(config, {max(int(row.max()), 0) + 1 for row in at})  # at the length of all tokens
+        ropes = models.fixed_ropes(config, max(int(at.max()), 0) + 1)  # at the length of all tokens
         digests = {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in (("tokens", ids), ("positions", at))}
         facts = _facts({"scheme": scheme, **digests, "config": config}, embedding=model.weights["embedding"])
         return (config, ids[:, own], own, at[:, own], ropes), f"{ids.shape} tokens, {facts}", own

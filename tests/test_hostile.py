@@ -11,7 +11,7 @@ from models import PLAIN
 
 import pyrope
 from pyrope import Rope, definition, encodings
-from pyrope.model import Config, Model, weight_shapes
+from pyrope.model import Config, weight_shapes
 from pyrope.oracle.traces import diff_traces
 from pyrope.oracle.vectors import verify_vectors, write_vectors
 
@@ -40,7 +40,6 @@ REFUSED = {
     r"^(hidden_size|head_dim) must be at most (2\^31|65536), was 1[02]": lambda: Rope.from_config(YARN | {"hidden_size": 10**400}),
     # Other types
     "config must be a Config, was dict": lambda: weight_shapes({}),
-    "weights must be a dict of arrays by name, was list": lambda: Model(PLAIN, []),
     "incremental must be a function that makes one, was int": lambda: pyrope.check_attention(len, incremental=3),
     "cache must be True or False, was 'no'": lambda: pyrope.check_attention(len, cache="no"),
 }  # fmt: skip

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 from optional import package
 
-from pyrope import tokenizer as module
 from pyrope.tokenizer import SMOLLM2_SYSTEM, chat_prompt, load_tokenizer
 
 tokenizers = package("tokenizers")
 
 MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
-TOKENS = [*module._byte_names(), *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
+TOKENS = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
 KINDS = [1] * (len(TOKENS) - 4) + [3, 3, 3, 4]
 ID = {token: i for i, token in enumerate(TOKENS)}
 PRES = ["gpt-2", "smollm", "default", "llama-bpe", "qwen2"]
@@ -46,7 +45,6 @@ TEXT = st.lists(st.text(max_size=8) | st.sampled_from(["hello", " 12", "!!", "\n
 
 @given(pre=st.sampled_from(PRES), text=TEXT)
 def test_every_text_comes_back(loaded, pre, text):
-    assert set(TOKENS[:256]) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     wanted = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
     assert loaded[pre].decode(loaded[pre].encode(text)) == wanted
 
@@ -70,7 +68,7 @@ def test_cuts_and_merges(loaded, pre, text, wanted):
 
 def test_where_a_text_begins_and_ends(tmp_path):
     tokenizer = _load(tmp_path, add_bos_token=True, eot_token_id=3, eom_token_id=4)
-    assert tokenizer.vocabulary == len(TOKENS) and tokenizer.stop == {ID["<|im_end|>"], 3, 4}
+    assert tokenizer.stop == {ID["<|im_end|>"], 3, 4}
     assert tokenizer.encode("he") == [ID["<|begin|>"], ID["he"]] and tokenizer.encode("he", begin=False) == [ID["he"]]
     assert tokenizer.decode(tokenizer.encode("he")) == "he" and tokenizer.special == set(SPECIAL)
     assert _load(tmp_path, "llama-bpe", add_bos_token=None).encode("") == [ID["<|begin|>"]]
@@ -95,33 +93,12 @@ def test_pieces_come_as_soon_as_they_can(loaded):
     ({"model": "llama"}, "tokenizer.ggml.model must be 'gpt2' .* was 'llama': use a tokenizer.json"),
     ({"pre": "tekken"}, "tokenizer.ggml.pre must be one of 'gpt-2', .* was 'tekken'"),
     ({"merges": None}, "must say tokenizer.ggml.merges, of type list"), ({"tokens": "a"}, "must say tokenizer.ggml.tokens, of type list"),
-    ({"tokens": [*TOKENS[:-1], "a"]}, "must hold no token twice"), ({"token_type": KINDS[1:]}, "shorter"),
-    ({"merges": ["a b c"]}, "Tuple|tuple"), ({"merges": ["q q"]}, "q"), ({"add_eos_token": True}, "ends every text with a token"),
+    ({"token_type": KINDS[1:]}, "shorter"), ({"merges": ["a b c"]}, "Tuple|tuple"), ({"merges": ["q q"]}, "q"),
     ({"add_bos_token": True, "bos_token_id": None}, "must say tokenizer.ggml.bos_token_id"),
-    ({"add_bos_token": True, "bos_token_id": 10**6}, "below the size of the vocabulary"),
-    ({"eos_token_id": len(TOKENS)}, f"below the size of the vocabulary, {len(TOKENS)}, was {len(TOKENS)}"),
 ])  # fmt: skip
 def test_tokenizers_that_are_not_understood_are_refused(tmp_path, changes, words):
     with pytest.raises(ValueError, match=rf"(?s)model\.gguf: .*({words})"):
         _load(tmp_path, **changes)
-
-
-@pytest.mark.parametrize("use, words", [
-    (lambda t: t.decode([1, len(TOKENS)]), "a token id must be below"), (lambda t: list(t.stream([-1])), "at least 0"),
-    (lambda t: t.decode([1.0]), "a token id must be an integer, was 1.0"), (lambda t: t.encode(b"a"), "text must be a str"),
-    (lambda t: t.encode("a\ud800"), "without lone surrogates"), (lambda t: t.encode("a", begin=1), "begin must be True"),
-    (lambda t: chat_prompt("a<|im_end|>"), "a text must not contain <.im_end"), (lambda t: chat_prompt("a", system="<|im_start|>"), "must not contain <.im_start"),
-])  # fmt: skip
-def test_other_input(loaded, use, words):
-    with pytest.raises((ValueError, TypeError), match=words):
-        use(loaded["gpt-2"])
-
-
-def test_bytes_without_a_token_are_not_dropped(tmp_path):
-    tokenizer = _load(tmp_path, tokens=["?" * 3 if token == "Ą" else token for token in TOKENS])  # byte 4
-    assert tokenizer.decode(tokenizer.encode("a")) == "a"
-    with pytest.raises(ValueError, match="no token for the bytes 0x04 of the text"):
-        tokenizer.encode("a\x04b")
 
 
 def test_a_question_as_chatml():
@@ -142,19 +119,13 @@ def folder(tmp_path, loaded):
 def test_where_the_stops_of_a_folder_come_from(folder):
     """The first file that says them wins."""
     assert load_tokenizer(folder).stop == frozenset()
-    one, two, three = "tokenizer_config.json", "config.json", "generation_config.json"
-    for name, content, expected in [
-        (one, {"eos_token": "</s>"}, "'</s>', is not in the vocabulary"), (one, {"eos_token": "<|im_end|>"}, {ID["<|im_end|>"]}),
-        (one, {"eos_token": {"content": "<|im_start|>"}}, {ID["<|im_start|>"]}), (two, {"eos_token_id": 5}, {5}),
-        (three, {"eos_token_id": None}, {5}), (three, {"eos_token_id": [6, 7]}, {6, 7}),
-        *((three, {"eos_token_id": bad}, "eos_token_id|below the size") for bad in ([6, 10**6], "6", [-1], {"a": 1})),
-    ]:  # fmt: skip
-        (folder / name).write_text(json.dumps(content))
-        if isinstance(expected, set):
-            assert load_tokenizer(folder).stop == expected
-            continue
-        with pytest.raises(ValueError, match=expected):
-            load_tokenizer(folder)
+    first, second = folder / "generation_config.json", folder / "config.json"
+    for file, ids, expected in (second, 5, {5}), (first, None, {5}), (first, [6, 7], {6, 7}):
+        file.write_text(json.dumps({"eos_token_id": ids}))
+        assert load_tokenizer(folder).stop == expected
+    first.write_text('{"eos_token_id": "6"}')
+    with pytest.raises(ValueError, match="eos_token_id"):
+        load_tokenizer(folder)
 
 
 def test_a_folder_that_puts_a_token_before_every_text(folder, loaded):
@@ -186,8 +157,6 @@ PANICS = [  # of Rust, which are no exceptions
 
 
 def test_what_is_no_tokenizer(tmp_path):
-    with pytest.raises(FileNotFoundError, match="tokenizer.json does not exist"):
-        load_tokenizer(tmp_path)
     broken = [("tokenizer.json: ", content) for content in (b"", b"{", b"[]", b"[" * 10000, b"\xff\xfe")]
     words = {
         "version": "1.0",

@@ -27,7 +27,6 @@ from .. import checks, theta
 from ..backend import Array
 from ..files import (
     PathLike,
-    check_file,
     dtype_named,
     errors_prefixed_with,
     load_npy,
@@ -416,7 +415,7 @@ def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> R
 def _read_rows(case: Case, directory: Path) -> Rows:
     rows = {}
     for name in case.inputs:
-        with errors_prefixed_with(path := check_file(directory / _path(case, name))):
+        with errors_prefixed_with(path := directory / _path(case, name)):
             array = np.load(path, allow_pickle=False)
             rows[name] = array.view(dtype_named("bfloat16")) if array.dtype == np.uint16 else array
     if case.kind == "rotation":
