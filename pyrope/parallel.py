@@ -254,8 +254,6 @@ def parallel_linear_attention(
         options = {"rope": rope, "causal": causal, "feature_map": name, "denominators": denominators}
         ordered = causal and rope is not None and rope.axes is None and np.ndim(on_host(positions)) == 1
         at = np.asarray(rule.tables.positions if ordered and rule.tables is not None else [], np.int64)
-        if (at[1:] < at[:-1]).any():
-            raise ValueError(f"positions must ascend in causal linear attention, were {at[:20].tolist()}; {_ORDER}")
         return rule, _facts(options, q=q, k=k, v=v), at
 
     rule, spans = _agreed(comm, "parallel_linear_attention", check)
@@ -329,26 +327,24 @@ def forward(model: Model, tokens: Any, positions: Any = None, *, comm: Any, sche
         return logits if np.ndim(on_host(tokens)) == 2 else logits[0]
 
 
-def gather(comm: Any, x: Array, positions: Any, *, root: int = 0) -> Array | None:
-    """The shards x (…, n of a rank, f) of all ranks in the order of their positions on the root, None elsewhere."""
+def gather(comm: Any, x: Array, positions: Any) -> Array | None:
+    """The shards x (…, n of a rank, f) of all ranks in the order of their positions, on rank 0; None on the others."""
 
     def check() -> tuple[Int64, str, Any]:
         at = checks.positions("positions", on_host(positions)).astype(np.int64)
         namespace(x=x)
         if x.ndim < 2 or at.shape != x.shape[-2:-1]:
             raise ValueError(f"x must be (…, n, f) and positions (n,), had shapes {x.shape} and {at.shape}")
-        if checks.integer("root", root, 0) >= comm.Get_size():
-            raise ValueError(f"root must be a rank, less than {comm.Get_size()}, was {root}")
-        return at, _facts({"root": root}, x=x), at
+        return at, _facts({}, x=x), at
 
     at, spans = _agreed(comm, "gather", check)
     lengths = _check_spans(spans)
     with _aborting(comm):
-        xp, at_root, n = namespace(x), comm.Get_rank() == root, sum(lengths)
+        xp, at_root, n = namespace(x), comm.Get_rank() == 0, sum(lengths)
         rows = _to_wire(x.swapaxes(0, -2))
         parts, order, width = np.empty((n, *rows.shape[1:]), np.uint8), np.empty(n, np.int64), math.prod(rows.shape[1:])
-        comm.Gatherv(rows, [parts, [count * width for count in lengths]] if at_root else None, root)
-        comm.Gatherv(at, [order, lengths] if at_root else None, root)
+        comm.Gatherv(rows, [parts, [count * width for count in lengths]] if at_root else None)
+        comm.Gatherv(at, [order, lengths] if at_root else None)
         if not at_root:
             return None
         return from_numpy(parts.view(x.dtype)[np.argsort(order, kind="stable")].swapaxes(0, -2), xp)

@@ -2,7 +2,7 @@
 
 The functions of `PLOTS` return a Figure each, and `draw` writes one to a file; `operator_map`, `errors_chart` and
 `frequencies_chart` are those of the pages of reports. Colours are those of Okabe and Ito, which the colour-blind can
-tell apart; lines also differ by dash, and negative elements of a map are marked, so that all can be read in grey.
+tell apart; lines also differ by dash, so that they can be read in grey.
 There is no pyplot: no window, no global state. The engine and matplotlib, an extra, are imported where they are needed.
 """
 
@@ -58,16 +58,10 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _map(axes: Any, matrix: Float64, most: float, signed: bool = False) -> Any:
-    """Draws a matrix: 0 is white, most dark blue; if signed, most dark red and −most dark blue; NaN is hatched.
-
-    Negative elements of a signed map have a bar: in grey, blue and red are alike.
-    """
+    """Draws a matrix: 0 is white, most dark blue; if signed, most dark red and −most dark blue; NaN is hatched."""
     axes.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
-    row, column = np.nonzero(matrix < -most / 4)
-    if signed and row.size:
-        axes.plot(column, row, color="white", linestyle="none", marker="_", markersize=min(8.0, 110 / len(matrix)))
     signs = _matplotlib(".colors").LinearSegmentedColormap.from_list("blue-white-red", _SIGNS)
     low, colours = (-most, signs) if signed else (0.0, "Blues")
     return axes.imshow(matrix, cmap=colours, vmin=low, vmax=most, interpolation="nearest")
@@ -97,22 +91,6 @@ def rotation_figure() -> Figure:
         panel.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
         _label(panel, f"{pair} rad per position", f"feature {2 * i}", f"feature {2 * i + 1}")
     figure.supxlabel("the number at a point is its position m", fontsize="medium")
-    return figure
-
-
-def shift_figure() -> Figure:
-    """Sinusoidal positions, Eq. (4), and the matrix that turns each into that of a later position."""
-    from . import encodings
-
-    title = "Sinusoidal positions: one matrix T takes p(m) to p(m + 5), whatever m is (d = 16)"
-    figure, (left, right) = _figure(title, 1, 2, (9.6, 5.2))
-    table = encodings.sinusoidal(np.arange(64), 16).T
-    image = left.imshow(table, cmap="cividis", vmin=-1.0, vmax=1.0, interpolation="nearest", aspect="auto")
-    _label(left, "the encoding p(m), Eq. (4)", "position m", "feature")
-    _bar(image, left, "element of p(m)")
-    image = _map(right, encodings.sinusoidal_shift(5, 16), 1.0, signed=True)
-    _label(right, "T(5): a rotation in each pair, as in RoPE", "feature in", "feature out")
-    _bar(image, right, "element of T; white is 0, a bar marks the clearly negative ones")
     return figure
 
 
@@ -160,39 +138,14 @@ def wavelengths_figure(rope: Rope | None = None) -> Figure:
 
 
 def decay_figure(rope: Rope | None = None) -> Figure:
-    """Long-term decay: the curve of Figure 2, and scores, which stay below the bound that it gives."""
-    rope, at, scores = rope or Rope(128, 10000.0, "interleaved"), np.arange(256), 12
-    title = f"Long-term decay: what bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
-    figure, (left, right) = _figure(title, 1, 2, (9.6, 4.6))
-    curve = definition.decay(*cos_sin(at, rope.rotation_only))  # without the attention factor, as the paper has it
-    left.plot(at, curve, color=_BLUE)
-    left.set_ylim(bottom=0)
-    _label(left, "Figure 2: (2/d)·Σ|Sⱼ₊₁|", "relative distance m − n (positions)", "relative upper bound")
-    right.semilogy(at, curve, color=_BLUE, linewidth=2, label="bound")
-    alike, *others = _bounded_scores(at, rope, scores)
-    for i, score in enumerate(others):
-        name = None if i else f"{scores - 1} random queries and keys"
-        right.semilogy(at, score, color="0.7", linewidth=0.7, label=name)
-    right.semilogy(at, alike, label="query and key all ones", **_LINES[1])
-    right.set_ylim(bottom=1e-3)
-    unit = "|score| / ((d/2)·max|hⱼ₊₁ − hⱼ|)"
-    _label(right, "scores stay below the bound, Eq. (37)", "relative distance m − n (positions)", unit)
-    figure.legend(**{**_LEGEND, "loc": "outside lower right", "ncols": 3})
+    """Long-term decay: the curve of Figure 2, which bounds scores by their distance, Eq. (37)."""
+    rope, at = rope or Rope(128, 10000.0, "interleaved"), np.arange(256)
+    title = f"What bounds a score falls with the distance (d = {rope.width}, base {rope.base:g})"
+    figure, (axes,) = _figure(title, 1, 1, (7.6, 4.6))
+    axes.plot(at, definition.decay(*cos_sin(at, rope.rotation_only)), color=_BLUE)  # without the attention factor
+    axes.set_ylim(bottom=0)
+    _label(axes, "Figure 2: (2/d)·Σ|Sⱼ₊₁|", "relative distance m − n (positions)", "relative upper bound")
     return figure
-
-
-def _bounded_scores(distances: Any, rope: Rope, count: int) -> Float64:
-    """|Σ h_j e^{i(m−n)θ_j}| over max|h_{j+1} − h_j|·(r/2), which Eq. (37) bounds by `decay`: (count, n).
-
-    The first is of a query and a key of ones, the others are of random ones.
-    """
-    rng = np.random.default_rng(0)
-    h = np.full((count, rope.pairs), 2.0 + 0j)
-    q, k = (rng.standard_normal((2, count - 1, rope.pairs)) for _ in "qk")
-    h[1:] = (q[0] + 1j * q[1]) * (k[0] - 1j * k[1])
-    cos, sin = cos_sin(distances, rope.rotation_only)
-    steps = np.abs(np.diff(np.pad(h, ((0, 0), (0, 1))))).max(axis=-1)
-    return np.asarray(np.abs(h @ (cos + 1j * sin).T) / (steps * rope.pairs)[:, None])
 
 
 def scores_figure(rope: Rope | None = None) -> Figure:
@@ -328,23 +281,17 @@ def sharding_figure() -> Figure:
     n, ranks = 16, 4
     title = f"{n} tokens on {ranks} ranks: a rank computes the scores of the queries that it holds"
     figure, axes = _figure(title, 2, 3, (10.6, 7.4), sharey="row")
-    colours = _matplotlib(".cm").cividis.reversed()  # safe for the colour-blind, and in grey darker from rank to rank
-    ink = ["black" if rank < ranks / 2 else "white" for rank in range(ranks)]
     for scheme, above, below in zip(SCHEMES, axes[:3], axes[3:], strict=True):
         shards = [shard_positions(n, rank, ranks, scheme) for rank in range(ranks)]
         owner, work = np.empty(n), [int((shard + 1).sum()) for shard in shards]  # a query at m sees m + 1 keys
         for rank, shard in enumerate(shards):
             owner[shard] = rank
             for m in shard.tolist():
-                above.text(m, m, f"{rank}", ha="center", va="center", color=ink[rank])
-        above.patch.set(hatch="////", edgecolor="0.8", facecolor="white")
-        seen = np.where(np.tri(n, dtype=bool), owner[:, None], np.nan)
-        above.imshow(seen, cmap=colours, vmin=0, vmax=ranks - 1, interpolation="nearest")
+                above.text(m, m, f"{rank}", ha="center", va="center")
+        seen = np.where(np.tri(n, dtype=bool), owner[:, None] + 1, np.nan)
+        _map(above, seen, 2.0 * ranks)  # of the lighter half of the shades, so that numbers can be read
         _label(above, f"{scheme}: the rank of each query", "key n (position)", "query m (position)")
-        shades = [colours(rank / (ranks - 1)) for rank in range(ranks)]
-        bars = below.bar(range(ranks), work, color=shades, edgecolor="black")
-        for colour, text in zip(ink, below.bar_label(bars, label_type="center"), strict=True):
-            text.set_color(colour)
+        below.bar_label(below.bar(range(ranks), work, color=_ORANGE), label_type="center")
         below.axhline(sum(work) / ranks, **_LINES[1])
         below.set_xticks(range(ranks))
         _label(below, f"busiest: {max(work) * ranks / sum(work):.2f} × the mean, dashed", "rank", "scores to compute")
@@ -379,7 +326,7 @@ def operator_map(
     for panel, (words, matrix) in zip(axes, matrices.items(), strict=False):
         image = _map(panel, matrix, most, signed=True)
         _label(panel, words, "feature in, j", "feature out, i")
-    words = "element (i, j) of R; white is 0, a bar: clearly negative, hatched: not finite"
+    words = "element (i, j) of R; white is 0, hatched: not finite"
     _bar(image, axes[: len(matrices)], words if count > 1 else "element (i, j)", extend="both" if beyond else "neither")
     if expected is not None:
         off = measured - expected
@@ -435,7 +382,7 @@ def _marks(axes: Any, x: Any, y: Float64, wrong: Any, *names: str) -> None:
 
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_FIGURES = (rotation_figure, shift_figure, wavelengths_figure, decay_figure, scores_figure, precision_figure,
+_FIGURES = (rotation_figure, wavelengths_figure, decay_figure, scores_figure, precision_figure,
             attention_figure, linear_figure, sharding_figure, operator_figure)  # fmt: skip
 PLOTS: dict[str, Callable[..., Figure]] = {make.__name__.removesuffix("_figure"): make for make in _FIGURES}
 

@@ -264,7 +264,11 @@ def test_several_files(tmp_path):
 
     same(loaded(places), w)
     part = {key: place for key, place in places.items() if place != places["model.norm.weight"]}
-    for wrong, says in (part, "missing: .*model.norm.weight"), (None, "index.json: .*NoneType"), ({}, "missing: model.emb"):
+    for wrong, says in (
+        (part, "missing: .*model.norm.weight"),
+        (None, "index.json: .*NoneType"),
+        ({}, "missing: model.emb"),
+    ):
         with pytest.raises(ValueError, match=f"(?s){says}"):
             loaded(wrong)
 
@@ -306,7 +310,8 @@ def test_paths_that_are_no_checkpoints(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04evil")
     for path, options, says in [
         (tmp_path, {}, "must hold model.safetensors or .* holds neither; pickles .* are never read"),
-        (tmp_path / "pytorch_model.bin", {}, "pytorch_model.bin: GGUF magic invalid"), ("some/model", {}, "some/model"),
+        (tmp_path / "pytorch_model.bin", {}, "pytorch_model.bin: GGUF magic invalid"),
+        ("some/model", {}, "some/model"),
         (tmp_path / "nowhere", {"dtype": "float16"}, "dtype must be one of 'float32', 'float64', was 'float16'"),
         (tmp_path / "nowhere", {"backend": "torch"}, 'backend must be "numpy" or "cupy"'),
     ]:

@@ -28,8 +28,7 @@ EXCEPTIONS = {
     # Reports and identifications show themselves as pages, which are imported when one is asked for.
     ("oracle/report", "oracle/page"),
     ("oracle/operator", "oracle/page"),
-    # Pictures of the engine, which is imported when one is drawn.
-    ("plots", "encodings"),
+    # A picture of the engine, which is imported when it is drawn.
     ("plots", "parallel"),
 }
 

@@ -150,20 +150,19 @@ def _noting(method, events, name):
 
 def test_the_order_of_linear_attention(mpi):
     striped, twice = {"scheme": "striped", "causal": False}, {"shift": -1}  # one position twice, at the seam, is right
-    for size, options in (2, striped), (2, twice), (1, {"causal": False, "reverse": True}):
+    for size, options in (2, striped), (2, twice):
         assert all(isinstance(out, np.ndarray) for out in on_ranks(size, ordered(**options))[0])
 
 
 # ── Ranks that agree, and that end together ──────────────────────────────────────────────────────────────────────────
 
 
-def ordered(scheme="contiguous", causal=True, reverse=False, shift=0):
+def ordered(scheme="contiguous", causal=True, shift=0):
     q, rope = np.random.default_rng(1).standard_normal((1, N, 4)), Rope(4, 100.0, "half")
 
     def attend(comm):
         own, shard = of(comm, scheme, q)
-        at = (own[::-1] if reverse else own) + shift * comm.rank
-        return parallel_linear_attention(comm, shard, shard, shard, at, rope, causal=causal)
+        return parallel_linear_attention(comm, shard, shard, shard, own + shift * comm.rank, rope, causal=causal)
 
     return attend
 
@@ -188,8 +187,8 @@ def passed(*configs, add=lambda comm: (0, 0), **options):
 DEEP = [replace(PLAIN, layers=PLAIN.layers[:1] * 40 + (replace(PLAIN.layers[0], window=window),)) for window in (2, 3)]
 
 
-def gathered(shape, at, root=0):
-    return lambda comm: gather(comm, np.zeros(shape), at, root=root)
+def gathered(shape, at):
+    return lambda comm: gather(comm, np.zeros(shape), at)
 
 
 def overflows(sign):  # each sees itself: −inf alone would pass for nothing
@@ -207,14 +206,12 @@ FACTS = "ring_attention(q float64 (2, 4, n, 3), k float64 (2, 2, n, 3), v float6
     (2, ring(lambda own: np.arange(len(own))), "13 tokens cannot all have their own between 0 and 6"),
     (3, ring(causal=lambda comm: comm.rank == 2), f"{SAME}: rank 0 made {FACTS}False, window=None"),
     (3, ring(causal=lambda comm: comm.rank == 2), f", rank 2 {FACTS}True"),
-    (1, ordered(reverse=True), "positions must ascend in causal linear attention, were [12, 11"),
     (2, ordered("striped"), "a rank ends at position 12, and the next begins at 1;"),
     (1, passed(PLAIN.with_encoding("alibi")), "ALiBi adds a bias to all n × n scores"),
     (1, passed(replace(PLAIN, attention="linear"), scheme="zigzag"), "scheme must be 'contiguous' for causal linear attention"),
     (2, passed(PLAIN, add=lambda comm: (comm.rank, 0)), SAME), (2, passed(PLAIN, add=lambda comm: (0, comm.rank)), SAME), (2, passed(*DEEP), SAME),
     (1, gathered((4, 2), np.arange(3)), "x must be (…, n, f) and positions (n,), had shapes (4, 2) and (3,)"),
     (1, gathered(4, np.arange(4)), "x must be (…, n, f) and positions (n,)"),
-    (1, gathered((4, 2), np.arange(4), root=1), "root must be a rank, less than 1, was 1"),
     (1, gathered((4, 2), [0, 1, 2, 2]), "4 tokens cannot all have their own between 0 and 2"),
     *((1, lambda comm, given=given: shard_positions(*given), words) for given, words in [
         ((-1, 0, 1), "n must be at least 0, was -1"), ((4, 0, 0), "size must be at least 1, was 0"), ((4.0, 0, 1), "n must be an integer"),

@@ -82,15 +82,12 @@ def test_wavelengths_are_those_of_each_rescaling():
     assert list(_lines(_panels(plots.wavelengths_figure(ROPE))[0])) == ["none"]
 
 
-def test_decay_is_figure_2_and_bounds_the_scores():
+def test_decay_is_figure_2():
     rope = Rope(16, 10000.0, "interleaved")
-    left, right = _panels(plots.decay_figure(rope))
+    (panel,) = _panels(plots.decay_figure(rope))
     z = np.exp(1j * np.arange(256)[:, None] * pyrope.frequencies(rope))
     curve = np.abs(np.cumsum(z, axis=-1)).mean(axis=-1)
-    np.testing.assert_allclose(left.lines[0].get_ydata(), curve, rtol=1e-12)
-    bound, *scores = (line.get_ydata() for line in right.lines)
-    assert len(scores) == 12 and all((score <= bound * (1 + 1e-12)).all() and (score > 0).all() for score in scores)
-    np.testing.assert_allclose(_lines(right)["query and key all ones"], np.abs(z.mean(-1)), rtol=1e-12)
+    np.testing.assert_allclose(panel.lines[0].get_ydata(), curve, rtol=1e-12)
 
 
 def test_scores_are_those_of_rotated_ones():
@@ -138,16 +135,12 @@ def test_linear_marks_what_is_below_zero_and_shows_the_sums():
     assert {*zip(marks.get_ydata(), marks.get_xdata(), strict=True)} == {*zip(*np.nonzero(below), strict=True)}
 
 
-def test_shift_is_the_matrix_that_moves_sinusoids():
-    encoding, matrix = _maps(plots.shift_figure())
-    np.testing.assert_allclose(matrix @ encoding[:, :-5], encoding[:, 5:], atol=1e-12)
-
-
 def test_sharding_shows_who_computes_which_score():
     panels = _panels(plots.sharding_figure())
     for scheme, above, below in zip(pyrope.parallel.SCHEMES, panels[:3], panels[3:], strict=True):
         shown = above.images[0].get_array()
         assert shown.mask.tolist() == (~np.tri(16, dtype=bool)).tolist() and scheme in above.get_title()
+        shown = shown - 1
         for rank, bar in enumerate(below.patches):
             own = pyrope.parallel.shard_positions(16, rank, 4, scheme)
             assert (shown[own].compressed() == rank).all() and bar.get_height() == (shown == rank).sum()
@@ -166,13 +159,13 @@ def test_an_operator_stands_beside_the_expected_one(rope, at):
     assert f"position {at} " in figure.get_suptitle()
 
 
-def test_zero_is_white_signs_can_be_read_in_grey_and_arrows_say_what_is_beyond():
+def test_zero_is_white_signs_have_colours_and_arrows_say_what_is_beyond():
     matrix = np.array([[1.0, -1.0], [0.0, np.nan]])
     figure = plots.operator_map("3", 1.5 * matrix, matrix)
-    image, (marks,) = _panels(figure)[0].images[0], _panels(figure)[0].lines
+    image = _panels(figure)[0].images[0]
     assert image.get_cmap()(image.norm(0.0)) == pytest.approx((1, 1, 1, 1), abs=0.01)
     red, _, blue, _ = image.get_cmap()(image.norm(-1.0))
-    assert red < blue and (marks.get_xdata(), marks.get_ydata()) == ([1], [0])
+    assert red < blue
     bars = [axes._colorbar.extend for axes in figure.axes if hasattr(axes, "_colorbar")]
     assert bars == ["both", "neither"] and "not finite" in _panels(figure)[2].get_title()
     for nothing in (np.full((2, 2), np.nan), np.full((2, 2), -np.inf)):  # no number at all

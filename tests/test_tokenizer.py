@@ -16,7 +16,13 @@ tokenizers = package("tokenizers")
 
 MERGES = ["1 2", "12 3", "h e", "l l", "ll o", "he llo", "Ġ hello", "! !", "Ġ Ġ", "Ċ Ċ", "S A", "' S", "Ġ !!", "Ì ģ"]
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
-TOKENS = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *(pair.replace(" ", "") for pair in MERGES), "xyz", *SPECIAL, "<user>"]
+TOKENS = [
+    *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+    *(pair.replace(" ", "") for pair in MERGES),
+    "xyz",
+    *SPECIAL,
+    "<user>",
+]
 KINDS = [1] * (len(TOKENS) - 4) + [3, 3, 3, 4]
 ID = {token: i for i, token in enumerate(TOKENS)}
 PRES = ["gpt-2", "smollm", "default", "llama-bpe", "qwen2"]

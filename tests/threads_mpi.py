@@ -71,9 +71,9 @@ class Comm:
         parts = self._all(own.copy())
         total[...] = sum(parts[: self.rank]) if self.rank else np.nan  # rank 0 may receive anything
 
-    def Gatherv(self, own, into, root):
+    def Gatherv(self, own, into):
         parts = self._all(own.copy())
-        assert (into is not None) == (self.rank == root)
+        assert (into is not None) == (self.rank == 0)
         if into is not None:
             buffer, counts = into
             assert counts == [part.size for part in parts]
