@@ -25,7 +25,7 @@ def _integers(name: str, values: Any) -> Int64:
 
 
 def _distances(q_positions: Any, k_positions: Any) -> Int64:
-    """j − i: (n,) and (m,) -> (n, m)."""
+    """j − i: (n,) and (t,) -> (n, t)."""
     i, j = _integers("q_positions", q_positions), _integers("k_positions", k_positions)
     if i.ndim != 1 or j.ndim != 1:
         raise ValueError(f"positions must be (n,), had shapes {i.shape} and {j.shape}")
@@ -75,7 +75,7 @@ def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
 
 
 def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
-    """Clipped relative embeddings (Shaw et al., arXiv 1803.02155): a_ij, (n, m, d), from a table (2k + 1, d).
+    """Clipped relative embeddings (Shaw et al., arXiv 1803.02155): a_ij, (n, t, d), from a table (2k + 1, d).
 
     a_ij is row k + clip(j − i, −k, k). Scores are q_iᵀ(k_j + a_ij), outputs Σ α_ij (v_j + a_ij), each with its table:
     `shaw_scores` and `shaw_values` are what they add to a plain attention.
@@ -86,12 +86,12 @@ def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:
 
 
 def shaw_scores(q: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
-    """q_iᵀa_ij: q (…, n, d) -> (…, n, m)."""
+    """q_iᵀa_ij: q (…, n, d) -> (…, n, t)."""
     return _shaw("...nd,nmd->...nm", "q", q, shaw_embeddings(q_positions, k_positions, table), (0, 2))  # Eq. (5)
 
 
 def shaw_values(weights: Array, q_positions: Any, k_positions: Any, table: Array) -> Array:
-    """Σ_j α_ij a_ij: weights (…, n, m) -> (…, n, d)."""
+    """Σ_j α_ij a_ij: weights (…, n, t) -> (…, n, d)."""
     return _shaw("...nm,nmd->...nd", "weights", weights, shaw_embeddings(q_positions, k_positions, table), (0, 1))
 
 
@@ -139,7 +139,7 @@ def _t5_starts(exact: int, w: int, max_distance: int) -> list[int]:
 
 
 def t5_bias(table: Array, q_positions: Any, k_positions: Any, *, causal: bool, max_distance: int = 128) -> Array:
-    """What T5 adds to the scores: its table (buckets, h) -> (h, n, m)."""
+    """What T5 adds to the scores: its table (buckets, h) -> (h, n, t)."""
     _check_table(table, "(buckets, h)")
     # A distance may be twice as large as a position; those beyond max_distance share a bucket, so it may be clipped.
     distances = np.clip(_distances(q_positions, k_positions), -checks.MAX_POSITION, checks.MAX_POSITION)
@@ -163,7 +163,7 @@ def alibi_slopes(h: int) -> Float64:
 
 
 def alibi_bias(h: int, q_positions: Any, k_positions: Any) -> Float64:
-    """What ALiBi adds to the scores, −slope·|j − i|: (h, n, m).
+    """What ALiBi adds to the scores, −slope·|j − i|: (h, n, t).
 
     >>> alibi_bias(1, [2], [0, 1, 2])
     array([[[-0.0078125 , -0.00390625, -0.        ]]])

@@ -38,7 +38,7 @@ _SMALL = 2**16  # elements of the queries: with fewer, threads cost more than th
 class LinearState:
     """The sums over the keys and values so far, of constant size; the states of two parts add up: a + b."""
 
-    numerator: Array  # (…, g, d, e): S, with e the width of the values
+    numerator: Array  # (…, g, d, c): S, with c features of a value
     denominator: Array  # (…, g, d): z
     count: int  # of tokens
     rope: Rope | None
@@ -70,7 +70,7 @@ def linear_attention(
     q: Array, k: Array, v: Array, positions: Any = None, rope: Rope | None = None, *, causal: bool,
     feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> Array:  # fmt: skip
-    """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, e) -> (…, h, n, e).
+    """Eq. (19), or without rope Eq. (18): q (…, h, n, d), k (…, g, n, d), v (…, g, n, c) -> (…, h, n, c).
 
     >>> x = np.ones((1, 3, 2))
     >>> linear_attention(x, x, x, range(3), Rope(2, 10000.0, "half"), causal=True)[0, :, 0].round(3)
@@ -134,11 +134,11 @@ def checked_rule(
     return LinearRule(dtype, tables, feature_map, denominators)
 
 
-# ── The core: arguments are not checked from here on; S is (…, g, d, e), z (…, g, d) ─────────────────────────────────
+# ── The core: arguments are not checked from here on; S is (…, g, d, c), z (…, g, d) ─────────────────────────────────
 
 
 def zeros(k: Array, v: Array, rule: LinearRule) -> _Pair:
-    """S and z before the first token of k (…, g, n, d) and v (…, g, n, e)."""
+    """S and z before the first token of k (…, g, n, d) and v (…, g, n, c)."""
     named = isinstance(rule.feature_map, str)
     width = k.shape[-1] if named else _given(rule.feature_map, k[..., :1, :].astype(rule.dtype)).shape[-1]
     xp, shape = namespace(k), (*k.shape[:-2], width)
@@ -146,7 +146,7 @@ def zeros(k: Array, v: Array, rule: LinearRule) -> _Pair:
 
 
 def sums(k: Array, v: Array, rule: LinearRule) -> _Pair:
-    """S and z of all keys (…, g, n, d) and values (…, g, n, e)."""
+    """S and z of all keys (…, g, n, d) and values (…, g, n, c)."""
     s, z = zeros(k, v, rule)
 
     def some(piece: tuple[slice, slice]) -> None:
@@ -161,7 +161,7 @@ def sums(k: Array, v: Array, rule: LinearRule) -> _Pair:
 
 
 def read(q: Array, state: _Pair, rule: LinearRule) -> Array:
-    """Every query (…, h, n, d) against the same S and z: (…, h, n, e)."""
+    """Every query (…, h, n, d) against the same S and z: (…, h, n, c)."""
     out = namespace(q).empty((*q.shape[:-1], state[0].shape[-1]), q.dtype)
 
     def some(piece: tuple[slice, slice]) -> None:
@@ -179,7 +179,7 @@ def read(q: Array, state: _Pair, rule: LinearRule) -> Array:
 
 
 def step(q: Array, k: Array, v: Array, state: _Pair, rule: LinearRule) -> Array:
-    """Every query against the keys up to it and S and z: (…, h, n, e); the keys are added to S and z."""
+    """Every query against the keys up to it and S and z: (…, h, n, c); the keys are added to S and z."""
     out, n, (s, z) = namespace(q).empty((*q.shape[:-1], v.shape[-1]), q.dtype), q.shape[-2], state
     even, length = n - n % _CHUNK, _CHUNK * max(1, _STRETCH // _CHUNK)
     parts = cuts(even, length) + ([slice(even, n)] if even < n else [])
@@ -199,18 +199,18 @@ def step(q: Array, k: Array, v: Array, state: _Pair, rule: LinearRule) -> Array:
     return checked_outputs(out, rule, on_host=True)
 
 
-def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, c: int) -> tuple[Array, Array, Array, _Pair]:
+def _chunks(q: _Pair, k: _Pair, v: Array, before: _Pair, size: int) -> tuple[Array, Array, Array, _Pair]:
     """The numerators of Eq. (19), φ(q), what it is multiplied with in the denominators, and S and z after these tokens.
 
-    q and k are φ(x) and R(m)φ(x), (…, heads, tokens, d); all chunks of c tokens are multiplied at once.
+    q and k are φ(x) and R(m)φ(x), (…, heads, tokens, d); all chunks of this size are multiplied at once.
     """
     xp, (s, z), g = namespace(v), before, v.shape[-3]
 
-    def cut(x: Array) -> Array:  # (…, heads, tokens, any) -> (…, g, heads/g, chunks, c, any)
-        return x.reshape(*x.shape[:-3], g, x.shape[-3] // g, x.shape[-2] // c, c, x.shape[-1])
+    def cut(x: Array) -> Array:  # (…, heads, tokens, any) -> (…, g, heads/g, chunks, size, any)
+        return x.reshape(*x.shape[:-3], g, x.shape[-3] // g, x.shape[-2] // size, size, x.shape[-1])
 
     (phi_q, turned_q), (phi_k, turned_k), values = map(cut, q), map(cut, k), cut(v)
-    lower, columns = xp.tril(xp.ones((c, c), v.dtype)), turned_k.swapaxes(-1, -2)
+    lower, columns = xp.tril(xp.ones((size, size), v.dtype)), turned_k.swapaxes(-1, -2)
     weights = turned_q @ columns
     weights *= lower
     numerator = weights @ values  # Eq. (19): the keys of this chunk,
@@ -257,7 +257,7 @@ def _given(feature_map: Any, x: Array) -> Array:
 
 
 def _divide(numerator: Array, phi: Array, total: Array, rule: LinearRule, out: Array) -> None:
-    """numerator (…, e) over Σ phi·total (…, d), into out (…, h, n, e); 0/0 is 0, and what is wrong NaN."""
+    """numerator (…, c) over Σ phi·total (…, d), into out (…, h, n, c); 0/0 is 0, and what is wrong NaN."""
     xp, limits = namespace(phi), np.finfo(rule.dtype)
     denominator = xp.einsum("...d,...d->...", phi, total)[..., None]
     # φ(q)ᵀφ(k) of small features, as of inputs around −52 in float32, is subnormal: a number of few bits, whose
@@ -275,7 +275,7 @@ def _divide(numerator: Array, phi: Array, total: Array, rule: LinearRule, out: A
 
 
 def checked_outputs(out: Array, rule: LinearRule, on_host: bool) -> Array:
-    """out (…, h, n, e), if nothing in it is NaN, the mark of a wrong output: looked at on the host, or on a device."""
+    """out (…, h, n, c), if nothing in it is NaN, the mark of a wrong output: looked at on the host, or on a device."""
     xp = namespace(out)
     if (xp is np) == on_host and bool((wrong := xp.isnan(out)).any()):
         where, limits = np.argwhere(to_numpy(wrong.any(axis=-1)))[0].tolist(), np.finfo(rule.dtype)

@@ -410,7 +410,7 @@ def _block(model: Model, i: int, x: Array, attend: Attend, note: Trace) -> Array
 
 
 def _before(model: Model, name: str, told: Trace, qkv: Array, x: Array) -> None:
-    """Queries, keys and values of rows (m, e), into qkv (m, (h + 2g)·d)."""
+    """Queries, keys and values of rows (n, e), into qkv (n, (h + 2g)·d)."""
     config, h, g = model.config, model.config.heads, model.config.key_heads
     read = x if config.block == "post-norm" else model.norm(name + "attention_norm", x)
     told("norm", read)
@@ -422,7 +422,7 @@ def _before(model: Model, name: str, told: Trace, qkv: Array, x: Array) -> None:
 
 
 def _after(model: Model, name: str, told: Trace, out: Array, x: Array, mixed: Array) -> None:
-    """The rest of a layer, of rows x (m, e) and what attention returned, (m, h·d), into out (m, e)."""
+    """The rest of a layer, of rows x (n, e) and what attention returned, (n, h·d), into out (n, e)."""
     config, post = model.config, model.config.block == "post-norm"
     attended = model.norm(name + "attention_post_norm", project(mixed, model.projection(name + "out")))
     told("attention", attended)
@@ -474,12 +474,12 @@ class _Attention:
         return softmax.attend(q, k, v, self.rules[config.layers[i].window], self.mask)  # Eq. (2)
 
     def _scores(self, i: int, q: Array, k: Array) -> Array:
-        """The scores whose softmax is taken, by the definition: (b, h, n, m)."""
-        config, (n, m), bias = self.config, (q.shape[2], k.shape[2]), 0
-        seen = definition.visible(np.arange(m - n, m), np.arange(m), config.causal, config.layers[i].window)
+        """The scores whose softmax is taken, by the definition: (b, h, n, t)."""
+        config, (n, t), bias = self.config, (q.shape[2], k.shape[2]), 0
+        seen = definition.visible(np.arange(t - n, t), np.arange(t), config.causal, config.layers[i].window)
         seen = from_numpy(seen, namespace(q))
         if self.mask is not None:
-            mask = self.mask.reshape(len(self.mask), -1, n, m)
+            mask = self.mask.reshape(len(self.mask), -1, n, t)
             seen, bias = (seen & mask, 0) if mask.dtype == bool else (seen, mask)
         k = definition.repeat_heads(k, config.heads)
         return definition.attention_scores(q, k, seen, config.score_scale, config.softcap, bias)
@@ -509,11 +509,11 @@ class _Attention:
         return out
 
 
-def _score_rule(config: Config, window: int | None, n: int, m: int) -> softmax.ScoreRule:
-    """How scores come about, of the last n of m tokens to all of them."""
-    every, seen = np.arange(m)[None, None, None], n == 1 and (window is None or window >= m)
+def _score_rule(config: Config, window: int | None, n: int, t: int) -> softmax.ScoreRule:
+    """How scores come about, of the last n of t tokens to all of them."""
+    every, seen = np.arange(t)[None, None, None], n == 1 and (window is None or window >= t)
     reach = None if seen else softmax.reach(config.causal, window)  # a token that comes after all others sees them all
-    return softmax.ScoreRule(every[..., m - n :], every, reach, config.score_scale, config.softcap)
+    return softmax.ScoreRule(every[..., t - n :], every, reach, config.score_scale, config.softcap)
 
 
 def _head(model: Model, x: Array, note: Trace) -> Array:

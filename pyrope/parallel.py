@@ -174,7 +174,7 @@ def ring_attention(
     scale: float | None = None, softcap: float | None = None,
 ) -> Array:  # fmt: skip
     """`attention`, Eq. (2), of this rank's queries to the keys of all ranks: q (…, h, n, d), k (…, g, n, d) and
-    v (…, g, n, e) of this rank's n tokens, q and k rotated -> (…, h, n, e).
+    v (…, g, n, c) of this rank's n tokens, q and k rotated -> (…, h, n, c).
 
     ``positions``, (n,), are those of this rank's tokens in the sequence, each once; they decide who sees whom, in any
     order, and a whole batch shares them. n may differ from rank to rank. While a rank computes with the shard that it
@@ -242,7 +242,7 @@ def parallel_linear_attention(
     feature_map: FeatureMap = "elu+1", denominators: str = "positive",
 ) -> Array:  # fmt: skip
     """`linear_attention`, Eq. (19), of this rank's queries to the keys of all ranks, or of those before it and its own:
-    q (…, h, n, d), k (…, g, n, d) and v (…, g, n, e) of this rank's n tokens, not rotated -> (…, h, n, e).
+    q (…, h, n, d), k (…, g, n, d) and v (…, g, n, c) of this rank's n tokens, not rotated -> (…, h, n, c).
 
     Ranks exchange S and z, d·(e + 1) numbers for each key head, whatever the length. If ``causal``, a rank's tokens
     come after those of the ranks before it, as in the scheme "contiguous"; other options are as in `linear_attention`.

@@ -1,7 +1,7 @@
 """Softmax attention, Eq. (2), in linear memory.
 
 `attention` checks its arguments; `attend`, its core, does not. It takes a tile of queries at a time, and the keys that
-any of them sees tile by tile, so that it never holds n × m scores. Positions decide who sees whom, not places in an
+any of them sees tile by tile, so that it never holds n × t scores. Positions decide who sees whom, not places in an
 array. float16 and bfloat16 are computed in float32 and rounded once; float32 and float64 in their own dtype.
 """
 
@@ -37,7 +37,7 @@ class ScoreRule:
     """How scores come about, and which of them count: made once for all layers that share it."""
 
     q_at: Int64  # (…, 1, 1, n), on the host as is the next; axes have length 1 where nothing varies
-    k_at: Int64  # (…, 1, 1, m)
+    k_at: Int64  # (…, 1, 1, t)
     reach: tuple[int, int] | None  # the least and greatest q_at − k_at that is visible; None: all
     scale: float
     softcap: float | None = None
@@ -58,7 +58,7 @@ def attention(
     q: Array, k: Array, v: Array, *, causal: bool = False, q_positions: Any = None, k_positions: Any = None,
     mask: Array | None = None, window: int | None = None, softcap: float | None = None, scale: float | None = None
 ) -> Array:  # fmt: skip
-    """softmax(q·kᵀ·scale)·v, Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e) -> (…, h, n, e).
+    """softmax(q·kᵀ·scale)·v, Eq. (2): q (…, h, n, d), k (…, g, t, d), v (…, g, t, c) -> (…, h, n, c).
 
     >>> x = np.eye(3)[None]
     >>> attention(x, x, x, causal=True, scale=100.0).round(2)  # each finds itself
@@ -70,9 +70,9 @@ def attention(
     multiplied too, by 0.
     ``causal``: a query sees the keys with q_position − k_position ≥ 0; ``window``: those with a distance below
     it, on both sides if not causal. Positions are integers, (n,) or (…, n) with the first batch axes of q. Keys
-    default to 0 … m−1, queries to the last n of the keys' (so n < m continues a cache). They decide nothing else.
-    ``mask``, broadcastable to (…, h, n, m): bool, where True is visible, or float, added to the scores; −inf hides.
-    ``scale`` defaults to 1/√d; ``softcap`` c makes scores c·tanh(score/c), before any mask.
+    default to 0 … t−1, queries to the last n of the keys' (so n < t continues a cache). They decide nothing else.
+    ``mask``, broadcastable to (…, h, n, t): bool, where True is visible, or float, added to the scores; −inf hides.
+    ``scale`` defaults to 1/√d; ``softcap`` makes scores softcap·tanh(score/softcap), before any mask.
     """
     xp = namespace(q=q, k=k, v=v) if mask is None else namespace(q=q, k=k, v=v, mask=mask)
     rule = checked_rule(q, k, v, (causal, window), (q_positions, k_positions), (scale, softcap))
@@ -94,27 +94,27 @@ def checked_rule(
     if softcap is not None:
         softcap = checks.in_range("softcap", softcap, dtype)
         checks.in_range("scale/softcap, which queries are multiplied with,", scale / softcap, dtype)
-    (n, m), batch, (q_at, k_at) = (q.shape[-2], k.shape[-2]), q.shape[:-3], positions
+    (n, t), batch, (q_at, k_at) = (q.shape[-2], k.shape[-2]), q.shape[:-3], positions
     # A token that comes after all keys, as in decoding, sees them all.
-    last = q_at is None is k_at and n == 1 and (window is None or window >= m)
-    if q_at is None and k_at is not None and n > m:
-        raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {m} keys")
+    last = q_at is None is k_at and n == 1 and (window is None or window >= t)
+    if q_at is None and k_at is not None and n > t:
+        raise ValueError(f"q_positions must be given: {n} queries cannot be the last of {t} keys")
     flat = (1,) * (len(batch) + 2)
-    every = np.arange(m).reshape(*flat, m) if k_at is None else _positions("k_positions", k_at, batch, m)
+    every = np.arange(t).reshape(*flat, t) if k_at is None else _positions("k_positions", k_at, batch, t)
     if q_at is not None:
         q_at = _positions("q_positions", q_at, batch, n)
     else:
-        q_at = np.arange(m - n, m).reshape(*flat, n) if k_at is None else every[..., m - n :]
+        q_at = np.arange(t - n, t).reshape(*flat, n) if k_at is None else every[..., t - n :]
     return ScoreRule(q_at, every, None if last else reach(causal, window), scale, softcap)
 
 
 def check_heads(q: Array, k: Array, v: Array) -> np.dtype[Any]:
-    """The dtype of the arithmetic, if q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) fit each other."""
+    """The dtype of the arithmetic, if q (…, h, n, d), k (…, g, t, d) and v (…, g, t, c) fit each other."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         dtype = compute_dtype(name, x)
         if x.dtype != q.dtype:
             raise TypeError(f"q, k and v must have one dtype, {name} was {x.dtype} and q {q.dtype}: convert one")
-    rule = "q (…, h, n, d), k (…, g, m, d) and v (…, g, m, e) must agree in …, g, m and d, with d, g and h at least 1"
+    rule = "q (…, h, n, d), k (…, g, t, d) and v (…, g, t, c) must agree in …, g, t and d, with d, g and h at least 1"
     fits = q.ndim == k.ndim == v.ndim >= 3 and k.shape[:-3] == q.shape[:-3] and k.shape[:-1] == v.shape[:-1]
     if not fits or q.shape[-1] != k.shape[-1] or 0 in (q.shape[-1], q.shape[-3], k.shape[-3]):
         raise ValueError(f"{rule}, had shapes {q.shape}, {k.shape} and {v.shape}")
@@ -134,12 +134,12 @@ def _positions(name: str, positions: Any, batch: tuple[int, ...], length: int) -
 
 
 def _checked_mask(mask: Array, shape: tuple[int, ...], g: int) -> Array:
-    """A mask that broadcasts to shape (…, h, n, m), as (…, g, r, n, m) with axes of length 1."""
+    """A mask that broadcasts to shape (…, h, n, t), as (…, g, r, n, t) with axes of length 1."""
     if mask.dtype != bool:
         compute_dtype("mask must be bool, where True is visible; one that is added", mask)
     full = (*(1,) * (len(shape) - mask.ndim), *mask.shape)
     if len(full) != len(shape) or any(a not in (1, b) for a, b in zip(full, shape, strict=True)):
-        raise ValueError(f"mask must be broadcastable to (…, h, n, m), {shape}, had shape {mask.shape}")
+        raise ValueError(f"mask must be broadcastable to (…, h, n, t), {shape}, had shape {mask.shape}")
     h = full[-3]
     return mask.reshape(*full[:-3], *((1, 1) if h == 1 else (g, h // g)), *full[-2:])
 
@@ -158,13 +158,13 @@ def check_overflow(q: Array, k: Array, rule: ScoreRule, dtype: np.dtype[Any]) ->
 
 
 def attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None = None) -> Array:
-    """Eq. (2): q (…, h, n, d), k (…, g, m, d), v (…, g, m, e), mask (…, g, r, n, m), h = g·r -> (…, h, n, e).
+    """Eq. (2): q (…, h, n, d), k (…, g, t, d), v (…, g, t, c), mask (…, g, r, n, t), h = g·r -> (…, h, n, c).
 
     On a GPU nothing waits for the device: where scores overflow, outputs are NaN.
     """
-    xp, dtype, (*batch, h, n, d), (g, m) = namespace(q), compute_dtype("q", q), q.shape, k.shape[-3:-1]
+    xp, dtype, (*batch, h, n, d), (g, t) = namespace(q), compute_dtype("q", q), q.shape, k.shape[-3:-1]
     shape, lead, r = (*q.shape[:-1], v.shape[-1]), (*batch, g), h // g
-    if not (math.prod(shape) and m):
+    if not (math.prod(shape) and t):
         return xp.zeros(shape, q.dtype)
     groups, k, v = q.reshape(*lead, r, n, d), _operand(k, dtype), _operand(v, dtype)
     out = xp.empty(shape, q.dtype)
@@ -182,24 +182,24 @@ def attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None = N
         seen = None if mask is None else tile_of(mask, index)
         target[index] = _attend(groups[index], k[heads], v[heads], part, seen, bound)  # rounded here
 
-    each(some, pieces(xp, groups.shape[:-1], m), spread=xp is np, products=True)
+    each(some, pieces(xp, groups.shape[:-1], t), spread=xp is np, products=True)
     return out
 
 
-def pieces(xp: ModuleType, shape: tuple[int, ...], m: int) -> Iterator[tuple[Any, ...]]:
-    """Indices of tiles of queries of this shape, (…, g, r, n), which have up to m keys."""
+def pieces(xp: ModuleType, shape: tuple[int, ...], t: int) -> Iterator[tuple[Any, ...]]:
+    """Indices of tiles of queries of this shape, (…, g, r, n), which have up to t keys."""
     *lead, r, n = shape
     # On the host as many key heads at a time as have few scores, or one, so that they stay in the caches.
-    rows = max(1, _ROWS // r if xp is np else _DEVICE // max(math.prod(lead) * r * m, 1))
+    rows = max(1, _ROWS // r if xp is np else _DEVICE // max(math.prod(lead) * r * t, 1))
     limit = _SCORES if xp is np else _DEVICE
     # The last queries first: if causal they see the most keys, and a thread should not be left with them in the end.
-    for some, heads in itertools.product(cuts(n, rows)[::-1], tiles((*lead, r * min(rows, n) * m), limit)):
+    for some, heads in itertools.product(cuts(n, rows)[::-1], tiles((*lead, r * min(rows, n) * t), limit)):
         yield (*heads, *(slice(None),) * (len(lead) - len(heads) + 1), some)
 
 
 @np.errstate(all="ignore")  # what overflows is found afterwards; 0/0 is where nothing is seen; NaN stays NaN
 def _attend(q: Array, k: Array, v: Array, rule: ScoreRule, mask: Array | None, bound: Any) -> Array:
-    """The outputs of a tile of queries (…, r, n, d): (…, r, n, e)."""
+    """The outputs of a tile of queries (…, r, n, d): (…, r, n, c)."""
     running = Running(q, rule, k.dtype, bound).see(k, v, mask)
     mean = running.mean()
     if running.whole:
@@ -224,7 +224,7 @@ class Running:
         self.shape, self.xp = (*lead, r, n), namespace(q)
         self.queries = q.astype(dtype, copy=False).reshape(*lead, r * n, d) * rule.factor  # keys shared: one matrix
         self.small = bound is not None and self._bounded(float(bound))
-        self.numerator: Array = None  # (…, r·n, e)
+        self.numerator: Array = None  # (…, r·n, c)
         self.total: Array = None  # (…, r·n, 1)
         self.top: Array = None  # (…, r·n, 1)
         self.masked = rule.reach is not None  # whether a row may see nothing
@@ -237,13 +237,13 @@ class Running:
         return math.sqrt(own + lost) * math.sqrt(longest + lost) * (self.rule.softcap or 1.0) <= _SAFE
 
     def see(self, k: Array, v: Array, mask: Array | None = None) -> Running:
-        """Adds keys (…, m, d) and values (…, m, e) at the rule's positions; those that no query sees are skipped."""
-        rows, m = math.prod(self.shape), k.shape[-2]
-        width = min(m, max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
+        """Adds keys (…, t, d) and values (…, t, c) at the rule's positions; those that no query sees are skipped."""
+        rows, t = math.prod(self.shape), k.shape[-2]
+        width = min(t, max(1, (_SCORES if self.xp is np else _DEVICE) // rows))
         spare = self.xp.empty(rows * width, k.dtype)  # one for all tiles: fresh pages cost more than the arithmetic
         self.masked |= mask is not None
         marked = self.xp is not np and self.rule.reach is not None  # see _mask
-        for keys, in_part in _stretches(self.rule, m, width, min(width, _FINE) if self.xp is np else width):
+        for keys, in_part in _stretches(self.rule, t, width, min(width, _FINE) if self.xp is np else width):
             masks = [] if mask is None else [_narrowed(self.xp, mask, keys, k.dtype)]
             self._add(k[..., keys, :], v[..., keys, :], keys if in_part or marked else None, masks, spare)
         return self
@@ -280,7 +280,7 @@ class Running:
         return 1.0 if before is None else self.xp.exp(before - self.top)
 
     def mean(self) -> Array:
-        """The outputs (…, r, n, e): zeros where nothing was seen, NaN where scores that were seen overflow; on the host
+        """The outputs (…, r, n, c): zeros where nothing was seen, NaN where scores that were seen overflow; on the host
         ``whole`` then says that there are neither."""
         if self.numerator is None:
             return self.xp.zeros((*self.shape, 1), self.queries.dtype)
@@ -291,12 +291,12 @@ class Running:
         return mean.reshape(*self.shape, -1)
 
 
-def _stretches(rule: ScoreRule, m: int, width: int, step: int) -> list[tuple[slice, bool]]:
+def _stretches(rule: ScoreRule, t: int, width: int, step: int) -> list[tuple[slice, bool]]:
     """Stretches of at most so many keys that some query sees, and whether some query there does not see some key."""
     if rule.reach is None:
-        return [(keys, False) for keys in cuts(m, width)]
+        return [(keys, False) for keys in cuts(t, width)]
     low, high = rule.reach
-    starts = np.arange(0, m, step)
+    starts = np.arange(0, t, step)
     # All distances to these keys lie between the two, whatever the order of the positions is.
     near = rule.q_at.min(axis=-1, keepdims=True) - np.maximum.reduceat(rule.k_at, starts, axis=-1)
     far = rule.q_at.max(axis=-1, keepdims=True) - np.minimum.reduceat(rule.k_at, starts, axis=-1)
@@ -304,7 +304,7 @@ def _stretches(rule: ScoreRule, m: int, width: int, step: int) -> list[tuple[sli
     seen, in_part = ((far >= low) & (near <= high)).any(axis=others), ((near < low) | (far > high)).any(axis=others)
     found: list[tuple[slice, bool]] = []
     for i in np.flatnonzero(seen).tolist():
-        keys, part = slice(i * step, min((i + 1) * step, m)), bool(in_part[i])
+        keys, part = slice(i * step, min((i + 1) * step, t)), bool(in_part[i])
         last, last_part = found[-1] if found else (slice(-1, -1), part)
         if last.stop == keys.start and last_part == part and keys.stop - last.start <= width:
             found[-1] = slice(last.start, keys.stop), part
@@ -326,7 +326,7 @@ def _mask(xp: ModuleType, scores: Array, at: Any, others: Any, low: int, high: i
             xp.copyto(scores, -math.inf, where=~one)
         else:
             scores += one
-    # One comparison for each bound: computing the n × m distances first would take twice as many passes.
+    # One comparison for each bound: computing the n × t distances first would take twice as many passes.
     hidden = at < others + low
     if xp is not np or high < _FAR - 1:
         hidden |= at > others + high

@@ -58,7 +58,7 @@ def weighted(weights, total, rows):
 
 
 def attention(q, k, v, mask, scale, softcap, bias):
-    """Heads of rows: q (h, n, d), k (g, m, d), v (g, m, e), mask (n, m), bias (h, n, m) -> (h, n, e)."""
+    """Heads of rows: q (h, n, d), k (g, t, d), v (g, t, c), mask (n, t), bias (h, n, t) -> (h, n, c)."""
     out = []
     for head, rows in enumerate(q):
         group = head * len(k) // len(q)

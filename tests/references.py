@@ -41,23 +41,23 @@ def matrix(rope: Rope, m):
 
 def attention(q, k, v, *, causal=False, q_at=None, k_at=None, mask=None, window=None, softcap=None, scale=None):
     """Eq. (2) and its bound: scores are off by their products' rounding, weights by twice that."""
-    (*_, h, n, d), m = q.shape, k.shape[-2]
+    (*_, h, n, d), t = q.shape, k.shape[-2]
     unit, inner = UNIT[q.dtype.name], COMPUTE_UNIT[q.dtype.name]
     scale = 1 / math.sqrt(d) if scale is None else scale
-    k_at = np.arange(m) if k_at is None else np.asarray(k_at)
-    q_at = np.arange(m - n, m) if q_at is None else np.asarray(q_at)
+    k_at = np.arange(t) if k_at is None else np.asarray(k_at)
+    q_at = np.arange(t - n, t) if q_at is None else np.asarray(q_at)
     seen = definition.visible(*(at[..., None, :] if at.ndim > 1 else at for at in (q_at, k_at)), causal, window)
     bias = 0 if mask is None or mask.dtype == bool else wide(mask)
     seen = seen & mask if mask is not None and mask.dtype == bool else seen
     q, k, v = wide(q), wide(k), wide(v)
-    if not m:
+    if not t:
         return np.zeros((*q.shape[:-1], v.shape[-1])), 0.0
     out = definition.attention(q, k, v, seen, scale, softcap, bias)
     heads = definition.repeat_heads(k, h)
     rough = inner * (d + 4) * (abs(q) @ abs(heads).swapaxes(-1, -2) * scale).max(axis=-1, keepdims=True, initial=0)
     rough = rough + inner * 8 * ((softcap or 0) + np.abs(np.where(np.isfinite(bias), bias, 0)).max(initial=0))
     most = abs(definition.repeat_heads(v, h)).max(axis=-2, keepdims=True, initial=0)
-    return out, unit * abs(out) + (2 * rough + inner * (m + 8)) * most * 2 + np.where(unit == 2.0**-11, 2.0**-25, 0)
+    return out, unit * abs(out) + (2 * rough + inner * (t + 8)) * most * 2 + np.where(unit == 2.0**-11, 2.0**-25, 0)
 
 
 def linear_attention(q, k, v, m, rope, causal, phi=definition.elu_plus_one):

@@ -219,7 +219,7 @@ A = np.ones((2, 4, 8), np.float32)
 @pytest.mark.parametrize(
     "q, k, v, more, error, match",
     [
-        (A[0, 0], A, A, {}, ValueError, "must agree in …, g, m and d"),
+        (A[0, 0], A, A, {}, ValueError, "must agree in …, g, t and d"),
         (A[:, :3], A, A, {}, ValueError, "causal attention needs as many queries as keys, had 3 and 4"),
         (A, A.tolist(), A, {}, TypeError, "k must be a NumPy or CuPy array, was list"),
         (A, A, A, {"feature_map": "gelu"}, ValueError, "feature_map must be one of"),

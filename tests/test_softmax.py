@@ -270,7 +270,7 @@ A = np.ones((2, 4, 3, 8), np.float32)
     [
         ({"q": A.astype(int)}, TypeError, "q must be float16, bfloat16, float32 or float64"),
         ({"k": A.astype(float)}, TypeError, "q, k and v must have one dtype, k was float64 and q float32: convert one"),
-        ({"q": A[0, 0]}, ValueError, r"must agree in …, g, m and d, with d, g and h at least 1, had shapes \(3, 8\)"),
+        ({"q": A[0, 0]}, ValueError, r"must agree in …, g, t and d, with d, g and h at least 1, had shapes \(3, 8\)"),
         ({"q": A[..., :0], "k": A[..., :0]}, ValueError, "with d, g and h at least 1"),
         ({"k": A[:, :0], "v": A[:, :0]}, ValueError, "with d, g and h at least 1"),
         ({"k": A[..., :7]}, ValueError, r"had shapes \(2, 4, 3, 8\), \(2, 4, 3, 7\)"),
@@ -290,7 +290,7 @@ A = np.ones((2, 4, 3, 8), np.float32)
         ({"k_positions": np.zeros((3, 3), int)}, ValueError, "k_positions must have shape"),
         ({"k_positions": [0.5, 1, 2]}, TypeError, "k_positions must be integers"),
         ({"q": np.ones((2, 4, 5, 8), np.float32), "k_positions": range(3)}, ValueError, "5 queries cannot be the last of 3"),
-        ({"mask": np.ones((3, 4), bool)}, ValueError, r"mask must be broadcastable to \(…, h, n, m\), \(2, 4, 3, 3\)"),
+        ({"mask": np.ones((3, 4), bool)}, ValueError, r"mask must be broadcastable to \(…, h, n, t\), \(2, 4, 3, 3\)"),
         ({"mask": np.ones((1, 2, 4, 3, 3), bool)}, ValueError, "mask must be broadcastable"),
         ({"mask": np.ones((3, 3), int)}, TypeError, "mask must be bool, where True is visible; one that is added must be"),
     ],
