@@ -20,8 +20,8 @@ import pyrope
 # Each of pytest's workers has a core: one thread, unless a test asks for more, or you do for all of them.
 os.environ.setdefault("PYROPE_THREADS", "1")
 
-# The comparisons need other people's software: `tox -e peers` installs it, and fails where it is missing.
-collect_ignore = [] if importlib.util.find_spec("torch") else ["peers"]
+# The comparisons need other people's software: `tox -e peers` installs it, and fails where some of it is missing.
+collect_ignore = [] if all(map(importlib.util.find_spec, optional.PEERS)) else ["peers"]
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 # The same examples in every run: a failure comes from the change that was made. `tox -e thorough` draws new ones.
