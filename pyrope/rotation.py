@@ -147,9 +147,8 @@ def turn(x: Array, tables: Tables, out: Array, inverse: bool = False) -> Array:
     if inverse:  # Rᵀ/a²
         reads, writes, a2 = writes, reads, rope.attention_factor**2
         factors = [factors[0].conj() / a2, *(-crossed / a2 for crossed in factors[1:])]
-    if 2 < factors[0].ndim < x.ndim:  # positions (b, n) for x (b, h, n, d)
-        ones = (1,) * (x.ndim - factors[0].ndim)
-        factors = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in factors]
+    ones = (1,) * (x.ndim - factors[0].ndim)  # as for positions (b, n) and x (b, h, n, d)
+    factors = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in factors]
     target = out
     if rope.width < rope.head_dim:
         first, last = rope.start, rope.start + rope.width
@@ -172,7 +171,7 @@ def _turn(x: Array, out: Array, tables: list[Array], pairs: tuple[Features, Feat
         return
 
     def some(index: tuple[Any, ...]) -> None:
-        work(x[index], *[tile_of(table[(None,) * (x.ndim - table.ndim)], index) for table in tables], out[index])
+        work(x[index], *[tile_of(table, index) for table in tables], out[index])
 
     each(some, tiles(x.shape, _TILE))
 

@@ -51,9 +51,10 @@ def test_a_rope_is_a_value(rope):
         rope.base = 2.0
 
 
-def test_replacing_the_head_size_keeps_the_whole_head_turning():
+def test_replacing_the_head_size_keeps_how_much_turns():
     assert dataclasses.replace(Rope(**HALF), head_dim=16) == Rope(16, 10000.0, "half")
-    assert dataclasses.replace(Rope(**HALF, rotary_dim=4), head_dim=16).width == 4
+    part = dataclasses.replace(Rope(**HALF, rotary_dim=6, placement="suffix"), head_dim=16)
+    assert (part.width, part.pairs, part.start) == (6, 3, 10)
 
 
 def test_the_decimal_settings_of_an_application_do_not_matter():
