@@ -227,7 +227,7 @@ def _by_heads(work: Callable[[tuple[slice, slice]], None], x: Array, g: int, rul
     """Calls ``work((heads, key_heads))`` for one of the g key heads after the other, or for all if x, (…, h, n, d), is
     small: on every core, but for a feature map of the caller's, which may not be made for several threads."""
     h, on_host, named = x.shape[-3], namespace(x) is np, isinstance(rule.feature_map, str)
-    by_head = rule.tables is not None and rule.tables.straight.ndim > max(2, x.ndim - 1)  # positions differ by head
+    by_head = rule.tables is not None and rule.tables.straight.ndim == x.ndim  # positions differ by head
     key_heads = cuts(g, 1 if on_host and not by_head and x.size > _SMALL else g)
     pieces = [(slice(i.start * h // g, i.stop * h // g), i) for i in key_heads]
     each(work, pieces, spread=on_host and named, products=True)
