@@ -327,10 +327,7 @@ def _mask(xp: ModuleType, scores: Array, at: Any, others: Any, low: int, high: i
         else:
             scores += one
     # One comparison for each bound: computing the n × t distances first would take twice as many passes.
-    hidden = at < others + low
-    if xp is not np or high < _FAR - 1:
-        hidden |= at > others + high
-    xp.copyto(scores, -math.inf, where=hidden)
+    xp.copyto(scores, -math.inf, where=(at < others + low) | (at > others + high))
 
 
 @fused
