@@ -36,28 +36,23 @@ def torch_rope(x: Any, positions: Any) -> Any:
 
     angles = positions[:, None].float() / 10000.0 ** (torch.arange(0, 64, 2).float() / 64)
     table = torch.cat((angles, angles), -1)
-    half = torch.cat((-x[..., 32:], x[..., :32]), -1)
-    return x * table.cos() + half * table.sin()
-
-
-def report(what: str, fn: Any, **options: Any) -> None:
-    print(f"-- {what}\n{pyrope.check_rotation(fn, ROPE, **options)}\n")
+    return x * table.cos() + torch.cat((-x[..., 32:], x[..., :32]), -1) * table.sin()
 
 
 def main() -> None:
-    report("NumPy", my_rope)
+    print("-- NumPy", pyrope.check_rotation(my_rope, ROPE), "", sep="\n")
     if importlib.util.find_spec("torch"):
-        report("torch", adapters.from_torch(torch_rope))
+        print("-- torch", pyrope.check_rotation(torch_rope, ROPE, framework="torch"), "", sep="\n")
     else:
         print("-- torch is not installed: left out\n")
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        print("-- there is no C compiler: left out\n")
-    else:
+    if compiler := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
         with tempfile.TemporaryDirectory() as folder:
             program = f"{folder}/my_rope"
             subprocess.run([compiler, "-O2", "-o", program, str(SOURCE), "-lm"], check=True)
-            report("C", adapters.from_command([program, "{x}", "{positions}", "{y}"]), max_position=4095)
+            fn = adapters.from_command([program, "{x}", "{positions}", "{y}"])
+            print("-- C", pyrope.check_rotation(fn, ROPE, max_position=4095), "", sep="\n")
+    else:
+        print("-- there is no C compiler: left out\n")
     pyrope.assert_rotation(my_rope, ROPE)  # your test suite needs this line alone
     print("assert_rotation(my_rope, ROPE) has passed")
 

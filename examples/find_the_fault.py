@@ -44,18 +44,12 @@ def interpolated(x: Any, positions: Any) -> Any:
     return halves(x, angles(positions) / 4)
 
 
-def say(name: str, words: str) -> None:
-    print(textwrap.fill(f"    {name:<10}{words}", 80, subsequent_indent=" " * 14))
-
-
 def main() -> None:
     for broken in (adjacent, one_too_high, backwards, interpolated):
         report = pyrope.check_rotation(broken, MEANT, max_position=8191)
-        finding = report.findings[0]
         print(f"{broken.__name__}: {report.verdict}: {', '.join(report.faults)}")
-        say("fact", finding.fact)
-        say("cause", finding.cause)
-        say("fix", finding.fix)
+        for words in report.findings[0].fact, f"cause: {report.findings[0].cause}", f"fix: {report.findings[0].fix}":
+            print(textwrap.fill(words, 80, initial_indent="    ", subsequent_indent="        "))
         print()
     print("and what the last function does, read from its outputs alone:\n")
     print(pyrope.identify(interpolated, head_dim=64, max_position=8191))
