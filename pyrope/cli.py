@@ -374,8 +374,6 @@ def identify(given: Given, output: Output) -> int:
     box, axes = _take(given, f"{TARGET} target"), given.pop("position_axes", None)
     if "head_dim" not in given:
         raise ValueError("give --head-dim, the size of a head")
-    if axes is not None and (axes < 2 or box.get("call", "positions") != "positions"):
-        raise ValueError("--position-axes is for two axes or more, with --call positions: leave it out for one axis")
     with _judging("rotation", f"any rotation of {given['head_dim']} features"):
         result = operator.identify(_candidate(box, None, True, given), axes=axes, **given)
     output.show(str(result), result.to_dict(), "identified", lambda: [page.identification_section(result)])
@@ -394,8 +392,6 @@ def table(given: Given, output: Output) -> int:
     position, rope = given.pop("position", None), _rope(given)
     columns = {"theta": frequencies(rope), "wavelength": wavelengths(rope)}
     if position is not None:
-        if rope.axes is not None:
-            raise ValueError("--position is one number, but this rope has several axes: leave out --position")
         columns["cos"], columns["sin"] = cos_sin(position, rope)
     lines = [abbreviated(repr(rope)), f"attention factor {rope.attention_factor:.17g}"]
     lines.append("pair" + "".join(f"{name:>19}" for name in columns))
@@ -431,17 +427,12 @@ def write_vectors(given: Given, output: Output) -> int:
 
 def _own_vectors(given: Given) -> Given:
     """What says how the vectors for one's own rope are; nothing: the standard ones."""
-    more, config = _take(given, "heads key-heads max-position"), given.get("config")
+    more = _take(given, "heads key-heads max-position")
     if not _takes_rope(given) and "head_dim" not in given:
         _refuse(more, "needs a rope of your own: give --config, or its numbers")
         return {}
-    rope, heads = _rope(given), more.keys() - {"max_position"}
-    if given.get("suite") == "rotation":
-        _refuse(heads, "must be left out: rotations have no heads")
-    if config is not None:
-        _refuse(heads, "must be left out: --config says it already")
-        more |= _take(attention_numbers(config), "heads key-heads")
-    return {"rope": rope, **more}
+    said = attention_numbers(given["config"]) if "config" in given else {}
+    return {"rope": _rope(given), **_take(said, "heads key-heads"), **more}
 
 
 def _verify(directory: str, given: Given, output: Output) -> int:
@@ -458,16 +449,12 @@ def _verify(directory: str, given: Given, output: Output) -> int:
 
 def _grouped(reports: Sequence[Report]) -> Iterator[str]:
     """One report for each finding, with the names of the other cases that have it; then what could not be judged."""
-    missing = [report for report in reports if report.failure and "no output" in report.failure.reason]
-    broken = [report for report in reports if report.failure and report not in missing]
+    broken = [report for report in reports if report.failure]
     filled = textwrap.TextWrapper(79, subsequent_indent="  ", break_on_hyphens=False).fill
-    for first, *others in (*by_faults(reports).values(), *([broken] if broken else [])):
+    for first, *others in filter(None, (*by_faults(reports).values(), broken)):
         names = ", ".join([report.subject for report in others[:8]] + ["…"] * (len(others) > 8))
         same = filled(f"{first.verdict} likewise, {len(others)}: {names}")
         yield f"{first}\n\n{same}" if others else str(first)
-    if missing:
-        more = ", …" * (len(missing) > 1)
-        yield filled(f"missing outputs, {len(missing)}: {missing[0].subject}.npy{more}; see --only")
 
 
 def trace(given: Given, output: Output) -> int:
@@ -508,8 +495,7 @@ def generate_text(given: Given, output: Output) -> int:
       pyrope generate --model smollm2 "What is the capital of France?"
       pyrope generate "Once upon a time" --model model.gguf --temperature 0.8"""
     name, prompt, count = given.pop("model"), given.pop("prompt"), given.pop("max_new_tokens", 256)
-    if not (prompt := sys.stdin.read() if prompt == "-" else prompt):
-        raise ValueError("the prompt must not be empty")
+    prompt = sys.stdin.read() if prompt == "-" else prompt
     _progress(f"loading {name} …")
     path, known = _checkpoint(name), name == "smollm2"
     tokenizer = load_tokenizer(path)
@@ -527,15 +513,9 @@ def _checkpoint(name: str) -> str | os.PathLike[str]:
 
 def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> list[int]:
     """The tokens of a prompt: as it is, or as a question in ChatML."""
-    if chat:
-        if missing := sorted({"<|im_start|>", "<|im_end|>"} - tokenizer.special):
-            raise ValueError(f"the tokenizer of this model has no token {missing[0]}, which --chat needs: use --plain")
-        if special := [name for name in sorted(tokenizer.special) if name in prompt]:
-            raise ValueError(f"the prompt must not contain the special token {special[0]}: use --plain")
-    ids = tokenizer.encode(chat_prompt(prompt, system) if chat else prompt, begin=not chat)
-    if not ids:
-        raise ValueError("the prompt gives no tokens: this tokenizer has none for its characters")
-    return ids
+    if chat and (missing := sorted({"<|im_start|>", "<|im_end|>"} - tokenizer.special)):
+        raise ValueError(f"the tokenizer of this model has no token {missing[0]}, which --chat needs: use --plain")
+    return tokenizer.encode(chat_prompt(prompt, system) if chat else prompt, begin=not chat)
 
 
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:

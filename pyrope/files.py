@@ -98,7 +98,7 @@ def save_npy(path: PathLike, array: NumPyArray) -> None:
     plain = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes (1,) of ()
     plain = plain.view(np.uint16) if plain.dtype.name == "bfloat16" else plain
     with open(path, "wb") as file:
-        np.save(file, plain.astype(plain.dtype.newbyteorder("<"), copy=False), allow_pickle=False)
+        np.save(file, plain.astype(plain.dtype.newbyteorder("<"), copy=False))
 
 
 def load_npy(path: PathLike, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumPyArray:

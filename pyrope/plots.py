@@ -321,13 +321,12 @@ def operator_map(
     title = f"What position {position} does to a head: column j of R is what unit vector j becomes"
     count = 2 * len(matrices) - 1
     figure, axes = _figure(title if count > 1 else f"R(m) at position {position}", 1, count, (4.2 * count, 5.4))
-    most = max(1.0, float(np.abs(np.nan_to_num(next(iter(matrices.values())), posinf=0, neginf=0)).max()))
-    beyond = np.abs(measured[np.isfinite(measured)]).max(initial=0) > most + 1e-6
+    most = max(1.0, *(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in matrices.values()))
     for panel, (words, matrix) in zip(axes, matrices.items(), strict=False):
         image = _map(panel, matrix, most, signed=True)
         _label(panel, words, "feature in, j", "feature out, i")
     words = "element (i, j) of R; white is 0, hatched: not finite"
-    _bar(image, axes[: len(matrices)], words if count > 1 else "element (i, j)", extend="both" if beyond else "neither")
+    _bar(image, axes[: len(matrices)], words if count > 1 else "element (i, j)")
     if expected is not None:
         off = measured - expected
         largest = float(np.abs(off[np.isfinite(off)]).max(initial=0))

@@ -121,9 +121,8 @@ def _from_gguf(package: Any, path: Path, reader: Any) -> Tokenizer:
     if cuts == "qwen2":
         inner.normalizer = package.normalizers.NFC()
     typed = list(zip(tokens, get("token_type", list), strict=True))
-    special = [package.AddedToken(word, special=True, normalized=False) for word, kind in typed if kind == _CONTROL]
-    inner.add_special_tokens(special)
-    inner.add_tokens([package.AddedToken(word, normalized=False) for word, kind in typed if kind == _USER_DEFINED])
+    inner.add_special_tokens([word for word, kind in typed if kind == _CONTROL])
+    inner.add_tokens([word for word, kind in typed if kind == _USER_DEFINED])
     ends = [get(f"{name}_token_id", int, None) for name in ("eos", "eot", "eom")]
     if get("add_bos_token", bool, cuts == "llama-bpe"):
         first = [("first", get("bos_token_id", int))]

@@ -472,27 +472,15 @@ def test_a_partial_width_is_kept_by_its_fraction(head_dim, width, opened):
 
 
 @pytest.mark.parametrize("kind", ["config.json", "model.safetensors", "m.gguf"])
-def test_files_that_are_cut_or_changed_are_refused_or_read(kind, tmp_path):
+def test_files_that_are_cut_are_refused(kind, tmp_path):
     """Whatever a package raises is one ValueError (or TypeError) of ours, and nothing hangs."""
     raw, _, tensors = checkpoint("llama")
     save(tmp_path, raw, tensors)
     claims = gguf_files.write(tmp_path / "m.gguf", others={"tokenizer.ggml.scores": b"ab"}).read_bytes()
-    at = (
-        claims.index(b"tokenizer.ggml.scores") + len("tokenizer.ggml.scores") + 8
-    )  # a list that says it has 2⁶⁰ numbers
+    at = claims.index(b"tokenizer.ggml.scores") + len("tokenizer.ggml.scores") + 8  # a list of 2⁶⁰ numbers, it says
     file = tmp_path / kind
-    where, content, rng = file if kind == "m.gguf" else tmp_path, file.read_bytes(), np.random.default_rng(0)
-    header = min(len(content), 4000)
-    damaged = [content[:n] for n in {0, 8, 20, *rng.integers(0, header, 30).tolist()}]
-    for a, size in zip(rng.integers(0, header, 150).tolist(), rng.integers(1, 9, 150).tolist(), strict=True):
-        damaged.append(content[:a] + rng.bytes(size) + content[a + size :])
-    for new in damaged:
-        gguf_files.rewrite(file, new)
-        try:
-            load(where)
-        except (ValueError, TypeError) as error:
-            assert str(error)
-    for n in (1, len(content) // 3, len(content) - 1):
+    where, content = file if kind == "m.gguf" else tmp_path, file.read_bytes()
+    for n in (0, 1, 8, 20, *range(30, min(len(content), 4000), 150), len(content) // 3, len(content) - 1):
         gguf_files.rewrite(file, content[:n])
         with pytest.raises(ValueError, match=kind):
             load(where)

@@ -119,7 +119,7 @@ def test_generate_goes_on_from_a_prompt(run, folder, monkeypatch):
     assert run(*asked, "--temperature", "5", "--seed", "1", "a b c")[1] != output
     for words, message in [
         (["--temperature", "-1", "a"], "temperature must be finite and at least 0, was -1.0"),
-        ([""], "the prompt must not be empty"), (["  "], "the prompt gives no tokens"),
+        ([""], "at least one token"),
         (["--chat", "a"], "the tokenizer of this model has no token <|im_end|>"),
     ]:  # fmt: skip
         code, output, errors = run(*asked, *words)
@@ -155,7 +155,10 @@ def test_vectors(run, tmp_path):
     judge = "vectors", "--verify", str(folder), str(outputs)
     code, text, errors = run(*judge, "--html", str(tmp_path / "r.html"))
     assert code == 1 and text.endswith("4 cases, 1 right, 2 wrong, 1 not judged\n") and (tmp_path / "r.html").exists()
-    assert "wrong likewise, 1: rotation-own-float16" in text and "missing outputs, 1: rotation-own-bfloat16" in text
+    assert (
+        "wrong likewise, 1: rotation-own-float16" in text
+        and "there is no output 'rotation-own-bfloat16'" in " ".join(text.split())
+    )
     assert "likewise" not in run(*judge, "--only", "*-float32")[1]
     code, text, _ = run(*judge, "--only", "*-float64", "--json")
     assert code == 0 and [report["verdict"] for report in json.loads(text)] == ["right"]
@@ -392,11 +395,9 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], "must not have {positions}: attention gets them with RoPE inside"),
     ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'must not have {o}; it is such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
     ([*PROGRAMS, "mpiexec -n 4 python mine.py {q} {k} {v} {o}"], "there is no program 'mpiexec' that can be run: pip install \".[mpi]\" in a clone"),
-    (["identify", "json:dumps", "--head-dim", "32", "--position-axes", "1"], "--position-axes is for two axes or more"),
     (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"), (["vectors", "--verify", "only-one"], "--verify needs two paths"),
     (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"), (["vectors", "one", "two"], "need --verify"),
     (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors holds no test vectors"),
-    (["vectors", "one", "--suite", "rotation", "--heads", "3", *ROPE], "--heads must be left out: rotations have no heads"),
     (["diff", "no-such-file", "other"], "no-such-file does not exist"), (["trace", "x", "-o", "t"], "give --tokens or --text"),
     (["diff", __file__, "other"], f"{__file__}: "),
     (["trace", "x", "--tokens", "1", "-o", "t.npz"], "a trace must be a .safetensors file, was 't.npz'"),
