@@ -2,10 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, frequencies
+from pyrope import Axes, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN
 from pyrope.configs import MODEL_TYPES
 from pyrope.theta import LAYOUTS
 
@@ -222,14 +221,3 @@ def test_every_convention_makes_a_rope(model_type):
     if convention.explicit:
         config["rope_parameters"] = None
         assert_reads(config, "scales its frequencies: the config must say rope_parameters", layer_type=layer_type)
-
-
-def test_a_step_instead_of_a_ramp():
-    """Llama 4 Scout's low = high, and Kimi K2's beta_fast = beta_slow, by numbers that are worked out here."""
-    scout = llama(head_dim=128, rope_theta=500000.0, **scaled("llama3", **LLAMA3 | {"high_freq_factor": 1.0}))
-    theta, w = frequencies(Rope.from_config(scout)), 500000.0 ** (-np.arange(64) / 64)
-    assert np.allclose(theta, np.where(2 * np.pi / w > 8192, w / 8, w), rtol=1e-14)
-    equal = llama(**scaled("yarn", **YARN, beta_fast=1.0, beta_slow=1.0))
-    theta, w = frequencies(Rope.from_config(equal)), 10000.0 ** (-np.arange(32) / 32)
-    step = 32 * np.log(4096 / (2 * np.pi)) / np.log(10000)  # between pairs 22 and 23
-    assert np.allclose(theta, np.where(np.arange(32) > step, w / 32, w), rtol=1e-14)
