@@ -14,7 +14,6 @@ import numpy as np
 
 from . import checks
 from .backend import Array, compute_dtype, from_numpy, namespace, on_host
-from .definition import pairs, rotation_matrix
 
 Float64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -44,12 +43,6 @@ def _check_table(table: Array, shape: str) -> None:
         raise ValueError(f"table must be {shape}, had shape {table.shape}")
 
 
-def _angles(m: Int64, d: int, base: float) -> Float64:
-    if checks.size("d", d, 2) % 2:
-        raise ValueError(f"d must be even, was {d}: sines and cosines come in pairs")
-    return np.asarray(m[..., None] * checks.real("base", base, 1, open=True) ** (-2 * np.arange(d // 2) / d))
-
-
 def sinusoidal(positions: Any, d: int, base: float = 10000.0) -> Float64:
     """Eq. (4): p(m)_2t = sin(m·base^(−2t/d)), p(m)_2t+1 = cos(…); (…, n) -> (…, n, d).
 
@@ -57,21 +50,11 @@ def sinusoidal(positions: Any, d: int, base: float = 10000.0) -> Float64:
     array([[0.    , 1.    , 0.    , 1.    ],
            [0.8415, 0.5403, 0.01  , 1.    ]])
     """
-    angles = _angles(_integers("positions", positions), d, base)
-    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*angles.shape[:-1], d)  # Eq. (4)
-
-
-def sinusoidal_shift(distance: int, d: int, base: float = 10000.0) -> Float64:
-    """T(Δ), (d, d), with p(m + Δ) = T(Δ)·p(m) for every m: the same rotation that RoPE applies to the features.
-
-    >>> bool(np.allclose(sinusoidal_shift(5, 8) @ sinusoidal([3], 8)[0], sinusoidal([8], 8)[0]))
-    True
-    """
-    distances = _integers("distance", distance)
-    if distances.ndim:
-        raise ValueError(f"distance must be one integer, had shape {distances.shape}")
-    angles = _angles(distances, d, base)  # (sin, cos) turns the other way round than (cos, sin)
-    return np.asarray(rotation_matrix(np.cos(angles), -np.sin(angles), *pairs("interleaved", d), d))
+    m, base = _integers("positions", positions), checks.real("base", base, 1, open=True)
+    if checks.size("d", d, 2) % 2:
+        raise ValueError(f"d must be even, was {d}: sines and cosines come in pairs")
+    angles = m[..., None] * base ** (-2 * np.arange(d // 2) / d)
+    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*m.shape, d)  # Eq. (4)
 
 
 def shaw_embeddings(q_positions: Any, k_positions: Any, table: Array) -> Array:

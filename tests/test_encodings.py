@@ -32,10 +32,10 @@ def test_sinusoidal_is_equation_4(m, d, base):
 
 
 @given(st.integers(-1000, 1000), st.integers(-1000, 1000), widths, bases)
-def test_sinusoidal_positions_shift_by_a_rotation(m, delta, d, base):
-    shift, (p, q) = encodings.sinusoidal_shift(delta, d, base), encodings.sinusoidal([m, m + delta], d, base)
-    np.testing.assert_allclose(shift @ p, q, atol=1e-12)
-    np.testing.assert_allclose(shift @ shift.T, np.eye(d), atol=1e-15)  # it is a rotation
+def test_sinusoidal_positions_shift_by_the_rotation_of_rope(m, delta, d, base):
+    p, q = encodings.sinusoidal([m, m + delta], d, base)
+    backwards = pyrope.rotate(p, -delta, pyrope.Rope(d, base, "interleaved"))  # since Eq. (4) has the sine first
+    np.testing.assert_allclose(backwards, q, atol=1e-12)
 
 
 @given(positions, positions, st.integers(0, 3), st.integers(0, 2**32 - 1))
@@ -127,7 +127,6 @@ def test_alibi_bias(i, j, h):
         (lambda: encodings.t5_buckets([0], causal=True, buckets=1), ValueError, "buckets must be at least 2, was 1"),
         (lambda: encodings.t5_buckets([0], causal=True, max_distance=16), ValueError, "max_distance must be at least 17, was 16"),
         (lambda: encodings.t5_bias(np.ones((32, 2)), [0], 0, causal=True), ValueError, r"positions must be \(n,\)"),
-        (lambda: encodings.sinusoidal_shift([5], 4), ValueError, r"distance must be one integer, had shape \(1,\)"),
         (lambda: encodings.shaw_scores(np.ones((2, 6, 4)), [0], [0, 1], np.ones((3, 4))), ValueError, r"q must end in \(1, 4\)"),
         (lambda: encodings.shaw_scores(np.ones((1, 4), "f4"), [0], [0], np.ones((3, 4))), ValueError, "the table's dtype, float64"),
         (lambda: encodings.shaw_values(np.ones((2, 6, 1)), range(6), range(6), np.ones((3, 4))), ValueError, r"weights must end in \(6, 6\)"),

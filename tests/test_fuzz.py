@@ -90,7 +90,6 @@ CALLS = {
     "from_numpy": call(X, "numpy"),
     "to_numpy": call(X),
     "encodings.sinusoidal": call([0, 1], 8, base=100.0),
-    "encodings.sinusoidal_shift": call(5, 8, base=100.0),
     "encodings.shaw_embeddings": call(range(3), range(4), X),
     "encodings.shaw_scores": call(X, range(3), range(4), X),
     "encodings.shaw_values": call(X, range(3), range(4), X),
