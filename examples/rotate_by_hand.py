@@ -37,7 +37,7 @@ def main() -> None:
         assert np.allclose(y, hand, atol=1e-15)
     lengths = np.hypot(turned[:, ::2], turned[:, 1::2])
     print(f"lengths of the pairs, which a rotation keeps: {lengths.min():.12f} to {lengths.max():.12f}")
-    back = pyrope.unrotate(turned, positions, rope)
+    back = pyrope.rotate(turned, positions, rope.transposed)
     print("turned back, off by at most", float(np.abs(back - np.array(x)).max()))
 
 

@@ -29,9 +29,7 @@ if typing.TYPE_CHECKING:
     from .oracle.report import Mismatch as Mismatch, NotJudged as NotJudged, Report as Report
     from .oracle.sharding import assert_sharding as assert_sharding, check_sharding as check_sharding
     from .phase import cos_sin as cos_sin
-    from .rotation import (
-        permute_weights as permute_weights, rotate as rotate, rotation_tables as rotation_tables, unrotate as unrotate,
-    )
+    from .rotation import permute_weights as permute_weights, rotate as rotate, rotation_tables as rotation_tables
     from .softmax import attention as attention
     from .theta import (
         Axes as Axes, DynamicNTK as DynamicNTK, Linear as Linear, Llama3 as Llama3, LongRoPE as LongRoPE,

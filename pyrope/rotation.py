@@ -75,18 +75,9 @@ def rotate(x: Array, positions: Any, rope: Rope, *, tables: Tables | None = None
     ``positions`` are integers: a scalar, (n,), or (…, n) with the first axes of x, so (b, n) for x (b, h, n, d);
     for a rope with axes (axes, …, n). They are host data; an array on the device is copied to the host.
     ``tables`` from `rotation_tables` spare their computation; ``out`` takes the result, ``out=x`` rotates in place.
+    With ``rope.transposed`` it turns back: RᵀR = a², where a is the rope's attention factor.
     """
     return turn(*_checked(x, positions, rope, tables, out))
-
-
-def unrotate(y: Array, positions: Any, rope: Rope, *, tables: Tables | None = None, out: Array | None = None) -> Array:
-    """The inverse of `rotate`: Rᵀ/a², y (…, n, d) -> the same; it takes the same tables.
-
-    >>> rope, x = Rope(64, 10000.0, "half"), np.ones((3, 64))
-    >>> bool(np.allclose(unrotate(rotate(x, [7, 8, 9], rope), [7, 8, 9], rope), x, rtol=1e-15))
-    True
-    """
-    return turn(*_checked(y, positions, rope, tables, out), inverse=True)
 
 
 def _checked(
@@ -140,13 +131,9 @@ def check_fit(x: Array, tables: Tables) -> None:
 # ── The core: nothing is checked from here on ────────────────────────────────────────────────────────────────────────
 
 
-def turn(x: Array, tables: Tables, out: Array, inverse: bool = False) -> Array:
-    """R·x, or Rᵀ·x/a², into out, which is x itself or shares no memory with it: (…, n, d) -> (…, n, d)."""
+def turn(x: Array, tables: Tables, out: Array) -> Array:
+    """R·x into out, which is x itself or shares no memory with it: (…, n, d) -> (…, n, d)."""
     rope, factors = tables.rope, [tables.straight] if tables.crossed is None else [tables.straight, tables.crossed]
-    reads, writes = _pairs(rope.layout, rope.width)
-    if inverse:  # Rᵀ/a²
-        reads, writes, a2 = writes, reads, rope.attention_factor**2
-        factors = [factors[0].conj() / a2, *(-crossed / a2 for crossed in factors[1:])]
     ones = (1,) * (x.ndim - factors[0].ndim)  # as for positions (b, n) and x (b, h, n, d)
     factors = [table.reshape(*table.shape[:-2], *ones, *table.shape[-2:]) for table in factors]
     target = out
@@ -155,7 +142,7 @@ def turn(x: Array, tables: Tables, out: Array, inverse: bool = False) -> Array:
         if out is not x:
             out[..., :first], out[..., last:] = x[..., :first], x[..., last:]
         x, target = x[..., first:last], out[..., first:last]
-    (_turn if namespace(x) is np else _turn_on_device)(x, target, factors, (reads, writes))
+    (_turn if namespace(x) is np else _turn_on_device)(x, target, factors, _pairs(rope.layout, rope.width))
     return out
 
 

@@ -72,7 +72,6 @@ CALLS = {
     "wavelengths": call(ROPE),
     "cos_sin": call([0, 5, 2**31], ROPE, dtype=np.float32),
     "rotate": call(Q, [0, 1, 2], ROPE, tables=pyrope.rotation_tables([0, 1, 2], ROPE, Q)),
-    "unrotate": call(Q, [0, 1, 2], ROPE),
     "rotation_tables": call([0, 1, 2], ROPE, Q),
     "permute_weights": call(normal(16, 3), 2, "half", "interleaved", rotary_dim=4, placement="suffix"),
     "attention": call(Q, Q[:1], Q[:1], causal=True, window=2, softcap=5.0, scale=1.0, mask=np.tri(3, dtype=bool), q_positions=[0, 1, 2], k_positions=[0, 1, 2]),

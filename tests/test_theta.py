@@ -209,7 +209,7 @@ def test_an_unresolved_length_is_refused_everywhere(scaling):
     rope, x = Rope(**HALF, scaling=scaling), np.ones((1, 8))
     for call in (
         lambda: pyrope.frequencies(rope), lambda: pyrope.wavelengths(rope), lambda: pyrope.cos_sin([0], rope),
-        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.unrotate(x, [0], rope), lambda: pyrope.rotation_tables([0], rope, x),
+        lambda: pyrope.rotate(x, [0], rope), lambda: pyrope.rotation_tables([0], rope, x),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"depend on the length: fix it first with rope.at\(length\)"):
             call()

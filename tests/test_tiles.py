@@ -233,7 +233,7 @@ def results():
         by_row, by_head = rng.integers(0, 50, (2, 23)), rng.integers(0, 50, (2, 3, 23))
         for layout in ("interleaved", "half", "interleaved-to-half"):
             part, x = Rope(6, 10000.0, layout, 4), q.copy()
-            yield pyrope.unrotate(q.swapaxes(0, 1), m, part)
+            yield pyrope.rotate(q.swapaxes(0, 1), m, part)
             yield pyrope.rotate(x, by_row, part, out=x)
         yield from pyrope.cos_sin(rng.integers(-(2**31), 2**31, (3, 37)), rope, dtype)
         for options in ({}, {"causal": True}, {"window": 5}, {"softcap": 2.0}, {"mask": rng.random((23, 23)) < 0.7}):

@@ -122,7 +122,8 @@ def queries_and_keys(model: Any, positions: Any) -> list[tuple[int, Any, Any]]:
 def assert_rotated(rope: Rope, before: Any, after: Any, positions: Any) -> None:
     """R(0) = a·I but for the order of features, so the same tokens, all at position 0, say what was rotated. x itself is
     read from rounded numbers: 4u; a norm that comes after has a mean of d squares: d + 8."""
-    x = pyrope.unrotate(np.ascontiguousarray(before), 0 * positions, rope)
+    x = pyrope.rotate(np.ascontiguousarray(before), 0 * positions, rope.transposed)
+    x[..., rope.start : rope.start + rope.width] /= rope.attention_factor**2
     bound = float32_bound(x, positions, rope) + (rope.head_dim + 8) * U32 * np.abs(x).max()
     np.testing.assert_array_less(np.abs(after - pyrope.rotate(x, positions, rope)), bound)
 
