@@ -317,16 +317,15 @@ def _need(config: Json, key: str, what: str) -> Any:
     return config[key]
 
 
-def _rope_parameters(config: Json, convention: Convention, layer_type: str | None) -> dict[str, Any]:
-    """The rope dict of a config in its new flat form: with rope_type, rope_theta and fraction, without nulls."""
-    raw, name, own = _rope_dict(config), config.get("model_type"), convention.layers.get(layer_type or "")
+def _rope_dict_of(config: Json, convention: Convention, layer_type: str | None) -> Json:
+    """The rope dict for layers of one type; refuses types that are not rotated, or that there are not."""
+    raw, name, layers = _rope_dict(config), config.get("model_type"), dict[str, Any](convention.layers)
     if config.get("rope_scaling", raw) != raw:
         raise ValueError("the config has both rope_parameters and rope_scaling, and they differ: keep one")
     if convention.by_layer and not _nested(raw):
         rule = "the config must say rope_parameters for each layer type"
         raise ValueError(f"layers of model_type {name!r} differ: {rule}")
-    nested, layers = _nested(raw), dict[str, Any](convention.layers)
-    if nested:
+    if _nested(raw):
         layers = {key: rope for key, rope in raw.items() if rope is None or isinstance(rope, Mapping)}
     if layers and layer_type not in layers:
         listed = ", ".join(map(repr, layers))
@@ -334,8 +333,14 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     still = layer_type == convention.still and config.get("sliding_window", 0) is not None
     if layer_type is not None and (still or layers.get(layer_type, 0) is None):
         raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {name!r}")
+    own = convention.layers.get(layer_type or "")
+    return raw[str(layer_type)] if _nested(raw) else raw if own is None or own.scaled else {}
 
-    raw = raw[str(layer_type)] if nested else raw if own is None or own.scaled else {}
+
+def _rope_parameters(config: Json, convention: Convention, layer_type: str | None) -> dict[str, Any]:
+    """The rope dict of a config in its new flat form: with rope_type, rope_theta and fraction, without nulls."""
+    raw, nested = _rope_dict_of(config, convention, layer_type), _nested(_rope_dict(config))
+    own = convention.layers.get(layer_type or "")
     base_key, base = ("rope_theta", convention.base) if own is None else (own.base_key, own.base)
     fraction = config.get("partial_rotary_factor", convention.fraction)
     parameters = {"rope_theta": config.get(base_key, base), "partial_rotary_factor": fraction}

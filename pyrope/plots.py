@@ -396,13 +396,6 @@ def check_path(path: str | os.PathLike[str], what: str, suffixes: tuple[str, ...
     return file
 
 
-def check_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the path if a picture can be drawn and written there."""
-    file = check_path(path, "a picture", (".png", ".svg"))
-    _matplotlib(".figure")
-    return file
-
-
 def svg(figure: Figure) -> str:
     """The picture as SVG with text as text, paths to a tenth of a point, no date and no random ids: the same picture is
     the same file, and a small one."""
@@ -416,15 +409,6 @@ def _rounded(path: str) -> str:
     return re.sub(r"-?\d+\.\d+", lambda x: f"{float(x[0]):.1f}".removesuffix(".0"), " ".join(path.split()))
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Writes a figure to a file, SVG or PNG by its suffix."""
-    file = check_file(path)
-    if file.suffix.lower() == ".svg":
-        file.write_text(svg(figure), encoding="utf-8")
-    else:
-        figure.savefig(file, dpi=150)
-
-
 def draw(name: str, path: str | os.PathLike[str], rope: Rope | None = None) -> None:
     """Draws the picture of this name, one of `PLOTS`, into an SVG or PNG file; of a rope, if it shows one.
 
@@ -433,5 +417,9 @@ def draw(name: str, path: str | os.PathLike[str], rope: Rope | None = None) -> N
     ValueError: a picture must be a .png or .svg file, was 'decay.jpg'
     """
     make = PLOTS[checks.choice("name", name, tuple(PLOTS))]
-    check_file(path)
-    save(make() if rope is None else make(rope=check_rope(rope)), path)
+    file = check_path(path, "a picture", (".png", ".svg"))
+    figure = make() if rope is None else make(rope=check_rope(rope))
+    if file.suffix.lower() == ".svg":
+        file.write_text(svg(figure), encoding="utf-8")
+    else:
+        figure.savefig(file, dpi=150)
