@@ -222,7 +222,7 @@ def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
     family = FAMILIES[checks.choice("model_type", config.get("model_type"), tuple(FAMILIES))]
     if family.needed is not None and family.needed not in config:
         raise ValueError(f"the config lacks {family.needed!r}: say its number, or null if there is none")
-    others = {key: x for key, x in config.items() if key not in ignore and not _HARMLESS.search(str(key))}
+    others = {key: x for key, x in config.items() if key not in [*ignore] and not _HARMLESS.search(str(key))}
     may_be = {key: (config.get(x),) if isinstance(x, str) else x for key, x in (_MAY_BE | dict(family.may_be)).items()}
     _refuse_unread(others, family.options, may_be, "name keys that change nothing in ignore=")
     options = _read(config, family.options)

@@ -327,9 +327,10 @@ def _rope_dict_of(config: Json, convention: Convention, layer_type: str | None) 
         raise ValueError(f"layers of model_type {name!r} differ: {rule}")
     if _nested(raw):
         layers = {key: rope for key, rope in raw.items() if rope is None or isinstance(rope, Mapping)}
-    if layers and layer_type not in layers:
-        listed = ", ".join(map(repr, layers))
-        raise ValueError(f"layer_type must be one of {listed}, which have different ropes, was {layer_type!r}")
+    types = dict.fromkeys([*layers] or config.get("layer_types", []))
+    if (layers or layer_type is not None) and types and layer_type not in types:
+        rule = f"layer_type must be one of {', '.join(map(repr, types))}"
+        raise ValueError(f"{rule}, which may have different ropes, was {layer_type!r}")
     still = layer_type == convention.still and config.get("sliding_window", 0) is not None
     if layer_type is not None and (still or layers.get(layer_type, 0) is None):
         raise ValueError(f"layers of type {layer_type!r} are not rotated in model_type {name!r}")

@@ -150,8 +150,9 @@ MODERNBERT = of("modernbert", hidden_size=1024, num_attention_heads=4, **SCALED)
         ("cohere2", 1e4, "interleaved"), ("exaone4", 1e4, "half"), ("llama4_text", 5e5, "interleaved")]),
     (of("cohere2", sliding_window=None, **STILL), FULL, Rope(64, 1e4, "interleaved")),
     # Refused
-    (GEMMA3, None, "layer_type must be one of .*, which have different ropes, was None"), (GEMMA4, "chunked", "was 'chunked'"),
+    (GEMMA3, None, "layer_type must be one of .*, which may have different ropes, was None"), (GEMMA4, "chunked", "was 'chunked'"),
     (GEMMA4 | SAVED | {"per_layer_config": {"01": {"head_dim": 64}, "3": {"head_dim": 128}}}, FULL, "layers of type 'full_attention' have heads of different sizes"),
+    (llama(layer_types=[SLIDING, FULL]), "slides", "must be one of 'sliding_attention', 'full_attention', .* was 'slides'"),
     (llama(rope_parameters={FULL: None, "other": {"rope_theta": 5.0}}), FULL, "layers of type 'full_attention' are not rotated"),
     (of("cohere2", **STILL), FULL, "layers of type 'full_attention' are not rotated in model_type"),
 ])  # fmt: skip
