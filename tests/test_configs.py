@@ -67,7 +67,7 @@ def assert_reads(config, expected, **options):
     (llama(**scaled("yarn", **YARN, beta_fast=16, beta_slow=2, truncate=False, mscale=1.0, mscale_all_dim=0.5, attention_factor=None)),
      half(scaling=YaRN(32.0, 4096, 16.0, 2.0, None, 1.0, 0.5, False))),
     (llama(**scaled("yarn", factor=None, **{LENGTH: 4096})), half(scaling=YaRN(32.0, 4096))),
-    (llama(**scaled("yarn", factor=4.0)), half(scaling=YaRN(4.0, 131072))),
+    (llama(**scaled("yarn", factor=4.0, beta_fast=0)), half(scaling=YaRN(4.0, 131072))),  # 0 is not given
     (llama(max_position_embeddings=1024, **{LENGTH: 4096}, **scaled("longrope", **LISTS)), half(scaling=LongRoPE(SHORT, LONG, 1.0, 4096))),
     (llama(**{LENGTH: 4096}, **scaled("su", **LISTS)), half(scaling=LongRoPE(SHORT, LONG, 32.0, 4096))),  # an alias
     (llama(**{LENGTH: 4096}, **scaled("longrope", **LISTS, **{LENGTH: 77})), half(scaling=LongRoPE(SHORT, LONG, 32.0, 4096))),  # that on top wins
