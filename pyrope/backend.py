@@ -125,8 +125,8 @@ def compute_dtype(name: str, x: Array) -> np.dtype[Any]:
 
 def from_numpy(array: np.ndarray[Any, Any], backend: str | ModuleType) -> Array:
     """The same values on a backend, given by its name or as the module that `namespace` returned."""
-    if (library := _library(array)) != "numpy":
-        raise TypeError(f"array must be a NumPy array, was {library}")
+    if namespace(array=array) is not np:
+        raise TypeError("array must be a NumPy array, was a CuPy array: to_numpy copies it to the host")
     xp = get(backend) if isinstance(backend, str) else backend
     if not hasattr(xp, "asarray"):
         raise TypeError(f"backend must be a name or an array module, was {backend!r}")

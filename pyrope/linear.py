@@ -30,7 +30,7 @@ from .tiles import cuts, each
 FeatureMap: TypeAlias = str | Callable[[Array], Array]
 _Pair: TypeAlias = tuple[Array, Array]
 _CHUNK = 64  # tokens: longer chunks multiply more, shorter ones spend more on calls
-_STRETCH = 2048  # tokens, in many chunks, that are worked on at a time, so that they stay in the caches
+_STRETCH = 32  # chunks that are worked on at a time, so that they stay in the caches
 _SMALL = 2**16  # elements of the queries: with fewer, threads cost more than they spare
 
 
@@ -151,7 +151,7 @@ def sums(k: Array, v: Array, rule: LinearRule) -> _Pair:
 
     def some(piece: tuple[slice, slice]) -> None:
         heads = piece[1]
-        for tokens in cuts(k.shape[-2], _STRETCH):
+        for tokens in cuts(k.shape[-2], _CHUNK * _STRETCH):
             phi, turned = _features(k[..., heads, tokens, :], rule, tokens)
             s[..., heads, :, :] += turned.swapaxes(-1, -2) @ v[..., heads, tokens, :].astype(rule.dtype, copy=False)
             z[..., heads, :] += phi.sum(axis=-2)
@@ -167,7 +167,7 @@ def read(q: Array, state: _Pair, rule: LinearRule) -> Array:
     def some(piece: tuple[slice, slice]) -> None:
         heads, key_heads = piece
         s, z = state[0][..., key_heads, None, :, :], state[1][..., key_heads, None, None, :]
-        for tokens in cuts(q.shape[-2], _STRETCH):
+        for tokens in cuts(q.shape[-2], _CHUNK * _STRETCH):
             phi, turned = _features(q[..., heads, tokens, :], rule, tokens)
             (*batch, h, n, d), g = phi.shape, s.shape[-4]
             grouped = (*batch, g, h // g, n, d)
@@ -181,8 +181,8 @@ def read(q: Array, state: _Pair, rule: LinearRule) -> Array:
 def step(q: Array, k: Array, v: Array, state: _Pair, rule: LinearRule) -> Array:
     """Every query against the keys up to it and S and z: (…, h, n, c); the keys are added to S and z."""
     out, n, (s, z) = namespace(q).empty((*q.shape[:-1], v.shape[-1]), q.dtype), q.shape[-2], state
-    even, length = n - n % _CHUNK, _CHUNK * max(1, _STRETCH // _CHUNK)
-    parts = cuts(even, length) + ([slice(even, n)] if even < n else [])
+    even = n - n % _CHUNK
+    parts = cuts(even, _CHUNK * _STRETCH) + ([slice(even, n)] if even < n else [])
 
     def some(piece: tuple[slice, slice]) -> None:
         heads, key_heads = piece

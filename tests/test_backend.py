@@ -38,6 +38,8 @@ def test_mixed_libraries_are_named(monkeypatch):
     device = double.asarray(np.ones(3))
     with pytest.raises(TypeError, match="q is a numpy array, k is a cupy array"):
         pyrope.backend.namespace(q=np.ones(3), k=device)
+    with pytest.raises(TypeError, match="must be a NumPy array, was a CuPy array: to_numpy copies it"):
+        pyrope.from_numpy(device, "numpy")
     with pytest.raises(TypeError, match="argument 1 is a cupy array, argument 2 is a numpy array"):
         pyrope.backend.namespace(device, np.ones(3))
     with pytest.raises(TypeError, match="x is a cupy array, out is a numpy array"):
@@ -54,7 +56,7 @@ def test_mixed_libraries_are_named(monkeypatch):
 def test_what_is_no_array_is_refused_by_type(thing, name):
     with pytest.raises(TypeError, match=f"x must be a NumPy or CuPy array, was {name}: convert it first"):
         pyrope.backend.namespace(x=thing)
-    with pytest.raises(TypeError, match=f"array must be a NumPy array, was {name}$"):
+    with pytest.raises(TypeError, match=f"array must be a NumPy or CuPy array, was {name}: convert it first"):
         pyrope.from_numpy(thing, "numpy")
 
 

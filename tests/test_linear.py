@@ -34,7 +34,7 @@ def cases(draw, dtype=dtypes, most=9):
     return q, k, v, m, rope, draw(st.sampled_from(("elu+1", "exp")))
 
 
-@given(cases(), st.booleans(), st.integers(1, 12), st.sampled_from([1, 4, 1024]), st.sampled_from([1, 2**16]))
+@given(cases(), st.booleans(), st.integers(1, 12), st.sampled_from([1, 3, 32]), st.sampled_from([1, 2**16]))
 def test_linear_attention_is_the_definition(xp, case, causal, chunk, stretch, small):
     q, k, v, m, rope, name = case
     device, before = on(xp, q, k, v), [x.copy() for x in (q, k, v)]
@@ -253,5 +253,13 @@ def test_states_of_another_kind(x, rope, more):
         pyrope.linear_step(x, x, x, range(4), rope, state=STATE, **more)
     with pytest.raises(ValueError, match="the state belongs to another"):
         STATE + pyrope.linear_step(x, x, x, range(4), rope, **more)[1]
+    with pytest.raises(AttributeError):
+        STATE.count = 5
     with pytest.raises(TypeError, match="state must be a LinearState"):
         pyrope.linear_step(A, A, A, range(4), HALF8, state=(1, 2))
+
+
+def test_a_state_of_another_library(xp):
+    if xp is not np:
+        with pytest.raises(TypeError, match="different libraries: here is a cupy array, state is a numpy array"):
+            pyrope.linear_step(*on(xp, A, A, A), range(4), HALF8, state=STATE)

@@ -252,7 +252,7 @@ def test_the_same_bits_whatever_the_number_of_threads(blas, monkeypatch):
 
     for module in (rotation, phase):
         monkeypatch.setattr(module, "_TILE", 64)
-    for name, size in (("linear._SMALL", 64), ("linear._STRETCH", 10), ("linear._CHUNK", 5), ("softmax._SCORES", 64)):
+    for name, size in (("linear._SMALL", 64), ("linear._STRETCH", 2), ("linear._CHUNK", 5), ("softmax._SCORES", 64)):
         monkeypatch.setattr(f"pyrope.{name}", size)
     for module in (softmax, layers):
         monkeypatch.setattr(module, "_ROWS", 4)
