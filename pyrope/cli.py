@@ -346,13 +346,13 @@ def _of_attention(given: Given) -> Given:
 def _gallery(given: Given, output: Output) -> int:
     """Prints a line for each implementation of the gallery; 0 if all of them are judged as they should be."""
     _refuse(given, "needs a target: without one, the gallery is run")  # an empty $TARGET must not pass for a check
-    rows, lines = [], [f"{'implementation':<28}{'verdict':<11}{'error':<7}identified, or what is wrong"]
+    rows, lines = [], [f"{'implementation':<28}{'verdict':<11}{'error':<7}what it is, or what is wrong"]
     for row in gallery.run_gallery():
         rows.append(row)
         _progress(f"{len(rows)} checked …")
         verdict = row.report.verdict
         rest = f"{row.worst:<7.1g}{row.remark}"[:41]
-        lines.append(f"{row.name:<28}{_painted(verdict)}{'':<{11 - len(verdict)}}{rest}")
+        lines.append(f"{row.exhibit.name:<28}{_painted(verdict)}{'':<{11 - len(verdict)}}{rest}")
     good = sum(row.as_expected for row in rows)
     lines += [f"{len(rows)} implementations, {good} judged as they should be", "", *fields(gallery.LEGEND)]
     lines.append("see pyrope check --help")

@@ -353,12 +353,16 @@ def test_programs_for_attention():
     assert [dx.max() for dx in from_command(words)(q, k, k, q)] == [0, 1, 2]
 
 
+def test_a_program_that_cannot_be_started_is_told():
+    with pytest.raises(CommandFailed, match=r"\./nothing cannot be started: .*; it printed nothing"):
+        from_command("./nothing {x} {positions} {y}")(X, AT)
+
+
 @pytest.mark.parametrize("command, message", [
-    ("true {x} {y}", 'must say where {positions} goes, as in "./mine {x} {positions} {y}"'),
-    ("true {x} {positions} {y} {z}", 'must not have {z}; it is such as "./mine {x} {positions} {y}"'),
+    ("true {x} {y}", 'must be such as "./mine {x} {positions} {y}": {positions} is missing'),
+    ("true {x} {positions} {y} {z}", 'such as "./mine {x} {positions} {y}": {z} does not belong there'),
     ("'true {x} {positions} {y}", "must be such as a shell splits, .*: No closing quotation"),
-    ("./nothing {x} {positions} {y}", "there is no program './nothing'"),
-    ("true {q} {k} {v} {g} {dq}", 'must say where {dk} goes, as in "./mine {q} {k} {v} {g} {dq} {dk} {dv}"'),
+    ("true {q} {k} {v} {g} {dq}", 'such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}": {dk} is missing'),
 ])  # fmt: skip
 def test_commands_that_cannot_be_run_are_refused(command, message):
     with pytest.raises(ValueError, match=message):

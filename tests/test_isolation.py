@@ -101,17 +101,17 @@ def test_a_command_that_ends_by_itself(run, name, capfd):
 
 
 @pytest.mark.parametrize("name, reason, received, frames", [
-    ("crashes", "it crashes: its process was killed by SIGSEGV", RECEIVED, ["crashes", "inner", "string_at"]),
-    ("forks_and_crashes", "it crashes: its process was killed by SIGSEGV", RECEIVED, ["forks_and_crashes", "string_at"]),
+    ("crashes", "it crashes: its process was killed by SIGSEGV", RECEIVED, ["string_at", "inner", "crashes"]),
+    ("forks_and_crashes", "it crashes: its process was killed by SIGSEGV", RECEIVED, ["string_at", "forks_and_crashes"]),
     ("ends", "it ends its process, with status 7", RECEIVED, []),
     ("stops", "it crashes: its process was killed by SIGKILL, as when memory runs out", RECEIVED, []),
-    ("imports", "it crashes: its process was killed by SIGSEGV, while it is imported", "", ["main", "string_at"]),
-    ("between", "it crashes: its process was killed by SIGSEGV, between two calls", "", ["main", "string_at"]),
+    ("imports", "it crashes: its process was killed by SIGSEGV, while it is imported", "", ["string_at", "main"]),
+    ("between", "it crashes: its process was killed by SIGSEGV, between two calls", "", ["string_at", "main"]),
 ])  # fmt: skip
 def test_a_command_that_does_not(run, name, reason, received, frames):
     failure = run(name)
     assert isinstance(failure, Failure) and (failure.reason, failure.received) == (reason, received)
-    assert [line.rpartition(" in ")[2] for line in failure.frames if "File" in line] == frames
+    assert [line.rpartition(" in ")[2] for line in failure.frames][: len(frames)] == frames and len(failure.frames) < 5
     assert "--in-process" in failure.fix
 
 

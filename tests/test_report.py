@@ -90,17 +90,6 @@ def test_a_report_is_a_value_no_bool_and_has_three_findings_at_most():
     assert [(faults, len(some)) for faults, some in groups.items()] == [(("window",), 2), (report.faults, 1)]
 
 
-@pytest.mark.parametrize(("parts", "words"), [
-    (("fine",), "verdict must be one of right, equivalent, wrong, not judged, was 'fine'"),
-    (("wrong",), "findings if, and only if, its verdict is wrong"),
-    (("right", (Finding("scale", "a fact"),)), "findings if, and only if, its verdict is wrong"),
-    (("not judged",), "a failure if, and only if, its verdict is not judged"),
-])  # fmt: skip
-def test_a_report_that_contradicts_itself_is_refused(parts, words):
-    with pytest.raises(ValueError, match=words):
-        Report("rotation", "", *parts)
-
-
 def test_what_an_assertion_raises_carries_the_report():
     with pytest.raises(Mismatch, match="^rotation: WRONG: scale\n") as raised:
         wrong("scale").raise_unless_ok()

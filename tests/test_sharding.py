@@ -42,31 +42,26 @@ RIGHT = [
 WRONG = {
     "positions local to the rank": [lambda n, r, s: range(len(chunks(n, s)[r])), lambda n, r, s: range(n // s)],
     "first chunk repeated": [lambda n, r, s: chunks(n, 2 * s)[r].tolist() * 2],
-    "counted from 1": [lambda n, r, s: chunks(n, s)[r] + 1, lambda n, r, s: zigzag(n, r, s) + 1,
-                       lambda n, r, s: last_takes_the_rest(n, r + 1, s)],
-    "off by one at the seams": [
-        lambda n, r, s: range(n * r // s, min(n * (r + 1) // s + 1, n)),
-        lambda n, r, s: range(n * r // s, n * (r + 1) // s - (r < s - 1)),
-        lambda n, r, s: range(n * r // s, n * (r + 1) // s + 1),
-        lambda n, r, s: range(r * -(-n // s), min((r + 1) * -(-n // s), n - 1)),
-        lambda n, r, s: range(round(n * r / s), -(-n * (r + 1) // s)),  # at lengths that do not divide evenly
-    ],
-    "padding counted": [
-        padded,
-        lambda n, r, s: [min(m, n - 1) for m in padded(n, r, s)],
+    "rank ignored": [lambda n, r, s: range(0, n, s), lambda n, r, s: range(n)],
+    "positions beyond the sequence": [
+        lambda n, r, s: chunks(n, s)[r] + 1, padded, lambda n, r, s: padded(-(-n // 128) * 128, r, s),
         lambda n, r, s: [m if m < n else -1 for m in padded(n, r, s)],
-        lambda n, r, s: padded(-(-n // 128) * 128, r, s),
     ],
-    "rank ignored": [lambda n, r, s: range(0, n, s), lambda n, r, s: np.arange(n // s) * s, lambda n, r, s: range(n)],
-    "remainder lost": [lambda n, r, s: range(r * (n // s), (r + 1) * (n // s)), lambda n, r, s: zigzag(n - n % (2 * s), r, s)],
-    "unexplained": [lambda n, r, s: [(7 * m) % (n + 5) for m in range(r, n, s)]],
+    "positions held twice": [
+        lambda n, r, s: range(n * r // s, min(n * (r + 1) // s + 1, n)),
+        lambda n, r, s: [min(m, n - 1) for m in padded(n, r, s)],
+    ],
+    "positions lost": [
+        lambda n, r, s: range(r * (n // s), (r + 1) * (n // s)), lambda n, r, s: zigzag(n - n % (2 * s), r, s),
+        lambda n, r, s: range(n * r // s, n * (r + 1) // s - (r < s - 1)),
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fn", RIGHT)
 def test_right_splits_pass(fn):
     report = check_sharding(fn)
-    assert report.verdict == "right" and report.tried.startswith(f"{4 if fn is even_only else 9} splits"), str(report)
+    assert report.verdict == "right" and report.tried.startswith(f"{4 if fn is even_only else 9} splits")
     assert_sharding(fn)
 
 
@@ -78,18 +73,16 @@ def test_every_mistake_is_named(name, fn):
 
 
 @pytest.mark.parametrize("n, shards, name", [
-    (8, "0123 45678", "off by one at the seams"), (7, "0123 4567", "padding counted"),
-    (8, "01234 34567", "off by one at the seams"), (8, "012345 34567", "unexplained"),  # three in common
-    (8, "012 567", "unexplained"), (8, "012 4567", "off by one at the seams"), (7, "012 345", "remainder lost"),
-    (9, "012 34", "unexplained"),  # four are lost, twice as many as there are ranks
-    (8, "0123567", "off by one at the seams"), (8, "012", "unexplained"), (8, "25 52", "rank ignored"), (0, "5", "unexplained"),
+    (8, "012345 34567", "positions held twice"), (8, "012 4567", "positions lost"), (8, "012", "positions lost"),
+    (4, "01 ", "positions lost"), (4, "0101", "positions held twice"), (8, "25 52", "rank ignored"),
+    (2, "01 01", "rank ignored"), (4, "12  12", "positions held twice"), (0, "5", "positions beyond the sequence"),
 ])  # fmt: skip
 def test_what_positions_show_by_hand(n, shards, name):
-    assert finding(n, [[int(m) for m in shard] for shard in shards.split()]).fault == name
+    assert finding(n, [[int(m) for m in shard] for shard in shards.split(" ")]).fault == name
 
 
 def test_the_names_are_those_of_the_table():
-    assert SHARDING.keys() | {"unexplained"} == WRONG.keys()
+    assert SHARDING.keys() == WRONG.keys()
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.data())
@@ -105,13 +98,15 @@ def test_any_partition_is_right_and_any_change_of_it_is_not(n, size, data):
 
 
 def test_what_a_report_says():
-    found = check_sharding(WRONG["remainder lost"][0]).findings[0]
-    assert found.fact == "50 tokens on 3 ranks: missing: 48, 49"
+    found = check_sharding(WRONG["positions lost"][0]).findings[0]
+    assert found.fact == "50 tokens on 3 ranks: positions lost: 48, 49"
     assert found.where == "rank 1 holds 16, 17, 18, 19, 20, 21, 22, 23, … (16 of them)"
     # 64 tokens on 4 ranks, 2080 scores, the mean 520: the last of contiguous ranks has 904.
     (balance,) = check_sharding(last_takes_the_rest).notes
     assert balance.endswith("with 64 tokens, the busiest of 4 ranks has 1.74 times the mean work")
-    assert "refused, which is no mistake: 50 tokens on 3 ranks" in check_sharding(even_only).notes[-1]
+    assert check_sharding(even_only).tried.endswith(
+        "32 on 1; refused, which is no mistake: 50 on 3, 51 on 4, 33 on 2, 7 on 3, 3 on 4"
+    )
     with pytest.raises(KeyboardInterrupt):
         check_sharding(interrupted)
 

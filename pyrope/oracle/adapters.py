@@ -18,7 +18,6 @@ import operator
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -351,15 +350,11 @@ class _Program:
         gradients = {f"d{name}": name for name in "qkv"}
         self.results = {"y": "x"} if "x" in inputs else gradients if "g" in inputs else {"o": "q"}
         needed, options = [*inputs, *self.results], () if "x" in inputs else _OPTIONS
-        example = " ".join(["./mine", *(f"{{{name}}}" for name in needed)])
-        if unknown := [name for name in placed if name not in (*needed, *options)]:
-            inside = ": attention gets them with RoPE inside, by rope=" if unknown[0] == "positions" else ""
-            raise ValueError(f'the command must not have {{{unknown[0]}}}{inside}; it is such as "{example}"')
-        if missing := [name for name in needed if name not in placed]:
-            raise ValueError(f'the command must say where {{{missing[0]}}} goes, as in "{example}"')
-        if shutil.which(self.words[0]) is None:
-            fix = ': pip install ".[mpi]" in a clone of pyrope' if self.words[0] in ("mpiexec", "mpirun") else ""
-            raise ValueError(f"there is no program {self.words[0]!r} that can be run{fix}")
+        odd = [name for name in (*placed, *needed) if (name in placed) != (name in needed) and name not in options]
+        if odd:
+            example = " ".join(["./mine", *(f"{{{name}}}" for name in needed)])
+            how = "is missing" if odd[0] in needed else "does not belong there"
+            raise ValueError(f'the command must be such as "{example}": {{{odd[0]}}} {how}')
         self.names = [*inputs, *(name for name in options if name in placed)]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # from the signature a check reads what it may hand over
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
@@ -385,42 +380,45 @@ class _Program:
                     for name, like in self.results.items()
                 ]
             except (CommandFailed, ValueError) as error:
-                text = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
-                text = f"{error}; it printed{f':{chr(10)}{text}' if text else ' nothing'}"
-                for name, path in paths.items():  # which is another one in every call
-                    text = text.replace(path, f"{{{name}}}")
-                failed = CommandFailed(text)
+                failed = CommandFailed(_with_output(error, log, paths))
                 self.hung = failed if isinstance(error.__cause__, subprocess.TimeoutExpired) else None
                 raise failed from error.__cause__
         return made if len(made) > 1 else made[0]
 
     def _run(self, words: list[str], log: Path) -> None:
         """Runs it to its end; its output goes to a file."""
-        void, both = subprocess.DEVNULL, subprocess.STDOUT
-        with open(log, "wb") as output:
-            try:
-                process = subprocess.Popen(words, stdin=void, stdout=output, stderr=both, start_new_session=True)
-            except (OSError, ValueError) as error:
-                raise CommandFailed(f"{words[0]} cannot be started: {error}") from error
         try:
-            status = process.wait(self.timeout)
-        except BaseException as error:  # Ctrl-C too, which does not reach a program with a session of its own
-            kill(process)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+            with open(log, "wb") as output:
+                status = run_to_its_end(words, self.timeout, stdout=output, stderr=subprocess.STDOUT)
+        except subprocess.TimeoutExpired as error:
             raise CommandFailed(f"{words[0]} took longer than {self.timeout:g} s and was killed") from error
+        except (OSError, ValueError) as error:
+            raise CommandFailed(f"{words[0]} cannot be started: {error}") from error
         if status:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             raise CommandFailed(f"{words[0]} {how}")
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the program and all that it started in its process group."""
+def _with_output(error: Exception, log: Path, paths: dict[str, str]) -> str:
+    """What went wrong, and the last that the program printed; paths, which change with every call, by their names."""
+    printed = log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
+    text = f"{error}; it printed:\n{printed}" if printed else f"{error}; it printed nothing"
+    for name, path in paths.items():
+        text = text.replace(path, f"{{{name}}}")
+    return text
+
+
+def run_to_its_end(words: Sequence[str], timeout: float | None = None, **streams: Any) -> int:
+    """The exit status of a program. Whether this returns or raises, the program and all that it started have ended."""
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, OSError):  # Windows has no groups, and macOS refuses those that have ended
-        process.kill()
-    process.wait()
+        return process.wait(timeout)
+    finally:  # of Ctrl-C, too, which does not reach a program with a session of its own
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (AttributeError, OSError):  # Windows has no groups, and macOS refuses those that have ended
+            process.kill()
+        process.wait()
 
 
 # ── Names on the command line ────────────────────────────────────────────────────────────────────────────────────────
@@ -448,10 +446,9 @@ def load_target(target: str) -> Function:
         value = operator.attrgetter(name)(_imported(place))
     except AttributeError as error:
         raise ValueError(f"{place} has no {name!r}") from error
-    if isinstance(value, type):
-        raise ValueError(f"{target} must be a function, was a class: make an object of it in the file, and name that")
-    if not callable(value):
-        raise ValueError(f"{target} must be a function, was {type(value).__name__}")
+    if isinstance(value, type) or not callable(value):
+        fix = "a class: make an object of it in the file, and name that"
+        raise ValueError(f"{target} must be a function, was {fix if isinstance(value, type) else type(value).__name__}")
     return value  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -47,7 +48,7 @@ class Unreadable(TypeError, ValueError):
 
     def failure(self) -> Failure:
         """What a report says about it."""
-        fix = next((fix for words, fix in FIXES[self.kind] if words in message_of(self.__cause__)), "")
+        fix = next((fix for words, fix in FIXES[self.kind] if re.search(words, message_of(self.__cause__))), "")
         return Failure(self.reason, self.received.removeprefix("for "), fix, self.__cause__)
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..theta import Axes, Linear, Llama3, Rope, YaRN
-from .operator import identify
 from .report import Report
 from .rotation import check_rotation
 
@@ -21,7 +20,7 @@ LEGEND = (
     ("error", "the worst up to position 131071, absolute; a float32 angle, which most libraries have, is off by about "
      "0.01 there, and right"),
     ("equivalent", "other vectors than expected, the same scores"),
-    ("half 10000", "layout and base, read from the outputs"),
+    ("half 10000", "layout and base"),
 )  # fmt: skip
 Rotation: TypeAlias = Callable[[Any, Any], Any]
 _D = 64
@@ -41,26 +40,26 @@ class Exhibit(NamedTuple):
 class Row(NamedTuple):
     """One line of the gallery's report."""
 
-    name: str
+    exhibit: Exhibit
     report: Report
-    identified: Rope | None  # what `identify` reads from it; with several axes, when all have the same position
-    as_expected: bool
+
+    @property
+    def as_expected(self) -> bool:
+        return (self.report.verdict, self.report.faults) == (self.exhibit.verdict, self.exhibit.faults)
 
     @property
     def worst(self) -> float:
         return max((error.worst for error in self.report.errors), default=0.0)
 
-    def to_dict(self) -> dict[str, Any]:
-        head = {"name": self.name, "as_expected": self.as_expected, "identified": repr(self.identified)}
-        return head | self.report.to_dict()
-
     @property
     def remark(self) -> str:
-        """The faults, or layout, base and rescaling as they were identified."""
-        rope, words = self.identified, ", ".join(self.report.faults)
-        if not words and rope is not None:
-            words = f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
+        """The faults, or layout, base and rescaling of what is right."""
+        rope, words = self.exhibit.rope, ", ".join(self.report.faults)
+        words = words or f"{rope.layout} {rope.base:g}" + (f" {type(rope.scaling).__name__}" if rope.scaling else "")
         return words if self.as_expected else f"UNEXPECTED: {words}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.exhibit.name, "as_expected": self.as_expected} | self.report.to_dict()
 
 
 def _angles(positions: Any, d: int, base: float) -> Any:
@@ -159,7 +158,7 @@ def sectioned(x: Any, positions: Any) -> Any:
 # ── Broken ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def broken(make: Callable[[Any, Any], Any]) -> Rotation:
+def turned_by(make: Callable[[Any, Any], Any]) -> Rotation:
     """Halves turned by the angles (n, p) that make(positions, θ) returns; θ in float32, base 10000."""
     inverse = np.float32(10000.0) ** -(np.arange(0, _D, 2, dtype=np.float32) / np.float32(_D))
     return lambda x, positions: _halves(x, make(positions, inverse))
@@ -211,31 +210,22 @@ def exhibits() -> list[Exhibit]:
         ("rope_theta not read", rotate_half, Rope(_D, 500000.0, "half"), "wrong base"),
         ("rope_scaling not read", lambda x, m: rotate_half(x, m, 500000.0), llama3, "scaling ignored"),
         ("YaRN without its factor", yarn_without_factor, yarn, "attention factor"),
-        ("draft positions, off by one", broken(lambda m, t: (m + 1)[:, None] * t), half, "positions one too high"),
-        ("bfloat16 frequencies", broken(lambda m, t: m[:, None] * _bfloat16(t)), half, "bfloat16 inverse frequencies"),
-        ("bfloat16 positions", broken(lambda m, t: _bfloat16(m * 1.0)[:, None] * t), half, "bfloat16 positions"),
+        ("draft positions, off by one", turned_by(lambda m, t: (m + 1)[:, None] * t), half, "positions one too high"),
+        ("bfloat16 frequencies", turned_by(lambda m, t: m[:, None] * _bfloat16(t)), half,
+         "bfloat16 inverse frequencies"),
+        ("bfloat16 positions", turned_by(lambda m, t: _bfloat16(m * 1.0)[:, None] * t), half, "bfloat16 positions"),
         ("rotated twice", lambda x, m: rotate_half(rotate_half(x, m), m), half, "rotated twice"),
         ("partial model, whole head", rotate_half, replace(half, rotary_dim=_D // 4), "whole head rotated"),
         ("only the first head", first_head_only, half, "heads differ"),
-        ("interpolated the wrong way", broken(lambda m, t: (m * 4)[:, None] * t), linear, "scaling inverted"),
-        ("transposed, on purpose", broken(lambda m, t: -m[:, None] * t), half, "direction"),
-        ("rows counted instead", broken(lambda m, t: np.arange(len(m))[:, None] * t), half, "positions ignored"),
+        ("interpolated the wrong way", turned_by(lambda m, t: (m * 4)[:, None] * t), linear, "scaling inverted"),
+        ("transposed, on purpose", turned_by(lambda m, t: -m[:, None] * t), half, "direction"),
+        ("rows counted instead", turned_by(lambda m, t: np.arange(len(m))[:, None] * t), half, "positions ignored"),
         ("rows and columns exchanged", lambda x, m: sectioned(x, m[[0, 2, 1]]), grid, "wrong axes"),
     ]  # fmt: skip
     return right + [Exhibit(name, fn, rope, (fault,), "wrong") for name, fn, rope, fault in wrong]
 
 
 def run_gallery() -> Iterator[Row]:
-    """Checks and identifies every exhibit, one after the other."""
+    """Checks every exhibit, one after the other."""
     for exhibit in exhibits():
-        report = check_rotation(exhibit.fn, exhibit.rope, dtype=exhibit.dtype)
-        identified = identify(_of_text(exhibit), _D, dtype=exhibit.dtype).rope
-        judged = (report.verdict, report.faults) == (exhibit.verdict, exhibit.faults)
-        known = exhibit.verdict != "right" or identified == replace(exhibit.rope, axes=None)
-        yield Row(exhibit.name, report, identified, judged and known)
-
-
-def _of_text(exhibit: Exhibit) -> Rotation:
-    """The exhibit as a function of positions (n,): every axis of its rope has the same ones, as in text."""
-    axes = exhibit.rope.axes
-    return exhibit.fn if axes is None else lambda x, m: exhibit.fn(x, np.repeat(m[None], axes.count, axis=0))
+        yield Row(exhibit, check_rotation(exhibit.fn, exhibit.rope, dtype=exhibit.dtype))

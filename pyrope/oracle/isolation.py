@@ -13,21 +13,16 @@ import importlib
 import io
 import json
 import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .adapters import kill
+from .adapters import run_to_its_end
 from .candidate import listeners
-from .report import Failure, own_frames
-
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+from .report import Failure
 
 
 class Finished(NamedTuple):
@@ -48,18 +43,9 @@ def run_apart(entry: str, words: Sequence[str], timeout: float) -> Finished | Fa
     search = f"path = {sys.path!r}; sys.path[:] = [{root!r}, *path]"  # so that the child runs this very pyrope
     start = f"import sys; {search}; from {__name__} import serve; sys.path[:] = path; serve({entry!r}, {timeout!r})"
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", start, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=None if sys.stderr is not None else subprocess.DEVNULL,
-            start_new_session=True,  # so that it can be killed together with all that it started
-            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # many small products: threads would wait for each other
-        )
-        try:
-            status = process.wait()  # the child ends itself if a call takes too long
-        finally:
-            kill(process)
+        # The child ends itself if a call takes too long. It has many small products: threads would wait for each other.
+        one_thread = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
+        status = run_to_its_end([sys.executable, "-c", start, *words], stdout=log, env=one_thread)
         log.seek(0)
         return _result(status, log.read().decode(errors="replace"), timeout)
 
@@ -78,7 +64,7 @@ def _result(status: int, log: str, timeout: float) -> Finished | Failure:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
         reason = f"it crashes: its process was killed by {name}" + (", as when memory runs out" if status == -9 else "")
     else:
-        reason = f"it ends its process, with status {status if status < 2**31 else hex(status)}"
+        reason = f"it ends its process, with status {status}"
     call = last["call"]
     received = call.removeprefix("for ") if call.startswith("for ") else ""
     where = "" if received else f", {call or 'between two calls'}"
@@ -86,12 +72,8 @@ def _result(status: int, log: str, timeout: float) -> Finished | Failure:
 
 
 def _frames(dump: str) -> tuple[str, ...]:
-    """The candidate's frames in what `faulthandler` wrote, which lists the most recent of each thread first."""
-    threads = [_FRAME.findall(text)[::-1] for text in dump.split("hread 0x")]
-    frames = next((frames for frames in threads if any(file == __file__ for file, _, _ in frames)), [])
-    calls = [index for index, frame in enumerate(frames) if os.path.dirname(frame[0]) == os.path.dirname(__file__)]
-    after = frames[calls[-1] + 1 :] if calls else []
-    return own_frames(traceback.FrameSummary(file, int(line), function) for file, line, function in after)
+    """The innermost frames of the thread that called the candidate, in what `faulthandler` wrote: it comes last."""
+    return tuple(line for line in dump.rpartition("hread 0x")[2].splitlines() if line.startswith("  File"))[:4]
 
 
 def serve(entry: str, timeout: float) -> None:

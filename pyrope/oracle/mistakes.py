@@ -267,12 +267,8 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
 
 ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     # What the scores, or the numerators, are made of.
-    "scale": Mistake("q·k is multiplied by another number than the scale that is meant",
-        "multiply q·k by the scale that is meant, once"),
-    "scale: missing": Mistake("scores are not divided by √d", "multiply q·k by 1/√d before the softmax"),
-    "scale: applied twice": Mistake("1/d, or 1/√d both on q and on the scores",
-        "scale once; many kernels scale by themselves"),
-    "scale: inverted": Mistake("multiplied by √d instead of divided", "multiply by 1/√d"),
+    "scale": Mistake("scores are not multiplied by the scale, or twice, or by its inverse; many kernels scale by "
+        "themselves", "multiply q·k by the scale that is meant, usually 1/√d, once, before the softmax"),
     "softcap": Mistake("the cap is left out, elsewhere, of another form or number, or not meant",
         "scores become c·tanh(score/c): scaled before, masked after"),
     "bias": Mistake("a term in the distance or of each key, such as ALiBi or a decay, which the model does not have",
@@ -290,14 +286,12 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     "feature map": Mistake("φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
         "R·φ(x), for q and k, with the map of the model; what scales x is left out"),
     # Which keys are seen, and how often.
-    "causality": Mistake("the causal mask is missing, shifted, or made of blocks or of positions, which may repeat",
-        "hide key j > i + t − n of query i, by the order of the tokens; in linear attention, running sums"),
-    "causality: from the top left": Mistake("query i sees keys 0 … i of t, though the n queries are the last of the t",
+    "causality": Mistake("the causal mask is missing, shifted, not meant, or made of blocks or of positions, which may "
+        "repeat; the output of linear attention is taken before the state is updated",
+        "query i of n sees keys j ≤ i + t − n of t, by the order of the tokens, itself included (torch.tril with "
+        "diagonal=0); in linear attention, update the state first"),
+    "causality: from the top left": Mistake("query i sees keys 0 … i of t, though the n queries are the last of them",
         "query i sees keys up to i + t − n"),
-    "causality: sees the next token": Mistake("the causal mask is one too wide, j ≤ i + 1, or running sums are shifted "
-        "by one", "j ≤ i; torch.triu needs diagonal=1"),
-    "causality: does not see itself": Mistake("the causal mask is one too narrow, j < i, or the output is taken before "
-        "the state is updated", "j ≤ i; torch.tril needs diagonal=0; a state is updated first"),
     "causality: not asked for": Mistake("a causal mask, or in linear attention running sums, where none belong",
         "leave the mask out; in linear attention, sums over the whole sequence"),
     "window": Mistake("the window is ignored, of another size, or not meant",
@@ -333,10 +327,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile"),
     "batch": Mistake("batch and heads folded in the wrong order, or one row, or one state, read for all",
         "keep the batch axis first"),
-    "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token, or of another "
-        "argument", "multiply the weights with the values as they are given, o = Σ w·v"),
-    "values: features in another order": Mistake("features of the values, or of the output, are taken apart or joined "
-        "in another order, as pairs of a rotation are", "return the features in the order that the values have"),
+    "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token, of another argument, "
+        "or have their features in another order", "multiply the weights with the values as they are given, o = Σ w·v"),
     "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
         "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.
@@ -350,38 +342,18 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "subtract the maximum of each row"),
     "some values": Mistake("a clip, an overflow, a normalisation, or a branch for zeros or small numbers",
         "treat all values alike"),
-    "state": Mistake("a mask, a table, a state or a buffer is kept from an earlier call",
-        "begin each call anew, or compare the key"),
-    "state: the same call gives other numbers": Mistake("randomness, such as dropout that is left on, memory that is "
-        "read before it is written, or a state that is kept from an earlier call",
-        "model.eval(), dropout_p=0.0; write all of the result; begin each call anew"),
+    "state": Mistake("a mask, a table, a state or a buffer is kept from an earlier call; or numbers are random, as by "
+        "dropout that is left on, or are read before they are written",
+        "begin each call anew, or compare the key; model.eval(), dropout_p=0.0; write all of the result"),
     "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
     "some calls": Mistake("these calls take a path of their own", "look at what they have in common"),
     "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),
 }  # fmt: skip
 
 BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chain rule, or with what is returned
-    "chain rule": Mistake("a term, a factor or a transpose of the backward pass is another one",
-        "dv = wᵀ·g, ds = w∘(g·vᵀ − D) with D = Σ g∘o, dq = scale·Rᵀ(ds·k̃), dk = scale·Rᵀ(dsᵀ·q̃)"),
-    "chain rule: row term missing": Mistake("ds = w∘dw: the derivative of the softmax without its second term, D = Σ "
-        "g∘o", "ds = w∘(dw − D)"),
-    "chain rule: scale missing": Mistake("ds is not multiplied with the scale of the scores",
-        "dq = scale·ds·k, dk = scale·dsᵀ·q"),
-    "chain rule: scale applied twice": Mistake("q was scaled before, and ds is scaled, too: each gradient needs it "
-        "once", "dq = scale·ds·k, dk = scale·dsᵀ·q"),
-    "chain rule: softcap's derivative missing": Mistake("the derivative of tanh is left out",
-        "multiply ds with 1 − (s/c)², s the capped score"),
-    "chain rule: not transposed": Mistake("ds·q or w·g, whose shapes fit where there are as many queries as keys",
-        "dk = scale·dsᵀ·q, dv = wᵀ·g"),
-    "chain rule: gradients not rotated back": Mistake("the transpose of the rotation is missing in the backward pass",
-        "multiply by Rᵀ at the positions of q and k"),
-    "chain rule: gradients rotated forwards, not back": Mistake("the forward rotation is used for gradients",
-        "use the transpose: −sin for sin"),
-    "chain rule: gradients of values rotated": Mistake("the transpose of the rotation is applied to all three "
-        "gradients", "rotate back dq and dk alone"),
-    "chain rule: denominator's derivative missing": Mistake("only the numerator is differentiated",
-        "dD = −Σ g∘o/D, times the plain features"),
-    "chain rule: feature map's derivative missing": Mistake("φ′ is left out", "multiply with φ′(q) and φ′(k)"),
+    "chain rule": Mistake("a term, a factor, a derivative or a transpose of the backward pass is missing or wrong",
+        "dv = wᵀ·g, ds = w∘(g·vᵀ − D) with D = Σ g∘o, times 1 − (s/c)² for capped scores s, dq = scale·Rᵀ(ds·k̃), dk = "
+        "scale·Rᵀ(dsᵀ·q̃), where Rᵀ has −sin for sin; in linear attention, φ′, and −Σ g∘o/D of the denominator, too"),
     "shared key heads": Mistake("the gradient of one query head, or the mean of several, taken for that of the key "
         "head that they share", "sum over the query heads that read a key head: h/g in a row"),
     "blocks not added up": Mistake("dq is written by each block of keys, or dk and dv by each block of queries, not "
@@ -403,13 +375,13 @@ SHARDING: dict[str, Mistake] = {
     "first chunk repeated": Mistake("a rank with two chunks uses the positions of its first for both",
         "make the positions of each chunk from that chunk's own place in the sequence", "NVIDIA/Megatron-LM#5243"),
     "rank ignored": Mistake("every rank holds the same positions", "let the rank say where its positions begin"),
-    "counted from 1": Mistake("positions, or ranks, are counted from 1 where the formula counts from 0",
-        "count both from 0, as MPI counts ranks"),
-    "off by one at the seams": Mistake("the end of a chunk is taken as included where the next begins with it, or as "
-        "excluded twice", "let one formula give the end of a chunk and the beginning of the next: n·i//chunks"),
-    "padding counted": Mistake("the length is rounded up to a multiple of the ranks, and padding gets positions of its "
-        "own", "drop positions from n on, and mask the padding"),
-    "remainder lost": Mistake("n//size tokens are given to each rank, and the n % size tokens at the end to none",
+    "positions beyond the sequence": Mistake("the length is rounded up to a multiple of the ranks, and padding gets "
+        "positions of its own; or positions, or ranks, are counted from 1",
+        "drop positions from n on, and mask the padding; count positions and ranks from 0, as MPI counts ranks"),
+    "positions held twice": Mistake("the end of a chunk is taken as included where the next begins with it; or padding "
+        "repeats the last position", "let chunk i of c begin at n·i//c and end before n·(i + 1)//c, and mask padding"),
+    "positions lost": Mistake("n//size tokens are given to each rank, and the n % size tokens at the end to none; or "
+        "the end of a chunk is excluded twice",
         "let shards differ by a token, as n·rank//size … n·(rank + 1)//size do, or refuse such lengths"),
 }  # fmt: skip
 
@@ -418,36 +390,21 @@ TRACES: dict[str, Mistake] = {
     "turned backwards": Mistake("one side has the sign of sin reversed", "negate sin on one side"),
     "other positions": Mistake("positions start elsewhere, or a cache counts them differently", "compare positions"),
     "other frequencies": Mistake("another base or rescaling of Θ", "compare rope_theta and rope_scaling"),
-    "other lengths": Mistake("an attention factor on one side only", "compare the factor of cos and sin"),
-    "scaled": Mistake("a factor on one side only", "compare how this name is computed"),
-    "scaled: embedding": Mistake("embeddings are multiplied on one side, in some families by √e",
-        "compare the configs"),
-    "scaled: norm": Mistake("another norm: weight or 1 + weight, mean or mean square", "compare the norms"),
-    "scaled: scores": Mistake("another scale of the scores, usually 1/√d", "compare head_dim and the scale"),
+    "scaled": Mistake("a factor on one side only: √e of embeddings, the attention factor of a rotation, 1/√d of "
+        "scores; or another norm", "compare how this name is computed"),
     "bias added": Mistake("a bias on one side only", "look for biases in the checkpoint"),
-    "shifted rows": Mistake("tokens are shifted: one more at the start, or padding", "compare the tokens"),
     "permuted features": Mistake("weights are stored for another layout", "permute_weights on one side"),
-    "permuted rows": Mistake("tokens are in another order", "compare the tokens"),
+    "permuted rows": Mistake("tokens are in another order, or shifted", "compare the tokens"),
     "permuted heads": Mistake("heads are stored or grouped differently", "let query head i read key head i·g//h"),
-    "other axes": Mistake("the same numbers with axes in another order", "write (b, h, n, d) on both sides"),
-    "other shape": Mistake("other tokens, heads or widths, or another name for it", "compare the configs"),
+    "other shape": Mistake("other tokens, heads or widths, or axes in another order",
+        "compare the configs, and write (b, h, n, d) on both sides"),
     "NaN in one trace": Mistake("an overflow, or a row of a mask that hides everything",
         "look at the scores before it"),
     "masked otherwise": Mistake("masks differ: causal, window or padding", "compare positions and the window"),
     "grown noise": Mistake("rounding, which grows from layer to layer", "compare in a wider dtype"),
     "missing names": Mistake("the second trace ends early, or has other names", "write all names"),
-    "other numbers": Mistake("no usual mistake gives this difference", "compare how this name is computed"),
-    "other numbers: embedding": Mistake("other tokens or another embedding table", "compare tokens and weights"),
-    "other numbers: norm": Mistake("another norm, or another epsilon", "compare the norms and their epsilon"),
-    "other numbers: projection": Mistake("weights, biases, q/k norms, or fused projections cut elsewhere",
-        "compare their tensors"),
-    "other numbers: rotation": Mistake("the rotation differs: tables, partial width or precision",
-        "run check_rotation on it"),
-    "other numbers: scores": Mistake("queries and keys agree: mask, scale or capping differ", "compare these"),
-    "other numbers: attention": Mistake("values, their grouping or the output projection differ", "compare these"),
-    "other numbers: mlp": Mistake("another activation, or gate and up projections exchanged",
-        "compare the MLP's options"),
-    "other numbers: logits": Mistake("another head: tied or not, scaled or capped", "compare the last projection"),
+    "other numbers": Mistake("no usual mistake gives this difference: other weights, biases, norms, masks, or another "
+        "activation", "compare how this name is computed; of a rotation, run check_rotation on it"),
 }  # fmt: skip
 
 MISTAKES = {**ROTATION, **CALLS, **ATTENTION, **BACKWARD, **SHARDING, **TRACES}
@@ -461,26 +418,19 @@ _CALLED = (
     "a rotation is called as fn(x, positions), attention as fn(q, k, v), or with RoPE as fn(q, k, v, positions), "
     "and its backward pass with g after v"
 )
-_SHORT = "if its table is meant to be short, give max_position= (--max-position); if not, let it grow"
-_DEVICE = "run it where its device is, or hand over a version for the CPU"
-# Of a candidate that cannot be judged: what the words of its own exception suggest, the first that fits; "" fits all.
+# Of a candidate that cannot be judged: what the words of its own exception suggest, a pattern, the first that fits.
 FIXES = {
     "raised": (
-        ("argument: 'mask'", "give it a default, mask=None: most calls have none"),
-        ("argument: 'segments'", "give it a default, segments=None: most calls have none"),
-        ("positional argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda that takes these"),
-        ("keyword argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda that takes these"),
+        ("argument: '(mask|segments)'", "give it a default, mask=None or segments=None: most calls have none"),
+        ("(positional|keyword) argument", f"{_CALLED}; if its arguments are others, wrap it in a lambda with these"),
         ("numpy.ndarray", f"if it takes other arrays, {_WRAP}, such as from_torch, or say --framework torch"),
-        ("out of bounds", _SHORT),
-        ("out of range", _SHORT),
-        ("CUDA", _DEVICE),
-        ("NVIDIA", _DEVICE),
+        ("out of (bounds|range)", "if its table is meant to be short, give max_position= (--max-position); if not, let "
+         "it grow"),
+        ("CUDA|NVIDIA", "run it where its device is, or hand over a version for the CPU"),
         ("Unable to allocate", "give it what it takes: with these shapes, it asks for more memory than there is"),
         ("took longer", "let the program end, or give it more time: --timeout, or timeout= of from_command"),
         ("it printed", "run the program by itself on .npy files: docs/check.md says what it must do"),
-        ("broadcast", _AXES),
-        ("values to unpack", _AXES),
-        ("shape", _AXES),
+        ("broadcast|values to unpack|shape", _AXES),
         ("", "fix the exception, whose last frames are below, or wrap the function so that it takes these arrays"),
     ),
     "reshaped": (("", "work on a view, x.reshape(…) or x.view(…), and leave the shape and dtype of x alone"),),

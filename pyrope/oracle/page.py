@@ -17,8 +17,8 @@ from .. import plots
 from ..files import PathLike, atomic_path
 from .gallery import LEGEND
 from .mistakes import ISSUE
-from .readings import Readings, rotation_readings
-from .report import NUMBERS, Part, Report, abbreviated, by_faults, cases_of, number, printable, summary
+from .readings import Readings, described_rotation
+from .report import NUMBERS, Part, Report, abbreviated, number, printable, summary
 
 if TYPE_CHECKING:
     from .gallery import Row
@@ -46,7 +46,6 @@ _STYLE = """
   h1.verdict { font-size: 1.3rem; padding: .9rem 1rem; margin-top: 0; }
   .right { color: var(--right); } .equivalent { color: var(--equivalent); }
   .wrong { color: var(--wrong); } .not-judged { color: var(--not-judged); }
-  figcaption { color: var(--quiet); font-size: .9rem; margin-top: .4rem; }
   .finding { background: var(--card); border: 1px solid var(--rule); border-left: 4px solid var(--wrong);
     border-radius: 8px; padding: .1rem 1rem .8rem; margin: .75rem 0; }
   dl { display: grid; grid-template-columns: minmax(5.5rem, auto) 1fr; gap: .35rem 1rem; margin: .5rem 0 0; }
@@ -129,12 +128,8 @@ def fragment(*sections: Markup) -> str:
 
 def linked(text: str) -> Markup:
     """Text in which issues, such as vllm-project/vllm#590, are links."""
-    parts, end = list[str](), 0
-    for match in ISSUE.finditer(text):
-        address = f"https://github.com/{match[1]}/issues/{match[2]}"
-        parts += [text[end : match.start()], element("a", match[0], href=address, rel="noopener")]
-        end = match.end()
-    return joined([*parts, text[end:]])
+    link = r'<a href="https://github.com/\1/issues/\2" rel="noopener">\g<0></a>'
+    return Markup(ISSUE.sub(link, html.escape(text)))
 
 
 def _verdict(verdict: str, words: str, level: str = "h1") -> Markup:
@@ -179,16 +174,12 @@ def _fold(title: str, parts: Iterable[Markup]) -> Markup:
 def report_section(report: Report, level: str = "h1", pictures: bool = True) -> Markup:
     """All that a report says, and what was read of its candidate; pictures take a second, and 200 kB."""
     readings: Readings | None = report.readings() if callable(report.readings) else report.readings
+    sides = (readings.sides if readings is not None else ()) or [(*row, row[1] == row[2]) for row in report.measured]
+    marked = [(name, due, got if same else f"≠ {got}") for name, due, got, same in sides]
     heading = "h2" if level == "h1" else "h4"
-    shown = [_part(part, heading) for part in report.parts(_sides(readings, report.measured))]
-    drawn = _pictures(readings, heading, report.verdict) if pictures and readings is not None else ()
+    shown = [_part(part, heading) for part in report.parts(marked)]
+    drawn = _pictures(readings, heading) if pictures and readings is not None else ()
     return element("section", _verdict(report.verdict, report.headline, level), *shown, *drawn)
-
-
-def _sides(readings: Readings | None, measured: Iterable[tuple[str, str, str]] = ()) -> list[tuple[str, str, str]]:
-    """What was read beside what was expected, or what a report says it measured; what differs is marked."""
-    rows = (readings.sides if readings is not None else ()) or [(*row, row[1] == row[2]) for row in measured]
-    return [(name, due, got if same else f"≠ {got}") for name, due, got, same in rows]
 
 
 def _part(part: Part, heading: str) -> Markup:
@@ -199,27 +190,23 @@ def _part(part: Part, heading: str) -> Markup:
     return element("div", *title, *rows, *table, *lines, class_="finding" if "fact" in dict(part.rows) else None)
 
 
-def _pictures(readings: Readings, heading: str, verdict: str = "right") -> list[Markup]:
+def _pictures(readings: Readings, heading: str) -> list[Markup]:
     """What was read, drawn; nothing without matplotlib."""
-    drawn: list[tuple[str, Any, str]] = []  # a title, a figure, and words below it
+    drawn: list[tuple[str, Any]] = []
     with contextlib.suppress(ImportError):
-        if (shown := readings.operators) is not None:
-            figure = plots.operator_map(shown.position, shown.measured, shown.expected, readings.reference)
-            alike = "No pair differs here: the findings say in which calls one does."
-            words = alike if verdict == "wrong" and not shown.differs else ""
-            drawn.append((f"R(m) at position {shown.position}", figure, words))
+        if readings.operators is not None:
+            drawn.append((f"R(m) at position {readings.operators.position}", plots.operator_map(*readings.operators)))
         if readings.errors is not None:
-            drawn.append((f"Errors by {readings.errors.place}", plots.errors_chart(*readings.errors), ""))
+            drawn.append((f"Errors by {readings.errors.place}", plots.errors_chart(*readings.errors)))
         if readings.frequencies is not None and len(readings.frequencies.measured):
-            drawn.append(("Frequencies by pair", plots.frequencies_chart(*readings.frequencies), ""))
-    return [part for title, figure, words in drawn for part in (element(heading, title), _figure(title, figure, words))]
+            drawn.append(("Frequencies by pair", plots.frequencies_chart(*readings.frequencies)))
+    return [part for title, figure in drawn for part in (element(heading, title), _figure(title, figure))]
 
 
-def _figure(name: str, figure: Any, words: str) -> Markup:
+def _figure(name: str, figure: Any) -> Markup:
     """A figure inside the page; as an image, so that its ids and fonts are its own."""
     data = base64.b64encode(plots.svg(figure).encode()).decode()
-    image = element("img", alt=name, src=f"data:image/svg+xml;base64,{data}")
-    return element("figure", image, *[element("figcaption", words)] * bool(words))
+    return element("figure", element("img", alt=name, src=f"data:image/svg+xml;base64,{data}"))
 
 
 # ── An identification, many reports, the gallery ─────────────────────────────────────────────────────────────────────
@@ -231,27 +218,17 @@ def identification_section(result: Identification) -> Markup:
     rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
     head = _verdict("right" if named else "not judged", f"{title}: {rule}")
     rope = [element("p", element("code", repr(result.rope)))] if named else []
-    parts = [head, _definitions(result.rows()), *rope]
-    if result.readings is not None:
-        read = rotation_readings(result.readings, result.rope, "identified")
-        table = [_part(Part("Identified and measured", table=[("", "identified", "measured"), *_sides(read)]), "h2")]
-        parts += [*(table if read.sides else []), *_pictures(read, "h2")]
-    return element("section", *parts)
+    drawn = [] if result.readings is None else _pictures(described_rotation(result.readings), "h2")
+    return element("section", head, _definitions(result.rows()), *rope, *drawn)
 
 
 def verification_section(reports: Sequence[Report]) -> Markup:
-    """Test vectors: wrong cases by what is wrong with them, then those that are not judged, then all the others."""
-    verdict = next((name for name in ("wrong", "not judged") if any(r.verdict == name for r in reports)), "right")
-    parts = [_verdict(verdict, f"{verdict.upper()} test vectors: {summary(reports)}")]
-    for faults, (first, *others) in by_faults(reports).items():
-        parts.append(element("h2", f"{', '.join(faults)}: {cases_of(1 + len(others))}"))
-        parts.append(report_section(first, "h3"))
-        if others:
-            parts.append(_fold(f"the same in {cases_of(len(others))} more", map(_folded, others)))
-    for name in ("not judged", "equivalent", "right"):
-        if members := [report for report in reports if report.verdict == name]:
-            parts.append(_fold(f"{SYMBOLS[name]} {name}: {cases_of(len(members))}", map(_folded, members)))
-    return element("section", *parts)
+    """Test vectors: a line for each case, which opens its report; wrong ones first."""
+    order = ("wrong", "not judged", "equivalent", "right")
+    listed = sorted(reports, key=lambda report: order.index(report.verdict))
+    verdict = listed[0].verdict if listed[0].verdict in order[:2] else "right"
+    lines = [_folded(report, ": ".join((report.subject, *report.faults[:1]))) for report in listed]
+    return element("section", _verdict(verdict, f"{verdict.upper()} test vectors: {summary(reports)}"), *lines)
 
 
 def gallery_section(rows: Sequence[Row]) -> Markup:
@@ -259,10 +236,10 @@ def gallery_section(rows: Sequence[Row]) -> Markup:
     good = sum(row.as_expected for row in rows)
     words = f"{len(rows)} implementations, {good} judged as they should be; each line opens its report"
     head = _verdict("right" if good == len(rows) else "wrong", words)
-    lines = [_folded(row.report, f"{row.name}: {row.remark}; error {number(row.worst)}") for row in rows]
+    lines = [_folded(row.report, f"{row.exhibit.name}: {row.remark}; error {number(row.worst)}") for row in rows]
     return element("section", head, *lines, _definitions(LEGEND))
 
 
-def _folded(report: Report, title: str | None = None) -> Markup:
+def _folded(report: Report, title: str) -> Markup:
     symbol = element("span", f"{SYMBOLS[report.verdict]} {report.verdict} ", class_=_class(report.verdict))
-    return _fold(joined([symbol, title or report.subject]), [report_section(report, "h3", pictures=False)])
+    return _fold(joined([symbol, title]), [report_section(report, "h3", pictures=False)])

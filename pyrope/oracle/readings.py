@@ -6,24 +6,24 @@ Of a rotation: R(m) at one position, the frequencies, the errors by position. Of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .. import definition
 from ..backend import Array
+from ..phase import cos_sin
 from ..theta import Rope, frequencies
 from .candidate import Unreadable
 from .diagnosis import described
 from .operator import Description, Side as Side
-from .tolerance import APPLICABLE, U32, ExactTables, Expected, theta_errors
+from .tolerance import APPLICABLE, U32, theta_errors
 
 if TYPE_CHECKING:
     from . import attention, comparison
 
-CLEAR = 0.5  # R(m) is shown where an error has this part of the largest one
+CLEAR = 0.5  # of the largest error of R(m), and in itself: R(m) is shown where it is off by so much
 PLACES = 12  # of an octave, at which errors are drawn
-CALLS = 8  # of attention that are shown side by side, wrong ones first
 
 
 class Operators(NamedTuple):
@@ -32,7 +32,6 @@ class Operators(NamedTuple):
     position: str  # in words, one number or one for each axis
     measured: Array  # (d, d): column j is what unit vector j becomes
     expected: Array | None  # (d, d)
-    differs: bool
 
 
 class Frequencies(NamedTuple):
@@ -47,18 +46,16 @@ class Frequencies(NamedTuple):
 class Errors(NamedTuple):
     """The errors at each position, or in each row, and what each grade of precision allows there."""
 
-    place: str  # what the numbers below count: "position", or a token of which question
+    place: str  # what the numbers below count: "position", or a token of which call
     at: Array  # (n,), ascending
     worst: Array  # (n,): the largest error of an output there; infinity for NaN
     beyond: Array  # (n,): whether an output there is off by more than is accepted of it
     bounds: Mapping[str, Array]  # by grade (n,): the most that an output there may be off
 
 
-@dataclass(frozen=True, eq=False)
-class Readings:
-    """What was read of a candidate, for the page of a report. Reports are compared and written as JSON without it."""
+class Readings(NamedTuple):
+    """What was read of a candidate."""
 
-    reference: str = "expected"  # what it is held to: "expected", or "identified"
     sides: tuple[Side, ...] = ()
     operators: Operators | None = None
     frequencies: Frequencies | None = None
@@ -76,35 +73,23 @@ def of_rotation(check: comparison.RotationCheck) -> Readings | None:
     allowed = {grade: due.allowed(grade).max(axis=(0, 2)) for grade in APPLICABLE[check.dtype]}
     wrong = (due.ratio(APPLICABLE[check.dtype][-1], y) > 1).any(axis=(0, 2))
     errors = errors_by_place("position", at, np.abs(y - due.y).max(axis=(0, 2)), allowed, wrong)
-    return Readings(errors=errors) if found is None else rotation_readings(found, rope, errors=errors)
+    return Readings(errors=errors) if found is None else described_rotation(found, rope, errors)
 
 
 def of_attention(check: attention.Check) -> Readings:
-    """The errors of the first call that is answered wrongly, or of the first one, by token; and of some calls the
-    number that is furthest off."""
-    shown = [*check.wrong, *(tried for tried in check.tried if not tried.wrong)]
-    call, answer, limit = shown[0].call, shown[0].answers[0], shown[0].limits[0]
+    """The errors of the first call that is answered wrongly, or of the first one, by token."""
+    shown = [*check.wrong, *check.tried][0]
+    call, answer, limit = shown.call, shown.answers[0], shown.limits[0]
     off, most = (x.max(axis=(0, 1, 3)) for x in np.broadcast_arrays(limit.error(answer), limit.worst))
     wrong = (limit.error(answer) > limit.worst).any(axis=(0, 1, 3))
-    errors = errors_by_place(f'token of the call "{call.name}"', call.places[0], off, {"allowed": most}, wrong)
-    return Readings(sides=tuple(map(_furthest, shown[:CALLS])), errors=errors)
+    place = f'token of the call "{call.name}"'
+    return Readings(errors=errors_by_place(place, call.places[0], off, {"allowed": most}, wrong))
 
 
-def _furthest(tried: attention.Tried) -> Side:
-    """The number of an answer that is furthest off, beside what is expected."""
-    answer, limit = tried.answers[0], tried.limits[0]
-    at = np.unravel_index(int(np.argmax(limit.error(answer) / limit.worst)), answer.shape)
-    place = "row {}, head {}, query {}, feature {}".format(*at)
-    return Side(f"{tried.call.name}: {place}", f"{limit.truth[at]:.7g}", f"{answer[at]:.7g}", not tried.wrong)
-
-
-def rotation_readings(
-    found: Description, rope: Rope | None, reference: str = "expected", errors: Errors | None = None
-) -> Readings:
-    """What was measured of a rotation beside a rope, if there is one to hold it to."""
+def described_rotation(found: Description, rope: Rope | None = None, errors: Errors | None = None) -> Readings:
+    """What was measured of a rotation, beside a rope, if there is one to hold it to."""
     theta = _frequencies(found, rope)
-    sides = () if rope is None else tuple(_sides(found, rope, theta))
-    return Readings(reference, sides, _operators(found, rope), theta, errors)
+    return Readings(() if rope is None else tuple(_sides(found, rope, theta)), _operators(found, rope), theta, errors)
 
 
 def errors_by_place(place: str, at: Array, worst: Array, allowed: Mapping[str, Array], wrong: Array) -> Errors:
@@ -119,26 +104,22 @@ def errors_by_place(place: str, at: Array, worst: Array, allowed: Mapping[str, A
 
 
 def _operators(found: Description, rope: Rope | None) -> Operators:
-    """R(m) with m on the first axis: at 3 or, where that is as expected, at the first position that clearly is not."""
-    places = [int(np.argmax(found.at >= 3))]
-    if rope is not None and found.z.shape[2] == rope.pairs:
-        tables = ExactTables(rope, found.at)
-        worst = np.abs(found.z[0] - (tables.cos + 1j * tables.sin)[..., None]).max(axis=(1, 2))
-        places.append(int(np.argmax(worst >= CLEAR * worst.max())))
-    shown = [_operator(found, rope, j) for j in places]
-    return next((one for one in shown if one.differs), shown[0])
+    """R(m) with m on the first axis: at the first position where it is clearly not as expected, or at 3."""
+    j, expected = int(np.argmax(found.at >= 3)), None
+    if rope is not None:
+        due = [_expected(rope, m) for m in found.at]
+        off = np.nan_to_num([np.abs(r - right).max() for r, right in zip(found.r[0], due, strict=True)], nan=2.0)
+        j = int(np.argmax(off > CLEAR * off.max())) if off.max() > CLEAR else j
+        expected = due[j]
+    m, axes = int(found.at[j]), len(found.theta)
+    return Operators(str(m) if axes == 1 else str((m, *[0] * (axes - 1))), found.r[0, j], expected)
 
 
-def _operator(found: Description, rope: Rope | None, j: int) -> Operators:
-    """R(m) at one position of the ladder."""
-    m, measured = int(found.at[j]), found.r[0, j]
-    where = str(m) if len(found.theta) == 1 else f"({', '.join([str(m), *['0'] * (len(found.theta) - 1)])})"
-    if rope is None:
-        return Operators(where, measured, None, False)
-    at = np.array([[m], *[[0]] * ((1 if rope.axes is None else rope.axes.count) - 1)])
-    due = Expected(ExactTables(rope, at), np.eye(rope.head_dim)[:, None], at, found.dtype)
-    expected, bounds = due.y[:, 0].T, due.allowed(APPLICABLE[found.dtype][-1])[:, 0].T
-    return Operators(where, measured, expected, not bool((np.abs(measured - expected) <= 2 * bounds).all()))
+def _expected(rope: Rope, m: int) -> Array:
+    """R(m), (d, d), with 0 on the axes of the positions after the first one."""
+    at = np.array(m) if rope.axes is None else m * (np.arange(rope.axes.count) == 0)
+    pairs = definition.pairs(rope.layout, rope.width, rope.start)
+    return definition.rotation_matrix(*cos_sin(at, rope), *pairs, rope.head_dim)
 
 
 def _frequencies(found: Description, rope: Rope | None) -> Frequencies:

@@ -23,7 +23,7 @@ MOST = 3  # findings: what comes after them is mostly a consequence
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _WIDTH = 79
 NUMBERS = ("worst", "allowed", "ulps")  # the heads of columns of numbers
-_LINES, _LINE = 40, 400  # of what a candidate raised
+_LINES, _LINE = 40, 400  # lines of what a candidate raised that are shown, and characters of one
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # Ten numbers or more in brackets.
 _LONG_LIST = re.compile(r"([\[(])((?:[-+.\w]+, ?){3})((?:[-+.\w]+, ?){6,})([-+.\w]+),?([\])])")
@@ -86,9 +86,8 @@ class Failure:
     def __post_init__(self) -> None:
         if self.error is not None:
             raised = "".join(traceback.format_exception_only(self.error)).rstrip().splitlines()
-            raised = raised if len(raised) <= _LINES else [*raised[: _LINES // 2], "…", *raised[-_LINES // 2 :]]
             frames = own_frames(traceback.extract_tb(self.error.__traceback__))
-            object.__setattr__(self, "frames", tuple(map(printable, (*frames, *map(shortened, raised)))))
+            object.__setattr__(self, "frames", tuple(map(printable, (*frames, *map(shortened, raised[:_LINES])))))
 
 
 @dataclass(frozen=True)
@@ -109,12 +108,6 @@ class Report:
     readings: Any = field(default=None, repr=False, compare=False)  # what its page draws
 
     def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
-            raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, was {self.verdict!r}")
-        if (self.verdict == "wrong") != bool(self.findings):
-            raise ValueError("a report has findings if, and only if, its verdict is wrong")
-        if (self.verdict == "not judged") != (self.failure is not None):
-            raise ValueError("a report has a failure if, and only if, its verdict is not judged")
         object.__setattr__(self, "findings", self.findings[:MOST])
 
     @property
@@ -207,11 +200,7 @@ def summary(reports: Sequence[Report]) -> str:
     """How many cases there are, and how many have each verdict."""
     verdicts = [report.verdict for report in reports]
     numbers = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts or name == "right"]
-    return f"{cases_of(len(reports))}, {', '.join(numbers)}"
-
-
-def cases_of(count: int) -> str:
-    return f"{count} case{'' if count == 1 else 's'}"
+    return f"{len(reports)} case{'s' * (len(reports) != 1)}, {', '.join(numbers)}"
 
 
 def finite(value: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,31 +23,26 @@ from ..files import PathLike, errors_prefixed_with, load_safetensors, save_safet
 from ..theta import Rope
 from .candidate import UNIT
 from .frequencies import MeasuredTheta, guess_rope
-from .mistakes import TRACES
 from .positions import acts_at
 from .report import ErrorRow, Finding, Report
 
 Trace: TypeAlias = Mapping[str, Array]
 Difference: TypeAlias = tuple[str, str]  # a name of `TRACES`, and the fact
-STAGES = {  # of a layer, in their order, with the words of `TRACES`
-    "norm": "norm", "q": "projection", "k": "projection", "v": "projection", "q_rotated": "rotation",
-    "k_rotated": "rotation", "scores": "scores", "state": "scores", "attention": "attention", "mlp_norm": "norm",
-    "mlp": "mlp", "output": "output",
-}  # fmt: skip
-SHIFTS = 8  # the largest shift, in rows, that is tried
-MOST = 2**22  # elements: in larger tensors other orders are not tried
+STAGES = ("norm", "q", "k", "v", "q_rotated", "k_rotated", "scores", "state", "attention", "mlp_norm", "mlp", "output")
 
 
 def write_trace(path: PathLike, arrays: Mapping[str, Array]) -> None:
     """Writes a trace, in this order of names; arrays on the GPU are copied to the host."""
-    host = _checked(checks.instance("arrays", arrays, dict))
+    host = _on_host(checks.instance("arrays", arrays, dict))
     save_safetensors(path, host, {"order": json.dumps(list(host))})
+
+
+def _on_host(trace: Trace) -> dict[str, Array]:
+    return {name: np.asarray(on_host(array)) for name, array in trace.items()}
 
 
 def read_trace(path: PathLike) -> dict[str, Array]:
     """The arrays of a trace, in the order of its metadata or, without one, in that of a forward pass."""
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist")
     arrays, metadata = load_safetensors(path)
     with errors_prefixed_with(Path(path)):
         order = json.loads(metadata["order"]) if "order" in metadata else sorted(arrays, key=_usual_place)
@@ -89,43 +84,39 @@ def _size(x: Array) -> Array:
 
 
 def _forms(a: Array, b: Array) -> Iterator[tuple[str, str, Array, Array]]:
-    """What b may be of a: the kind, the fact, and two arrays that are equal if it is so."""
-    if a.shape == b.shape:
-        c = float((a * b).sum() / max(float((a * a).sum()), 1e-300))
-        root = f"{'−' * (c < 0)}{'1/' * (abs(c) < 1)}√{max(c * c, c**-2 if c else 0):.6g}"
-        yield "scaled", f"the second is {c:.6g} times the first, {root}", (c or 1) * a, b
-        if a.ndim > 1:
-            bias = (b - a).reshape(-1, a.shape[-1]).mean(axis=0)
-            yield "bias added", f"the second has a vector of size {abs(bias).max():.3g} added to each row", a + bias, b
-        for step in range(1, min(SHIFTS, (a.shape[-2] if a.ndim > 1 else 0) - 2) + 1):
-            for sign, x, y in (("+", a[..., :-step, :], b[..., step:, :]), ("−", a[..., step:, :], b[..., :-step, :])):
-                yield "shifted rows", f"row m of the first is row m {sign} {step} of the second", x, y
-    if a.size == b.size <= MOST and max(a.ndim, b.ndim) <= 4:
-        for axis, what in enumerate(("features", "rows", "heads")[: a.ndim] * (a.shape == b.shape), 1):
-            first, second = (np.moveaxis(x, -axis, 0).reshape(x.shape[-axis], -1) for x in (a, b))
-            # The order is that in which their products with any vector are sorted alike: b[i] = a[order[i]].
-            order, vector = np.empty(len(first), int), np.cos(1.0 + np.arange(first.shape[1]))
-            order[np.argsort(second @ vector)] = np.argsort(first @ vector)
-            start = int(np.argmax(order != np.arange(len(order))))
-            some = ", ".join(map(str, order[start : start + 8])) + ", …" * (len(order) > start + 8)
-            words = f"{what} from {start} on of the second are {some} of the first"
-            yield f"permuted {what}", words, np.take(a, order, axis=-axis), b
-        for axes in itertools.permutations(range(a.ndim)):
-            words = f"the second is axes {axes} of the first, {a.shape}, as {b.shape}"
-            yield "other axes", words, a.transpose(axes).reshape(b.shape), b
+    """What b may be of a, which has its shape: the kind, the fact, and two arrays that are equal if it is so."""
+    c = float((a * b).sum() / max(float((a * a).sum()), 1e-300))
+    root = f"{'−' * (c < 0)}{'1/' * (abs(c) < 1)}√{max(c * c, c**-2 if c else 0):.6g}"
+    yield "scaled", f"the second is {c:.6g} times the first, {root}", (c or 1) * a, b
+    if a.ndim > 1:
+        bias = (b - a).reshape(-1, a.shape[-1]).mean(axis=0)
+        yield "bias added", f"the second has a vector of size {abs(bias).max():.3g} added to each row", a + bias, b
+    for axis, what in enumerate(("features", "rows", "heads")[: a.ndim], 1):
+        order, words = _order(a, b, axis)
+        yield f"permuted {what}", f"{what} {words}", np.take(a, order, axis=-axis), b
+
+
+def _order(a: Array, b: Array, axis: int) -> tuple[Array, str]:
+    """In which order a has what b has along an axis, counted from the last: b[i] = a[order[i]]; also in words."""
+    first, second = (np.moveaxis(x, -axis, 0).reshape(x.shape[-axis], -1) for x in (a, b))
+    # It is the order in which their products with any vector are sorted alike.
+    order, vector = np.empty(len(first), int), np.cos(1.0 + np.arange(first.shape[1]))
+    order[np.argsort(second @ vector)] = np.argsort(first @ vector)
+    start = int(np.argmax(order != np.arange(len(order))))
+    some = ", ".join(map(str, order[start : start + 8])) + ", …" * (len(order) > start + 8)
+    return order, f"from {start} on of the second are {some} of the first"
 
 
 def _difference(name: str, a: Array, b: Array, limit: float) -> Difference:
-    shared: Any = False
-    if a.shape == b.shape:  # what both hide, as −inf, says nothing about the rest
-        shared = np.isinf(a) & (a == b)
-    shown = [np.where(shared, 0.0, x) for x in (a, b)]
-    finite = all(np.isfinite(x).all() for x in shown)
+    """How b differs from a: the first kind that explains it."""
+    if a.shape != b.shape:
+        return "other shape", f"shapes {a.shape} and {b.shape}"
+    hidden_in_both = np.isinf(a) & (a == b)  # which says nothing about the rest
+    shown = [np.where(hidden_in_both, 0.0, x) for x in (a, b)]
+    finite = bool(np.isfinite(shown).all())
     for kind, fact, x, y in _forms(*shown) if finite else ():
         if _distance(x, y) <= limit:
             return kind, fact
-    if a.shape != b.shape:
-        return "other shape", f"shapes {a.shape} and {b.shape}"
     one, other = (int(np.isnan(x).sum()) for x in (a, b))
     if one != other:
         return "NaN in one trace", f"{one} and {other} numbers are NaN, of {a.size}"
@@ -144,7 +135,6 @@ class SeenRotation(NamedTuple):
     """What a rotation did to x (…, n, d)."""
 
     pairs: str  # in words
-    factor: float  # by how much it made vectors longer
     turned: Array  # complex (n, p): what each pair of each row was multiplied with, times its weight
     theta: Array  # (p,): how far each pair turns from row to row, in (−π, π]
     series: str  # what these are, in words
@@ -165,12 +155,12 @@ def _turn(x: Array, y: Array, limit: float) -> SeenRotation | None:
             rule = "".join(f" ({explanation.fact.partition(' (')[0]})" for explanation in known[:1])
             series = f"{abs(theta[0]):.3g} to {abs(theta[-1]):.3g}{rule}"
             part = f", {r} of {d} features, the {place}" if r < d else ""
-            return SeenRotation(layout + part, factor, turned, theta, series)
+            return SeenRotation(layout + part, turned, theta, series)
     return None
 
 
 def _rotated(name: str, first: Trace, second: Trace, limit: float) -> Difference | None:
-    """How two rotations of the same vectors differ: in pairs, length, direction, frequencies or positions."""
+    """How two rotations of the same vectors differ: in pairs, direction, frequencies or positions."""
     source = name.removesuffix("_rotated")
     if source == name or source not in first or source not in second:
         return None
@@ -183,14 +173,14 @@ def _rotated(name: str, first: Trace, second: Trace, limit: float) -> Difference
         return None
     if one.pairs != other.pairs:
         return "other pairs", f"the first pairs features as {one.pairs}, the second as {other.pairs}"
-    if abs(one.factor / other.factor - 1) > 2 * limit:
-        return "other lengths", f"the first makes vectors {one.factor:.6g} as long, the second {other.factor:.6g}"
     near = 1e-2 * np.abs(one.theta) + limit / 4  # angles are of many rows and heads, better than one number
     if (np.abs(one.theta + other.theta) <= near).all():
         return "turned backwards", "the second turns as far as the first, the other way"
     if (np.abs(one.theta - other.theta) > near).any():
         return "other frequencies", f"from row to row the first turns by {one.series}, the second by {other.series}"
     ahead: Array = np.round(acts_at(other.turned * one.turned.conj(), one.theta, 2.0**17)[0], 1) + 0.0
+    if not ahead.any():
+        return None
     rows = ", ".join(f"{ahead[row]:g} from row {row} on" for row in np.flatnonzero(np.diff(ahead, prepend=np.nan))[:4])
     return "other positions", f"both turn alike, but the second is so many positions ahead: {rows}"
 
@@ -220,7 +210,7 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
     ('wrong', ('scaled',))
     """
     tolerance = None if tolerance is None else checks.real("tolerance", tolerance, 0)
-    first, second = (_checked(x) if isinstance(x, Mapping) else read_trace(x) for x in (a, b))
+    first, second = (_on_host(x) if isinstance(x, Mapping) else read_trace(x) for x in (a, b))
     walk = list(_walk(first, second, tolerance))
     if not walk:
         raise ValueError(f"the traces have no name in common: {', '.join([*first][:3])}; {', '.join([*second][:3])}")
@@ -236,16 +226,6 @@ def diff_traces(a: PathLike | Trace, b: PathLike | Trace, *, tolerance: float | 
         findings = (_finding(differing, first, second),)
     expected, rows = f"{len(first)} names, as in the first trace", tuple(_by_layer(walk, verdict == "right"))
     return Report("trace", expected, verdict, findings, precision, f"{len(walk)} names", (), rows, notes)
-
-
-def _checked(trace: Trace) -> dict[str, Array]:
-    """The trace on the host, if it is made of real numbers by name, as those in files are."""
-    for name, array in trace.items():
-        kind = None if isinstance(array, np.ma.MaskedArray) else getattr(array, "dtype", None)
-        if not isinstance(name, str) or kind is None or not (kind.name in UNIT or kind.kind in "biu"):
-            actual = kind or type(array).__name__
-            raise TypeError(f"a trace must be arrays of real numbers by name, a string; {name!r} was {actual}")
-    return {name: np.asarray(on_host(array)) for name, array in trace.items()}
 
 
 def _walk(first: Trace, second: Trace, tolerance: float | None) -> Iterator[Step]:
@@ -284,20 +264,16 @@ def _finding(differing: list[Step], first: Trace, second: Trace) -> Finding:
         missing = [name for name in first if name not in second]
         return Finding("missing names", f"{len(missing)} of {len(first)} names are missing, {missing[-1]} among them")
     step, (a, b) = differing[0], _alike(first, second, differing[0].name)
-    stage, where = step.name.rpartition(".")[2], f"first at {step.name}"
+    where = f"first at {step.name}"
     if a.shape == b.shape:
         at = np.unravel_index(int(np.argmax(_off(a, b))), a.shape)
         where += f", most at {tuple(map(int, at))}: {a[at]:.6g} in the first, {b[at]:.6g} in the second"
     if len(differing) > 1:
         where += f"; {len(differing)} names differ in all, and those after the first may follow from it"
-    fault = f"{step.kind}: {STAGES.get(stage, stage)}"
-    return Finding(fault if fault in TRACES else step.kind, step.fact, where)
+    return Finding(step.kind, step.fact, where)
 
 
 def _notes(first: Trace, second: Trace) -> Iterator[str]:
     for word, one, other in (("second", first, second), ("first", second, first)):
         if missing := [name for name in one if name not in other]:
             yield f"missing in the {word} trace: {', '.join(missing[:6])}{', …' if len(missing) > 6 else ''}"
-    if unlike := [name for name in first if name in second and first[name].dtype != second[name].dtype]:
-        example = f"the first of them {unlike[0]}, {first[unlike[0]].dtype} and {second[unlike[0]].dtype}"
-        yield f"{len(unlike)} names have other dtypes, {example}; judged by the coarser"

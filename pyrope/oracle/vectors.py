@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
-import itertools
 import json
 import math
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -34,7 +30,6 @@ from ..files import (
     read_json,
     save_npy,
 )
-from ..phase import cos_sin
 from ..theta import Axes, Rope
 from .attention import Asked, Check, examine
 from .attention_calls import Scope
@@ -53,8 +48,9 @@ LEAST_POSITION = 63  # no table of one's own may be shorter
 TOKENS = 1 + len(ladder(TOP))  # as many as there are in the calls that read frequencies
 LARGEST = 2**18  # numbers of a case: where they are more, calls that explain mistakes are left out
 Rows: TypeAlias = dict[str, Array]  # by name, each (rows, …)
-Keyed: TypeAlias = dict[bytes, tuple[Array, ...]]  # the same, row by row
-Cases: TypeAlias = Iterator[tuple[str, str, Rope | None, dict[str, Any]]]  # a name, a dtype, a rope, and options
+Keyed: TypeAlias = dict[bytes, tuple[Array, ...]]  # rows, by the bits of their numbers
+Cases: TypeAlias = dict[str, tuple[Rope | None, dict[str, Any]]]  # by name: a rope, and options
+EVERY_DTYPE = ("half", "interleaved", "interleaved-to-half", "causal", "own", "own-continued")  # others: float32 alone
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,6 @@ class Case:
     dtype: str  # of the inputs and of the outputs that are asked for
     rope: Rope | None
     options: Mapping[str, Any]
-
-    @property
-    def explains(self) -> bool:
-        """Whether there are rows that explain mistakes, too."""
-        return self.dtype == "float32" or "-own" in self.name
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -145,17 +136,14 @@ def last_position(rope: Rope, most: int | None = None) -> int:
 
 
 def _own(kind: str, rope: Rope, heads: dict[str, int], max_position: int | None) -> Cases:
-    options = {**(heads if kind != "rotation" else {}), "max_position": last_position(rope, max_position)}
-    for dtype in BITS:
-        yield "own", dtype, rope, options
-        if kind != "rotation":
-            yield "own-continued", dtype, rope, {**options, "queries": 3}
+    options = {"max_position": last_position(rope, max_position)}
+    if kind == "rotation":
+        return {"own": (rope, options)}
+    return {"own": (rope, options | heads), "own-continued": (rope, options | heads | {"queries": 3})}
 
 
 def _rotations() -> Cases:
     half, yarn = Rope(16, 500000.0, "half"), theta.YaRN(factor=4.0, original_length=4096)
-    for layout in ("interleaved", "half", "interleaved-to-half"):
-        yield from ((layout, dtype, Rope(16, 10000.0, layout), {}) for dtype in BITS)
     short, long = (tuple(1 + (i * k) / 8 for i in range(8)) for k in (1, 5))
     scalings: dict[str, Any] = {
         "linear": theta.Linear(4.0), "dynamic": theta.DynamicNTK(2.0, 4096, length=8192), "yarn": yarn,
@@ -164,37 +152,32 @@ def _rotations() -> Cases:
         "longrope-long": theta.LongRoPE(short, long, 8.0, 4096, length=4097),
         "llama3": theta.Llama3(8.0, 1.0, 4.0, 8192), "proportional": theta.Proportional(0.5),
     }  # fmt: skip
-    for name, scaling in scalings.items():
-        rope = replace(half, scaling=scaling)
-        yield name, "float32", rope, {"max_position": last_position(rope)}
-    for dtype in ("float64", "float16", "bfloat16"):
-        yield "yarn", dtype, replace(half, layout="interleaved", scaling=yarn), {}
+    axes = {"sections": (2, 3, 3), "interleaved": (4, 2, 2), "axial": (), "pixtral": ()}
+    ropes = {layout: Rope(16, 10000.0, layout) for layout in ("interleaved", "half", "interleaved-to-half")}
+    ropes |= {name: replace(half, scaling=scaling) for name, scaling in scalings.items()}
     for layout in ("interleaved", "half"):
-        yield f"prefix-{layout}", "float32", Rope(32, 10000.0, layout, rotary_dim=16), {}
-        yield f"suffix-{layout}", "float32", Rope(32, 10000.0, layout, rotary_dim=12, placement="suffix"), {}
-    yield "backwards", "float32", replace(half, direction=-1), {}
-    yield "head-2", "float32", Rope(2, 10000.0, "half"), {}
-    for style, sections in (("sections", (2, 3, 3)), ("interleaved", (4, 2, 2)), ("axial", ()), ("pixtral", ())):
-        yield f"axes-{style}", "float32", replace(half, axes=Axes(style, sections)), {}
-    yield "far", "float32", Rope(16, 1000000.0, "half"), {"max_position": checks.MAX_POSITION}
+        ropes[f"prefix-{layout}"] = Rope(32, 10000.0, layout, rotary_dim=16)
+        ropes[f"suffix-{layout}"] = Rope(32, 10000.0, layout, rotary_dim=12, placement="suffix")
+    ropes |= {"backwards": replace(half, direction=-1), "head-2": Rope(2, 10000.0, "half")}
+    ropes |= {f"axes-{style}": replace(half, axes=Axes(style, sections)) for style, sections in axes.items()}
+    listed: Cases = {name: (rope, {"max_position": last_position(rope)}) for name, rope in ropes.items()}
+    return listed | {"far": (Rope(16, 1000000.0, "half"), {"max_position": checks.MAX_POSITION})}
 
 
 def _attentions(kind: str) -> Cases:
     rope, few = Rope(8, 10000.0, "half"), {"key_heads": 2, "queries": 3}
-    yield from (("causal", dtype, rope, {}) for dtype in BITS)
-    yield "unrotated", "float32", None, {}
-    yield "two-sided", "float32", rope, {"causal": False}
-    yield "grouped", "float32", rope, {"heads": 6, "key_heads": 2}
-    yield "interleaved", "float32", Rope(8, 500000.0, "interleaved"), {}
-    yield "continued", "float32", rope, few
+    either: Cases = {
+        "causal": (rope, {}), "unrotated": (None, {}), "two-sided": (rope, {"causal": False}),
+        "grouped": (rope, {"heads": 6, "key_heads": 2}), "adjacent": (Rope(8, 500000.0, "interleaved"), {}),
+        "continued": (rope, few),
+    }  # fmt: skip
     if kind == "linear":
-        yield "exp", "float32", rope, {"feature_map": "exp"}
-        return
-    yield "window", "float32", rope, {"window": 5}
-    yield "two-sided-window", "float32", rope, {"causal": False, "window": 5}
-    yield "continued-window", "float32", rope, {**few, "window": 5}
-    yield "softcap", "float32", rope, {"softcap": 0.5}
-    yield "scale", "float32", rope, {"scale": 1.0}
+        return either | {"exp": (rope, {"feature_map": "exp"})}
+    return either | {
+        "window": (rope, {"window": 5}), "two-sided-window": (rope, {"causal": False, "window": 5}),
+        "continued-window": (rope, {**few, "window": 5}), "softcap": (rope, {"softcap": 0.5}),
+        "scale": (rope, {"scale": 1.0}),
+    }  # fmt: skip
 
 
 def cases(
@@ -210,22 +193,23 @@ def cases(
     sizes = {"heads": checks.size("heads", heads), "key_heads": checks.size("key_heads", key_heads or heads)}
     if heads % sizes["key_heads"]:
         raise ValueError(f"key_heads must divide heads, {heads}, was {key_heads}")
-    dtypes = [name for name in BITS if name != "bfloat16" or importlib.util.find_spec("ml_dtypes")]
-    dtypes = dtypes if dtype is None else [dtype_named(checks.choice("dtype", dtype, tuple(BITS))).name]
-    listed = list[Case]()
+    chosen = BITS if dtype is None else [checks.choice("dtype", dtype, tuple(BITS))]
+    dtypes = [name for name in chosen if name != "bfloat16" or dtype or importlib.util.find_spec("ml_dtypes")]
+    backward, listed = suite == "gradients", list[Case]()
     for kind in kinds:
         standard = _rotations() if kind == "rotation" else _attentions(kind)
-        chosen = standard if rope is None else _own(kind, rope, sizes, max_position)
-        listed += [_case(kind, suite == "gradients", *case) for case in chosen]
-    return [case for case in listed if case.dtype in dtypes and not (case.backward and "queries" in case.options)]
+        for name, (turns, options) in (standard if rope is None else _own(kind, rope, sizes, max_position)).items():
+            some = [one for one in dtypes if name in EVERY_DTYPE or one == "float32"]
+            listed += [_case(kind, backward, name, one, turns, options) for one in some]
+    return [case for case in listed if not (case.backward and "queries" in case.options)]
 
 
-def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, options: dict[str, Any]) -> Case:
+def _case(kind: str, backward: bool, name: str, dtype: str, rope: Rope | None, options: Mapping[str, Any]) -> Case:
     usual: dict[str, Any] = {"max_position": FARTHEST}
     if kind != "rotation":
         usual |= {"heads": 4, "key_heads": 4, "head_dim": 8 if rope is None else rope.head_dim, "causal": True}
         usual |= {"feature_map": "elu+1"} if kind == "linear" else {}
-    return Case(f"{kind}{'-backward' * backward}-{name}-{dtype}", kind, backward, dtype, rope, usual | options)
+    return Case(f"{kind}{'-backward' * backward}-{name}-{dtype}", kind, backward, dtype, rope, {**usual, **options})
 
 
 # ── What is recorded ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,7 +223,7 @@ def _recorded(case: Case) -> Rows:
         return case.rope is None or bool((row[-1] <= case.options["max_position"]).all())
 
     rows: Keyed = {}
-    for listed in itertools.islice(_asked(case), None if case.explains else 1):
+    for listed in _asked(case):
         shapes = [x.shape for x in next(iter((rows or listed).values()))]
         more = {key: row for key, row in listed.items() if [x.shape for x in row] == shapes and below(row)}
         if not rows or len(rows | more) * sum(map(math.prod, shapes)) * (1 + case.backward) <= LARGEST:
@@ -248,8 +232,8 @@ def _recorded(case: Case) -> Rows:
 
 
 def _asked(case: Case) -> Iterator[Keyed]:
-    """The rows that are handed over to a right candidate, then to wrong ones: with another mask, with values cut off or
-    in another order, or with another base."""
+    """The rows that are handed over to a right candidate, then to wrong ones: with another mask, with values cut off,
+    or with another base."""
     values = case.inputs[0] if case.kind == "rotation" else "v"
     yield _asked_of(case, case.truth)
     if case.kind != "rotation":
@@ -257,9 +241,6 @@ def _asked(case: Case) -> Iterator[Keyed]:
         if case.backward:  # most mistakes show in the plain call
             return
     yield _asked_of(case, lambda rows: case.truth({**rows, values: np.clip(rows[values], -1, 1)}))
-    yield _asked_of(case, lambda rows: case.truth({**rows, values: rows[values][..., ::-1]}))
-    if case.kind != "rotation":
-        yield _asked_of(case, lambda rows: case.truth({**rows, "k": rows["k"][:, ::-1], "v": rows["v"][:, ::-1]}))
     if case.rope is not None:
         yield _asked_of(case, replace(case, rope=replace(case.rope, base=50 * case.rope.base)).truth)
 
@@ -277,7 +258,7 @@ def _asked_of(case: Case, answer: Callable[[Rows], list[Array]]) -> Keyed:
 
 
 def _keyed(rows: Rows) -> list[tuple[bytes, tuple[Array, ...]]]:
-    """Each row, and before it what it is found by."""
+    """The bits of each row, and the row."""
     return [(b"".join(x.tobytes() for x in row), row) for row in zip(*rows.values(), strict=True)]
 
 
@@ -289,37 +270,29 @@ def write_vectors(directory: PathLike, suite: str = "all", **options: Any) -> di
     returns its manifest: the standard cases or, with ``rope=`` and perhaps ``heads=``, ``key_heads=`` and
     ``max_position=``, those of one's own rope; of one ``dtype=`` or of all.
 
-    The directory, which must be new or empty, appears when all is written.
+    The directory must be new or empty; the manifest is written last.
     """
-    target, listed = Path(os.path.realpath(directory)), cases(suite, **options)
+    target, listed = Path(directory), cases(suite, **options)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ValueError(f"{directory} must be a new or an empty directory: name another, or remove what is there")
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
-        (draft / "npy").mkdir(parents=True)
-        manifest = {"format": FORMAT, "version": VERSION, "cases": [_written(draft, case) for case in listed]}
-        (draft / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    (target / "npy").mkdir(parents=True)
+    manifest = {"format": FORMAT, "version": VERSION, "cases": [_written(target, case) for case in listed]}
+    (target / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return manifest
 
 
-def _written(draft: Path, case: Case) -> dict[str, Any]:
+def _written(target: Path, case: Case) -> dict[str, Any]:
     """Writes the arrays of a case; returns what the manifest says of it."""
     rows = _recorded(case)
     arrays = dict(rows)
-    if case.kind == "rotation" and case.rope is not None:
+    if case.kind == "rotation":
         arrays["positions"] = np.moveaxis(rows["positions"], 0, -1)
-        if case.dtype == "float32":  # once for each rope
-            arrays["cos"], arrays["sin"] = cos_sin(arrays["positions"], case.rope)
     for name, y, most in zip(case.outputs, case.truth(rows), case.allowed(rows), strict=True):
         arrays |= {name: y, f"{name}.allowed": np.nextafter(most.astype(np.float32), np.float32(np.inf))}
     described = {}
     for name, array in arrays.items():
         described[name] = {"npy": _path(case, name), "dtype": array.dtype.name, "shape": list(array.shape)}
-        save_npy(draft / _path(case, name), array)
+        save_npy(target / _path(case, name), array)
     entry = {**asdict(case), "rope": _rope_to_json(case.rope), "inputs": case.inputs, "outputs": case.outputs}
     return entry | {"arrays": described}
 
@@ -406,10 +379,7 @@ def _judged(case: Case, directory: Path, given: Mapping[str, Array] | Path) -> R
             raise LookupError("this call was not recorded: if it is the first, write the vectors anew")
         return case.answered([x[at] for x in results], arrays[0])
 
-    report = case.check(look_up)
-    unsaid = report.faults == ("unexplained",) and not case.explains
-    more = ("cases of float32 have rows that explain mistakes, too; this one has not",) if unsaid else ()
-    return replace(report, subject=case.name, notes=(*report.notes, *more))
+    return replace(case.check(look_up), subject=case.name)
 
 
 def _read_rows(case: Case, directory: Path) -> Rows:
@@ -420,17 +390,15 @@ def _read_rows(case: Case, directory: Path) -> Rows:
             rows[name] = array.view(dtype_named("bfloat16")) if array.dtype == np.uint16 else array
     if case.kind == "rotation":
         rows["positions"] = np.moveaxis(rows["positions"], -1, 0)
-    if len({len(array) for array in rows.values()}) > 1:
-        raise ValueError(f"the inputs of {case.name} do not fit each other: write the vectors anew")
     return rows
 
 
 def _read_output(given: Mapping[str, Array] | Path, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """An output; whatever is wrong with it, or with its file, is a ValueError."""
-    if isinstance(given, Path) and (given / f"{name}.npy").exists():
+    if isinstance(given, Path):
         return load_npy(given / f"{name}.npy", name, shape, dtype_named(dtype))
-    if isinstance(given, Path) or name not in given:
-        raise ValueError(f"there is no output {name!r}")
+    if name not in given:
+        raise ValueError(f"{name}: there is no output")
     array = np.asarray(given[name])
     array = array.view(dtype_named(dtype)) if dtype == "bfloat16" and array.dtype == np.uint16 else array
     if array.shape != shape or array.dtype.name != dtype:

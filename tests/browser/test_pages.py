@@ -38,7 +38,7 @@ def sections() -> dict[str, list]:
     trace = traces.diff_traces({"embedding": x, "logits": x}, {"embedding": x, "logits": 2 * x})
     equivalent = Report("an-output-with-a-long-name-float32", "x", "equivalent", notes=("the same scores",))
     every = [wrong, right, listed, failed, attention, equivalent, wrong]
-    rows = [gallery.Row("one", right, rope, True), gallery.Row("two", wrong, other, False)]
+    rows = [gallery.Row(gallery.Exhibit(name, len, rope), one) for name, one in (("one", right), ("two", wrong))]
     return {
         "wrong": [page.report_section(wrong)],
         "right": [page.report_section(right)],
