@@ -260,8 +260,8 @@ def power_of_two(value: float) -> str:
 def side_by_side(*values: float, digits: int = 6) -> list[str]:
     """Numbers with so many digits that each can be told from the others, if they differ.
 
-    >>> side_by_side(1.0, 1.0000001)
-    ['1', '1.0000001']
+    >>> side_by_side(2 / 3), side_by_side(1.0, 1.0000001)
+    (['0.666667'], ['1', '1.0000001'])
     """
     while digits < 17 and len({f"{value:.{digits}g}" for value in values}) < len(set(values)):
         digits += 1
