@@ -157,7 +157,7 @@ def test_vectors(run, tmp_path):
     assert code == 1 and text.endswith("4 cases, 1 right, 2 wrong, 1 not judged\n") and (tmp_path / "r.html").exists()
     assert (
         "wrong likewise, 1: rotation-own-float16" in text
-        and "there is no output 'rotation-own-bfloat16'" in " ".join(text.split())
+        and "rotation-own-bfloat16: there is no file" in " ".join(text.split())
     )
     assert "likewise" not in run(*judge, "--only", "*-float32")[1]
     code, text, _ = run(*judge, "--only", "*-float64", "--json")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pyrope
-from pyrope import Axes, Rope, check_attention, check_rotation, identify
+from pyrope import Axes, Proportional, Rope, check_attention, check_rotation, identify
 from pyrope.oracle import gallery, page
 from pyrope.oracle.mistakes import ISSUE, MISTAKES
 from pyrope.oracle.readings import Readings, Side, errors_by_place
@@ -181,6 +181,12 @@ def test_the_operator_is_the_one_that_the_candidate_has():
     mixed = readings(lambda x, m: np.concatenate((rotated(x[..., :16], m[1], THETA[::2]), x[..., 16:]), -1), rope)
     assert mixed.operators.position.endswith(", 0)") and "axes" in {side.name for side in mixed.sides if not side.same}
     assert (mixed.operators.measured[16:] == np.eye(32)[16:]).all()
+
+
+def test_pairs_that_are_not_to_turn_are_not_compared():
+    rope = Rope(32, 10000.0, "half", scaling=Proportional(0.5))
+    shown = readings(lambda x, m: rotated(x, m, pyrope.frequencies(rope)), rope).frequencies
+    assert len(shown.measured) == len(shown.expected) == 8 and not shown.wrong.any()
 
 
 def test_a_candidate_that_fails_later_has_no_pictures():

@@ -52,8 +52,8 @@ class Library(NamedTuple):
 
 
 def _to_jax(jax: Any, x: NumPyArray) -> Any:
-    if not jax.config.jax_enable_x64 and x.dtype.itemsize == (16 if x.dtype.kind == "c" else 8):
-        if x.dtype.kind != "i" or (x.size and (x.max() >= 2**31 or x.min() < -(2**31))):
+    if not jax.config.jax_enable_x64 and x.dtype in (np.float64, np.int64):
+        if x.dtype == np.float64 or (x.size and (x.max() >= 2**31 or x.min() < -(2**31))):
             fix = "call jax.config.update('jax_enable_x64', True), or use a narrower dtype and positions below 2^31"
             raise ValueError(f"JAX would halve the width of {x.dtype}: {fix}")
         x = x.astype(np.int32)

@@ -327,8 +327,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "repeat each key head h/g times in a row: repeat_interleave, not repeat or tile"),
     "batch": Mistake("batch and heads folded in the wrong order, or one row, or one state, read for all",
         "keep the batch axis first"),
-    "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token or argument, or have "
-        "their features in another order", "multiply the weights with the values as they are given, o = Σ w·v"),
+    "values": Mistake("values are rounded, clipped or otherwise changed, rotated, of another token or argument, or "
+        "have their features in another order", "multiply the weights with the values as they are given, o = Σ w·v"),
     "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
         "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.
