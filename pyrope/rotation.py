@@ -77,18 +77,11 @@ def rotate(x: Array, positions: Any, rope: Rope, *, tables: Tables | None = None
     ``tables`` from `rotation_tables` spare their computation; ``out`` takes the result, ``out=x`` rotates in place.
     With ``rope.transposed`` it turns back: RᵀR = a², where a is the rope's attention factor.
     """
-    return turn(*_checked(x, positions, rope, tables, out))
-
-
-def _checked(
-    x: Array, positions: Any, rope: Rope, tables: Tables | None, out: Array | None
-) -> tuple[Array, Tables, Array]:
-    """The arguments of `turn`: x, the tables, and where the result goes."""
     xp = namespace(x=x, out=x if out is None else out)
     tables = _checked_tables(positions, rope, tables, x)
     check_fit(x, tables)
     if out is None:
-        return x, tables, xp.empty(x.shape, x.dtype)
+        return turn(x, tables, xp.empty(x.shape, x.dtype))
     if out.shape != x.shape or out.dtype != x.dtype:
         rule = f"out must have the shape and dtype of the result, {x.shape} {x.dtype}"
         raise ValueError(f"{rule}, had {out.shape} {out.dtype}")
@@ -96,7 +89,7 @@ def _checked(
         raise ValueError("out must be writable, was read-only")
     if out is not x and xp.may_share_memory(out, x):
         x = x.copy()  # they may overlap in any way, and a tile must not be overwritten before it is read
-    return x, tables, out
+    return turn(x, tables, out)
 
 
 def _checked_tables(positions: Any, rope: Rope, tables: Tables | None, x: Array) -> Tables:
