@@ -28,6 +28,7 @@ from ..theta import Rope, check_rope
 from . import gradients, rules, weights
 from .attention_calls import PRODUCTS, Draw, Scope, calls, traits
 from .candidate import COMPILES, COUNTS, UNIT, Candidate, Unreadable, wrapping
+from .gradients import TENSORS
 from .measured import rows_where
 from .report import ErrorRow, Failure, Finding, Report, power_of_two, side_by_side
 from .steps import DOUBTFUL, Allowed, Call, Spec, allowed, grades
@@ -40,7 +41,6 @@ SOFTMAX_GRADES = ("rounded once", "weights rounded", "scores rounded")
 LINEAR_GRADES = ("rounded once", "features rounded")
 EFFORTS = ("few", "usual", "thorough")
 MAPS = ("elu+1", "exp", "relu", "relu2")  # whose denominators are positive
-TENSORS = ("dq", "dk", "dv")
 GROUPS = ((1, 16), (17, 128), (129, 1024), (1025, 10**9))  # numbers of keys, in tables of errors
 BLIND = "with more queries than keys, queries that see nothing are not zeros: not judged; see cache=True"
 TOP_LEFT = (
@@ -52,18 +52,8 @@ OVERFLOW = (
     "products in float32, if q·k may be above 65504"
 )
 TRANSPOSED = "output: (b, n, h, d)"
-# What is to blame if a rule is about this trait: always, or if the numbers in the wrong calls do not say it better.
+# What is to blame, whatever the numbers say, if a rule for the wrong calls is about this trait.
 PATHS = {"NaN in another row": "leak", "held in memory": "strides", "caches at once": "cache"}
-BLAMED = PATHS | {
-    "largest |q|": "some values", "largest |k|": "some values", "largest |v|": "some values", "batch": "batch",
-    "zeros among values": "some values", "zeros among queries": "some values", "rows times heads": "batch",
-    "key heads": "heads", "fewer queries than keys": "decoding", "more queries than keys": "decoding",
-    "with a cache": "cache", "calls": "cache", "tokens in one call": "cache",
-    "mask": "mask=", "segments": "segments=", "queries": "lengths", "keys": "lengths",
-}  # fmt: skip
-FEWER, MORE = "fewer queries than keys", "more queries than keys"
-SPECIAL = {"mask", "segments", "with a cache", "calls", "key heads", FEWER, MORE}  # mistakes there are those of a step
-SCORES = {"scale", "softcap", "bias", "operands", "rotation", "feature map"}  # they show in any call
 LONG = {"causality", "window", "blocks", "keys", "normaliser", "online softmax"}  # they show best among many keys
 ENOUGH = 60  # calls, nearly all of them wrong: more say nothing
 FIRST = 20  # calls, before the share of wrong ones says anything
@@ -280,24 +270,21 @@ def _usual(spec: Spec, call: Call) -> bool:
 
 
 def _apart(taken: list[Call], refused: list[Call]) -> str:
-    """Which calls are refused, if there is a simple rule, and which are taken, in words."""
+    """Which calls are refused, if there is a simple rule, and how many are taken."""
     columns = {name: x for name, x in traits(taken + refused).items() if "earlier" not in name}
     rule = rules.simplest(columns, [False] * len(taken) + [True] * len(refused))
     words = f", where {rule.words.replace('is right', 'is taken')}" if rule is not None and rule.exact else ""
-    some = ", ".join(call.name for call in taken[:6]) + ", …" * (len(taken) > 6)
-    return f"{words}; it takes {len(taken)} of them{f': {some}' if some else ''}"
+    return f"{words}; it takes {len(taken)} of them"
 
 
 def _refusals(check: Check) -> Iterator[str]:
     """What the candidate did not take."""
-    groups: dict[str, list[str]] = {}
-    alike: dict[str, str] = {}  # the first reason of those that differ in their numbers alone
+    alike: dict[str, list[tuple[Call, Unreadable]]] = {}  # by their reasons, which may differ in their numbers
     for call, error in check.refused:
-        reason = alike.setdefault(re.sub(r"\d+", "0", error.reason), error.reason)
-        groups.setdefault(reason, []).append(call.name)
-    for reason, names in list(groups.items())[:4]:
-        some = ", ".join(names[:4]) + ", …" * (len(names) > 4)
-        yield f"{len(names)} call{'s' * (len(names) > 1)} not taken by the candidate ({some}): {reason}"
+        alike.setdefault(re.sub(r"\d+", "0", error.reason), []).append((call, error))
+    for some in list(alike.values())[:4]:
+        names = ", ".join(call.name for call, _ in some[:4]) + ", …" * (len(some) > 4)
+        yield f"{len(some)} call{'s' * (len(some) > 1)} not taken by the candidate ({names}): {some[0][1].reason}"
     if check.scope.compiled:
         yield "each new shape is compiled, or each call starts a program: few shapes were tried"
 
@@ -373,8 +360,6 @@ def _changing(check: Check) -> Finding | None:
         off = max(_unlike(t.answers, x, room) for x in again)
         if off:
             fact = f'"{t.call.name}", made again, returns other numbers: {off} of {sum(x.size for x in t.answers)}'
-            for dropped in (x for x in _diagnosed(check, t) if x.fault == "dropout"):
-                return replace(dropped, where=fact)
             rule = _rule(check)
             where = f"first answers are wrong exactly where {rule.words}" if rule and rule.exact else ""
             return Finding("state: the same call gives other numbers", fact, where)
@@ -383,21 +368,17 @@ def _changing(check: Check) -> Finding | None:
 
 def _axes(check: Check) -> Finding | None:
     """Whether the plain call is right if heads and tokens are exchanged, in its arguments and its answers."""
-    t, behaviour = check.tried[0], check.asked.whole.behaviour
+    t, asked = check.tried[0], Asked(check.asked.fn, None, check.scope.backward)
     given = {name: x.swapaxes(1, 2).copy() for name in "qkvg" if (x := getattr(t.call, name)) is not None}
-    before = dict(behaviour)
     try:
-        answers = check.asked(replace(t.call, **given)) if t.wrong else []
-        right = t.wrong and not check.judged(t.call, [x.swapaxes(1, 2) for x in answers]).wrong
+        answers = [x.swapaxes(1, 2) for x in asked(replace(t.call, **given))] if t.wrong else t.answers
     except Unreadable:
-        right = False
-    behaviour.clear()
-    behaviour.update(before)
-    if not right:
         return None
-    behaviour.pop(TRANSPOSED, None)
+    if not t.wrong or check.judged(t.call, answers).wrong:
+        return None
     check.notes.clear()  # of calls whose heads, read as tokens, were not taken
-    words = "the arguments alone are" if TRANSPOSED in before else "arguments and result are"
+    alone = check.asked.whole.behaviour.pop(TRANSPOSED, None) is not None
+    words = "the arguments alone are" if alone else "arguments and result are"
     fact = f'"{t.call.name}" is right with axes 1 and 2, heads and tokens, exchanged: {words} (b, n, h, d)'
     return Finding("axes: (b, n, h, d)", fact, _where(check, None, t))
 
@@ -422,18 +403,13 @@ def _explained(check: Check) -> list[Finding]:
     """The step that differs in a small wrong call, and the calls that are wrong."""
     rule, small = _rule(check), _telling(check)
     found, where = _measured(check, small), _where(check, rule, small)
-    steps, plain = _steps(found), check.tried[0].wrong
-    if rule is None or not rule.exact or plain and len(check.tried) - len(check.wrong) < 4:
-        rule = None
-    elif steps == {"not finite"} and "|" in rule.about:
-        return [Finding("large scores: not finite", found[0].fact, where)]
-    path = rule is not None and not plain and (rule.about in PATHS or not (steps - SCORES or rule.about in SPECIAL))
-    if found and not path:
+    if rule is None or not rule.exact or check.tried[0].wrong and len(check.tried) - len(check.wrong) < 4:
+        fault = "unexplained"
+    else:
+        other = "state" if "earlier" in rule.about else "some calls"
+        fault = f"{PATHS.get(rule.about, other)}: {rule.words.partition(' (')[0]}"
+    if found and not fault.startswith((*PATHS.values(),)):
         return [replace(x, where="; ".join(words for words in (x.where, where) if words)) for x in found]
-    fault, about = "unexplained", rule.about if rule else ""
-    if rule is not None:
-        other = "positions" if "position" in about else "state" if "earlier" in about else "some calls"
-        fault = f"{BLAMED.get(about, other)}: {rule.words.partition(' (')[0]}"
     like = "".join(f"; there: {x.fault}: {x.fact}" for x in found)
     return [Finding(fault, f"{len(check.wrong)} of {len(check.tried)} calls are wrong{like}", where)]
 

@@ -1,7 +1,7 @@
 """The weights of one call, read with values that are unit vectors, beside what they should be, and which keys are seen.
 
-o = W·v is linear in v: so the value e_c of key j alone returns the column W_j in feature c. Who sees whom is a band
-along the diagonal, one of the masks listed here, or told by the keys and queries that differ.
+o = W·v is linear in v: so the value e_c of key j alone returns the column W_j in feature c. Who sees whom is one of the
+masks listed here, or told by the keys and queries that differ.
 """
 
 from __future__ import annotations
@@ -77,15 +77,12 @@ def elsewhere(truth: Array, answer: Array, room: float) -> str:
     return f"{here} has what belongs to {there}; so {len(moved)} of {len(due)} have right results of others"
 
 
-def coarser(off: float, spec: Spec) -> str:
-    """The dtype whose rounding makes relative errors of this size, if it is coarser than that of the spec."""
-    known = {name: unit for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > UNIT[spec.dtype.name]}
-    return min(known, key=lambda name: abs(np.log(off / known[name])), default="")
-
-
-def as_rounded(name: str, spec: Spec) -> str:
-    """The fault of errors of that size, in no step that is known; sums over features make those of Eq. (19) smaller."""
-    return "precision: a step has few digits" if spec.feature_map else f"precision: as if a step were rounded to {name}"
+def digits(off: float, spec: Spec) -> Finding | None:
+    """The fault of relative errors of this size, if the rounding of a coarser dtype makes such."""
+    near = {name: unit for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > UNIT[spec.dtype.name]}
+    name = min(near, key=lambda name: abs(np.log(off / near[name])), default="")
+    fact = f"errors are {off:.2g} of the size of the numbers, without a pattern, as if a step were rounded to {name}"
+    return Finding("precision: a step has few digits", fact) if name else None
 
 
 def read(ask: Ask, call: Call) -> tuple[Array, Array]:
@@ -152,10 +149,9 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     if extra.any() and not (extra & ~empty).any() and not missing.any():
         how = "mean of all values" if (m.sees | ~empty).all() else "not zeros"
         return [Finding(f"empty rows: {how}", f"queries that see no key have weights: {fact}")]
-    named = [name for name, mask in masks(m.spec, m.call) if (mask == m.sees)[known].all()][:1]
-    several = (extra | missing).any(axis=(0, 1, 3)).sum() > 2 or m.call.q.shape[2] > 8 or m.spec.window is not None
-    if named or several and (named := list(_band(m, known))):
-        return [Finding(name, fact) for name in named]
+    named = next((name for name, mask in masks(m.spec, m.call) if (mask == m.sees)[known].all()), None)
+    if named is not None:
+        return [Finding(named, fact)]
     if not extra.any() and not (missing & m.sees.any(axis=-1, keepdims=True)).any():
         rows = int((~m.sees.any(axis=-1, keepdims=True) & ~empty).sum())
         return [Finding("output: rows not written", f"zeros in {rows} rows{where(m.call, missing, m.visible)}")]
@@ -180,20 +176,6 @@ def query_at(call: Call, row: Any, head: Any, i: Any) -> str:
     return f"{'query' if call.square else 'the query of token'} {call.places[0][i]} of row {row}, head {head},"
 
 
-def _band(m: Measured, known: Array) -> Iterator[str]:
-    """How far back and ahead each query sees, if that is all that differs."""
-    d, w = np.subtract.outer(*m.call.places), m.spec.window
-    (low, high), (least, most) = ((d[x].min(), d[x].max()) for x in (m.sees.any((0, 1)), m.visible.any((0, 1))))
-    if not (((d >= low) & (d <= high)) == m.sees)[known].all():
-        return
-    if low != least and m.spec.causal:
-        yield f"causality: sees {-low} tokens ahead" if low < 0 else f"causality: sees no key nearer than {low}"
-    if high != most or low != least and not m.spec.causal:
-        width = max(high, -low) + 1
-        kept = f"cache: the last {width} tokens alone are kept"
-        yield kept if w is None and m.call.chunks else f"window: of {width}, not {w or 'asked for'}"
-
-
 def masks(spec: Spec, call: Call) -> Ways:
     """Who else may see whom, or be summed in a total, (n, m) or (b, 1, n, m): by the step that is done otherwise."""
     (rows, j), m, w = call.places, call.k.shape[2], spec.window
@@ -216,15 +198,14 @@ def masks(spec: Spec, call: Call) -> Ways:
             own, of = at[..., np.clip(rows, 0, m - 1), None], at[..., None, :]
             for ties in (np.True_, d >= 0):  # positions that are the same
                 yield "causality: by position", ((own > of) | (own == of) & ties) & near
-        for words, place in parts(m):
-            yield f"causality: counted {words}", (place <= place[np.clip(i, 0, m - 1)]) & near
     else:
         yield "causality: not asked for", (d >= 0) & near
     if w is not None:
         yield "window: ignored", causal
         yield "window: one too wide", causal & (abs(d) <= w)
         yield "window: one too narrow", causal & (abs(d) < w - 1)
-        yield f"window: in blocks of {w}", causal & (i // w == j // w)
+    for x in range(1, m) if len(rows) > 8 or w is not None else ():
+        yield f"window: of {x}, not {w or 'asked for'}", causal & (abs(d) < x)
     if call.chunks:
         yield "cache: forgotten", right & (call.of[i] == call.of)
         yield "causality: missing within a call", (call.of <= call.of[i]) & near
@@ -240,17 +221,15 @@ def _options(call: Call, causal: Array, near: Array) -> Ways:
     mask, segments = call.options.get("mask"), call.options.get("segments")
     if mask is not None:
         mask = mask[..., np.arange(n)[call.judged], :]
-        others = {"inverted": ~mask, "of row 0 for all": mask[:1]}
-        others |= {"transposed": mask.swapaxes(-1, -2)} if mask.shape[-1] == mask.shape[-2] else {}
         yield "mask=: ignored", right
         yield "mask=: instead of causality", mask & near
-        yield from ((f"mask=: {how}", right & other) for how, other in others.items())
+        yield "mask=: inverted", right & ~mask
+        yield "mask=: of row 0 for all", right & mask[:1]
+        if mask.shape[-1] == mask.shape[-2]:
+            yield "mask=: transposed", right & mask.swapaxes(-1, -2)
     if segments is not None:
-        own, of = segments[:, None, rows, None], segments[:, None, None]
         yield "segments=: ignored", right
-        yield "segments=: instead of causality", (own == of) & near
-        yield "segments=: of row 0 for all", right & (own[:1] == of[:1])
-        yield "segments=: earlier segments are seen", right & (own >= of)
+        yield "segments=: instead of causality", (segments[:, None, rows, None] == segments[:, None, None]) & near
 
 
 def parts(m: int) -> Iterator[tuple[str, Array]]:

@@ -281,8 +281,6 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "float32 at least; of float64, float64"),
     "rotation": Mistake("q or k alone is rotated, turned backwards or rotated again, in the model and in the kernel, "
         "or in a cache", "rotate both, once, in the same direction"),
-    "positions": Mistake("positions are counted instead of read, of another row, off by one, rounded, or of a table "
-        "that is too short", "one position for the query and the key of a token, as it is given"),
     "feature map": Mistake("φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
         "R·φ(x), for q and k, with the map of the model; what scales x is left out"),
     # Which keys are seen, and how often.
@@ -332,21 +330,13 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
     "output": Mistake("it is written elsewhere, not written, multiplied, clipped, or something is added to it",
         "return (b, h, n, d), transposed once, and nothing else"),
     # Some calls.
-    "lengths": Mistake("a tile, a grid or a path of its own for these numbers of tokens",
-        "look at the code that runs for these numbers of tokens"),
-    "decoding": Mistake("few queries take a path of their own: keys split among blocks, the last of them, or the "
-        "mask's corner", "compare it with the general path, at many numbers of keys"),
     "strides": Mistake("memory is read as if it were contiguous", "honour the strides, or copy first"),
     "leak": Mistake("rows are multiplied into each other, and 0·NaN is NaN", "compute each row by itself"),
-    "large scores": Mistake("exp overflows without the row's maximum taken off, or scores are cut off",
-        "subtract the maximum of each row"),
-    "some values": Mistake("a clip, an overflow, a normalisation, or a branch for zeros or small numbers",
-        "treat all values alike"),
     "state": Mistake("a mask, a table, a state or a buffer is kept from an earlier call; or numbers are random, as by "
         "dropout that is left on, or are read before they are written",
         "begin each call anew, or compare the key; model.eval(), dropout_p=0.0; write all of the result"),
-    "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
-    "some calls": Mistake("these calls take a path of their own", "look at what they have in common"),
+    "some calls": Mistake("these calls take a path of their own: a tile, a grid or a branch for their sizes or numbers",
+        "look at the code that runs for what they have in common, beside the general path"),
     "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),
 }  # fmt: skip
 
@@ -356,7 +346,7 @@ BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chai
         "scale·Rᵀ(dsᵀ·q̃), where Rᵀ has −sin for sin; in linear attention, φ′, and −Σ g∘o/D of the denominator, too"),
     "shared key heads": Mistake("the gradient of one query head, or the mean of several, taken for that of the key "
         "head that they share", "sum over the query heads that read a key head: h/g in a row"),
-    "blocks not added up": Mistake("dq is written by each block of keys, or dk and dv by each block of queries, not "
+    "chain rule: pairs missing": Mistake("dq is written by each block of keys, or dk and dv by each block of queries, not "
         "added to", "begin with zeros, and add"),
     "gradients": Mistake("another sign, a factor that is left out or there twice, a smaller dtype, or another order of "
         "the results", "return dq, dk, dv, each in the dtype of its input, with every factor once"),

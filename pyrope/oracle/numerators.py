@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,16 +17,16 @@ from ..backend import Array
 from . import turning
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .measured import BLOCKS, Measured, Ways, as_rounded, coarser, query_at, where
+from .measured import Measured, Ways, digits, query_at, where
 from .report import Finding, side_by_side
-from .responses import Function, alike, examples, narrowed, response, roundings
+from .responses import alike, examples, narrowed, response
 from .steps import Call, Spec, capped, same, spread
 from .turning import Turn, Way, products, right_way
 
-# The share of weights that are near: of a way that is right, of the expected one but for counts, and of another one.
+# The share of weights that are near: of a way that is right, of one that is loosely so, and of another one.
 FITS, LOOSELY, NEARLY = 0.9999, 0.6, 0.9
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
-LENGTHS = "operands: q and k divided by their lengths"
+NORMED = "operands: q and k normed"  # by their lengths, or by what is that times a number
 FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])
 # So close to one another that no weight is lost beside the next.
 _SIZES = np.concatenate(([0.05, 0.1, 0.3, 1.1, 2.3, 4.7], np.linspace(9.1, 123.4, 14)))
@@ -59,49 +58,19 @@ def numerators(m: Measured) -> Numerators:
         return Numerators([])  # no row has weights enough to compare
     for found, way in () if best.share > FITS else _others(m):
         other = _made(m, way, found)
-        if other.share > max(best.share, NEARLY) + (0.004 if other.share < FITS else 0):
+        if other.share > max(best.share, NEARLY):
             best = other
         if best.share > FITS:
             break
     if best.share <= FITS and not m.linear and (scaled := _scaled(m)):
-        return Numerators([scaled])
-    if best.share <= FITS and (alone := _alone(m)):
-        return alone
-    if [x.fault for x in best.found] == [LENGTHS] and abs(best.scale / m.spec.head_dim - 1) < 10 * m.close:
-        best = best._replace(found=[Finding("operands: q and k divided by their RMS", PREDICTED)], scale=1.0)
-    if abs(best.scale - 1) > m.close * (10 if best.found else 1):
+        return scaled
+    if abs(best.scale - 1) > m.close * (10 if best.found else 1) and not any(x.fault == NORMED for x in best.found):
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
-    if best.share >= LOOSELY and (best.share > FITS or m.linear or best.found):
+    if best.share > FITS or (m.linear or best.found) and best.share >= LOOSELY:
         return best
-    listed = (_bias, _single, _rounded) if m.linear else (_bias, _merged, _rounded, _single)
-    if unlisted := next((finding for look in listed if (finding := look(m)) is not None), None):
-        return Numerators([unlisted])
-    return best if best.share >= LOOSELY else Numerators([_unlike(m, best.near)])
-
-
-def _alone(m: Measured) -> Numerators | None:
-    """What makes other numerators in some heads alone: in the first of them, as if there were no other."""
-    right = _made(m, right_way(m.spec, m.due), [])
-    wrong = (m.some & ~right.near).sum(axis=(0, 2, 3)) > 0.05 * m.some.sum(axis=(0, 2, 3))
-    heads, keys = len(wrong), m.call.k.shape[1]
-    if not 0 < wrong.sum() < heads or not right.near[:, ~wrong][m.some[:, ~wrong]].mean() > FITS:
-        return None
-    one = int(wrong.argmax())
-
-    def cut(call: Call) -> Call:
-        q, k, v = (x[:, [one * x.shape[1] // heads]] for x in (call.q, call.k, call.v))
-        return replace(call, q=q, k=k, v=v)
-
-    def ask(call: Call) -> Array:
-        q, k, v = (np.repeat(x, times, axis=1) for x, times in ((call.q, heads), (call.k, keys), (call.v, keys)))
-        return m.ask(replace(call, q=q, k=k, v=v))[:, [one]]
-
-    spec = replace(m.spec, heads=1, key_heads=1)
-    made = numerators(replace(m, spec=spec, ask=ask, call=cut(m.call), read=m.read[:, [one]], due=cut(m.due)))
-    if made.share <= FITS or made.number is None or not made.found:
-        return None
-    words = where(m.call, wrong[:, None, None] & m.some, m.some)
-    return Numerators([replace(x, fact=x.fact + words) for x in made.found])
+    listed = (_bias, _mapped, _rounded) if m.linear else (_bias, _merged, _rounded)
+    unlisted = next((finding for look in listed if (finding := look(m)) is not None), None)
+    return Numerators([unlisted or _unlike(m, best.near)])
 
 
 def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
@@ -161,15 +130,12 @@ def _scales(spec: Spec, m: int) -> dict[str, float]:
     """Scales in words, over the right one."""
     s, d, cap = spec.scale, spec.head_dim, spec.softcap or 1.0
     named = {"missing": 1 / s, "applied twice": s, "inverted": 1 / s**2, "1/√d, not the model's": d**-0.5 / s}
-    named |= {"exp2 without log₂ e": np.log(2), "log₂ e without exp2": 1 / np.log(2)}
-    named |= {"softcap without its factor": 1 / cap, "softcap without its division": cap}
+    named |= {"exp2 without log₂ e": np.log(2), "softcap without its factor": 1 / cap}
+    named |= {"softcap without its division": cap, "1/√ of the number of keys, not of features": m**-0.5 / s}
     factor = 1.0 if spec.rope is None else spec.rope.attention_factor
-    powers = {"missing": -2, "on one side alone": -1, "twice": 2, "once too often": 1}
-    named |= {f"attention factor {words}": factor**power for words, power in powers.items()}
-    widths = {"the rotated part": spec.rope.width if spec.rope else d, "half a head": d // 2}
-    widths |= {"all heads": spec.heads * d, "all key heads": spec.key_heads * d}
-    named |= {f"1/√ of the width of {what}": width**-0.5 / s for what, width in widths.items()}
-    return named | {"1/√ of the number of keys, not of features": m**-0.5 / s}
+    named |= {"attention factor missing": factor**-2, "attention factor on one side alone": 1 / factor}
+    widths = {"the rotated part": spec.rope.width if spec.rope else d, "all heads": spec.heads * d}
+    return named | {f"1/√ of the width of {what}": width**-0.5 / s for what, width in widths.items()}
 
 
 def _ways(spec: Spec, call: Call) -> Ways:
@@ -180,21 +146,16 @@ def _ways(spec: Spec, call: Call) -> Ways:
     yield "operands: values compared instead of keys", replace(way, k=spread(call)[2])
     yield from _maps(spec, way) if spec.feature_map is not None else ()
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (way.q, way.k))
-    yield LENGTHS, replace(way, q=q, k=k)
+    yield NORMED, replace(way, q=q, k=k)
     if isinstance(way.turn_k, Turn) and isinstance(way.turn_q, Turn):
         yield from _turns(way, way.turn_q, way.turn_k, call)
 
 
 def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
-    """What is no matter of the positions of both: another pairing of one side, few digits, keys in a cache."""
+    """What is no matter of the positions of both: another pairing of one side, and keys in a cache."""
     other = replace(q.rope, layout="interleaved" if q.rope.layout.startswith("half") else "half")
     yield "wrong pairing: of the keys alone", replace(way, turn_k=replace(k, rope=other))
     yield "wrong pairing: of the queries alone", replace(way, turn_q=replace(q, rope=other))
-    for bits, name in ((8, "bfloat16"), (11, "float16")):
-        few = partial(narrowed, bits=bits)
-        angles = replace(way, turn_q=replace(q, rounded=few), turn_k=replace(k, rounded=few))
-        tables = replace(way, turn_q=replace(q, table=few), turn_k=replace(k, table=few))
-        yield from ((f"precision: angles in {name}", angles), (f"precision: cos and sin in {name}", tables))
     since = [np.maximum(i - call.of, 0) for i in range(len(call.chunks))]  # calls since that of a key
     if since:
         times = {"keys rotated again in each call": [1 + x for x in since]}
@@ -203,27 +164,14 @@ def _turns(way: Way, q: Turn, k: Turn, call: Call) -> Ways:
             yield f"cache: {how}", replace(way, later=tuple(replace(k, at=k.at * x) for x in each))
 
 
-MAPS: dict[str, Function] = {
-    **definition.FEATURE_MAPS,
-    "elu, without the 1": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "softplus": lambda x: np.logaddexp(x, 0),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "x²": np.square,
-    "softmax over the features": lambda x: np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True),
-    "exp of x − max x": lambda x: np.exp(x - x.max(axis=-1, keepdims=True)),
-}
-
-
 def _maps(spec: Spec, way: Way) -> Ways:
     turned = {"q": way.turn_q(way.q), "k": way.turn_k(way.k), "turn_q": same, "turn_k": same}
     yield "feature map: after the rotation", replace(way, **turned)
-    yield from ((f"feature map: {name}", replace(way, phi=phi)) for name, phi in MAPS.items())
-    for words, by in (("1/√d", spec.head_dim**-0.5), ("d^−¼", spec.head_dim**-0.25)):
-        yield f"feature map: of q times {words}", replace(way, q=way.q * by)
-        yield f"feature map: of q and k times {words}", replace(way, q=way.q * by, k=way.k * by)
-    yield "feature map: on q alone", replace(way, q=way.phi(way.q), phi=same)
-    yield "feature map: on k alone", replace(way, k=way.phi(way.k), phi=same)
+    maps = definition.FEATURE_MAPS.items()
+    yield from ((f"feature map: {name}", replace(way, phi=phi)) for name, phi in maps)
+    by = spec.head_dim**-0.5
+    yield "feature map: of q times 1/√d", replace(way, q=way.q * by)
+    yield "feature map: of q and k times 1/√d", replace(way, q=way.q * by, k=way.k * by)
 
 
 # ── Single numbers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,24 +219,17 @@ def _scored(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
         yield [Finding(f"{step} {how}", f"of scores, {examples(x, y)}"), *found], replace(way, cap=function or same)
 
 
-def _single(m: Measured) -> Finding | None:
-    """Another function of single features, or of scores, whatever the query, and the order of the keys."""
-    some = FEATURES if m.linear else SCORES
-    (x, got), (_, again), (_, back) = _acts(m, some), _acts(m, some, 2.0), _acts(m, some[::-1])
-    due = np.log(definition.FEATURE_MAPS[m.spec.feature_map](x)) if m.spec.feature_map else capped(x, m.spec.softcap)
+def _mapped(m: Measured) -> Finding | None:
+    """Another function of single features, whatever the query, and the order of the keys."""
+    (x, got), (_, again), (_, back) = _acts(m, FEATURES), _acts(m, FEATURES, 2.0), _acts(m, FEATURES[::-1])
+    due = np.log(definition.FEATURE_MAPS[m.spec.feature_map or "identity"](x))
     unlike = max(np.abs(y - y[0] - got).max() for y in (again, back[::-1])) > 20 * m.close
-    if (
-        unlike
-        or not np.isfinite(got).all()
-        or np.ptp(got) < m.close
-        or (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all()
-    ):
+    right = (np.abs(got - due + due[0]) < 0.03 * (1 + np.abs(due))).all()
+    if unlike or right or not np.isfinite(got).all() or np.ptp(got) < m.close:
         return None
-    if m.linear:
-        numbers = (", ".join(f"{x:.4g}" for x in np.exp(y - y[-1])) for y in (got, due))
-        words = f"φ of {', '.join(f'{x:g}' for x in FEATURES)}, over φ of the last, is {{}}, expected {{}}"
-        return Finding("feature map: another function", words.format(*numbers))
-    return Finding("scores: another function of them", f"of scores, {examples(x, got - got[len(x) // 2])}")
+    numbers = (", ".join(f"{x:.4g}" for x in np.exp(y - y[-1])) for y in (got, due))
+    words = f"φ of {', '.join(f'{x:g}' for x in FEATURES)}, over φ of the last, is {{}}, expected {{}}"
+    return Finding("feature map: another function", words.format(*numbers))
 
 
 # ── What is in no list ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,24 +245,22 @@ def _logs(m: Measured) -> tuple[Array, Array]:
     return _centred(np.log(np.where(some, m.weights / number, 1)), some), some
 
 
-def _scaled(m: Measured) -> Finding | None:
-    """A scale of scores that depends on the head, the query or the key alone, log W = a·s + c with a c of each row: by
-    least squares, in the first row of the batch."""
-    head, i, j = np.nonzero(some := (m.some & (m.weights > 0))[0])
-    scores, logs, every, left = m.right.scores[0][some], np.log(m.weights[0][some]), np.arange(len(i)), np.inf
-    row, columns = head * some.shape[1] + i, some.shape[0] * some.shape[1]
-    for what, index in (("", 0 * i), ("head", head), ("query", i), ("key", j)) if 0 < len(i) * columns < 1e7 else ():
-        count = np.bincount(index)
-        design = np.zeros((len(i), columns + len(count)))
-        design[every, row], design[every, columns + index] = 1, scores
-        a = np.linalg.lstsq(design, logs, rcond=None)[0]
-        off, known = float(np.square(design @ a - logs).sum()), np.flatnonzero(count > 2 * len(some))
-        if what and off < 0.01 * left:
-            places = known if what == "head" else m.call.places[what == "key"][known]
-            numbers = ", ".join(f"{x:.4g} ({at})" for x, at in zip(a[columns + known][:6], places, strict=False))
-            return Finding(f"scale: by the {what}", f"scores are multiplied, by the {what}, with {numbers}, …")
-        left = left if what else off
-    return None
+def _scaled(m: Measured) -> Numerators | None:
+    """Scores that have another scale in each head, or for each query: by least squares in each row."""
+    some, scores = m.some & (m.weights > 0), m.right.scores
+    x, y = _centred(scores, some), _centred(np.log(np.where(some, m.weights, 1)), some)
+    scale = (x * y).sum(axis=-1, keepdims=True) / np.square(x).sum(axis=-1, keepdims=True)
+    number = np.exp(np.clip(np.nan_to_num(scale) * (scores - m.top(scores)), -700, 700))
+    made = _fitted(m, [], number, number, some, 0.05)
+    if not made.share > FITS:
+        return None
+    each = np.where(some.sum(axis=-1) > 3, scale[..., 0], np.nan)  # (b, h, n)
+    heads, queries = np.nanmedian(each, axis=(0, 2)), np.nanmedian(each, axis=(0, 1))
+    alike = np.nanmax(np.abs(each / heads[:, None] - 1)) < 0.01
+    what, places, numbers = ("head", range(len(heads)), heads) if alike else ("query", m.call.places[0], queries)
+    listed = [f"{x:.4g} ({at})" for x, at in zip(numbers, places, strict=True) if np.isfinite(x)]
+    words = f"scores are multiplied, by the {what}, with {', '.join(listed[:6])}, …"
+    return made._replace(found=[Finding(f"scale: by the {what}", words)])
 
 
 def _bias(m: Measured) -> Finding | None:
@@ -339,7 +278,9 @@ def _bias(m: Measured) -> Finding | None:
         off = np.nanmax(np.where(np.isin(index, known[:count]), np.abs(steps - each[:, at]), np.nan))
         term = np.concatenate((np.zeros((len(each), 1)), each.cumsum(axis=1)), axis=1)
         if np.ptp(term) > 30 * m.close and off < min(30 * m.close, 0.05 * np.ptp(term)):
-            return _bias_in_words(what, -each if what == "distance" else each)
+            numbers = ", ".join(f"{x:+.4g}" for x in (-term if what == "distance" else term)[0, 1:6])
+            words = f"a number for each {what} is added to the logarithms of weights: 0, {numbers}, … in head 0"
+            return Finding(f"bias: by {what}", words)
     return None
 
 
@@ -361,94 +302,17 @@ def _merged(m: Measured) -> Finding | None:
     )
 
 
-def _bias_in_words(what: str, steps: Array) -> Finding:
-    """By how much the term changes from one distance, or key, to the next, (h, distances or keys)."""
-    slopes, straight = steps.mean(axis=-1), np.ptp(steps, axis=-1).max() < 0.05 * np.abs(steps).max()
-    if what == "key" or not straight:
-        numbers = ", ".join(f"{x:+.4g}" for x in (0, *steps[0, :5].cumsum()))
-        return Finding(f"bias: by {what}", f"a number for each {what} is added to scores: {numbers}, … in head 0")
-    if np.ptp(slopes) < 1e-2 * np.abs(slopes).max():
-        factor = f"{np.exp(slopes[0]):.4g}"
-        words = f"for each token further back, weights are times {factor}"
-        return Finding(f"bias: a decay of {factor} for each token", words)
-    numbers = ", ".join(f"{x:+.4g}" for x in -slopes[:8])
-    return Finding("bias: by distance", f"for each token nearer, {numbers} is added to the scores of heads 0, 1, …")
-
-
 def _rounded(m: Measured) -> Finding | None:
-    """Differences of the size of a rounding: at which step, if one predicts them; else if they have no pattern."""
+    """Differences of the size of a rounding, if they have no pattern."""
     y, some = _logs(m)
     off = float(np.sqrt(np.square(y[some]).mean())) if some.any() else 1.0
     if not m.close / 30 < off < 0.2:
         return None
-    if predicted := rounded(m, off):
-        return predicted
     scores, shared = _centred(m.right.scores, some), np.where(some, y, 0).mean(axis=-2)
     alike = abs((scores * y).sum()) / np.sqrt(np.square(scores).sum() * np.square(y).sum())
     few = np.median(np.abs(y[some])) < 0.3 * off  # large errors of some weights are no rounding
     pattern = few or np.sqrt(np.square(shared).mean()) > 0.6 * off or alike > 0.2 or (m.sees & ~m.visible).any()
-    if pattern or not (name := coarser(off, m.spec)):
-        return None
-    fact = f"the weights are off by {off:.2g} of their size, without a pattern"
-    return Finding(as_rounded(name, m.spec), fact)
-
-
-def rounded(m: Measured, off: float) -> Finding | None:
-    """The step whose rounding predicts the errors of the weights."""
-    errors = ((float(np.square(m.weights - w)[m.visible].mean()), how) for how, w in _rounded_weights(m))
-    left, how = min(errors, key=lambda x: x[0])  # of those that are alike, the first
-    if left > 0.02 * np.square(m.weights - m.right.weights)[m.visible].mean():
-        return None
-    return Finding(f"precision: {how}", f"weights are off by {off:.2g} of their size, as this rounding makes them")
-
-
-def _rounded_weights(m: Measured) -> Iterator[tuple[str, Array]]:
-    """The right weights with few digits at one step."""
-    way, visible = right_way(m.spec, m.due), m.right.seen
-    for words, few in roundings():
-        for on_q, on_k, what in ((few, few, "q and k"), (few, same, "q"), (same, few, "k")):
-            yield f"{what} {words}", _weights(m, replace(way, q=on_q(way.q), k=on_k(way.k)))
-            if m.linear:
-                mapped = replace(way, q=on_q(way.phi(way.q)), k=on_k(way.phi(way.k)), phi=same)
-                yield f"features of {what} {words}", _weights(m, mapped)
-        if m.linear and "rounded" in words:
-            total = np.where(m.right.total == 0, 1, m.right.total)
-            yield f"numerators {words}", np.where(visible, few(m.right.scores), 0) / total
-            yield from ((f"state {words}", w) for w in _of_states(m, way, few))
-        elif not m.linear:
-            yield f"scores {words}", definition.softmax(np.where(visible, few(m.right.scores), -np.inf))
-            powers = np.where(visible, np.exp(m.right.scores - m.top(m.right.scores)), 0)
-            for total in (powers, few(powers)):
-                yield f"weights {words}", few(powers) / total.sum(axis=-1, keepdims=True)
-        yield f"weights {words}", few(m.right.weights)
-
-
-def _of_states(m: Measured, way: Way, few: Function) -> Iterator[Array]:
-    """Weights of Eq. (19) by a state with few digits, of each token or of each block: a value that is a unit vector
-    alone leaves Rφ(k) of its token in it. The sums of φ(k) are kept so, too, or are exact."""
-    (i, j), fq, fk = m.call.places, way.phi(way.q), way.phi(way.k)
-    tq, tk, sums = way.turn_q(fq), way.turn_k(fk), np.zeros_like(fk)
-    exact, rounded = (tq @ x.swapaxes(-1, -2) for x in (tk, few(tk)))
-    for block in (0, *(x for x in BLOCKS if x < j.size)):
-        kept = np.zeros_like(fk[:, :, 0])
-        for token in j:
-            kept = (few(kept) if block and token % block == 0 else kept) + fk[:, :, token]
-            kept = kept if block else few(kept)
-            sums[:, :, token] = kept
-        earlier = i[:, None] // block > j // block if block else np.True_
-        made = np.where(m.right.seen, np.where(earlier, rounded, exact), 0)
-        last = sums[:, :, i if m.spec.causal else np.full(i.shape, j[-1])]
-        for total in ((fq * last).sum(axis=-1, keepdims=True), m.right.total):
-            yield made / np.where(total == 0, 1, total)
-
-
-def _weights(m: Measured, way: Way) -> Array:
-    """Those that a way makes."""
-    made, plain = products(m.spec, way)
-    if not m.linear:
-        return definition.softmax(np.where(m.right.seen, made, -np.inf))
-    total = np.where(m.right.seen, plain, 0).sum(axis=-1, keepdims=True)
-    return np.where(m.right.seen, made, 0) / np.where(total == 0, 1, total)
+    return None if pattern else digits(off, m.spec)
 
 
 def _unlike(m: Measured, near: Array) -> Finding:
@@ -456,4 +320,4 @@ def _unlike(m: Measured, near: Array) -> Finding:
     b, h, i, _ = np.unravel_index(int(np.abs(m.weights - m.right.weights).argmax()), some.shape)
     got, due = (" ".join(f"{x:.3g}" for x in np.asarray(w)[b, h, i, :6]) for w in (m.weights, m.right.weights))
     words = f"{query_at(m.call, b, h, i)} has the weights {got} …, expected {due} …"
-    return Finding("operands: not q̃·k̃", words + where(m.call, ~near, some))
+    return Finding("unexplained: weights", words + where(m.call, ~near, some))

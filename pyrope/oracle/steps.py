@@ -304,13 +304,10 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
 class How(NamedTuple):
     """How a backward pass is finished; None is as it should be."""
 
-    slope: Any = None  # of the feature map, a function; of dv, a factor of the weights
     back: Any = None  # how dq and dk are turned back, and dv, which is not turned
-    plain: Any = None  # how the denominator's part of them, which is not turned, is
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
-    seen: Any = None  # of Eq. (19): the keys that dN and dZ are summed over, two masks
-    row: Any = None  # D, from the weights and their gradients
+    row: Any = None  # D, (b, h, n, 1)
 
 
 RIGHT = How()
@@ -346,23 +343,21 @@ class Backward:
         return self.r.summed(a @ b, a, b)
 
     def _of_values(self, how: How) -> list[Array]:
-        w = (how.left or _t)(self.parts.weights * (1 if how.slope is None else how.slope))
-        return [(how.back or same)(self._product(w, self.g))]
+        return [(how.back or same)(self._product((how.left or _t)(self.parts.weights), self.g))]
 
     def _of_pairs(self, tensor: int, how: How) -> list[Array]:
         x, at, turned, plain = self.sides[tensor]
-        spec, left, seen, both = self.spec, how.left or (_t if tensor else same), self.parts.seen, self.both
+        spec, left, both = self.spec, how.left or (_t if tensor else same), self.both
         if how.row is not None:
-            both = both[0], -how.row(self.parts.weights, both[0])
+            both = self.both[0], -how.row
         back = how.back or (lambda x: self.r.turned(x, at, spec.turns and spec.turns.transposed))
         if spec.feature_map is None:
             slope = spec.scale * cap_slope(self.parts.scores, spec.softcap)
             each = (self.r.stored(self.parts.weights * y, 2) * slope for y in both)
             return [back(self._product(left(ds), turned)) for ds in each]
-        share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), how.slope or SLOPES[spec.feature_map]
-        dn, dz = (np.where(some, y * share, 0) for some, y in zip(how.seen or (seen, seen), both, strict=True))
-        dn, dz = (left(self.r.stored(y, 2)) for y in (dn, dz))
-        return [back(self._product(dn, turned)) * slope(x), (how.plain or same)(self._product(dz, plain)) * slope(x)]
+        share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), SLOPES[spec.feature_map](x)
+        dn, dz = (left(self.r.stored(np.where(self.parts.seen, y * share, 0), 2)) for y in both)
+        return [back(self._product(dn, turned)) * slope, self._product(dz, plain) * slope]
 
 
 def gradients(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, ...]:

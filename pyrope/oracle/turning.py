@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,11 @@ class Turn:
     rope: Rope
     at: Array  # (b, 1, n)
     theta: Array  # (p,)
-    rounded: Function = same  # of the angles
-    table: Function = same  # of cos and sin
 
     def __call__(self, x: Array) -> Array:
         """(b, h, n, d) -> the same."""
-        angles = self.rounded(np.asarray(self.at, np.float64)[..., None] * self.theta)
-        cos, sin = (self.table(f(angles)) * self.rope.attention_factor for f in (np.cos, np.sin))
+        angles = np.asarray(self.at, np.float64)[..., None] * self.theta
+        cos, sin = (f(angles) * self.rope.attention_factor for f in (np.cos, np.sin))
         return definition.rotate(x, cos, sin, *definition.pairs(self.rope.layout, self.rope.width, self.rope.start))
 
     @classmethod
@@ -183,19 +181,16 @@ def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Fi
             continue
         fact = f"the pairs that turn are those of layout {rope.layout!r}, {rope.width} features wide"
         paired, theta = [Finding(words, fact)] if words else [], [rope.direction * frequencies(rope)] * 2
-        named = None
+        named = list[Finding]()
         if (at := _acts(here, turned, theta)) is not None:
             named, at = _moved(call, at)
             yield [*paired, *named], _way(right, rope, theta, at, judged)
-        if named:
-            continue
-        for measured in map(partial(_measured, here, rope), (ladder(TOP), np.arange(48))):
-            theta = [side.theta for side in measured]
-            if (at := _acts(here, turned, theta)) is not None:
-                moved, at = _moved(call, at)
-                faults = _sides(*(_fault(side, rope) for side in measured))
-                yield [*paired, *faults, *moved], _way(right, rope, theta, at, judged)
-                break
+        measured = [] if named else _measured(here, rope)
+        theta = [side.theta for side in measured]
+        if measured and (at := _acts(here, turned, theta)) is not None:
+            moved, at = _moved(call, at)
+            faults = _sides(*(_fault(side, rope) for side in measured))
+            yield [*paired, *faults, *moved], _way(right, rope, theta, at, judged)
 
 
 def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
@@ -209,9 +204,10 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield from ((words, replace(rope, rotary_dim=width, layout=layout)) for layout in (rope.layout, other))
 
 
-def _measured(here: Relative, rope: Rope, rungs: Array) -> list[MeasuredTheta]:
-    """θ of queries and of keys, with its sign, from angles at positions that grow fast, or, if a candidate only counts,
-    at those of a count: unwrapped, then by least squares. The first token is not read."""
+def _measured(here: Relative, rope: Rope) -> list[MeasuredTheta]:
+    """θ of queries and of keys, with its sign, from angles at positions that grow fast: unwrapped, then by least
+    squares. The first token is not read."""
+    rungs = ladder(TOP)
     at = np.concatenate(([0], rungs))[None]
     shapes = (here.spec.heads, here.spec.key_heads, here.spec.key_heads)
     q, k, v = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)
@@ -317,7 +313,6 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str
             yield "angles multiplied", f"p times {pace:.4g}", p * pace
     for words, place in parts(p.shape[1]):
         yield ANOTHER, f"p of a count {words}", p[:, place]
-        yield "positions ignored", f"a count {words}", np.broadcast_to(place, p.shape)
 
 
 def _in_calls(call: Call, p: Array, counted: Array) -> Iterator[tuple[str, str, Array]]:
