@@ -40,7 +40,6 @@ STATED = {  # what else a report says: what was measured, where, and beside whic
     "rotation: x scaled to float8": "rounded to float8 (e4m3), scaled by the largest number of each vector",
     "rotation: wild, sglang: rows not rescaled": "rows are turned as at p times 4 where exactly where position ≥ 16384",
     "rotation: tables in 8 bits": "they are quantised to 8 bits, by the largest number of each vector",
-    "softmax: dropout, seeded": "10.7% of the weights are zeros, and all others the right ones times 1.111",
     "softmax: values clipped": "1 comes out as 1, -2.711 comes out as -1 where wrong in 59 of 60 calls; row 1",
     "softmax: values as sines": "-0.10775 comes out as -0.10754, 1 comes out as 0.84147",
     "softmax: negative values lost": "1 comes out as 1, -2.711 comes out as 0 where wrong in 60 of 60 calls",

@@ -423,10 +423,8 @@ def _telling(check: Check) -> Tried:
     plain = "plain" if check.spec.softcap is None else "sharp scores"
 
     def order(t: Tried) -> tuple[Any, ...]:
-        b, _, n, _ = t.call.q.shape
-        odd = t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, b < 2
-        zeros = not any(x.any() for x in t.answers)
-        return (zeros, t.call.name != plain, not t.call.needed, *odd, t.call.k.size * n)
+        odd = not t.call.needed, t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, len(t.call.q) < 2
+        return (not any(x.any() for x in t.answers), t.call.name != plain, *odd, t.call.k.size * t.call.q.shape[2])
 
     return min(check.wrong, key=order)
 

@@ -22,6 +22,7 @@ from .steps import Allowed, Call, Parts, Spec, seen, weigh
 
 Ask: TypeAlias = Callable[[Call], Array]
 Ways: TypeAlias = Iterator[tuple[str, Any]]
+FEW = "precision: a step has few digits"
 COMPARED = 1000  # results that are looked for in the places of others
 BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 100, 1000)  # usual numbers of tokens
 
@@ -82,7 +83,7 @@ def digits(off: float, spec: Spec) -> Finding | None:
     near = {name: unit for name, unit in UNIT.items() if 0.1 * unit < off < 6 * unit and unit > UNIT[spec.dtype.name]}
     name = min(near, key=lambda name: abs(np.log(off / near[name])), default="")
     fact = f"errors are {off:.2g} of the size of the numbers, without a pattern, as if a step were rounded to {name}"
-    return Finding("precision: a step has few digits", fact) if name else None
+    return Finding(FEW, fact) if name else None
 
 
 def read(ask: Ask, call: Call) -> tuple[Array, Array]:

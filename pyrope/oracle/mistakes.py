@@ -346,8 +346,8 @@ BACKWARD: dict[str, Mistake] = {  # of attention: by what is wrong with the chai
         "scale·Rᵀ(dsᵀ·q̃), where Rᵀ has −sin for sin; in linear attention, φ′, and −Σ g∘o/D of the denominator, too"),
     "shared key heads": Mistake("the gradient of one query head, or the mean of several, taken for that of the key "
         "head that they share", "sum over the query heads that read a key head: h/g in a row"),
-    "chain rule: pairs missing": Mistake("dq is written by each block of keys, or dk and dv by each block of queries, not "
-        "added to", "begin with zeros, and add"),
+    "chain rule: pairs missing": Mistake("dq is written by each block of keys, or dk and dv by each block of queries, "
+        "not added to; or a mask of the backward pass is another one", "begin with zeros, and add; use one mask"),
     "gradients": Mistake("another sign, a factor that is left out or there twice, a smaller dtype, or another order of "
         "the results", "return dq, dk, dv, each in the dtype of its input, with every factor once"),
     "gradients: zero": Mistake("this input is cut off: detached, a constant to the backward pass, or its gradient is "

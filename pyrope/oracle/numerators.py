@@ -27,6 +27,7 @@ from .turning import Turn, Way, products, right_way
 FITS, LOOSELY, NEARLY = 0.9999, 0.6, 0.9
 PREDICTED = "the ratios of the weights of a query are those of this mistake"
 NORMED = "operands: q and k normed"  # by their lengths, or by what is that times a number
+MERGED = "online softmax: parts of the keys merged with other factors"
 FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])
 # So close to one another that no weight is lost beside the next.
 _SIZES = np.concatenate(([0.05, 0.1, 0.3, 1.1, 2.3, 4.7], np.linspace(9.1, 123.4, 14)))
@@ -264,24 +265,24 @@ def _scaled(m: Measured) -> Numerators | None:
 
 
 def _bias(m: Measured) -> Finding | None:
-    """A term in the logarithm that depends on the distance, or on the key, alone: by differences of neighbours, in
-    which what is common to a row is not."""
+    """A term in the logarithm that depends on the distance alone: by differences of neighbours, in which what is common
+    to a row is not."""
     (y, some), (i, j) = _logs(m), m.call.places
     steps = np.where(some[..., 1:] & some[..., :-1], np.diff(y, axis=-1), np.nan)[0]  # (h, n, m − 1)
-    for what, index in (("distance", (i[:, None] - j)[:, 1:]), ("key", np.broadcast_to(j[1:], steps.shape[1:]))):
-        known = np.unique(index[np.isfinite(steps).any(axis=0)])
-        each = np.array([np.nanmean(np.where(index == x, steps, np.nan), axis=(1, 2)) for x in known]).T  # (h, indices)
-        count = int(np.isfinite(each).all(axis=0).argmin()) if each.size and np.isnan(each).any() else known.size
-        if not count:
-            continue
-        each, at = each[:, :count], np.minimum(np.searchsorted(known, index), count - 1)
-        off = np.nanmax(np.where(np.isin(index, known[:count]), np.abs(steps - each[:, at]), np.nan))
-        term = np.concatenate((np.zeros((len(each), 1)), each.cumsum(axis=1)), axis=1)
-        if np.ptp(term) > 30 * m.close and off < min(30 * m.close, 0.05 * np.ptp(term)):
-            numbers = ", ".join(f"{x:+.4g}" for x in (-term if what == "distance" else term)[0, 1:6])
-            words = f"a number for each {what} is added to the logarithms of weights: 0, {numbers}, … in head 0"
-            return Finding(f"bias: by {what}", words)
-    return None
+    distance = (i[:, None] - j)[:, 1:]
+    known = np.unique(distance[np.isfinite(steps).any(axis=0)])
+    each = np.array([np.nanmean(np.where(distance == x, steps, np.nan), axis=(1, 2)) for x in known]).T
+    count = int(np.isfinite(each).all(axis=0).argmin()) if np.isnan(each).any() else known.size
+    if not count:
+        return None
+    each, at = each[:, :count], np.minimum(np.searchsorted(known, distance), count - 1)  # (h, distances)
+    off = np.nanmax(np.where(np.isin(distance, known[:count]), np.abs(steps - each[:, at]), np.nan))
+    term = -each.cumsum(axis=1)
+    if np.ptp(term) < 30 * m.close or off > min(30 * m.close, 0.05 * np.ptp(term)):
+        return None
+    numbers = ", ".join(f"{x:+.4g}" for x in term[0, :5])
+    words = f"a number for each distance is added to the logarithms of weights: 0, {numbers}, … in head 0"
+    return Finding("bias: by distance", words)
 
 
 def _merged(m: Measured) -> Finding | None:
@@ -293,13 +294,9 @@ def _merged(m: Measured) -> Finding | None:
     edges = np.flatnonzero(most > 30 * m.close)
     if not 0 < len(edges) < len(most) / 4 or np.nanmax(np.delete(most, edges)) > m.close:
         return None
-    first, last = m.call.places[1][edges], m.call.places[1][edges + 1]
-    places = ", ".join(f"{a} and {b}" for a, b in zip(first[:4], last, strict=False))
-    return Finding(
-        "online softmax: parts of the keys merged with other factors",
-        f"weights are right to one another within parts of the keys, and not across {places}, by up to a factor of "
-        f"{np.exp(np.nanmax(most)):.4g}",
-    )
+    places = ", ".join(f"{j} and {j + 1}" for j in edges[:4])
+    words = f"weights are right to one another within parts of the keys, and not across {places}, by up to a factor of "
+    return Finding(MERGED, f"{words}{np.exp(np.nanmax(most)):.4g}")
 
 
 def _rounded(m: Measured) -> Finding | None:

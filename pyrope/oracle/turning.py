@@ -185,12 +185,14 @@ def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Fi
         if (at := _acts(here, turned, theta)) is not None:
             named, at = _moved(call, at)
             yield [*paired, *named], _way(right, rope, theta, at, judged)
-        measured = [] if named else _measured(here, rope)
-        theta = [side.theta for side in measured]
-        if measured and (at := _acts(here, turned, theta)) is not None:
-            moved, at = _moved(call, at)
-            faults = _sides(*(_fault(side, rope) for side in measured))
-            yield [*paired, *faults, *moved], _way(right, rope, theta, at, judged)
+        for rungs in () if named else (ladder(TOP), np.arange(48)):
+            measured = _measured(here, rope, rungs)
+            theta = [side.theta for side in measured]
+            if (at := _acts(here, turned, theta)) is not None:
+                moved, at = _moved(call, at)
+                faults = _sides(*(_fault(side, rope) for side in measured))
+                yield [*paired, *faults, *moved], _way(right, rope, theta, at, judged)
+                break
 
 
 def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
@@ -204,10 +206,9 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield from ((words, replace(rope, rotary_dim=width, layout=layout)) for layout in (rope.layout, other))
 
 
-def _measured(here: Relative, rope: Rope) -> list[MeasuredTheta]:
-    """θ of queries and of keys, with its sign, from angles at positions that grow fast: unwrapped, then by least
-    squares. The first token is not read."""
-    rungs = ladder(TOP)
+def _measured(here: Relative, rope: Rope, rungs: Array) -> list[MeasuredTheta]:
+    """θ of queries and of keys, with its sign, from angles at positions that grow fast or, as a candidate may look at
+    their size, one by one: unwrapped, then by least squares. The first token is not read."""
     at = np.concatenate(([0], rungs))[None]
     shapes = (here.spec.heads, here.spec.key_heads, here.spec.key_heads)
     q, k, v = (np.zeros((1, h, at.size, here.spec.head_dim), here.call.q.dtype) for h in shapes)

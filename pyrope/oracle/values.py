@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .measured import Ask
+from .measured import FEW, Ask
 from .report import Finding
 from .responses import Response, examples, response
 from .steps import Allowed, Call, Spec, weigh
@@ -22,7 +22,6 @@ from .steps import Allowed, Call, Spec, weigh
 ONES = 4  # features of all values that are 1
 NEAR = {"float64": 1e-6, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative error of what is read
 MOST = 64  # rows, or heads, whose readers are looked for
-FEW = "precision: values, or their sums, have few digits"
 NOT_SUMMED = "values: not only summed"
 ROTATED, REORDERED = "values: rotated", "values: features in another order"
 NAMES = {"v": "values", "k": "keys", "q": "queries"}

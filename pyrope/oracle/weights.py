@@ -16,11 +16,11 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from .candidate import UNIT
-from .measured import Ask, Measured, digits, elsewhere, masked, masks, read, where
+from .measured import FEW, Ask, Measured, digits, elsewhere, masked, masks, read, where
 from .numerators import Numerators, fits, numerators
 from .report import Finding, side_by_side
 from .steps import Allowed, Call, Spec, weigh
-from .values import FEW, NOT_SUMMED, REORDERED, ROTATED, Values, sources
+from .values import NOT_SUMMED, REORDERED, ROTATED, Values, sources
 
 OTHER_SUM = "normaliser: another sum"
 UNREAD = (NOT_SUMMED, ROTATED, REORDERED)  # what becomes of values where they do not show the weights
@@ -42,12 +42,8 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
             taken = apart(Measured(spec, values.ask, call, values.weights, close, due))
             if taken or listed:
                 break
-        if any(x.fault.startswith("precision") for x in taken):  # of a state or a sum, that shows in values, too
-            listed = [x for x in listed if x.fault != FEW]
-        if any(x.fault.startswith("output") for x in listed):  # which is rounded where it is a weight, too
-            taken = [x for x in taken if not x.fault.startswith("precision")]
-        if np.isfinite(answer).all() and listed:  # what is not finite are then the weights of values of zeros
-            taken = [x for x in taken if x.fault != "not finite"]
+        if listed:  # what is rounded, or not finite, shows where it is a weight, too
+            taken = [x for x in taken if x.fault not in (FEW, "not finite")]
         return [*listed, *taken] or values.changed(answer)
 
 
@@ -183,7 +179,6 @@ def _other_totals(m: Measured, sees: Array, made: Numerators, unit: Array) -> It
     """What else numerators may be divided by, (b, h, n, 1)."""
     total = summed(np.where(sees, made.plain, 0))
     yield from (("missing", x + 0 * total) for x in (unit, 1))
-    yield "the number of keys", summed(sees) * unit + 0 * total
     yield "summed over the heads", np.broadcast_to(total.sum(axis=1, keepdims=True), total.shape)
     yield "rotated", summed(np.where(sees, made.number, 0))
     yield "of the keys that should be seen", summed(np.where(m.visible, made.plain, 0))
