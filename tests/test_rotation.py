@@ -100,6 +100,9 @@ def test_tables_once_for_all_layers(xp):
     part = tables.part(slice(1, 3))
     got = pyrope.rotate(x[:, :, 1:3], [1, 2], HALF8, tables=part)
     assert (pyrope.to_numpy(got) == pyrope.to_numpy(pyrope.rotate(x, range(4), HALF8))[:, :, 1:3]).all()
+    if xp is not np:
+        with pytest.raises(TypeError, match="x is a numpy array, tables is a cupy array"):
+            pyrope.rotate(pyrope.to_numpy(x), range(4), HALF8, tables=tables)
 
 
 @given(st.data())

@@ -311,6 +311,13 @@ def test_mixed_libraries_and_positions_on_the_device(xp):
     np.testing.assert_allclose(pyrope.to_numpy(got), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [-300.0, 300.0])
+def test_what_is_added_to_small_scores_may_be_large(xp, size):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, softmax._FEW, 4), dtype=np.float32)
+    mask = np.full((softmax._FEW, softmax._FEW), size, np.float32)
+    close(run(xp, q, k, v, mask), *references.attention(q, k, v, mask=mask))  # exp(±300) is 0 or inf
+
+
 def test_tiles_of_keys_with_masks_of_unlike_shapes(xp, monkeypatch):
     """One entry for all keys in the first tile, and in the second another one for each query."""
     q, k, v = (np.random.default_rng(0).standard_normal((1, n, 4)).astype(np.float32) for n in (2, 3, 3))
