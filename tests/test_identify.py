@@ -118,12 +118,11 @@ def test_what_is_found_is_what_the_candidate_does(rope, dtype):
     (lambda m: m // 2, "angles, up to position 1 only"),
     (lambda m: np.maximum(m - 5, 0), "angles, up to position 5 only"),
     (lambda m: m * (m > 100), "angles, up to position 95 only"),
-    (lambda m: m * (m == 77), "no multiple of itself, first at position 77"),
+    (lambda m: m * (m == 77), "no pair, in proportion to positions"),
 ])  # fmt: skip
-def test_nothing_is_said_to_turn_only_if_no_position_turns(at, words):
+def test_where_angles_are_in_proportion_to_positions_is_said(at, words):
     found = identify(lambda x, positions: rotation(ROPE)(x, at(positions)), 32)
     text = " ".join(str(found).split())
-    assert not found.multiple and "nothing" not in text
     assert words in text
 
 
@@ -132,9 +131,9 @@ def test_a_factor_and_a_part_that_stays_are_told():
     found = identify(lambda x, positions: rotation(rope)(x, positions) * np.float32(1.5), 32)
     assert found.attention_factor == pytest.approx(1.5, rel=1e-6)
     still = identify(lambda x, positions: x * np.float32(-2.0), 32)
-    assert (still.multiple, still.attention_factor, still.rope, still.pairs) == (True, -2.0, None, ())
-    assert "nothing: every position returns x times a number" in str(still)
-    assert identify(lambda x, positions: x.copy(), 3).multiple  # of an odd number of features
+    assert (still.attention_factor, still.rope, still.pairs) == (-2.0, None, ())
+    assert "no pair, in proportion to positions" in str(still)
+    assert identify(lambda x, positions: x.copy(), 3).attention_factor == 1  # of an odd number of features
 
     def first(x, positions):
         return np.concatenate((rotation(ROPE)(x[..., :32], positions), x[..., 32:]), axis=-1)

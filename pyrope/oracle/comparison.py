@@ -63,12 +63,12 @@ class RotationCheck:
         if first is not None:
             first = self._ordered(first)
             self._follow_lengths(opening, first)
-            self._mark(opening, first, 1)
-        self._mark(sample, y, 2)
+            self._mark(opening, first)
+        self._mark(sample, y)
         for k, call in enumerate(calls[2:]):
             hopeless = len(self.answers) > HOPELESS and self.right < 0.02 * self.turning
             if not (hopeless and k % EVERY and call.values == USUAL) and (y := self._taken(call)) is not None:
-                self._mark(call, y, self.candidate.calls)
+                self._mark(call, y)
         self._make_again()
         self._say_refused()
         self.candidate.look_again()
@@ -143,7 +143,7 @@ class RotationCheck:
         """Calls that were made before must give the same again: the first ones, and the first that are wrong, twice.
         What was refused must be refused again."""
         bad = [one for one in self.answers if one.wrong.any()][:3]
-        for call, _, y, wrong in [*self.answers[:AGAIN], *bad, *bad]:
+        for call, y, wrong in [*self.answers[:AGAIN], *bad, *bad]:
             try:
                 again = self.ask(call)
                 self.spoilt = self.spoilt or (not wrong.any() and bool(self.compare(call, again).any()))
@@ -228,11 +228,11 @@ class RotationCheck:
         """The best grade that holds, if all rows are right."""
         return None if any(one.wrong.any() for one in self.answers) else self.grades[0]
 
-    def _mark(self, call: RotationCall, y: Array, number: int) -> None:
+    def _mark(self, call: RotationCall, y: Array) -> None:
         wrong = self.compare(call, y)
         turning = call.each().any(axis=0)
         self.right, self.turning = self.right + int((turning & ~wrong).sum()), self.turning + int(turning.sum())
-        self.answers.append(Answer(call, number, y if wrong.any() or len(self.answers) < AGAIN else None, wrong))
+        self.answers.append(Answer(call, y if wrong.any() or len(self.answers) < AGAIN else None, wrong))
 
     def _begin(self, call: RotationCall, y: Array) -> Array:
         """The sample's answer in the expected order of features; leaves the grades that hold for it."""
@@ -248,13 +248,12 @@ class RotationCheck:
 
     def _follow_lengths(self, opening: RotationCall, y: Array) -> None:
         """Whether Θ follows the length of each call, where the length of the rope may be meant so."""
-        right = not self.compare(*self.sample).any()
-        if not isinstance(self.rope.scaling, LENGTH_DEPENDENT) or not right or not self.compare(opening, y).any():
+        if not isinstance(self.rope.scaling, LENGTH_DEPENDENT) or self.compare(*self.sample).any():
             return
-        self.by_call = True
         if self.compare(opening, y).any():
-            self.by_call = False
-        else:
+            self.by_call = True
+            self.by_call = not self.compare(opening, y).any()
+        if self.by_call:
             self.notes.append("its frequencies follow the largest position of each call, which is judged by its length")
 
     # ── Equivalent: R' = U·R with the same signed permutation U at every position, so that scores are the same ───────
@@ -276,8 +275,6 @@ class RotationCheck:
         """How an equivalent candidate orders its outputs."""
         u, rope = self.order, self.rope
         assert u is not None
-        if (u == -np.eye(len(u))).all():
-            return "at every position all outputs are those expected, with the other sign"
         feature, places = np.arange(rope.head_dim), [pairs(name, rope.width, rope.start)[1] for name in LAYOUTS]
         due = pairs(rope.layout, rope.width, rope.start)[1]
         for layout, sides in zip(LAYOUTS, places, strict=True):

@@ -6,9 +6,9 @@ Causes come first, and what follows from a difference that was named is not said
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
-from operator import itemgetter
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -17,16 +17,14 @@ import numpy as np
 from ..backend import Array
 from ..theta import Rope, frequencies
 from .candidate import BITS, UNIT
-from .frequencies import RAMPS, MeasuredTheta, Named, listed, meant, name_frequencies
+from .frequencies import Named, listed, name_frequencies
 from .operator import Description, dealt, shape_of
 from .positions import SHIFTS
-from .responses import narrowed, response, roundings
+from .responses import narrowed
 from .tolerance import U32, ExactTables
 
 NEAR = 2048  # positions up to which the angles of any float32 pipeline are nearly exact
 SOME, WIDE = 8, 60  # pairs whose axes are listed alone, and letters of such a list
-BACKWARDS = "some pairs turn backwards"
-VAGUE = ("wrong frequencies", "inexact frequencies")
 # Own and other term of both outputs that are a matter of the direction, the frequencies or the factor.
 USUAL = [["cos", "sin"], ["cos", "−sin"], ["1", "0"], ["cos without the factor", "sin without the factor"]]
 
@@ -37,7 +35,8 @@ def differences(found: Description, rope: Rope) -> list[Named]:
     shapes = [*_shapes(found, rope)]
     if not found.known.any():
         return shapes
-    due = meant(rope, found.shape.width)
+    width = found.shape.width
+    due = rope if width == rope.width else replace(rope, scaling=None, axes=None, rotary_dim=width)
     truth, rest = Truth.of(found, due), [*_rest(found)]
     if no_rotation := [*_terms(found, truth)] or [*_lengths(found)]:
         return shapes + no_rotation + rest
@@ -50,14 +49,11 @@ def differences(found: Description, rope: Rope) -> list[Named]:
         return shapes + signs + apart + start + factor
     if found.straight < found.at[-1] // 2:  # a matter of the positions: frequencies mean little
         return shapes + axes + factor
-    numbers = [*_frequencies(found, due, rope)]
+    named = None if due.pairs != rope.pairs else name_frequencies(found.measured, due)
+    numbers = [] if named is None else [named]
     follows = numbers[0].rope if numbers else None
     if follows is not None and not [*_factor(found, follows)]:  # the factor of lengths comes with the frequencies
         factor = rest
-    if numbers and numbers[0].fault not in VAGUE:  # beyond half a turn for a position pairs seem to turn backwards
-        signs = [one for one in signs if one.fault != BACKWARDS]
-    if shapes and numbers and numbers[0].fault in ("wrong exponent", "scaling ignored"):  # as the other width has them
-        numbers = []
     return shapes + signs + axes + numbers + start + factor
 
 
@@ -133,8 +129,7 @@ def _terms(found: Description, truth: Truth) -> Iterator[Named]:
         off = {name: float(np.nanmax(np.abs(entry - form))) for name, form in forms.items()}
         best = min(off, key=lambda name: off[name])
         names.append(due if off[due] < close else best if off[best] < min(close, off[due] / 4) else "?")
-    order = {name.partition(" of the ")[2] for name in names}  # of the frequencies, if all have the same
-    if names in [two * 2 for two in USUAL] or "?" in names or (order != {""} and len(order) == 1):
+    if names in [two * 2 for two in USUAL] or "?" in names:
         return
     signs = all({name.strip("−") for name in names[k::2]} == {due} for k, due in enumerate(("cos", "sin")))
     a, b, c, d = (name if name in ("cos", "sin") else f"({name})" for name in names)
@@ -144,20 +139,12 @@ def _terms(found: Description, truth: Truth) -> Iterator[Named]:
 
 def _forms(truth: Truth, some: Array) -> dict[str, Array]:
     """What an output may have of a feature, by its name."""
-    cos, sin, a, p = truth.z.real[:, some], truth.z.imag[:, some], truth.rope.attention_factor, truth.rope.pairs
+    cos, sin, a = truth.z.real[:, some], truth.z.imag[:, some], truth.rope.attention_factor
     forms = {
-        "cos": cos, "sin": sin, "−cos": -cos, "−sin": -sin, "0": 0 * cos, "1": 1 + 0 * cos, "−1": 0 * cos - 1,
-        "sin·cos": sin * cos, "−sin·cos": -sin * cos, "cos − sin²": cos - sin**2, "cos + sin²": cos + sin**2,
-        "|cos|": np.abs(cos), "|sin|": np.abs(sin), "cos²": cos**2, "sin²": sin**2, "cos² − sin²": cos**2 - sin**2,
-        "cos(cos)": np.cos(cos), "sin(sin)": np.sin(sin), "cos(sin)": np.cos(sin), "sin(cos)": np.sin(cos),
+        "cos": cos, "sin": sin, "−cos": -cos, "−sin": -sin, "0": 0 * cos, "1": 1 + 0 * cos, "sin·cos": sin * cos,
+        "cos − sin²": cos - sin**2, "|cos|": np.abs(cos), "|sin|": np.abs(sin), "cos(cos)": np.cos(cos),
+        "sin(sin)": np.sin(sin),
     }  # fmt: skip
-    i = np.arange(p)
-    orders = {"next pair": i + 1, "pair before": i - 1, "pairs in reverse": i[::-1]}
-    for words, order in orders.items() if truth.rope.axes is None and p > 2 else ():
-        known = (order >= 0) & (order < p)  # the first, or the last, may have any other
-        forms |= {
-            f"{name} of the {words}": np.where(known, forms[name][..., order % p], np.nan) for name in ("cos", "sin")
-        }
     forms = {name: a * form for name, form in forms.items()}
     return forms if a == 1 else forms | {"cos without the factor": cos, "sin without the factor": sin}
 
@@ -183,17 +170,10 @@ def _lengths(found: Description) -> Iterator[Named]:
 
 def _signs(found: Description, rope: Rope) -> Iterator[Named]:
     """The direction in which each output turns."""
-    total, p = found.theta.sum(axis=0), found.theta.shape[1]
+    total = found.theta.sum(axis=0)
     seen = (np.abs(total) > 8 * found.unsure.max(axis=0)) & (np.abs(total) < 1.6)
-    back = seen & (np.sign(total) == -rope.direction)
-    if back.any() and back[seen].all():
+    if seen.any() and (np.sign(total) == -rope.direction)[seen].all():
         yield Named("direction", "all pairs turn the other way")
-    elif back.any() and (back[:, 0] == back[:, 1]).all():
-        yield Named(BACKWARDS, f"{listed(np.flatnonzero(back[:, 0]))} of {p} turn the other way")
-    elif back.any():
-        outputs = np.sort(found.shape.features(found.head_dim)[1][back])
-        fact = f"{listed(outputs, 'output')} of {back.size} have the sine with the other sign"
-        yield Named("wrong sign of one term", fact)
 
 
 def _axes(found: Description, rope: Rope) -> Iterator[Named]:
@@ -225,23 +205,6 @@ def _own_angles(found: Description, rope: Rope) -> Iterator[Named]:
         yield Named("two angles in one pair", f"{fact}: {first}")
 
 
-def _frequencies(found: Description, due: Rope, rope: Rope) -> Iterator[Named]:
-    """What is wrong with the frequencies; those of another width may also be as expected of the first pairs."""
-    measured, p = found.measured, due.pairs
-    if p != rope.pairs:
-        first = np.concatenate((frequencies(rope), np.zeros(p)))[:p]
-        whole = np.arange(p) < np.count_nonzero(frequencies(rope))
-        series = [rope.base ** (-2 * np.arange(p) / r) for r in (rope.width, rope.head_dim)]
-        if any(measured.fits(theta, RAMPS) for theta in (first, *series, *(one * whole for one in series))):
-            return
-    named = name_frequencies(measured, due)
-    if named is not None and named.fault in VAGUE and (measured.theta < 0).any():
-        named = name_frequencies(
-            MeasuredTheta(np.abs(measured.theta), measured.unsure), due
-        )  # that some turn back is said
-    yield from [named] if named is not None else []
-
-
 def _start(found: Description) -> Iterator[Named]:
     """Pairs that are turned at position 0 already."""
     i, moved = int(np.argmax(np.abs(found.start[:, 0]))), {axis: by for axis, by in enumerate(found.offsets) if by}
@@ -256,13 +219,10 @@ def _start(found: Description) -> Iterator[Named]:
 
 def _factor(found: Description, rope: Rope) -> Iterator[Named]:
     """What lengths are multiplied with."""
-    due, got, d = rope.attention_factor, found.factor, found.head_dim
+    due, got = rope.attention_factor, found.factor
     near = 2 * found.unit + 2e-5 + min(found.uneven, 0.02)
-    known = {"1, without the factor": 1.0, "its square": due**2, "its inverse": 1 / due} if due != 1 else {}
-    known |= {"1/√d, the scale of a softmax": due * d**-0.5, "its root, d^(−1/4)": due * d**-0.25}
-    words = next((f": {words}" for words, by in known.items() if abs(got - by) <= (near + 1e-4) * by), "")
     if not abs(got / due - 1) <= near:
-        fact = f"the length of every pair is multiplied by {got:.6g}, where {due:.6g} is expected{words}"
+        fact = f"the length of every pair is multiplied by {got:.6g}, where {due:.6g} is expected"
         yield Named("attention factor" if got else "zeros returned", fact)
 
 
@@ -300,19 +260,16 @@ def _inexact(found: Description, truth: Truth) -> Iterator[Named]:
     z = found.z / (factor if abs(found.factor / factor - 1) < 2e-3 else found.factor)
     error = np.where(found.known, np.abs(z - exact[..., None]), 0).max(axis=(0, 3))  # (n, p)
     allowed = 2 * truth.allowed.max(axis=0) + 16 * found.unit + 1e-6
-    near, far = float(error[found.at <= 64].max()), float(error.max())
+    near, far, late = float(error[found.at <= 64].max()), float(error.max()), found.at > found.at[-1] // 64
     if found.at[-1] < 1000 or not (error > allowed).any() or far > 0.5 or (error > allowed)[0].any():
         return
     k, i = np.unravel_index(np.argmax(error > allowed), error.shape)
-    first = f"first at position {found.at[k]}, in pair {i}, by {error[k, i]:.2g}"
-    fact = f"cosines and sines are off by up to {far:.2g}, {first}"
+    fact = f"cosines and sines are off by up to {far:.2g}, first at position {found.at[k]}, in pair {i}"
     if 1e-5 < far < 4 * near:
-        how = response(exact.real.reshape(1, -1), z.real[..., 0].reshape(1, -1), 1e-5).words
-        how = f": they are {how}" if how in map(itemgetter(0), roundings()) else ""
-        yield Named("inexact sine", f"{fact}, at small positions as at large ones{how}")
+        yield Named("inexact sine", f"{fact}, at small positions as at large ones")
         return
-    theta, late = frequencies(truth.rope), found.at > found.at[-1] // 64
-    same = (np.abs(found.measured.theta - theta) <= 4 * found.measured.unsure + 2.0**-10 * theta).all()
+    theta, measured = frequencies(truth.rope), found.measured
     rate = error[late, np.argmax(error[late].max(axis=0))] / found.at[late]
+    same = (np.abs(measured.theta - theta) <= 4 * measured.unsure + 2.0**-10 * theta).all()
     if same and np.ptp(rate) > 0.5 * rate.max() and near < 0.05:
         yield Named("angle too coarse", fact)

@@ -1,8 +1,8 @@
-"""Which base and which rescaling measured frequencies are those of: beside those of an expected rope, or alone.
+"""Which base and which rescaling have the frequencies that were measured, beside an expected rope or without one.
 
-Frequencies that a rope's own numbers make otherwise are predicted, a geometric series and a ramp are read, and one
-search, `rescaled_ropes`, finds the rescalings that have them. A frequency is known up to its uncertainty, to the
-roundings of a float32 pipeline, and to whole turns.
+`name_frequencies` tries what common mistakes would make of the expected rope, then a geometric series, then another
+rescaling, then another ramp. `guess_rope` asks the same of frequencies of which nothing is expected. A frequency is
+known up to its uncertainty, to the roundings of a float32 pipeline, and to whole turns.
 """
 
 from __future__ import annotations
@@ -37,16 +37,13 @@ COMMON_BASES = (10000.0, 500000.0, 1e6, 150000.0, 1e5, 25000.0, 5e6, 1e7)
 LENGTHS = tuple(2**k for k in range(8, 21))
 # Of a rescaling: what is not in the frequencies, and what the ends of a ramp tell.
 ELSEWHERE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "low", "high")
-KINDS = {"linear in the pair": "yarn", "linear in the frequency": "llama3"}  # of ramps
 USUAL: tuple[Callable[[float, int], Scaling], ...] = (  # with the limits that everybody uses
     YaRN,
     partial(YaRN, truncate=False),
     lambda s, length: Llama3(s, 1.0, 4.0, length),
 )
 SERIES = {"shared": "one series runs over all axes", "own": "each axis has a series of its own"}
-MULTIPLES = {  # of all angles
-    "2π": TURN, "π": math.pi, "1/2π": 1 / TURN, "1/π": 1 / math.pi, "π/180": math.pi / 180, "180/π": 180 / math.pi,
-}  # fmt: skip
+UNITS = dict.fromkeys((TURN, math.pi, 1 / TURN, 1 / math.pi, math.pi / 180, 180 / math.pi), "wrong unit of the angle")
 
 
 class Named(NamedTuple):
@@ -85,15 +82,6 @@ class MeasuredTheta(NamedTuple):
         return MeasuredTheta(self.theta[some], self.unsure[some])
 
 
-def meant(rope: Rope, width: int) -> Rope:
-    """A rope in another width; without its rescaling and its axes, if these are for its own width alone."""
-    if width == rope.width:
-        return rope
-    with suppress(ValueError):
-        return replace(rope, rotary_dim=width)
-    return replace(rope, scaling=None, axes=None, rotary_dim=width)
-
-
 def span(theta: Array) -> str:
     return " … ".join(f"{theta[i]:.7g}" for i in (0, -1)[: len(theta)]) or "none"
 
@@ -101,6 +89,8 @@ def span(theta: Array) -> str:
 def listed(indices: Any, what: str = "pair") -> str:
     """Pairs in a few words."""
     some = [int(i) for i in indices]
+    if not some:
+        return f"no {what}"
     if len(some) > 2 and some == [*range(some[0], some[-1] + 1)]:
         return f"{what}s {some[0]} to {some[-1]}"
     return f"{what}{'s' * (len(some) != 1)} {', '.join(map(str, some[:6]))}{', …' * (len(some) > 6)}"
@@ -119,9 +109,6 @@ def narrow_dtype(measured: MeasuredTheta) -> str:
         bits = BITS[name]
         known = measured.unsure < np.abs(theta) * 2.0 ** (-bits - 6)  # so that it is no number of that dtype by chance
         near = np.abs(theta - narrowed(theta, bits)) <= 4 * measured.unsure + 16 * U32 * np.abs(theta)
-        if name == "float16":  # below its normal numbers it has a fixed step
-            steps = np.abs(theta) * 2.0**24
-            near |= (steps < 1024) & (np.abs(steps - np.rint(steps)) <= 4 * measured.unsure * 2.0**24 + 1e-3)
         if known.sum() >= 4 and near[known].all():
             return name
     return ""
@@ -140,7 +127,7 @@ def name_frequencies(measured: MeasuredTheta, rope: Rope) -> Named | None:
         other = not (np.abs(theta - due) <= RAMPS * U32 * due).all()  # else it is nearly what is expected
         if other and measured.fits(theta, RAMPS):
             return named
-    readings = (read(measured, rope) for read in (_dealt, _geometric, _rescaled, _other_ramp))
+    readings = (read(measured, rope) for read in (_narrow, _geometric, _rescaled, _other_ramp))
     return next((named for named in readings if named is not None), _in_words(measured, rope))
 
 
@@ -157,6 +144,9 @@ def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, A
     yield Named("not rotated", "no pair turns"), 0 * theta
     fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
     yield Named("some pairs not turned", fact), np.where(still, 0, theta)
+    whose = np.argsort(theta)[np.argsort(np.argsort(measured.theta))]
+    fact = f"pairs 0, 1, 2, … turn as pairs {', '.join(map(str, whose[:6]))}, … should"
+    yield Named("frequencies in another order", fact), theta[whose]
     owners = () if rope.axes is None else tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
     for series, words in SERIES.items() if owners else ():
         with suppress(ValueError):  # axes without pairs
@@ -175,49 +165,27 @@ def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, A
     if isinstance(scaling, LongRoPE):
         for name, factors in (("short", scaling.short), ("long", scaling.long)):
             yield Named("wrong list of factors", f"the {name} list is used"), w / np.array(factors)
-    for fault, words, by in _multiples(measured, rope):
-        yield Named(fault, f"all angles are {by:.9g} times what is expected{words}"), theta * by
-    if isinstance(scaling, LongRoPE) and not (np.abs(measured.theta / theta - 1) < 2.0**-7).all():
-        got, due = (", ".join(f"{f:.5g}" for f in (w / some)[:4]) for some in (measured.theta, theta))
-        fact = f"the pairs are divided by {got}, …, where {due}, … are expected"
-        yield Named("wrong list of factors", fact), measured.theta
+    if not isinstance(scaling, Linear):  # another factor, which `_rescaled` finds
+        by = _multiple(measured, rope)
+        known = {2.0: "rotated twice", rope.base ** (-2 / rope.width): "index counted from 1", **UNITS}
+        fault = next((name for number, name in known.items() if abs(by / number - 1) < 1e-6), "angles multiplied")
+        if fault in known.values() or scaling is not None or by > 1:
+            yield Named(fault, f"all angles are {by:.9g} times what is expected"), theta * by
 
 
-def _multiples(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[str, str, float]]:
-    """What all angles may be multiplied by: the mistake, the same in words, the number."""
-    scaling, due = rope.scaling, frequencies(rope)
-    if rope.axes is None and (scaling is None or isinstance(scaling, Linear)):
-        for shift in (1, 0.5, -1):
-            words = f": pair i has the frequency of pair i {'+' if shift > 0 else '−'} {abs(shift):.2g}"
-            yield "index counted from 1", words, rope.base ** (-2 * shift / rope.width)
-    yield from (("wrong unit of the angle", f", {words}", by) for words, by in MULTIPLES.items())
-    if not isinstance(scaling, Linear):
-        yield "rotated twice", ", as if rotated twice", 2.0
+def _multiple(measured: MeasuredTheta, rope: Rope) -> float:
+    """What all angles may be multiplied by, as a slow pair tells it: of others, whole turns may not be seen."""
+    due = frequencies(rope)
     i = int(np.argmin(np.where(due < max(SLOW, due.min() * 2), measured.relative, np.inf)))
-    by = rounded(float(measured.theta[i] / due[i]), float(measured.relative[i]) + 8 * U32)
-    if isinstance(scaling, Linear) and by:
-        factor = rounded(scaling.factor / by, 1e-5)
-        yield "wrong scaling parameter: factor", f": factor is {factor:.8g}, {scaling.factor:g} expected", by
-    yield "another rescaling: linear" if by < 0.99 and scaling is None else "angles multiplied", "", by
+    return rounded(float(measured.theta[i] / due[i]), float(measured.relative[i]) + 8 * U32)
 
 
-def _dealt(measured: MeasuredTheta, rope: Rope) -> Named | None:
-    """Numbers of a narrow dtype; or pairs that each have the frequency of some pair, but not of their own."""
-    name, due, p = narrow_dtype(measured), frequencies(rope), rope.pairs
+def _narrow(measured: MeasuredTheta, rope: Rope) -> Named | None:
+    """Numbers of a narrow dtype, near those that are expected."""
+    name, due = narrow_dtype(measured), frequencies(rope)
     off = np.abs(measured.theta / due - 1)[due > 0].max(initial=0)
-    if name and off <= 2.0**-4:
-        fact = f"the frequencies are {name} numbers, off by up to {off:.2g} of themselves"
-        return Named(f"{name} inverse frequencies", fact)
-    near = np.array([measured.part(i).near(due) for i in range(p)])
-    whose = np.where(near.diagonal(), np.arange(p), np.argmax(near, axis=1))
-    moved = np.flatnonzero(whose != np.arange(p))
-    if not near.any(axis=1).all() or not len(moved) or len(set(whose.tolist())) < max(2, p // 3) or p < 3:
-        return None
-    order = ", ".join(f"pair {i} that of pair {whose[i]}" for i in moved[:3])
-    if (whose == np.arange(p)[::-1]).all():
-        order = "they are in reverse order, the slowest first"
-    fact = f"{len(moved)} of {p} pairs have the frequency of another one: {order}"
-    return Named("frequencies in another order", fact)
+    fact = f"the frequencies are {name} numbers, off by up to {off:.2g} of themselves"
+    return Named(f"{name} inverse frequencies", fact) if name and off <= 2.0**-4 else None
 
 
 def _geometric(measured: MeasuredTheta, rope: Rope) -> Named | None:
@@ -267,24 +235,35 @@ def _rescaled(measured: MeasuredTheta, rope: Rope) -> Named | None:
 
 
 def _other_ramp(measured: MeasuredTheta, rope: Rope) -> Named | None:
-    """A ramp that is measured, where one is expected or none."""
+    """Other pairs between those that are kept and those that are divided by the factor, or blended in another way."""
     scaling, w, due = rope.scaling, rope.base ** -exponents(rope), frequencies(rope)
-    if not isinstance(scaling, YaRN | Llama3):
-        for fact, other in ((x.fact, x.rope) for x in guess_rope(measured, replace(rope, scaling=None))):
-            if other is None or not (np.abs(frequencies(other) - due) <= RAMPS * U32 * due).all():
-                return Named("another rescaling", f"the frequencies are those of {fact}")
+    if not isinstance(scaling, YaRN | Llama3) or scaling.factor == 1 or not measured.turning.all():
         return None
-    first = "pair" if isinstance(scaling, YaRN) else "frequency"
-    fits = (fit_ramp(measured, w, s, first) for s in (scaling.factor, slowed(measured, w)))
-    got = next((ramp for ramp in fits if ramp is not None), None)
-    expected = fit_ramp(MeasuredTheta(due, 1e-14 * due), w, scaling.factor, first)
-    if got is None or expected is None:
-        return None
-    turns = scaling.original_length * w / TURN
-    fact = f"the ramp is {got.words(turns)}, where it should be {expected.words(turns)}"
-    how = "other ends" if got.how == expected.how else got.how
-    how = "inverted" if (got.kept < got.divided) != (expected.kept < expected.divided) else how
-    return Named("scaling inverted" if got.factor < 1 else f"wrong ramp: {how}", fact)
+    ratio, want = measured.theta / due, _kept(due, w, scaling.factor)
+    i = int(np.argmax(np.abs(ratio - 1)))  # the pair that is most wrong
+    for s in (scaling.factor, slowed(measured, w)):
+        got = _kept(measured.theta, w, s)
+        between = (np.abs(got - 0.5) < 0.51).all() and abs(ratio[i] - 1) > 0.01
+        in_order = (np.diff(got) * np.sign(got[-1] - got[0]) > -0.01).all()
+        ends, due_ends = (f"{_ends(kept)} by {by:.6g}" for kept, by in ((got, s), (want, scaling.factor)))
+        if between and (in_order or ends == due_ends):
+            how = "another blend" if ends == due_ends else "other ends"
+            how = "inverted" if (got[0] - got[-1]) * (want[0] - want[-1]) < 0 else how
+            beside = "as expected" if ends == due_ends else f"where it should be {due_ends}"
+            pair = f"pair {i} is divided by {w[i] / measured.theta[i]:.4g}, {w[i] / due[i]:.4g} expected"
+            return Named("scaling inverted" if s < 1 else f"wrong ramp: {how}", f"{ends}, {beside}; {pair}")
+    return None
+
+
+def _kept(theta: Array, w: Array, s: float) -> Array:
+    """How much of w is kept where θ = w·(t + (1 − t)/s): 1 as it was, 0 divided by s."""
+    return np.asarray((theta / w - 1 / s) / (1 - 1 / s))
+
+
+def _ends(kept: Array) -> str:
+    """Which pairs are at the ends of a ramp, in words."""
+    whole, divided = (listed(np.flatnonzero(np.abs(kept - end) < 1e-3)) for end in (1, 0))
+    return f"{whole} kept, {divided} divided"
 
 
 def _in_words(measured: MeasuredTheta, rope: Rope) -> Named:
@@ -297,8 +276,6 @@ def _in_words(measured: MeasuredTheta, rope: Rope) -> Named:
     if np.abs(ratio - 1).max() >= 2.0**-7:
         return Named("wrong frequencies", how)
     how += f"; each position adds up to {more.max():.2g} to the error of an angle"
-    if len(more) > 2 and np.ptp(np.log(more)) < min(np.log(64), np.ptp(np.log(np.abs(ratio - 1)))):
-        how += f", in fast and slow pairs alike, as in a phase of {round(math.log2(math.pi / more.max()))} bits"
     return Named("inexact frequencies", how)
 
 
@@ -314,13 +291,9 @@ def guess_rope(measured: MeasuredTheta, shape: Rope, suspects: Sequence[Rope] = 
     named = [Named("", f"as {rope!r}", rope) for rope in suspects if measured.fits(frequencies(rope), RAMPS)]
     turning, e = measured.turning, exponents(shape)
     count = int(turning.sum())
-    if named or not turning[:count].all() or not count:
+    if named or not turning[:count].all() or not e[turning].any():
         return named
     measured, e = measured.part(turning), e[turning]
-    if count == 1 and not e.any():
-        theta = measured.theta[0]
-        how = "any base without rescaling" if measured.fits([1.0]) else f"linear factor {1 / theta:.6g}"
-        return [Named("", f"one pair, which turns by {rounded(theta, 1e-6):.6g}: {how}; its base does not show")]
     if (found := geometric(measured, e)) is not None:
         return [_series_in_words(measured, shape, e, *found)]
     if count < shape.pairs or shape.axes is not None:
@@ -329,14 +302,7 @@ def guess_rope(measured: MeasuredTheta, shape: Rope, suspects: Sequence[Rope] = 
     for rope in rescaled_ropes(measured, shape):
         if all(rope.base == other.base for other in rules.values()):
             rules.setdefault((type(rope.scaling), getattr(rope.scaling, "original_length", 0)), rope)
-    if rules:
-        return [Named("", f"{_rule(rope)}; as {rope.scaling!r}", rope) for rope in rules.values()]
-    for base in dict.fromkeys((*_bases(measured, e), *COMMON_BASES)):
-        s = slowed(measured, base**-e)
-        if s > 1.001 and (ramp := fit_ramp(measured, base**-e, s)) is not None:
-            name = f"{KINDS.get(ramp.how, ramp.how)}, base {base:g}, factor {s:.6g}"
-            return [Named("", f"{name}, ramp from pair {ramp.kept:.4g} to {ramp.divided:.4g}")]
-    return []
+    return [Named("", f"{_rule(rope)}; as {rope.scaling!r}", rope) for rope in rules.values()]
 
 
 def _rule(rope: Rope) -> str:
@@ -436,49 +402,6 @@ def _shortest(log: float, near: float, steps: Iterable[float]) -> list[float]:
         return []
     numbers = [rounded(math.exp(log), step) for step in steps]
     return [number for number in numbers if abs(math.log(number) - log) <= near + 1e-12]
-
-
-class Ramp(NamedTuple):
-    """Between pairs that are kept and pairs that are divided by a factor."""
-
-    factor: float
-    how: str  # what it is linear in; "a step" where it has no width
-    kept: float  # the pair at its end where pairs are kept
-    divided: float  # and where they are divided
-
-    def words(self, turns: Array) -> str:
-        """With how often the pairs at its ends turn within the original length, of those of all pairs (p,)."""
-        often = np.interp((self.kept, self.divided), np.arange(len(turns)), turns)
-        ends = f"from pair {self.kept:.4g} ({often[0]:.3g} turns) to pair {self.divided:.4g} ({often[1]:.3g} turns)"
-        return f"{self.how}, {ends}, divided by {self.factor:.6g}"
-
-
-def fit_ramp(measured: MeasuredTheta, w: Array, s: float, first: str = "pair") -> Ramp | None:
-    """The ramp, if there is one, of frequencies that are w (p,) without it, and divided by s at its end; ``first`` is
-    what it is meant to be linear in."""
-    theta, ratio, i = measured.theta, measured.theta / w, np.arange(len(w))
-    if len(w) < 3 or not (theta > 0).all() or abs(math.log(s)) < 1e-3:
-        return None
-    close = measured.relative + RAMPS * U32
-    inside = (np.abs(ratio - 1) > close) & (np.abs(ratio * s - 1) > close)
-    steps = np.flatnonzero(np.diff(np.abs(ratio - 1) <= close))
-    if not inside.any() and len(steps) == 1:
-        kept = steps[0] + (abs(ratio[0] - 1) > close[0])
-        return Ramp(s, "a step", float(kept), float(2 * steps[0] + 1 - kept))
-    along = {"pair": i, "frequency": w, "wavelength": 1 / w}
-    ways = [(over, power) for power in (1, -1) for over in sorted(along, key=lambda name: name != first)]
-    for over, power in ways if inside.sum() > 1 else ():  # blends of frequencies, or of wavelengths
-        low = s**-power
-        share = (ratio**power - low) / (1 - low)  # 1: kept, 0: divided
-        slope, start = np.polyfit(along[over][inside], share[inside], 1, w=1 / close[inside])
-        line = slope * along[over] + start
-        made = w * np.abs(line + (1 - line) * low) ** power
-        if (np.abs(made / theta - 1) <= close)[inside].all():
-            order, of = np.argsort(along[over]), "" if power == 1 else "of wavelengths, "
-            ends = [(end - start) / slope for end in (1, 0)]
-            ends = ends if over == "pair" else [np.interp(end, along[over][order], i[order]) for end in ends]
-            return Ramp(s, f"{of}linear in the {over}", *map(float, ends))
-    return None
 
 
 def slowed(measured: MeasuredTheta, w: Array) -> float:

@@ -67,15 +67,15 @@ ROTATION: dict[str, Mistake] = {
     # Terms and signs
     "direction": Mistake("the transpose of the textbook matrix: rotated by −mθ",
         "exchange the signs of sin, or say direction=-1 if the model was trained so", "karpathy/nanochat#489"),
-    "some pairs turn backwards": Mistake("a sign that belongs to all pairs is applied to some of them",
-        "turn all pairs by +mθ"),
     "wrong sign of one term": Mistake("rotate_half without its minus, or with the minus in the wrong half",
         "(x₁ cos − x₂ sin, x₁ sin + x₂ cos)"),
     "wrong term in the pairs": Mistake("cosine and sine exchanged, or a term dropped; the first result stored over x "
         "before the second one is computed (sin·cos); cos and sin taken of tables that are cos and sin already; a sine "
-        "by √(1 − cos²); or an attention factor on one of the two tables",
+        "by √(1 − cos²); an attention factor on one of the two tables; or, backwards, the sine at the feature that is "
+        "written",
         "(x₁ cos − x₂ sin, x₁ sin + x₂ cos), with the same cos and sin in both; keep both inputs until both outputs "
-        "are computed", "megatron-core 0.16.1"),
+        "are computed; backwards, multiply g with sin first, then exchange the features",
+        "megatron-core 0.16.1, PaddlePaddle/Paddle#74716"),
     "no rotation": Mistake("the two outputs of a pair are not made with the cosine and sine of one angle; or lengths "
         "change with the position, as by the scale of xPos (queries times ζ^(m/s), keys times its inverse)",
         "(x₁ cos − x₂ sin, x₁ sin + x₂ cos), with the same cos and sin in both; check xPos without its scale"),
@@ -203,8 +203,6 @@ ROTATION: dict[str, Mistake] = {
     "another order of features": Mistake("pairs are written in another layout, or the rows of a weight are permuted; "
         "of gradients, they are written where the forward pass writes its result, not where it reads x",
         "use one layout for queries and keys, and write features where the model expects them"),
-    "results in other places": Mistake("an index or a stride of the output that is another one than that of the input",
-        "write each row where it was read"),
     # Backwards
     "backward equals forward": Mistake("the forward rotation is used for gradients",
         "use the transpose: −sin for sin; where pairs are written in another layout, read them from there"),
@@ -212,12 +210,6 @@ ROTATION: dict[str, Mistake] = {
         "implement the backward pass, Rᵀ·g, and keep x in the graph", "huggingface/candle#3568, Blaizzy/mlx-vlm#1475"),
     "gradient negated": Mistake("a minus too many: the gradient of −y, or a result that is subtracted where it should "
         "be added", "return Rᵀ·g, and let the optimizer subtract it"),
-    "accumulated twice": Mistake("it is added to a buffer that has it already, or comes in by two ways",
-        "write the gradient, or add it once"),
-    "sine of the other half": Mistake("the backward pass reads the sine at the feature that it writes, as the forward "
-        "pass does, or leaves out these terms",
-        "multiply g with sin first, then exchange the features; tables with equal halves hide it",
-        "PaddlePaddle/Paddle#74716"),
 }  # fmt: skip
 
 CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
@@ -239,7 +231,8 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
     "not finite": Mistake("an overflow, of exp(score), of a square or in a narrow dtype; 0/0 or ∞ − ∞; or a table that "
         "ends",
         "check the extreme positions and numbers; in attention, subtract the greatest score, and guard empty rows"),
-    "rows leak into each other": Mistake("a reduction over rows, or memory that is read before it is written",
+    "rows leak into each other": Mistake("a reduction over rows, memory that is read before it is written, or an index "
+        "of the output that is another one than that of the input",
         "compute each row from its own numbers alone"),
     "strides ignored": Mistake("memory read as if it were contiguous, or a path for some views",
         "use the strides, or copy first"),

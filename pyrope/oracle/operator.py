@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,16 +21,17 @@ import numpy as np
 from .. import checks
 from ..backend import Array
 from ..definition import pairs
-from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope, frequencies
+from ..theta import LAYOUTS, PLACEMENTS, Axes, Rope, YaRN, check_rope
 from .calls import FARTHEST
-from .candidate import BITS, UNIT, Candidate, Unreadable
-from .frequencies import MeasuredTheta, Named, guess_rope, listed, narrow_dtype, rounded, span
+from .candidate import UNIT, Candidate, Unreadable
+from .frequencies import SERIES, MeasuredTheta, Named, guess_rope, listed, narrow_dtype, rounded, span
 from .positions import acts_at, wrapped
 from .report import abbreviated, finite, printable
-from .tolerance import APPLICABLE, HALF_STEP, ExactTables, Expected, float_dtype
+from .tolerance import APPLICABLE, ExactTables, Expected, float_dtype
 
 WIDEST = 1024  # features: R(m) is read column by column
 _CALLS = 256  # in which unit vectors are handed over, at most
+SIGNS = np.array([-1, 1])  # of the sine in the two outputs of a pair
 _SEEN = 1e-9  # what an output has of a feature, if it is made from it
 NO_RULE = "none of these: no published rule has these frequencies"
 UNGRADED = "cannot tell: no rope has exactly these numbers"
@@ -189,35 +191,44 @@ class Description:
         z = np.median(self.size, axis=(0, 1)) * np.exp(1j * (self.start + np.einsum("an,apj->npj", m, self.theta)))
         y = x.copy()
         y[..., self.outside] = x[..., self.outside] * self.rest
-        for j, sign in ((0, -1), (1, 1)):
-            own, other = x[..., reads[:, j]], x[..., reads[:, 1 - j]]
-            y[..., writes[:, j]] = z.real[..., j] * own + sign * z.imag[..., j] * other
+        y[..., writes] = z.real * x[..., reads] + SIGNS * z.imag * x[..., reads[:, ::-1]]
         return y
 
-    def rules(self, suspects: tuple[Rope, ...] = (), narrow: str = "") -> list[Named]:
-        """The rules that have these frequencies, which may be rounded to a narrow dtype; none where no layout has these
-        pairs."""
-        (layout, width, start), (theta, unsure) = self.shape, self.measured
+    def rules(self, suspects: tuple[Rope, ...] = ()) -> list[Named]:
+        """The rules that have these frequencies; none where no layout has these pairs."""
+        (layout, width, start), axes = self.shape, len(self.theta)
         even = self.unexplained_start < 0.1 and not (np.abs(np.diff(self.theta)) > 0.01).any()
         several = any("+" in axes for axes in self.dealing)
         if start not in (0, self.head_dim - width) or self.head_dim % 2 or not even or several:
             return []
-        if narrow:  # half of its last place, or of its smallest number; a quarter, since four times as much is allowed
-            unsure = unsure + (2.0 ** -BITS[narrow] * np.abs(theta) + 2 * HALF_STEP[narrow]) / 4
         shape = Rope(self.head_dim, 10000.0, layout, width, PLACEMENTS[start > 0], direction=self.direction)
-        if len(self.theta) == 1:
-            same = tuple(rope for rope in suspects if self.shape == shape_of(rope))
-            return guess_rope(MeasuredTheta(theta, unsure), shape, same)
-        dealings = (replace(shape, axes=axes) for axes in _dealings(self.owner, len(self.theta)))
-        rules = (guess_rope(MeasuredTheta(theta, unsure), rope) for rope in dealings)
+        if axes == 1:
+            return guess_rope(self.measured, shape, [rope for rope in suspects if self.shape == shape_of(rope)])
+        rules = (guess_rope(self.measured, rope) for rope in _dealings(shape, self.owner, axes))
         return next((rule for rule in rules if any(one.rope for one in rule)), [])
 
     def sides(self, rope: Rope | None = None) -> tuple[Side, ...]:
         """Every property beside that of a rope, where there is something to say."""
-        due = {} if rope is None else expected_words(rope)
-        said = {name: words for name, words in (in_words(self) | noted(self)).items() if words}
-        rows = ((name, due.get(name, ""), words) for name, words in said.items())
+        said = in_words(self) | noted(self)
+        said["rule"] = next((one.fact.partition(" (")[0] for one in self.rules()), "no published rule")
+        due = {} if rope is None else in_words(self._exactly(rope))
+        if rope is not None:
+            scaling = "" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}"
+            due |= {"rule": f"base {rope.base:g}{scaling}", "proportional": "all angles", "lengths": "all alike"}
+        rows = ((name, due.get(name, ""), words) for name, words in said.items() if words)
         return tuple(Side(name, want, abbreviated(words), want == words) for name, want, words in rows)
+
+    def _exactly(self, rope: Rope) -> Description:
+        """The same of the rotation that a rope means."""
+        tables = ExactTables(rope, self.at)
+
+        def fn(x: Array, positions: Array) -> Array:
+            return Expected(tables, x, positions.reshape(-1, x.shape[-2]), self.dtype).y
+
+        axes = None if rope.axes is None else rope.axes.count
+        found, _ = read(Probe(Candidate(fn), self.head_dim, float_dtype(self.dtype), int(self.at[-1]), axes))
+        assert found is not None
+        return found
 
 
 def dealt(owner: Any) -> str:
@@ -227,14 +238,13 @@ def dealt(owner: Any) -> str:
 
 
 def in_words(found: Description) -> dict[str, str]:
-    """The properties of every rotation."""
+    """The properties of every rotation but its rule."""
     f, (theta, unsure) = found, found.measured.part(found.measured.turning)
     return {
         "pairs": f.shape.layout,
-        "turning": _turning(f.measured.turning, f.shape.start, f.head_dim),
+        "turning": f"{2 * len(theta)} of {f.head_dim} features" + f", from {f.shape.start} on" * bool(f.shape.start),
         "direction": f"{f.direction:+d}",
         "frequencies": span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else ""),
-        "rule": next((one.fact.partition(" (")[0] for one in f.rules()), "no published rule"),
         "offset": ", ".join(f"{one:.6g}" for one in f.offsets),
         "factor": f"{f.factor:.6g}",
         "axes": dealt(f.dealing) if len(f.theta) > 1 else "",
@@ -243,50 +253,21 @@ def in_words(found: Description) -> dict[str, str]:
 
 def noted(found: Description) -> dict[str, str]:
     """What those do not say, or "" where there is nothing to say."""
-    f, unit, turning, turned = found, found.unit, found.measured.turning, found.unexplained_start
-    still = np.setdiff1d(np.arange(f.head_dim), f.shape.features(f.head_dim)[0][turning])
-    # If it is the last pairs that stay, the rotation is proportional.
-    few = 0 < len(still) < f.head_dim // 2 and not turning[: turning.sum()].all()
-    lost, at_0 = f.at[np.argmin(f.known.all(axis=(0, 2, 3)))], turned > 0.1 and bool(turning.any())
+    f, unit, turned = found, found.unit, found.unexplained_start
+    lost, at_0 = f.at[np.argmin(f.known.all(axis=(0, 2, 3)))], turned > 0.1 and bool(f.measured.turning.any())
     return {
         "proportional": f"angles, up to position {f.straight} only" * bool(f.straight < f.at[-1]),
         "lengths": f"{f.size.min():.4g} to {f.size.max():.4g}" * (f.uneven > 0.02 + 8 * unit),
         "no rotation": f"within the pairs R is off by {f.skew:.2g} from one times a number" * (f.skew > 32 * unit),
         "not finite": f"NaN or infinity comes out at position {lost}" * (not f.known.all()),
         "position 0": f"pairs are turned by up to {turned:.4g} more than any offset explains" * at_0,
-        "still": f"{listed(still, 'feature')} do not turn" * few,
     }
-
-
-def expected_words(rope: Rope) -> dict[str, str]:
-    """The same of a rope."""
-    theta, axes = frequencies(rope), rope.axes
-    return {
-        "pairs": rope.layout,
-        "turning": _turning(theta, rope.start, rope.head_dim),
-        "direction": f"{rope.direction:+d}",
-        "frequencies": span(theta[theta > 0]),
-        "rule": f"base {rope.base:g}" + ("" if rope.scaling is None else f", {abbreviated(repr(rope.scaling))}"),
-        "offset": ", ".join("0" * (1 if axes is None else axes.count)),
-        "factor": f"{rope.attention_factor:.6g}",
-        "axes": "" if axes is None else dealt(axis for axis, _ in axes.assign(rope.pairs)),
-        "proportional": "all angles",
-        "lengths": "all alike",
-    }
-
-
-def _turning(theta: Array, start: int, d: int) -> str:
-    return f"{2 * int(np.count_nonzero(theta))} of {d} features" + (f", from {start} on" if start else "")
 
 
 def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
     """What each output has of the two features of its pair, at the positions of the ladder."""
     d, unit, (reads, writes) = probe.d, UNIT[probe.dtype.name], shape.features(probe.d)
-    sides = [
-        r[..., writes[:, j], reads[:, j]] + sign * 1j * r[..., writes[:, j], reads[:, 1 - j]]
-        for j, sign in ((0, -1), (1, 1))
-    ]
-    known = np.isfinite(z := np.stack(sides, axis=-1))
+    known = np.isfinite(z := r[..., writes, reads] + SIGNS * 1j * r[..., writes, reads[:, ::-1]])
     z = np.where(known, z, 0)
     turned = [unwrap(np.angle(of), at, unit, unit == UNIT["float16"], seen) for of, seen in zip(z, known, strict=True)]
     theta, unsure = (np.stack([axis[k] for axis in turned]) for k in (0, 1))
@@ -310,8 +291,8 @@ def _describe(probe: Probe, at: Array, shape: Shape, r: Array) -> Description:
 
 
 def _offsets(start: Array, measured: MeasuredTheta, owner: Array, axes: int, unit: float) -> tuple[float, ...]:
-    """By how many positions the pairs of each axis are ahead, the same for all if it can be: whole numbers, unless none
-    explain them. The angles at position 0 are (p,)."""
+    """By how many positions the pairs of each axis are ahead: whole numbers, unless none explain the angles (p,) at
+    position 0."""
 
     def ahead(some: Array) -> float:
         m = float(acts_at(np.exp(1j * start[None, some]), measured.theta[some], 0.0)[0][0])
@@ -319,9 +300,6 @@ def _offsets(start: Array, measured: MeasuredTheta, owner: Array, axes: int, uni
 
     if np.abs(start).max(initial=0) <= 16 * unit + 1e-5:
         return (0.0,) * axes
-    offset = ahead(measured.turning)
-    if axes == 1 or np.abs(wrapped(start - offset * measured.theta)).max() < 2e-5 + 16 * unit:
-        return (offset,) * axes
     return tuple(ahead(measured.turning & (owner == axis)) for axis in range(axes))
 
 
@@ -349,17 +327,16 @@ def unwrap(angle: Array, at: Array, unit: float, subnormal: bool, known: Any = T
 # ── identify ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _dealings(owner: Array, count: int) -> Iterable[Axes]:
-    """The ways to say that these of so many axes turn the pairs, the simplest first."""
-    p, sizes, owners = len(owner), np.bincount(owner, minlength=count).tolist(), owner.tolist()
-    styles = [Axes(style, sizes) for style in ("sections", "interleaved")] if count > 1 else []
-    styles = [axes for axes in styles if [axis for axis, _ in axes.assign(p)] == owners]
-    if p > 1 and count > 1 and {*owners} == {*range(count)}:
-        styles.append(Axes("listed", owners))
-    yield from styles[:1]
-    if count == 2 and owners == sorted(owners) and sizes[0] == sizes[1]:
-        yield from (Axes("axial"), Axes("pixtral"))
-    yield from (replace(axes, series="own") for axes in styles[:1])
+def _dealings(shape: Rope, owner: Array, count: int) -> Iterator[Rope]:
+    """The ropes in which these of so many axes turn the pairs, (p,), the simplest first."""
+    owners = owner.tolist()
+    whole = owners == sorted(owners)
+    dealt = ("sections", np.bincount(owner, minlength=count).tolist()) if whole else ("listed", owners)
+    for style, numbers, series in (*((*dealt, series) for series in SERIES), ("pixtral", (), "shared")):
+        with suppress(ValueError):  # an axis that turns no pair, or an odd number of pairs
+            axes = Axes(style, numbers, series)
+            if axes.count == count and [axis for axis, _ in axes.assign(len(owners))] == owners:
+                yield replace(shape, axes=axes)
 
 
 @dataclass(frozen=True)
@@ -382,20 +359,17 @@ class Identification:
     attention_factor: float = math.nan
     explanations: tuple[str, ...] = ()  # of the frequencies; several where they cannot be told apart
     rope: Rope | None = None  # if one explains them
-    multiple: bool = False  # whether every position returns attention_factor·x
     axes: tuple[int, ...] | None = None  # which axis of the positions turns each pair, if they have several
     readings: Description | None = field(default=None, repr=False, compare=False)  # what its page draws
 
     def rows(self) -> list[tuple[str, str]]:
         """What was read, by name, in words."""
-        if self.multiple:
-            rows = [("turning", f"nothing: every position returns x times a number, {self.attention_factor:.6g}")]
-        elif self.readings is None:
+        if self.readings is None:
             rows = []
         elif not self.rotary_dim:
-            rows = [("turning", "no pair in proportion to positions")]
+            rows = [("turning", "no pair, in proportion to positions"), ("factor", f"{self.attention_factor:.6g}")]
         else:
-            rows = [(name, words) for name, words in in_words(self.readings).items() if words and name != "rule"]
+            rows = [(name, words) for name, words in in_words(self.readings).items() if words]
         rows += [("as", repr(self.rope.axes))] if self.rope is not None and self.rope.axes is not None else []
         rows += [("rule" if i == 0 else "or", words) for i, words in enumerate(self.explanations)]
         rows += [("precision", self.precision)] if self.frequencies else []
@@ -460,7 +434,7 @@ def identify(
     probe = Probe(Candidate(fn), head_dim, float_dtype(np.float32 if dtype is None else dtype), top, axes)
     try:
         found, reached = read(probe)
-        note = _not_linear(probe)
+        note = not_linear(probe)
         probe.candidate.look_again()
         if found is not None and not note:
             return _identified(probe, found, ropes)
@@ -472,13 +446,13 @@ def identify(
         raise ValueError(f"the candidate cannot be read: {error}") from error
 
 
-def _not_linear(probe: Probe) -> str:
+def not_linear(probe: Probe) -> str:
     """In words, if R(m) does not tell what becomes of x, as it is another for other numbers, or for every call."""
     at, rng = ladder(probe.top), np.random.default_rng(4)
-    a, b = (rng.integers(-7, 8, (2, 2, len(at), probe.d)) / 4).astype(probe.dtype)  # sums are exact
+    a, b = ((rng.integers(-7, 8, (2, len(at), probe.d)) / 4).astype(probe.dtype) for _ in "ab")  # sums are exact
     whole, one, other = (probe.ask(x, at) for x in (a + b, a, b))
     off = np.nanmax(np.abs(whole - one - other), initial=0)
-    if off <= (0.02 + 16 * UNIT[probe.dtype.name]) * np.nanmax(np.abs(whole), initial=0):
+    if not off > (0.02 + 16 * UNIT[probe.dtype.name]) * np.nanmax(np.abs(whole), initial=0):
         return ""
     return f"not linear in x, or not the same twice: f(a + b) and f(a) + f(b) differ by up to {off:.2g}"
 
@@ -489,16 +463,14 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
     exact = bool(found.skew <= 32 * unit and turning.any())
     rules = found.rules(suspects) if exact else []
     narrow = narrow_dtype(measured) if exact and not rules else ""
-    rules = found.rules(suspects, narrow) if narrow else rules
     rope = next((rule.rope for rule in rules if rule.rope is not None), None)
     scaling, known = getattr(rope, "scaling", None), rounded(found.factor, unit / 4)
     if rope is not None and isinstance(scaling, YaRN) and abs(rope.attention_factor / found.factor - 1) > unit + 1e-5:
         rope = replace(rope, scaling=replace(scaling, attention_factor=known))
     legible = turning if found.skew <= 0.1 else turning & False
-    alone = None if turning.any() else _no_multiple(probe, found)
     return Identification(
         probe.d, found.dtype, probe.candidate.watched(),
-        (*(f"{name}: {words}" for name, words in noted(found).items() if words), *([alone] if alone else [])),
+        tuple(f"{name}: {words}" for name, words in noted(found).items() if words),
         precision=f"all frequencies are {narrow} numbers" if narrow else _grade(probe, found, rope),
         layout=found.shape.layout if turning.any() else "none",
         rotary_dim=2 * int(turning.sum()),
@@ -511,22 +483,9 @@ def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) ->
         attention_factor=found.factor * (1 if turning.any() or found.z.real.sum() >= 0 else -1),
         explanations=tuple(rule.fact for rule in rules) or (NO_RULE,) * bool(legible.any()),
         rope=rope,
-        multiple=alone == "",
         axes=None if probe.axes is None else tuple(found.owner[turning].tolist()),
         readings=found,
     )  # fmt: skip
-
-
-def _no_multiple(probe: Probe, found: Description) -> str:
-    """Where x comes back as something else than a multiple, in words; "" if it is one at every position."""
-    some = np.random.default_rng(3).integers(0, probe.top, 256, endpoint=True)
-    at = np.unique(np.concatenate((found.at, np.arange(min(256, probe.top)), some)))
-    x, sign = probe.numbers(5, len(at), probe.d), 1 if found.z.real.sum() >= 0 else -1
-    off = np.abs(probe.ask(x, at) - sign * found.factor * x.astype(np.float64)).max(axis=-1)
-    moved = at[~(off <= 8 * found.unit * max(1.0, found.factor))]
-    if not len(moved):
-        return ""
-    return f"at {len(moved)} of {len(at)} positions x comes back as no multiple of itself, first at position {moved[0]}"
 
 
 def _grade(probe: Probe, found: Description, rope: Rope | None) -> str:

@@ -18,9 +18,10 @@ MOST_TURNS = 100  # of the slowest pair
 FASTEST = 8  # times as far as it should be that a row may be turned
 ENOUGH = 0.98  # of the rows must agree with a relation
 SHIFTS: dict[float, str] = {1: "positions one too high", -1: "positions one too low"}
+BLOCKS = range(2, 257)  # sizes of blocks of positions that may act as one
 ELSEWHERE = "some positions wrong"
 ORDER, STATE, ANOTHER = "order of positions matters", "state between calls", "another row's position"
-NEGATIVE, HEADS = "negative positions wrong", "heads read as positions"
+NEGATIVE = "negative positions wrong"
 
 
 ROW = "the row's number in the call"
@@ -33,23 +34,16 @@ OTHERS: dict[str, tuple[str, Callable[[Array], Any]]] = {
     "p minus the least position of the call": ("first position taken as 0", lambda m: m - m.min()),
     "the first position of the call": (ANOTHER, lambda m: m[:1]),
     "the last position of the call": (ANOTHER, lambda m: m[-1:]),
-    "the least position of the call": (ANOTHER, np.min),
-    "the greatest position of the call": (ANOTHER, np.max),
     "the position of the row before": (ANOTHER, lambda m: np.roll(m, 1)),
     "the position of the row after": (ANOTHER, lambda m: np.roll(m, -1)),
     "the positions of the call in sorted order": (ANOTHER, np.sort),
     "the positions of the call backwards": (ANOTHER, lambda m: m[::-1]),
     "the positions of the first half of the rows, twice": (ANOTHER, lambda m: m[np.arange(len(m)) % -(-len(m) // 2)]),
     "the rank of p among the distinct positions of the call": (ORDER, lambda m: np.searchsorted(np.unique(m), m)),
-    "the rank of p among the positions of the call": (ORDER, lambda m: np.argsort(np.argsort(m, kind="stable"))),
-    "the number of rows of the call": (ORDER, len),
 }  # fmt: skip
 # The same, of more than the positions of the call.
 AROUND = {
-    "the number of the head": HEADS,
-    "the number of the batch row": HEADS,
     "the position of the same row in the first row of the batch": "positions of a batch misread",
-    "the position of the same row in an earlier call with as many rows": STATE,
     "the position on the first axis": "wrong axes",
 }
 
@@ -148,7 +142,7 @@ def relations(acts: Array, facts: Facts) -> Iterator[Relation]:
         yield f"{dtype} positions", f"p rounded to {dtype}", rounded
     yield NEGATIVE, "|p|", lambda f: np.abs(f["p"])
     yield "direction", "−p", lambda f: -f["p"]
-    for k in sorted(_steps(p, acts)):
+    for k in BLOCKS:
         blocks = "positions divided in integers"
         yield blocks, f"p // {k}", lambda f, k=k: f["p"] // k
         yield blocks, f"p // {k}·{k}, the first of its block", lambda f, k=k: f["p"] // k * k
@@ -156,11 +150,3 @@ def relations(acts: Array, facts: Facts) -> Iterator[Relation]:
 
 def _signed(shift: int) -> str:
     return f"{'−' if shift < 0 else '+'} {abs(shift)}"
-
-
-def _steps(p: Array, acts: Array) -> set[int]:
-    """Sizes of blocks that the rows suggest."""
-    with np.errstate(all="ignore"):
-        ratios: list[Any] = [p / acts, p / np.abs(p - acts)]
-    guesses = {int(np.rint(np.median(r[np.isfinite(r)]))) for r in ratios if np.isfinite(r).any()}
-    return {k for guess in guesses for k in (guess - 1, guess, guess + 1) if k > 1} | {2, 4, 8, 16, 32, 64, 128, 256}

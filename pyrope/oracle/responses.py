@@ -29,31 +29,29 @@ class Response(NamedTuple):
     function: Function | None = None
 
 
-def narrowed(x: Array, bits: int, rint: Function = np.rint) -> Array:
+def narrowed(x: Array, bits: int) -> Array:
     """Rounded to so many significant bits."""
     mantissa, exponent = np.frexp(np.asarray(x, np.float64))
-    return np.asarray(np.ldexp(rint(mantissa * 2.0**bits) / 2.0**bits, exponent))
+    return np.asarray(np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent))
 
 
-def over(x: Array, axes: Any, reduce: Any = np.max) -> Array:
-    """The largest number over these axes, or in each group of so many features, beside each number."""
+def over(x: Array, axes: Any) -> Array:
+    """The largest |x| over these axes, or in each group of so many features, beside each number."""
     if axes in (32, 64):
         width = axes if x.shape[-1] % axes == 0 else x.shape[-1]
-        return np.asarray(reduce(x.reshape(*x.shape[:-1], -1, width), axis=-1).repeat(width, axis=-1))
-    return np.asarray(reduce(x, axis=axes, keepdims=True))
+        return np.asarray(np.abs(x).reshape(*x.shape[:-1], -1, width).max(axis=-1).repeat(width, axis=-1))
+    return np.asarray(np.abs(x).max(axis=axes, keepdims=True))
 
 
-def quantised(x: Array, axes: Any, levels: int, both: bool = False) -> Array:
-    """Rounded to so many levels on each side of 0, of the largest number over these axes; of ``both`` ends, to one more
-    than twice as many steps from the least number to the largest."""
-    least = over(x, axes, np.min) if both else 0.0
-    step = (over(x, axes) - least) / (2 * levels + 1) if both else over(np.abs(x), axes) / levels
-    return np.rint((x - least) / np.where(step == 0, 1, step)) * step + least
+def quantised(x: Array, axes: Any, levels: int) -> Array:
+    """Rounded to so many levels on each side of 0, of the largest number over these axes."""
+    step = over(x, axes) / levels
+    return np.rint(x / np.where(step == 0, 1, step)) * step
 
 
 def scaled(x: Array, axes: Any, bits: int, top: float) -> Array:
     """Rounded to so many significant bits where the largest number over these axes is ``top``."""
-    most = over(np.abs(x), axes) / top
+    most = over(x, axes) / top
     return narrowed(x / np.where(most == 0, 1, most), bits) * most
 
 
@@ -65,9 +63,6 @@ def roundings() -> Iterator[tuple[str, Function]]:
         for levels, words in LEVELS.items():
             how = f"quantised to {words}, by the largest number of each {group}"
             yield how, partial(quantised, axes=axes, levels=levels)
-            if levels < 128:
-                how = f"quantised to {words}, from the least to the largest number of each {group}"
-                yield how, partial(quantised, axes=axes, levels=levels, both=True)
 
 
 def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
@@ -78,23 +73,14 @@ def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
     yield "their absolute values", np.abs
     yield "zeros where they are negative", lambda x: np.maximum(x, 0)
     yield "squared", np.square
-    yield "cubed", lambda x: x**3
-    yield "the roots of their sizes", lambda x: np.sign(x) * np.sqrt(np.abs(x))
     yield f"clipped at ±{top:.4g}", lambda x: np.clip(x, -top, top)
     yield f"at most {most:.4g}", lambda x: np.minimum(x, most)
     yield f"at least {least:.4g}", lambda x: np.maximum(x, least)
-    yield f"clipped to {least:.4g} … {most:.4g}", lambda x: np.clip(x, least, most)
     cap = _saturation(float(np.abs(x).max()), top)
     yield f"saturated at {cap:.4g}, as by c·tanh(x/c)", lambda x: cap * np.tanh(x / cap)
     for bits in (*NARROW, *range(2, 23)):
         words = NARROW.get(bits, f"{bits} significant bits")
         yield f"rounded to {words}", partial(narrowed, bits=bits)
-        yield f"cut off after {bits} significant bits", partial(narrowed, bits=bits, rint=np.trunc)
-    steps = np.diff(np.unique(np.round(y, 9)))
-    steps = steps[steps > 1e-7]
-    if steps.size and np.isfinite(step := float(f"{np.median(steps):.3g}")):
-        yield f"rounded to multiples of {step:g}", lambda x: np.rint(x / step) * step
-        yield f"cut off to multiples of {step:g}", lambda x: np.trunc(x / step) * step
     yield from list(roundings())[len(NARROW) :]
     for (axes, group), bits, top in product(GROUPS.items(), NARROW, TOPS):
         how = f"rounded to {NARROW[bits]}, scaled by the largest number of each {group}"

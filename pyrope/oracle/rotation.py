@@ -26,13 +26,7 @@ from .report import ErrorRow, Finding, Report, power_of_two
 from .tolerance import APPLICABLE, decides_up_to, float_dtype
 
 SHOWN = 40  # wrong calls whose errors are in the table
-# Of a backward pass: the name of a mistake, words of the fact, and what it is called there.
-BACKWARDS = (
-    ("direction", "", "backward equals forward"),
-    ("zeros returned", "", "no gradient"),
-    ("attention factor", "by 2,", "accumulated twice"),
-    ("wrong term in the pairs", "·(0)", "sine of the other half"),
-)
+BACKWARDS = {"direction": "backward equals forward", "zeros returned": "no gradient"}  # of a backward pass
 
 
 def check_rotation(
@@ -107,7 +101,6 @@ def _judged(candidate: Candidate, plan: Plan) -> Report:
                 return replace(lower, notes=(*lower.notes, f"{beyond}: {failure.reason}"))
             end = f"if its table is meant to end there, give max_position={last} (--max-position {last})"
             failure = replace(failure, fix=f"{beyond}; up to there it is {lower.verdict}: {end}; if not, let it grow")
-        failure = replace(failure, fix=failure.fix + _hint(plan.rope))
         return Report(_subject(plan), plan.expected, "not judged", failure=failure)
 
 
@@ -133,15 +126,6 @@ def _last_position(candidate: Candidate, plan: Plan, error: Unreadable) -> int |
     return bisect.bisect_left(range(plan.top), True, 2, key=lambda m: not takes(m)) - 1
 
 
-def _hint(rope: Rope) -> str:
-    """What a function may not have expected of this rope: positions of several axes."""
-    if rope.axes is None:
-        return ""
-    shape = f"this rope has {rope.axes.count} axes, so positions are ({rope.axes.count}, n)"
-    text = "check dataclasses.replace(rope, axes=None), or say --head-dim, --base and --layout for --config"
-    return f"; {shape}: for a function of text, {text}"
-
-
 def _report(check: RotationCheck) -> Report:
     """Raises `Unreadable` if the candidate does not take the sample, or refuses most calls."""
 
@@ -155,7 +139,7 @@ def _report(check: RotationCheck) -> Report:
         check.run()
         findings, measured = diagnosed(check)
         if check.plan.backward:
-            findings = [_backwards(finding) for finding in findings]
+            findings = [replace(one, fault=BACKWARDS.get(one.fault, one.fault)) for one in findings]
         findings += [Finding(name, words) for name, words in check.candidate.behaviour.items()]
         findings += [*_too_coarse(check), *_another_order(check)]
         right = not findings
@@ -169,11 +153,6 @@ def _report(check: RotationCheck) -> Report:
             _subject(plan), plan.expected, verdict, tuple(findings), precision, _tried(check), measured, errors, notes,
             readings=readings,
         )  # fmt: skip
-
-
-def _backwards(finding: Finding) -> Finding:
-    names = (name for fault, words, name in BACKWARDS if finding.fault == fault and words in finding.fact)
-    return replace(finding, fault=next(names, finding.fault))
 
 
 def _too_coarse(check: RotationCheck) -> Iterator[Finding]:

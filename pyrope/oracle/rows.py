@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,34 +12,27 @@ from .calls import RotationCall
 from .positions import AROUND, ORDER, OTHERS
 
 MOST_WRONG, MOST_RIGHT = 48, 64  # rows of one call that are looked at
-FEW_WRONG = 16  # rows that are wrong in one call and looked at in all, from the start, and from the end
 LARGEST_BLOCK = 256  # rows of a block that a kernel may work on
 COUNTED = "counted from 0", "counted from another position"
 SHAPES = "some shapes wrong"
-ROWS, ENDS = "as many rows", "as many rows, the same first and last position"
 # Columns, the simplest first, and which mistake it is if something is said about them that holds for the wrong rows.
 ABOUT = {
     "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
     "heads": "heads differ", "axes of x": SHAPES, "batch row": "batch rows differ", "batch": "batch rows differ",
-    "head of all": "heads differ", "heads in all": "heads differ", "first index": "batch rows differ",
-    "rows after it": "rows differ",
-    "numbers": SHAPES, "positions of their own": "positions of a batch misread", "x": "strides ignored",
-    "positions": "positions misread", "values of x": "not linear", "order": ORDER,
-    "as many heads as rows": "heads read as positions",
-    "as many rows as features": "some lengths wrong", "as many rows as pairs": "some lengths wrong",
-    "rows are a power of two": "some lengths wrong", "positions fall": ORDER, "a position twice": ORDER,
-    "its position was there before": ORDER, "positions skip": ORDER, "its position is the greatest": ORDER,
-    "the last position is the first + rows − 1": "consecutive positions wrong",
-    "span of positions": ORDER, "first position": ORDER, "greatest position": "depends on the length",
-    "largest number": "not linear", "number of the call": "state between calls",
+    "head of all": "heads differ", "rows after it": "rows differ", "numbers": SHAPES,
+    "positions of their own": "positions of a batch misread", "x": "strides ignored", "positions": "positions misread",
+    "values of x": "not linear", "order": ORDER, "as many heads as rows": "heads read as positions",
+    "as many rows as features": "some lengths wrong", "rows are a power of two": "some lengths wrong",
+    "positions fall": ORDER, "a position twice": ORDER, "positions skip": ORDER,
+    "the last position is the first + rows − 1": "consecutive positions wrong", "first position": ORDER,
+    "greatest position": "depends on the length", "largest number": "not linear",
 }  # fmt: skip
 
 
 class Answer(NamedTuple):
-    """A call that was made: its number among all calls, the result (if rows are wrong), and which rows are wrong."""
+    """A call that was made: the result (if rows are wrong), and which rows are wrong."""
 
     call: RotationCall
-    number: int
     y: Array | None  # (…, n, d)
     wrong: Array  # bool (…, n)
 
@@ -61,44 +53,36 @@ def tabulated(answers: list[Answer], axes: int | None) -> Table:
     parts: list[dict[str, Array]] = []
     facts: list[list[dict[str, Array]]] = [[] for _ in range(axes or 1)]
     seen, top = dict[Any, Array](), 0
-    some = [(int(row), one.wrong.shape[-1]) for one in answers for row in np.nonzero(one.wrong)[-1][:FEW_WRONG]]
-    first, last = ({row for row, _ in some}, {row - n for row, n in some})  # what is said of these is looked up
-    alike = np.array([*sorted(first)[:FEW_WRONG], *sorted(last)[-FEW_WRONG:]], np.int64)
     for k, one in enumerate(answers):
-        pick, call = _picked(one.wrong, alike), one.call
+        pick, call = _picked(one.wrong), one.call
         if not len(pick):
             continue
         each = call.at.reshape(len(call.at), *[-1] * bool(call.own), call.x.shape[-2])
         index = np.unravel_index(pick, one.wrong.shape)
-        row, before = (index[0], index[-1]) if call.own else index[-1], _recalled(seen, call, each)
+        row = (index[0], index[-1]) if call.own else index[-1]
         own = {"answer": k, "place": pick, "wrong": one.wrong.ravel()[pick], **_attributes(call, index, each)}
-        for name, at in before.items():
+        for name, at in _recalled(seen, call, each).items():
             own[f"an earlier call had {name}, but another position here"] = (at != each).any(axis=0)[row]
         own["an earlier call had a greater position"] = top > each.max(initial=0)
         parts.append({name: np.broadcast_to(value, pick.shape) for name, value in own.items()})
-        earlier = before[ROWS] if before[ENDS] is each else before[ENDS]
-        for of_axis, at, other in zip(facts, each, earlier, strict=True):
-            of_axis.append(_facts(at, index, other, each[0]))
+        for of_axis, at in zip(facts, each, strict=True):
+            of_axis.append(_facts(at, index, each[0]))
         top = max(top, each.max(initial=0))
     rows, joined = _joined(parts), [_joined(of_axis) for of_axis in facts]
     answer, place, wrong, speaks = (rows.pop(name) for name in ("answer", "place", "wrong", "speaks"))
-    calls = {name: column[answer] for name, column in of_calls([one.call for one in answers]).items()}
-    calls["number of the call"] = np.array([one.number for one in answers])[answer]
-    known = rows | calls
+    known = rows | {name: column[answer] for name, column in of_calls([one.call for one in answers]).items()}
     for taken in joined:
         taken["right"] = ~wrong & speaks
     columns = {name: known[name] for name in ABOUT} | rows
     return Table(columns, wrong, speaks | wrong, answer, place, joined)
 
 
-def _picked(wrong: Array, alike: Array) -> Array:
-    """Some rows of a call, wrong and right ones, the first and the last among them, and those with these numbers, which
-    are counted from the end if they are negative."""
-    flat, n = wrong.ravel(), wrong.shape[-1]
-    some = [alike[(alike < n) & (alike >= -n)] % max(n, 1) + start for start in {0, max(0, flat.size - n)}]
-    for part, most in ((np.flatnonzero(flat), MOST_WRONG), (np.flatnonzero(~flat), MOST_RIGHT)):
+def _picked(wrong: Array) -> Array:
+    """Some rows of a call, wrong and right ones, the first and the last among them."""
+    some = [np.zeros(0, np.int64)]
+    for part, most in ((np.flatnonzero(wrong), MOST_WRONG), (np.flatnonzero(~wrong), MOST_RIGHT)):
         some.append(part[np.unique(np.linspace(0, len(part) - 1, most).astype(np.int64))] if len(part) > most else part)
-    return np.unique(np.concatenate(some)).astype(np.int64)
+    return np.sort(np.concatenate(some))
 
 
 def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
@@ -112,15 +96,11 @@ def _attributes(call: RotationCall, index: tuple[Array, ...], each: Array) -> di
     with np.errstate(all="ignore"):
         largest = np.abs(call.x[index].astype(np.float64)).max(axis=-1, initial=0)
     largest = np.where(np.isnan(largest), np.inf, largest)
-    repeated = np.ones(n, bool)
-    repeated[np.unique(each.reshape(-1, n)[0], return_index=True)[1]] = False
     return {
         "speaks": (m != 0) & (largest > 0) & (largest < np.inf), "row": row, "position": m,
         "head": lead[-1] if lead else none,
-        "batch row": lead[0] if len(lead) > 1 else none, "first index": lead[0] if lead else none,
-        "head of all": np.ravel_multi_index(lead, call.x.shape[:-2]) if lead else none, "rows after it": n - 1 - row,
-        "largest number": largest, "its position was there before": repeated[row],
-        "its position is the greatest": (m == each.max(initial=0)) & (n > 1),
+        "batch row": lead[0] if len(lead) > 1 else none, "rows after it": n - 1 - row, "largest number": largest,
+        "head of all": np.ravel_multi_index(lead, call.x.shape[:-2]) if lead else none,
     }  # fmt: skip
 
 
@@ -135,14 +115,14 @@ def _of_call(call: RotationCall) -> dict[str, Any]:
     heads, m = lead[-1] if lead else 0, call.positions.reshape(-1, n)[0] if n else np.zeros(0, np.int64)
     steps = np.diff(m)
     return {
-        "rows": n, "heads": heads, "heads in all": math.prod(lead), "axes of x": str(len(lead) + 2),
+        "rows": n, "heads": heads, "axes of x": str(len(lead) + 2),
         "batch": lead[0] if len(lead) > 1 else 0,
         "positions of their own": bool(call.own), "x": call.memory, "positions": call.places,
         "values of x": call.values,
         "order": _order(m, steps), "as many heads as rows": heads == n > 1, "as many rows as features": n == d,
-        "as many rows as pairs": 2 * n == d, "rows are a power of two": n & (n - 1) == 0, "numbers": call.x.size,
+        "rows are a power of two": n & (n - 1) == 0, "numbers": call.x.size,
         "positions fall": bool((steps < 0).any()), "a position twice": len(np.unique(m)) < n,
-        "positions skip": bool((steps > 1).any()), "span of positions": int(np.ptp(m)) if n else 0,
+        "positions skip": bool((steps > 1).any()),
         "first position": int(m[0]) if n else 0, "greatest position": int(call.positions.max(initial=0)),
         "the last position is the first + rows − 1": n > 0 and bool(m[-1] == m[0] + n - 1),
     }  # fmt: skip
@@ -161,43 +141,35 @@ def _order(m: Array, steps: Array) -> str:
 
 
 def tails(columns: dict[str, Array], wrong: Array) -> Iterator[tuple[str, Array]]:
-    """What is left over by blocks of rows or heads, if all wrong rows, bool (N,), are among it."""
-    for what, of, among in (("row", "row", "rows"), ("head", "head of all", "heads in all")):
-        place, count = columns[of], columns[among]
-        for k in range(2, LARGEST_BLOCK + 1):
-            if (place[wrong] >= count[wrong] // k * k).all():
-                tail = place >= count // k * k
-                yield f"the {what} is after the last full block of {k}", tail
-                yield f"the {what} is after one or more full blocks of {k}", tail & (count >= k)
-    head, heads = columns["head"], columns["heads"]
-    yield "the head is in the second half of them", (head >= heads // 2) & (heads > 1)
-    yield "the head is the last of an odd number", (head == heads - 1) & (heads % 2 == 1)
+    """What is left over by blocks of rows, if all wrong rows, bool (N,), are among it."""
+    row, rows = columns["row"], columns["rows"]
+    for k in range(2, LARGEST_BLOCK + 1):
+        if (row[wrong] >= rows[wrong] // k * k).all():
+            tail = row >= rows // k * k
+            yield f"the row is after the last full block of {k}", tail
+            yield f"the row is after one or more full blocks of {k}", tail & (rows >= k)
 
 
 def _recalled(seen: dict[Any, Array], call: RotationCall, each: Array) -> dict[str, Array]:
     """The positions (axes, …, n) of the first call that had this in common, which may be the call itself: a cache may
     have been keyed by that alone."""
     m = call.positions.ravel()
-    first, last = m[:1].tolist(), m[-1:].tolist()
     keys = {
-        ROWS: (), "the same shape": call.x.shape, "as many rows and the same first position": first,
-        "as many rows and the same last position": last, ENDS: first + last,
-        "as many rows and the same sum of positions": int(m.sum()),
+        "as many rows": [], "as many rows and the same first position": m[:1].tolist(),
+        "as many rows, the same first and last position": [*m[:1].tolist(), *m[-1:].tolist()],
     }  # fmt: skip
-    return {name: seen.setdefault((name, call.positions.shape, repr(key)), each) for name, key in keys.items()}
+    return {name: seen.setdefault((name, call.positions.shape, *key), each) for name, key in keys.items()}
 
 
-def _facts(at: Array, index: tuple[Array, ...], earlier: Array, first: Array) -> dict[str, Array]:
-    """The positions of rows, and what they may have been taken for: at, in an ``earlier`` call and on the ``first``
-    axis (n,) or (b, n); index of the rows in x."""
+def _facts(at: Array, index: tuple[Array, ...], first: Array) -> dict[str, Array]:
+    """The positions of rows, at, and what they may have been taken for, such as those on the ``first`` axis: both (n,)
+    or (b, n); index of the rows in x."""
     j, m = index[-1], at.reshape(-1, at.shape[-1])
     of = index[0] if len(m) > 1 else 0 * j  # which positions are a row's own
     p = m[of, j]
-    head, batch = index[-2] if len(index) > 1 else p, index[0] if len(index) > 2 else p
     others = {
         words: np.stack([np.broadcast_to(way(row), row.shape) for row in m])[of, j]
         for words, (_, way) in OTHERS.items()
     }
-    same, on_first = (other.reshape(m.shape)[of, j] for other in (earlier, first))
-    around = zip(AROUND, (head, batch, m[0][j], same, on_first), strict=True)
+    around = zip(AROUND, (m[0][j], first.reshape(m.shape)[of, j]), strict=True)
     return {"p": p, **others, **dict(around)}

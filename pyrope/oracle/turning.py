@@ -20,7 +20,7 @@ from ..backend import Array
 from ..theta import Rope, frequencies
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
-from .frequencies import MeasuredTheta, meant, name_frequencies
+from .frequencies import MeasuredTheta, name_frequencies
 from .measured import Ask, parts
 from .operator import ladder, unwrap
 from .positions import ANOTHER, AROUND, ELSEWHERE, OTHERS, ROW, SHIFTS, acts_at, relations, wrapped
@@ -226,9 +226,8 @@ def _measured(here: Relative, rope: Rope, rungs: Array) -> list[MeasuredTheta]:
 
 def _fault(side: MeasuredTheta, rope: Rope) -> Finding | None:
     """What is wrong with the frequencies of one side."""
-    due = meant(rope, rope.width)
     ahead, back = (
-        name_frequencies(MeasuredTheta(sign * rope.direction * side.theta, side.unsure), due) for sign in (1, -1)
+        name_frequencies(MeasuredTheta(sign * rope.direction * side.theta, side.unsure), rope) for sign in (1, -1)
     )
     if ahead is None:
         return None
