@@ -70,9 +70,9 @@ ROTATION: dict[str, Mistake] = {
     "wrong sign of one term": Mistake("rotate_half without its minus, or with the minus in the wrong half",
         "(x₁ cos − x₂ sin, x₁ sin + x₂ cos)"),
     "wrong term in the pairs": Mistake("cosine and sine exchanged, or a term dropped; the first result stored over x "
-        "before the second one is computed (sin·cos); cos and sin taken of tables that are cos and sin already; a sine "
-        "by √(1 − cos²); an attention factor on one of the two tables; or, backwards, the sine at the feature that is "
-        "written",
+        "before the second one is computed (sin·cos); cos and sin applied to tables that already are cos and sin; a "
+        "sine by √(1 − cos²); an attention factor on one of the two tables; or, backwards, the sine at the feature "
+        "that is written",
         "(x₁ cos − x₂ sin, x₁ sin + x₂ cos), with the same cos and sin in both; keep both inputs until both outputs "
         "are computed; backwards, multiply g with sin first, then exchange the features",
         "megatron-core 0.16.1, PaddlePaddle/Paddle#74716"),
@@ -185,7 +185,7 @@ ROTATION: dict[str, Mistake] = {
         "compare this row with its neighbours"),
     "some positions wrong": Mistake("a part of the table is filled by something else, or positions lose some of their "
         "bits", "compare these rows of the table with their neighbours"),
-    "negative positions wrong": Mistake("a table indexed from its end, an unsigned type, or the size of m alone",
+    "negative positions wrong": Mistake("a table indexed from its end, an unsigned type, or |m| instead of m",
         "turn backwards for negative positions, or refuse them"),
     "depends on the length": Mistake("a base that grows with the length where none is meant; a switch at another "
         "length: < for <=, or the largest position taken for the length, which is one more",
@@ -249,8 +249,8 @@ CALLS: dict[str, Mistake] = {  # what a candidate does beside its arithmetic
         "use one path for all shapes, and 64-bit indices"),
     "rows differ": Mistake("a row's place in the call is used beside its position, or a loop is left too early",
         "cover all rows, and let the position alone decide"),
-    "heads differ": Mistake("a kernel's grid, or a loop, that covers one head; heads that share no table; an axis "
-        "mistaken, or a path for certain shapes", "use one table and one path for all heads", "oxiglade/mlx-rs#359"),
+    "heads differ": Mistake("a kernel's grid, or a loop, that covers one head; heads that share no table; a wrong "
+        "axis, or a path for certain shapes", "use one table and one path for all heads", "oxiglade/mlx-rs#359"),
     "batch rows differ": Mistake("a grid or a loop that ends before the batch does, or a stride of the batch left out",
         "use one table and one path for all rows of a batch"),
     "heads read as positions": Mistake("(b, h, n, d) read as (b, n, h, d)", "transpose, or say which axis is which"),
@@ -266,12 +266,12 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "scores become c·tanh(score/c): scaled before, masked after"),
     "bias": Mistake("a term in the distance or of each key, such as ALiBi or a decay, which the model does not have",
         "add nothing to the scores that the model does not have"),
-    "operands": Mistake("a norm that is left in, arguments in another order, k·qᵀ instead of q·kᵀ, or whatever else "
-        "becomes of q and k before their product", "compare q with k, as they are given"),
+    "operands": Mistake("a norm that is left in, arguments in another order, k·qᵀ instead of q·kᵀ, or anything else "
+        "that is done to q and k before their product", "compare q with k, as they are given"),
     "scores": Mistake("scores are clipped, often against an overflow of exp, or otherwise changed before the softmax",
         "subtract the greatest score of each row, and leave scores as they are"),
     "precision": Mistake("a smaller dtype in scores, exponentials, weights, sums or a cache",
-        "float32 at least; of float64, float64"),
+        "compute in float32 at least, and in float64 what is float64"),
     "rotation": Mistake("q or k alone is rotated, turned backwards or rotated again, in the model and in the kernel, "
         "or in a cache", "rotate both, once, in the same direction"),
     "feature map": Mistake("φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
@@ -301,7 +301,7 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "compare the keys that are listed here with those expected"),
     "cache": Mistake("keys and values, or the state, or its normaliser, are not kept, cut, kept in the wrong place, or "
         "in one list for all caches",
-        "let a call of n new tokens after m old ones be the last n rows of one of m + n, and each cache have its own"),
+        "n new tokens after m old ones must give the last n rows of one call with all m + n; each cache has its own"),
     # The division.
     "softmax": Mistake("the softmax is over another axis, is another function, or is applied twice",
         "softmax over the keys, axis −1, once"),
