@@ -255,6 +255,7 @@ def test_states_of_another_kind(x, rope, more):
         STATE + pyrope.linear_step(x, x, x, range(4), rope, **more)[1]
     with pytest.raises(AttributeError):
         STATE.count = 5
+    assert len({STATE, STATE, pyrope.linear_step(A, A, A, range(4), HALF8)[1]}) == 2  # each equals itself alone
     with pytest.raises(TypeError, match="state must be a LinearState"):
         pyrope.linear_step(A, A, A, range(4), HALF8, state=(1, 2))
 
