@@ -87,7 +87,4 @@ def test_a_conversation(ours, theirs):
         prompt = chat_prompt("Why?", system=system)
         assert prompt == theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert ours.encode(prompt) == theirs(prompt, add_special_tokens=False)["input_ids"]
-    assert ours.vocabulary == 49152 and ours.stop == {2} == {theirs.eos_token_id}
-    for text in ("\x04", chr(0x40000)):
-        with pytest.raises(ValueError, match="no token for the bytes"):
-            ours.encode(text)
+    assert ours.stop == {2} == {theirs.eos_token_id}
