@@ -394,7 +394,7 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}": {o} does not'),
     (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"), (["vectors", "--verify", "only-one"], "--verify needs two paths"),
     (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"), (["vectors", "one", "two"], "need --verify"),
-    (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors holds no test vectors"),
+    (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors/manifest.json: No such file"),
     (["diff", "no-such-file", "other"], "no-such-file"), (["trace", "x", "-o", "t"], "give --tokens or --text"),
     (["diff", __file__, "other"], f"{__file__}: "),
     (["trace", "x", "--tokens", "1", "-o", "t.npz"], "a trace must be a .safetensors file, was 't.npz'"),
