@@ -17,7 +17,7 @@ from .. import plots
 from ..files import PathLike, atomic_path
 from .gallery import LEGEND
 from .mistakes import ISSUE
-from .readings import Readings, described_rotation
+from .readings import Readings, of_description
 from .report import NUMBERS, Part, Report, abbreviated, number, printable, summary
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def identification_section(result: Identification) -> Markup:
     rule = result.explanations[0].partition(" (")[0] if result.explanations else "no rotation"
     head = _verdict("right" if named else "not judged", f"{title}: {rule}")
     rope = [element("p", element("code", repr(result.rope)))] if named else []
-    drawn = [] if result.readings is None else _pictures(described_rotation(result.readings), "h2")
+    drawn = [] if result.readings is None else _pictures(of_description(result.readings), "h2")
     return element("section", head, _definitions(result.rows()), *rope, *drawn)
 
 

@@ -73,7 +73,7 @@ def of_rotation(check: comparison.RotationCheck) -> Readings | None:
     allowed = {grade: due.allowed(grade).max(axis=(0, 2)) for grade in APPLICABLE[check.dtype]}
     wrong = (due.ratio(APPLICABLE[check.dtype][-1], y) > 1).any(axis=(0, 2))
     errors = errors_by_place("position", at, np.abs(y - due.y).max(axis=(0, 2)), allowed, wrong)
-    return Readings(errors=errors) if found is None else described_rotation(found, rope, errors)
+    return Readings(errors=errors) if found is None else of_description(found, rope, errors)
 
 
 def of_attention(check: attention.Check) -> Readings:
@@ -86,7 +86,7 @@ def of_attention(check: attention.Check) -> Readings:
     return Readings(errors=errors_by_place(place, call.places[0], off, {"allowed": most}, wrong))
 
 
-def described_rotation(found: Description, rope: Rope | None = None, errors: Errors | None = None) -> Readings:
+def of_description(found: Description, rope: Rope | None = None, errors: Errors | None = None) -> Readings:
     """What was measured of a rotation, beside a rope, if there is one to hold it to."""
     theta = _frequencies(found, rope)
     return Readings(() if rope is None else tuple(_sides(found, rope, theta)), _operators(found, rope), theta, errors)
