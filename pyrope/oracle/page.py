@@ -18,7 +18,7 @@ from ..files import PathLike, atomic_path
 from .gallery import LEGEND
 from .mistakes import ISSUE
 from .readings import Readings, of_description
-from .report import NUMBERS, Part, Report, abbreviated, number, printable, summary
+from .report import NUMBERS, Part, Report, number, printable, summary
 
 if TYPE_CHECKING:
     from .gallery import Row
@@ -89,12 +89,8 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     """
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     words = "".join(f' {key}="{html.escape(str(value))}"' for key, value in given.items())
-    return Markup(f"<{name}{words}>{joined(children)}" + ("" if name == "img" else f"</{name}>"))
-
-
-def joined(parts: Iterable[str]) -> Markup:
-    """Markup one after the other; plain text among it is escaped."""
-    return Markup("".join(part if isinstance(part, Markup) else html.escape(part) for part in parts))
+    inside = "".join(child if isinstance(child, Markup) else html.escape(child) for child in children)
+    return Markup(f"<{name}{words}>{inside}" + ("" if name == "img" else f"</{name}>"))
 
 
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,14 +138,9 @@ def _class(verdict: str) -> str:
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> Markup:
-    """Names and what is said of each; what is empty is left out, and long lists open by a click."""
-    parts = list[Markup]()
-    for name, words in rows:
-        if words:
-            short = linked(words) if name == "happened" else abbreviated(words)
-            whole = [] if abbreviated(words) == words else [_fold("in full", [element("code", words)])]
-            parts += [element("dt", name), element("dd", short, *whole)]
-    return element("dl", *parts)
+    """Names and what is said of each; what is empty is left out."""
+    said = ((name, linked(words) if name == "happened" else words) for name, words in rows if words)
+    return element("dl", *(part for name, words in said for part in (element("dt", name), element("dd", words))))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -161,11 +152,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     ]  # fmt: skip
     sides = None if "number" in classes else "sides"
     return element("table", element("thead", element("tr", *names)), element("tbody", *lines), class_=sides)
-
-
-def _fold(title: str, parts: Iterable[Markup]) -> Markup:
-    """What opens by a click."""
-    return element("details", element("summary", title), *parts)
 
 
 # ── A report ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,5 +227,6 @@ def gallery_section(rows: Sequence[Row]) -> Markup:
 
 
 def _folded(report: Report, title: str) -> Markup:
+    """A line that opens the report by a click."""
     symbol = element("span", f"{SYMBOLS[report.verdict]} {report.verdict} ", class_=_class(report.verdict))
-    return _fold(joined([symbol, title]), [report_section(report, "h3", pictures=False)])
+    return element("details", element("summary", symbol, title), report_section(report, "h3", pictures=False))
