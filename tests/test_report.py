@@ -83,6 +83,7 @@ def test_a_report_is_a_value_no_bool_and_has_three_findings_at_most():
     report = wrong("direction", "window", "scale", "unexplained")
     assert report.faults == ("direction", "window", "scale")
     assert report.headline == "rotation: WRONG: direction and 2 more"
+    assert wrong("scale", "window").headline == "rotation: WRONG: scale and 1 more"
     with pytest.raises(TypeError, match=r"neither true nor false: use report\.ok"):
         bool(report)
     assert pickle.loads(pickle.dumps(report)) == report != wrong("window")
