@@ -329,10 +329,7 @@ def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Ca
         together = own[:, :, None] == every[:, None, :]
         first = together.argmax(axis=2)  # where a token's segment begins
         default = np.where(first < used, default, np.arange(used, used + n) - first)
-    m = default if positions is None else rows("positions", positions, ids)
-    if int(m.max()) > checks.MAX_POSITION:
-        raise ValueError(f"positions must lie within ±2^31, the last would be {m.max()}")
-    return m, own, together
+    return default if positions is None else rows("positions", positions, ids), own, together
 
 
 def fixed_ropes(config: Config, length: int) -> list[Rope | None]:

@@ -223,7 +223,7 @@ def full():
     (lambda: forward(LINEAR, [1, 2], segments=[0, 1]), "linear attention has no scores to mask"),
     (lambda: Cache(random_model(but(causal=False), 0), 3), "needs a causal model"), (lambda: Cache(MODEL, 0), "length must be at least 1"),
     (lambda: Cache(MODEL, 10**18), r"length must be at most 2\^31"),
-    (full, r"within ±2\^31, the last would be 2147483649"),
+    (full, r"within ±2\^31, were from 2147483649"),
     (lambda: generate(MODEL, [1], 3, -1), "temperature must be finite"), (lambda: generate(MODEL, [1], 3, seed=-1), "seed must be at"),
     (lambda: generate(MODEL, [1], 0), "max_new_tokens must be at least 1"), (lambda: generate(MODEL, [1], 3, stop=[-1]), "a token of stop must be"),
     (lambda: generate(MODEL, [[1]], 3), "tokens must be one sequence"),

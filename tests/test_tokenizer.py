@@ -126,7 +126,7 @@ def test_where_the_stops_of_a_folder_come_from(folder):
     """The first file that says them wins."""
     assert load_tokenizer(folder).stop == frozenset()
     first, second = folder / "generation_config.json", folder / "config.json"
-    for file, ids, expected in (second, 5, {5}), (first, None, {5}), (first, [6, 7], {6, 7}):
+    for file, ids, expected in (second, 5, {5}), (first, None, {5}), (first, [0, 7], {0, 7}):
         file.write_text(json.dumps({"eos_token_id": ids}))
         assert load_tokenizer(folder).stop == expected
     first.write_text('{"eos_token_id": "6"}')
