@@ -460,14 +460,6 @@ def test_other_files_that_are_refused(tmp_path):
         load(tmp_path / "big.gguf")
 
 
-@pytest.mark.parametrize("head_dim, width", [(44, 30), (64, 16)])
-def test_a_partial_width_is_kept_by_its_fraction(head_dim, width, opened):
-    """44·(30/44), in floats, is less than 30, and would be cut off."""
-    sizes = {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": width}
-    _, _, stored = in_gguf("phi3", {"head_dim": head_dim, "partial_rotary_factor": 1.0})
-    assert opened("phi3", stored, **sizes).config.layers[0].rope.width == width
-
-
 # ── Damaged files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
