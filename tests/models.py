@@ -21,7 +21,7 @@ KINDS = {
     "plain": PLAIN,
     "windows": dataclasses.replace(PLAIN, layers=(PLAIN.layers[0], Layer(PLAIN.layers[0].rope, 2))),
     "linear": dataclasses.replace(PLAIN, attention="linear"),
-    "alibi": PLAIN.with_encoding("alibi"),
+    **{name: PLAIN.with_encoding(name) for name in ("alibi", "sinusoidal")},
     "parallel": dataclasses.replace(PLAIN, block="parallel", one_norm=True, qk_norm=True, softcap=2.0),
 }
 _numbers = st.sampled_from([None, None, 0.5, 3.0])
