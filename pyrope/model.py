@@ -27,6 +27,7 @@ Int64: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Trace: TypeAlias = Callable[[str, Array], object]
 Attend: TypeAlias = Callable[[int, Array], Array]  # of layer i: q, k and v together, (b, h + 2g, n, d) -> (b, h, n, d)
 
+_AHEAD = 64  # tokens: for so many to come a cache holds the tables
 
 # ── What a model is, and what it has learnt ──────────────────────────────────────────────────────────────────────────
 
@@ -239,6 +240,7 @@ class Cache:
         self.model, self.used = model, 0
         self.ropes = fixed_ropes(config, length)
         self.states: list[LinearState | None] = [None] * len(config.layers)
+        self.ahead: tuple[int, list[Tables | None]] = 0, []  # the tables of some positions from the first on
 
         xp, shape = namespace(like), (batch, config.key_heads, length, config.head_dim)
         stored = config.layers if config.attention == "softmax" else ()
@@ -279,7 +281,7 @@ def forward(
     note = _silent if trace is None else lambda name, array: trace(name, array.copy())
     note("embedding", x)
     ropes = fixed_ropes(config, max(int(m.max()), 0) + 1) if cache is None else cache.ropes
-    mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x)
+    mask, tables = _mask(config, m, together, cache, x), rotations(config, ropes, m, x, cache)
     total = ids.shape[1] + (0 if cache is None else cache.used)
     rules = {window: _score_rule(config, window, ids.shape[1], total) for window in {x.window for x in config.layers}}
     attention = _Attention(config, cache, tables, mask, note, rules, [])
@@ -329,7 +331,10 @@ def _places(config: Config, positions: Any, segments: Any, ids: Int64, cache: Ca
         together = own[:, :, None] == every[:, None, :]
         first = together.argmax(axis=2)  # where a token's segment begins
         default = np.where(first < used, default, np.arange(used, used + n) - first)
-    return default if positions is None else rows("positions", positions, ids), own, together
+    m = default if positions is None else rows("positions", positions, ids)
+    if int(m.max()) > checks.MAX_POSITION:
+        raise ValueError(f"positions must lie within ±2^31, the last would be {m.max()}")
+    return m, own, together
 
 
 def fixed_ropes(config: Config, length: int) -> list[Rope | None]:
@@ -338,12 +343,22 @@ def fixed_ropes(config: Config, length: int) -> list[Rope | None]:
     return [rope if rope is None or rope.theta_is_fixed else rope.at(length) for rope in ropes]
 
 
-def rotations(config: Config, ropes: list[Rope | None], positions: Int64, like: Array) -> list[Tables | None]:
+def rotations(
+    config: Config, ropes: list[Rope | None], positions: Int64, like: Array, cache: Cache | None = None
+) -> list[Tables | None]:
     """The tables of every layer, made once for all that share a rope; linear attention has no attention factor."""
     m = positions[:1] if (positions == positions[:1]).all() else positions
-    pure = [rope.rotation_only if rope is not None and config.attention == "linear" else rope for rope in ropes]
-    tables = {rope: rotation_tables(m, rope, like) for rope in set(pure) if rope is not None}
-    return [None if rope is None else tables[rope] for rope in pure]
+    if cache is None or m.size > 1:
+        pure = [rope.rotation_only if rope is not None and config.attention == "linear" else rope for rope in ropes]
+        tables = {rope: rotation_tables(m, rope, like) for rope in set(pure) if rope is not None}
+        return [None if rope is None else tables[rope] for rope in pure]
+    start, ahead = cache.ahead
+    if not 0 <= (row := int(m[0, 0]) - start) < _AHEAD or not ahead:  # the tables of the tokens to come, at once
+        start, row = int(m[0, 0]), 0
+        next_ones = np.minimum(np.arange(start, start + _AHEAD), checks.MAX_POSITION)[None]
+        cache.ahead = start, ahead = start, rotations(config, ropes, next_ones, like)
+    parts = {id(table): table.part(slice(row, row + 1)) for table in ahead if table is not None}
+    return [None if table is None else parts[id(table)] for table in ahead]
 
 
 def _mask(config: Config, m: Int64, together: Any, cache: Cache | None, like: Array) -> Array | None:

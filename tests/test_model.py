@@ -50,6 +50,16 @@ def test_forward_is_its_definition(xp, config, seed, data):
     assert all(np.array_equal(to_numpy(model.weights[name]), x) for name, x in before.items())
 
 
+def test_tokens_one_by_one_at_any_position():
+    model, at = (
+        random_model(PLAIN, 1, dtype="float64"),
+        [5, 6, 3, 69, 200, 2**31, 70],
+    )  # within what is ready, and beyond
+    cache = Cache(model, len(at))
+    parts = [forward(model, [i], [m], cache) for i, m in enumerate(at)]
+    assert close(np.concatenate(parts), forward(model, range(len(at)), at))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_trace_is_the_pass_step_by_step(kind, monkeypatch):
     monkeypatch.setattr("pyrope.layers._ROWS", 2)  # with a trace, tokens are not shared out
@@ -224,7 +234,7 @@ def full():
     (lambda: forward(LINEAR, [1, 2], segments=[0, 1]), "linear attention has no scores to mask"),
     (lambda: Cache(random_model(but(causal=False), 0), 3), "needs a causal model"), (lambda: Cache(MODEL, 0), "length must be at least 1"),
     (lambda: Cache(MODEL, 10**18), r"length must be at most 2\^31"),
-    (full, r"within ±2\^31, were from 2147483649"),
+    (full, r"within ±2\^31, the last would be 2147483649"),
     (lambda: generate(MODEL, [1], 3, -1), "temperature must be finite"), (lambda: generate(MODEL, [1], 3, seed=-1), "seed must be at"),
     (lambda: generate(MODEL, [1], 0), "max_new_tokens must be at least 1"), (lambda: generate(MODEL, [1], 3, stop=[-1]), "a token of stop must be"),
     (lambda: generate(MODEL, [[1]], 3), "tokens must be one sequence"),
