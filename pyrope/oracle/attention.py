@@ -331,11 +331,8 @@ def _grade(check: Check) -> int:
 
 
 def _findings(check: Check) -> Iterator[Finding]:
-    if changing := _changing(check):
-        yield changing
-        return
-    if axes := _axes(check):
-        yield axes
+    if whole := _changing(check) or _axes(check):
+        yield whole
         return
     yield from _explained(check) if check.wrong else ()
     for call, error in [x for x in check.refused if x[1].kind == "shape"][:1]:
@@ -403,13 +400,13 @@ def _explained(check: Check) -> list[Finding]:
     """The step that differs in a small wrong call, and the calls that are wrong."""
     rule, small = _rule(check), _telling(check)
     found, where = _measured(check, small), _where(check, rule, small)
-    if rule is None or not rule.exact or check.tried[0].wrong and len(check.tried) - len(check.wrong) < 4:
-        fault = "unexplained"
-    else:
-        other = "state" if "earlier" in rule.about else "some calls"
-        fault = f"{PATHS.get(rule.about, other)}: {rule.words.partition(' (')[0]}"
-    if found and not fault.startswith((*PATHS.values(),)):
+    few = check.tried[0].wrong and len(check.tried) - len(check.wrong) < 4  # right calls: any rule would do
+    exact = rule if rule is not None and rule.exact and not few else None
+    path = PATHS.get(exact.about) if exact else None
+    if found and path is None:
         return [replace(x, where="; ".join(words for words in (x.where, where) if words)) for x in found]
+    path = path or ("state" if exact and "earlier" in exact.about else "some calls")
+    fault = f"{path}: {exact.words.partition(' (')[0]}" if exact else "unexplained"
     like = "".join(f"; there: {x.fault}: {x.fact}" for x in found)
     return [Finding(fault, f"{len(check.wrong)} of {len(check.tried)} calls are wrong{like}", where)]
 

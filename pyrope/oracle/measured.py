@@ -185,22 +185,7 @@ def masks(spec: Spec, call: Call) -> Ways:
     near, causal = abs(d) < (m + len(rows) if w is None else w), (d >= 0) | (not spec.causal)
     yield from _options(call, causal, near)
     causal, near = causal & given, near & given
-    if spec.causal:
-        yield "causality: missing", near
-        yield "causality: sees the next token", (d >= -1) & near
-        yield "causality: does not see itself", (d > 0) & near
-        yield "causality: inverted: sees the future", (d <= 0) & near
-        first = call.first[i] if call.chunks else rows[:1]
-        alone = np.bincount(call.of)[call.of[i]] == 1 if call.chunks else np.False_  # a single token needs no mask
-        for spared in (np.False_, (d >= 0) & alone) if first.any() else ():
-            yield "causality: from the top left", ((j <= i - first) | spared) & near
-        if call.positions is not None and (np.diff(call.positions) != 1).any():
-            at = call.positions[:, None]
-            own, of = at[..., np.clip(rows, 0, m - 1), None], at[..., None, :]
-            for ties in (np.True_, d >= 0):  # positions that are the same
-                yield "causality: by position", ((own > of) | (own == of) & ties) & near
-    else:
-        yield "causality: not asked for", (d >= 0) & near
+    yield from _causalities(call, d, near) if spec.causal else [("causality: not asked for", (d >= 0) & near)]
     if w is not None:
         yield "window: ignored", causal
         yield "window: one too wide", causal & (abs(d) <= w)
@@ -214,6 +199,24 @@ def masks(spec: Spec, call: Call) -> Ways:
         if spec.causal:
             yield f"causality: by blocks of {x}", (j // x <= i // x) & near
         yield f"blocks: state lost between blocks of {x}", right & (i // x == j // x)
+
+
+def _causalities(call: Call, d: Array, near: Array) -> Ways:
+    """Other causal masks, by the distances d (n, m), of the keys that are ``near`` enough."""
+    (rows, j), m = call.places, call.k.shape[2]
+    yield "causality: missing", near
+    yield "causality: sees the next token", (d >= -1) & near
+    yield "causality: does not see itself", (d > 0) & near
+    yield "causality: inverted: sees the future", (d <= 0) & near
+    first = call.first[rows[:, None]] if call.chunks else rows[:1]
+    alone = np.bincount(call.of)[call.of[rows[:, None]]] == 1 if call.chunks else np.False_  # one token needs no mask
+    for spared in (np.False_, (d >= 0) & alone) if first.any() else ():
+        yield "causality: from the top left", ((j <= rows[:, None] - first) | spared) & near
+    if call.positions is not None and (np.diff(call.positions) != 1).any():
+        at = call.positions[:, None]
+        own, of = at[..., np.clip(rows, 0, m - 1), None], at[..., None, :]
+        for ties in (np.True_, d >= 0):  # positions that are the same
+            yield "causality: by position", ((own > of) | (own == of) & ties) & near
 
 
 def _options(call: Call, causal: Array, near: Array) -> Ways:
@@ -231,14 +234,3 @@ def _options(call: Call, causal: Array, near: Array) -> Ways:
     if segments is not None:
         yield "segments=: ignored", right
         yield "segments=: instead of causality", (segments[:, None, rows, None] == segments[:, None, None]) & near
-
-
-def parts(m: int) -> Iterator[tuple[str, Array]]:
-    """The place of each of m tokens in its part, (m,), where a row is split among ranks."""
-    j = np.arange(m)
-    for ranks in (2, 4, 3, 8):
-        yield f"in each of {ranks} parts", j % -(-m // ranks)
-        firsts, chunks = j.copy(), np.array_split(j, 2 * ranks)
-        for one, other in zip(chunks[:ranks], chunks[::-1], strict=False):
-            firsts[other] = np.resize(one, len(other))
-        yield f"by {ranks} ranks in a zigzag, those of the first chunk for both", firsts

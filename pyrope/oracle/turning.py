@@ -1,9 +1,9 @@
 """How queries and keys are turned and compared inside attention, as a value (`Way`), and as it is measured.
 
-The rotation between each query and each key is read pair by pair. With q = e_a or e_b and k = e_a + e_b, the features
-a and b of one pair, the numerators are cos Δ ± sin Δ, where Δ = A_i − B_j is the angle of the query less that of the
-key: so A and B are known, up to one angle for both, and with them the frequencies of each side, and the position that
-each token acts at.
+The rotation between each query and each key is read pair by pair. A query of ones and a key that is one feature of a
+pair, a or b, make the numerators cos Δ ± sin Δ, where Δ = A_i − B_j is the angle of the query less that of the key: so
+A and B are known, up to one angle for both, and with them the frequencies of each side, and the position that each
+token acts at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..theta import Rope, frequencies
 from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
 from .frequencies import MeasuredTheta, name_frequencies
-from .measured import Ask, parts
+from .measured import Ask
 from .operator import ladder, unwrap
 from .positions import ANOTHER, AROUND, ELSEWHERE, OTHERS, ROW, SHIFTS, acts_at, relations, wrapped
 from .report import Finding
@@ -311,8 +311,19 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str
         pace = float(np.nanmedian((np.nanmax(acts, axis=1) - acts[:, 0]) / np.where(span == 0, np.nan, span)))
         if np.isfinite(pace) and abs(pace) > 1e-3:
             yield "angles multiplied", f"p times {pace:.4g}", p * pace
-    for words, place in parts(p.shape[1]):
+    for words, place in _parts(p.shape[1]):
         yield ANOTHER, f"p of a count {words}", p[:, place]
+
+
+def _parts(m: int) -> Iterator[tuple[str, Array]]:
+    """The place of each of m tokens in its part, (m,), where a row is split among ranks."""
+    j = np.arange(m)
+    for ranks in (2, 4, 3, 8):
+        yield f"in each of {ranks} parts", j % -(-m // ranks)
+        firsts, chunks = j.copy(), np.array_split(j, 2 * ranks)
+        for one, other in zip(chunks[:ranks], chunks[::-1], strict=False):
+            firsts[other] = np.resize(one, len(other))
+        yield f"by {ranks} ranks in a zigzag, those of the first chunk for both", firsts
 
 
 def _in_calls(call: Call, p: Array, counted: Array) -> Iterator[tuple[str, str, Array]]:

@@ -104,8 +104,8 @@ def apart(m: Measured) -> list[Finding]:
     others = [hidden] if hidden else [] if few else masked(m, _telling(m, made))
     listed = [*lost, *others, *made.found]
     if made.number is not None and not hidden and not few:
-        uneven = list(counts(m, made))
-        listed += [*uneven, *(totals(m, made, bool(others)) if not (uneven and m.linear) else ())]
+        uneven = [*counts(m, made)] if m.linear else []
+        listed += uneven or totals(m, made, bool(others))
     return listed
 
 

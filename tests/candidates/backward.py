@@ -102,8 +102,7 @@ table(wrong, after, "Done last: {}.", {
     "rolled": "dq, dk, dv = (np.roll(x, 1, axis=0) for x in (dq, dk, dv))", "dk reversed": "dk = dk[::-1]",
     "times ln 2": "dq, dk = (dq * np.log(2)).astype(dtype), -dk", "one number": "dv[-1, 2, -1, 7] += 0.5",
 })
-for _name, _row in {"row 0": "[:1]", "head 0": "[:, :1]", "query 0": "[:, :, :1]"}.items():
-    wrong(f"row term of {_name}", f"The term Σ w·dw is that of {_name}, for all.", ("keepdims=True))\n    dq", f"keepdims=True){_row})\n    dq"))
+wrong("row term of row 0", "The term Σ w·dw is that of row 0, for all.", ("keepdims=True))\n    dq", "keepdims=True)[:1])\n    dq"))
 wrong("row term of all rows", "The term Σ w·dw is summed over the batch.", ("(w * dw).sum(axis=-1", "(w * dw).sum(axis=(0, -1)"))
 wrong("ds without weights", "ds lacks its factor w.", ("ds = w * (dw", "ds = (w > 0) * (dw"))
 wrong("dk without its window", "dk is made of weights that are not masked by the window.",

@@ -58,7 +58,7 @@ table(wrong, denominator, "The denominator sums over {}.", {"normaliser of all k
 table(wrong, numerator, "The numerator sums over {}.", {"numerator without itself": "j < i",
                                                         "numerator decays": "seen * 0.999 ** np.maximum(i - j, 0)"})
 table(wrong, see, "A query at i sees the keys j by {}.", {
-    "state halves": "(j <= i) * 0.5 ** np.maximum(i - j, 0)", "state decays": "(j <= i) * 0.95 ** np.maximum(i - j, 0)", "sees every key": "j <= i + n", "sees not itself": "j < i",
+    "state halves": "(j <= i) * 0.5 ** np.maximum(i - j, 0)", "sees every key": "j <= i + n", "sees not itself": "j < i",
     "sees the next token": "j <= i + 1", "sees blocks of 16": "j // 16 <= i // 16",
     "sees earlier positions": "positions[:, None, None] <= positions[:, None, rows, None]",
 })
