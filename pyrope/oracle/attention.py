@@ -354,7 +354,7 @@ def _changing(check: Check) -> Finding | None:
         except Unreadable as error:
             return Finding("state: the same call is refused later", f'"{t.call.name}", made again: {error.reason}')
         room = [2 * limit.worst for limit in check.limits(t.call)]
-        off = max(_unlike(t.answers, x, room) for x in again)
+        off = max(_differing(t.answers, x, room) for x in again)
         if off:
             fact = f'"{t.call.name}", made again, returns other numbers: {off} of {sum(x.size for x in t.answers)}'
             rule = _rule(check)
@@ -380,7 +380,7 @@ def _axes(check: Check) -> Finding | None:
     return Finding("axes: (b, n, h, d)", fact, _where(check, None, t))
 
 
-def _unlike(before: list[Array], after: list[Array], room: list[Array]) -> int:
+def _differing(before: list[Array], after: list[Array], room: list[Array]) -> int:
     """How many numbers differ by more than rounding explains."""
     both = ([np.nan_to_num(x, nan=1e300) for x in answers] for answers in (before, after))
     return sum(int((np.abs(a - b) > most).sum()) for a, b, most in zip(*both, room, strict=True))

@@ -71,7 +71,7 @@ def numerators(m: Measured) -> Numerators:
         return best
     listed = (_bias, _mapped, _rounded) if m.linear else (_bias, _merged, _rounded)
     unlisted = next((finding for look in listed if (finding := look(m)) is not None), None)
-    return Numerators([unlisted or _unlike(m, best.near)])
+    return Numerators([unlisted or _unexplained(m, best.near)])
 
 
 def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
@@ -312,7 +312,7 @@ def _rounded(m: Measured) -> Finding | None:
     return None if pattern else digits(off, m.spec)
 
 
-def _unlike(m: Measured, near: Array) -> Finding:
+def _unexplained(m: Measured, near: Array) -> Finding:
     some = m.sees & m.visible
     b, h, i, _ = np.unravel_index(int(np.abs(m.weights - m.right.weights).argmax()), some.shape)
     got, due = (" ".join(f"{x:.3g}" for x in np.asarray(w)[b, h, i, :6]) for w in (m.weights, m.right.weights))

@@ -186,7 +186,7 @@ def found(spec: Spec, ask: Ask, call: Call, due: Call) -> Iterator[tuple[list[Fi
             named, at = _moved(call, at)
             yield [*paired, *named], _way(right, rope, theta, at, judged)
         for rungs in () if named else (ladder(TOP), np.arange(48)):
-            measured = _measured(here, rope, rungs)
+            measured = _frequencies(here, rope, rungs)
             theta = [side.theta for side in measured]
             if (at := _acts(here, turned, theta)) is not None:
                 moved, at = _moved(call, at)
@@ -206,7 +206,7 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
             yield from ((words, replace(rope, rotary_dim=width, layout=layout)) for layout in (rope.layout, other))
 
 
-def _measured(here: Relative, rope: Rope, rungs: Array) -> list[MeasuredTheta]:
+def _frequencies(here: Relative, rope: Rope, rungs: Array) -> list[MeasuredTheta]:
     """θ of queries and of keys, with its sign, from angles at positions that grow fast or, as a candidate may look at
     their size, one by one: unwrapped, then by least squares. The first token is not read."""
     at = np.concatenate(([0], rungs))[None]

@@ -101,7 +101,7 @@ def apart(m: Measured) -> list[Finding]:
     made = numerators(m)
     hidden = _level(m, made)
     few = any("precision" in x.fault for x in made.found)  # what is rounded to 0 looks hidden
-    others = [hidden] if hidden else [] if few else masked(m, _telling(m, made))
+    others = [hidden] if hidden else [] if few else masked(m, _told(m, made))
     listed = [*lost, *others, *made.found]
     if made.number is not None and not hidden and not few:
         uneven = [*counts(m, made)] if m.linear else []
@@ -127,7 +127,7 @@ def _functions(m: Measured) -> Finding | None:
     return Finding(f"softmax: {how}", m.sums()) if how else None
 
 
-def _telling(m: Measured, made: Numerators) -> Array:
+def _told(m: Measured, made: Numerators) -> Array:
     """Where a weight of 0 says that a key is not seen: too small a weight may be 0, too."""
     least = 1e-6 if m.spec.dtype.name == "float16" else 1e-30
     small = any(x.fault.startswith("bias") for x in made.found)  # far away, any weight may be too small
