@@ -212,7 +212,7 @@ def _scored(m: Measured) -> Iterator[tuple[list[Finding], Way]]:
         yield found, way
         return
     words, function = response(scaled[None], y[None], m.close)
-    few = words.startswith(("rounded", "cut off", "quantised"))
+    few = words.startswith(("rounded", "quantised"))
     step = "softcap:" if cap is not None or "tanh" in words else "precision: scores" if few else "scores:"
     if function is not None or not words:
         early = cap is not None and "tanh" in words and abs(np.nanmax(np.abs(y)) / (cap * m.spec.scale) - 1) < 0.01
