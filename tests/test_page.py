@@ -181,6 +181,7 @@ def test_the_operator_is_the_one_that_the_candidate_has():
     mixed = readings(lambda x, m: np.concatenate((rotated(x[..., :16], m[1], THETA[::2]), x[..., 16:]), -1), rope)
     assert mixed.operators.position.endswith(", 0)") and "axes" in {side.name for side in mixed.sides if not side.same}
     assert (mixed.operators.measured[16:] == np.eye(32)[16:]).all()
+    assert (np.diag(mixed.operators.expected)[:8] == 1).tolist() == [False] * 4 + [True] * 4  # of the first axis alone
 
 
 def test_pairs_that_are_not_to_turn_are_not_compared():

@@ -14,6 +14,7 @@ from optional import package
 
 from pyrope import Axes, DynamicNTK, Rope
 from pyrope.files import dtype_named, save_safetensors
+from pyrope.oracle import vectors
 from pyrope.oracle.vectors import LEAST_POSITION, last_position, verify_vectors, write_vectors
 
 package("ml_dtypes")
@@ -221,6 +222,17 @@ def test_vectors_of_ones_own(tmp_path):
 
 
 HALF = Rope(16, 10000.0, "half")
+
+
+def test_a_large_case_has_the_rows_of_a_right_program_alone(tmp_path, monkeypatch):
+    counts = []
+    for largest in (vectors.LARGEST, 0):
+        monkeypatch.setattr(vectors, "LARGEST", largest)
+        (entry,) = write_vectors(tmp_path / str(largest), "rotation", rope=HALF, dtype="float32")["cases"]
+        counts.append(entry["arrays"]["x"]["shape"][0])
+    assert counts[0] > counts[1] > 0
+
+
 AXES = Rope(16, 10000.0, "half", axes=Axes("axial"))
 
 
