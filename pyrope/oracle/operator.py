@@ -33,7 +33,7 @@ WIDEST = 1024  # features: R(m) is read column by column
 _CALLS = 256  # in which unit vectors are handed over, at most
 SIGNS = np.array([-1, 1])  # of the sine in the two outputs of a pair
 _SEEN = 1e-9  # what an output has of a feature, if it is made from it
-NO_RULE = "none of these: no published rule has these frequencies"
+NO_RULE = "none of these: no published rule, with the limits that it usually has, makes these frequencies"
 UNGRADED = "cannot tell: no rope has exactly these numbers"
 
 

@@ -24,6 +24,7 @@ from transformers.models.roformer import modeling_roformer
 
 from pyrope import Linear, Rope, check_rotation, identify
 from pyrope.oracle.adapters import from_jax, from_mlx, from_offset, from_sequential, from_torch, with_axes
+from pyrope.oracle.operator import NO_RULE
 from pyrope.oracle.tolerance import ANGLE32, BOTH
 
 bfloat16 = ml_dtypes.bfloat16
@@ -93,11 +94,11 @@ def test_family(name: str) -> None:
         assert_identified_and_right(fn, rope, None if rope.scaling else low, dtype=dtype)
 
 
-def test_of_unusual_limits_only_the_ramp_is_seen() -> None:
+def test_no_rule_is_named_for_unusual_limits() -> None:
     """No rope is made up, and given the config it is right."""
     fn, rope = family("llama", {"rope_parameters": YARN | {"beta_fast": 20.0, "beta_slow": 2.0, "truncate": False}})
     read = identify(fn, 64)
-    assert read.explanations[0].startswith("yarn, base 10000, factor 8, ramp from pair") and read.rope is None
+    assert read.explanations == (NO_RULE,) and read.rope is None
     assert check_rotation(fn, rope).verdict == "right"
 
 
