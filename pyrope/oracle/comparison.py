@@ -37,10 +37,10 @@ class RotationCheck:
         self.answers: list[Answer] = []
         self.refused: list[tuple[RotationCall, Unreadable]] = []
         self.notes: list[str] = []
-        self.state: tuple[str, str] | None = None  # what it is that the same call, made again, differs, in words
-        self.spoilt = False  # whether it was right before
+        self.state: tuple[str, str] | None = None  # if a call that is made again differs: the mistake, the fact
+        self.spoilt = False  # whether a call that was right is wrong when it is made again
         self.order: Array | None = None  # of an equivalent candidate: (d, d), brings outputs into the expected order
-        self.by_call = False  # whether Θ follows the largest position of each call, as that of a length may
+        self.by_call = False  # whether Θ follows the length of each call, where the rope's depends on a length
         self.right = self.turning = 0  # rows that turn, and how many of them are right
         self.coarse: tuple[RotationCall, Array] | None = None  # the first right call that is coarser than asked
         self._tables: dict[Rope, ExactTables] = {}
@@ -194,18 +194,18 @@ class RotationCheck:
         return self.rope.at(length)
 
     def tables(self, rope: Rope) -> ExactTables:
-        """Those of the positions of all calls."""
+        """The exact tables of a rope, at the positions of all calls; made once."""
         if rope not in self._tables:
             self._tables[rope] = ExactTables(rope, self._known)
         return self._tables[rope]
 
-    def compare(self, call: RotationCall, y: Array, rope: Rope | None = None) -> Array:
+    def compare(self, call: RotationCall, y: Array) -> Array:
         """Which rows are wrong, bool (…, n); the grades that do not hold for what is right are given up."""
         wrong, n, reached = np.zeros(call.x.shape[:-1], bool), call.x.shape[-2], 0
         step = max(1, BLOCK * n // max(call.x.size, 1))
         for start in range(0, n, step):
             rows = slice(start, start + step)
-            expected, block = self.expected(call, rows, rope), y[..., rows, :]
+            expected, block = self.expected(call, rows), y[..., rows, :]
             for k in range(reached, len(self.grades)):
                 wrong[..., rows] = expected.wrong(self.grades[k], block)
                 reached = k

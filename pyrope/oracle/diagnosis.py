@@ -224,8 +224,8 @@ class Diagnosis:
         return f"x {one.call.x.shape} at position {at}, {where}: expected {due}, got {got}"
 
     def _off(self, rows: Array) -> str:
-        """How far off rows are, and in how many features."""
-        plain = rows & self.finite & np.isfinite(self.y).all(axis=-1) & (np.abs(self.x).max(axis=-1) < 2.0**20)
+        """How far off these rows are, and in how many features; of rows of ordinary numbers, if there are any."""
+        plain = rows & np.isfinite(self.y).all(axis=-1) & (np.abs(self.x).max(axis=-1) < 2.0**20)
         rows = plain if plain.any() else rows
         off, size = np.abs(self.y - self.truth)[rows], np.abs(self.truth[rows]).max()
         features = np.flatnonzero((off > self.allowed[rows]).any(axis=0))

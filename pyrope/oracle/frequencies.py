@@ -83,6 +83,7 @@ class MeasuredTheta(NamedTuple):
 
 
 def span(theta: Array) -> str:
+    """The first frequency and the last one."""
     return " … ".join(f"{theta[i]:.7g}" for i in (0, -1)[: len(theta)]) or "none"
 
 
@@ -138,8 +139,8 @@ def right_frequencies(measured: MeasuredTheta, rope: Rope) -> Array:
 
 
 def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, Array]]:
-    """What else a rope's own numbers make, the simplest first."""
-    theta, w, scaling = frequencies(rope), rope.base ** -exponents(rope), rope.scaling
+    """Frequencies that common mistakes make of an expected rope, the simplest mistake first."""
+    theta, scaling = frequencies(rope), rope.scaling
     still = ~measured.turning & (theta > 8 * measured.unsure)
     yield Named("not rotated", "no pair turns"), 0 * theta
     fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
@@ -152,25 +153,31 @@ def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, A
         with suppress(ValueError):  # axes without pairs
             axes = Axes("listed", owners, series)
             yield Named("series of the axes", words), frequencies(replace(rope, axes=axes))
-    if isinstance(scaling, Proportional):
-        fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
-        yield Named("whole head rotated", fact), w / scaling.factor
-    if scaling is not None:
-        rule = f"{RULES[type(scaling)]} scaling"
-        fact = f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}"
-        yield Named("scaling ignored", fact, replace(rope, scaling=None)), w
-        fact = f"the effect of {rule} on the frequencies is squared"
-        yield Named("scaling applied twice", fact), theta**2 / w
-        yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them"), w**2 / theta
-    if isinstance(scaling, LongRoPE):
-        for name, factors in (("short", scaling.short), ("long", scaling.long)):
-            yield Named("wrong list of factors", f"the {name} list is used"), w / np.array(factors)
+    yield from _of_rescaling(rope)
     if not isinstance(scaling, Linear):  # another factor, which `_rescaled` finds
         by = _multiple(measured, rope)
         known = {2.0: "rotated twice", rope.base ** (-2 / rope.width): "index counted from 1", **UNITS}
         fault = next((name for number, name in known.items() if abs(by / number - 1) < 1e-6), "angles multiplied")
         if fault in known.values() or scaling is not None or by > 1:
             yield Named(fault, f"all angles are {by:.9g} times what is expected"), theta * by
+
+
+def _of_rescaling(rope: Rope) -> Iterator[tuple[Named, Array]]:
+    """What a rescaling makes that is left out, applied twice, inverted, or has the other list."""
+    theta, w, scaling = frequencies(rope), rope.base ** -exponents(rope), rope.scaling
+    if scaling is None:
+        return
+    if isinstance(scaling, Proportional):
+        fact = f"all {rope.head_dim} features turn, not {2 * np.count_nonzero(theta)}"
+        yield Named("whole head rotated", fact), w / scaling.factor
+    rule = f"{RULES[type(scaling)]} scaling"
+    fact = f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}"
+    yield Named("scaling ignored", fact, replace(rope, scaling=None)), w
+    yield Named("scaling applied twice", f"the effect of {rule} on the frequencies is squared"), theta**2 / w
+    yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them"), w**2 / theta
+    if isinstance(scaling, LongRoPE):
+        for name, factors in (("short", scaling.short), ("long", scaling.long)):
+            yield Named("wrong list of factors", f"the {name} list is used"), w / np.array(factors)
 
 
 def _multiple(measured: MeasuredTheta, rope: Rope) -> float:
@@ -256,7 +263,7 @@ def _other_ramp(measured: MeasuredTheta, rope: Rope) -> Named | None:
 
 
 def _kept(theta: Array, w: Array, s: float) -> Array:
-    """How much of w is kept where θ = w·(t + (1 − t)/s): 1 as it was, 0 divided by s."""
+    """t of θ = w·(t + (1 − t)/s): 1 where w is kept, 0 where it is divided by s."""
     return np.asarray((theta / w - 1 / s) / (1 - 1 / s))
 
 

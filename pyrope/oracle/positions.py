@@ -53,9 +53,9 @@ class Became(NamedTuple):
 
     fault: str
     words: str
-    holds: Any = True  # bool (W,): for which of the wrong rows
-    general: bool = False  # whether where it happens says more than the name
-    silent: Any = False  # bool (N,): which rows of all would be right with this mistake
+    holds: Any = True  # bool (W,): which of the wrong rows it explains
+    general: bool = False  # whether it is better named by where it happens
+    silent: Any = False  # bool (N,): which of all rows would be right in spite of this mistake
 
 
 Facts: TypeAlias = Mapping[str, Any]
@@ -88,10 +88,12 @@ def acts_at(turned: Array, theta: Array, most: float) -> tuple[Array, Array]:
 def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) -> Became | None:
     """The positions that rows are turned by instead of theirs.
 
-    Turned (W, p) is what each pair of the rows (W,) is multiplied with; ``facts`` has for all rows, (N,), the position
-    p, whether they are right, and what `OTHERS` are; ``narrow``: x has few bits. A relation that leaves all right rows
-    right is preferred: it explains which rows are wrong. Any other is made in a part of the rows alone. Positions
-    in proportion to p are a matter of the frequencies, and those near p of their rounding.
+    ``turned`` (W, p) is what each pair of the W wrong rows is multiplied with; ``facts`` has for all N rows the
+    position p, whether the row is right, and what `OTHERS` and `AROUND` say; ``narrow``: x has few bits.
+
+    A relation that would leave all right rows right is preferred, as it says which rows are wrong. Any other one holds
+    in a part of the rows alone: it is ``general``. Positions in proportion to p are left to the frequencies, and those
+    near p to their rounding.
     """
     some = np.unique(np.linspace(0, len(rows) - 1, SOLVED).astype(np.int64))  # of many rows these will do
     own, best, right = {name: fact[rows[some]] for name, fact in facts.items()}, None, facts["right"]

@@ -32,8 +32,8 @@ class Rule(NamedTuple):
 
 
 def simplest(columns: Mapping[str, Any], wrong: Any, speaks: Any = None) -> Rule | None:
-    """The rule for ``wrong``, bool (N,), or None if all or none are wrong. One statement is preferred to two, and of
-    those that hold for equally few the first; what does not ``speak`` is neither right nor wrong."""
+    """The rule for ``wrong``, bool (N,), or None if all or none are wrong. One statement is preferred to two, and the
+    first column to others that say as much. What does not ``speak`` counts as neither right nor wrong."""
     wrong = np.asarray(wrong, bool)
     speaks = wrong | (np.ones_like(wrong) if speaks is None else np.asarray(speaks, bool))
     if not wrong.any() or wrong[speaks].all():
