@@ -51,9 +51,6 @@ def differences(found: Description, rope: Rope) -> list[Named]:
         return shapes + axes + factor
     named = None if due.pairs != rope.pairs else name_frequencies(found.measured, due)
     numbers = [] if named is None else [named]
-    follows = numbers[0].rope if numbers else None
-    if follows is not None and not [*_factor(found, follows)]:  # the factor of lengths comes with the frequencies
-        factor = rest
     return shapes + signs + axes + numbers + start + factor
 
 

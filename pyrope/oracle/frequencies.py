@@ -172,7 +172,7 @@ def _of_rescaling(rope: Rope) -> Iterator[tuple[Named, Array]]:
         yield Named("whole head rotated", fact), w / scaling.factor
     rule = f"{RULES[type(scaling)]} scaling"
     fact = f"the frequencies are those without {rule}, {span(w)}, not {span(theta)}"
-    yield Named("scaling ignored", fact, replace(rope, scaling=None)), w
+    yield Named("scaling ignored", fact), w
     yield Named("scaling applied twice", f"the effect of {rule} on the frequencies is squared"), theta**2 / w
     yield Named("scaling inverted", f"frequencies are multiplied where {rule} divides them"), w**2 / theta
     if isinstance(scaling, LongRoPE):
@@ -232,12 +232,12 @@ def _rescaled(measured: MeasuredTheta, rope: Rope) -> Named | None:
         got, scaling = other.scaling, rope.scaling
         if got is None or scaling is None or type(got) is not type(scaling):
             words = f"{_rule(other)}; as {got!r}"
-            return Named(f"another rescaling: {RULES[type(got)]}", f"the frequencies are those of {words}", other)
+            return Named(f"another rescaling: {RULES[type(got)]}", f"the frequencies are those of {words}")
         names = [field.name for field in fields(got) if getattr(got, field.name) != getattr(scaling, field.name)]
         parts = [f"{name} {getattr(got, name)}, {getattr(scaling, name)} expected" for name in names]
         parts += [f"base {other.base:.8g}, {rope.base:g} expected"] * (other.base != rope.base)
         fault = "wrong base" if other.base != rope.base else f"wrong scaling parameter: {', '.join(names)}"
-        return Named(fault, f"the frequencies are as with {'; and '.join(parts)}", other)
+        return Named(fault, f"the frequencies are as with {'; and '.join(parts)}")
     return None
 
 
