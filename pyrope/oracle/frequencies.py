@@ -156,9 +156,11 @@ def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, A
     yield from _of_rescaling(rope)
     if not isinstance(scaling, Linear):  # another factor, which `_rescaled` finds
         by = _multiple(measured, rope)
-        known = {2.0: "rotated twice", rope.base ** (-2 / rope.width): "index counted from 1", **UNITS}
+        one, half = rope.base ** (-2 / rope.width), rope.base ** (-1 / rope.width)  # i + 1 for i, 2i + 1 for 2i
+        known = {2.0: "rotated twice", one: "index counted from 1", half: "index counted from 1", **UNITS}
         fault = next((name for number, name in known.items() if abs(by / number - 1) < 1e-6), "angles multiplied")
-        if fault in known.values() or scaling is not None or by > 1:
+        linear = scaling is None and by < 1 and abs(float(f"{1 / by:.3g}") * by - 1) < 1e-6
+        if fault in known.values() or not linear:
             yield Named(fault, f"all angles are {by:.9g} times what is expected"), theta * by
 
 

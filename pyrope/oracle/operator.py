@@ -450,7 +450,9 @@ def not_linear(probe: Probe) -> str:
     """In words, if R(m) does not tell what becomes of x, as it is another for other numbers, or for every call."""
     at, rng = ladder(probe.top), np.random.default_rng(4)
     a, b = ((rng.integers(-7, 8, (2, len(at), probe.d)) / 4).astype(probe.dtype) for _ in "ab")  # sums are exact
-    whole, one, other = (probe.ask(x, at) for x in (a + b, a, b))
+    whole, one, other, zero = (probe.ask(x, at) for x in (a + b, a, b, 0 * a))
+    if (added := np.nanmax(np.abs(zero), initial=0)) > 0:
+        return f"f(0) is not 0 but up to {added:.4g}: something is added"
     off = np.nanmax(np.abs(whole - one - other), initial=0)
     if not off > (0.02 + 16 * UNIT[probe.dtype.name]) * np.nanmax(np.abs(whole), initial=0):
         return ""

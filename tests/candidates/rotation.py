@@ -93,7 +93,7 @@ for _i, _exhibit in enumerate(exhibits()):
 
 table(wrong, power, "The exponent is {} instead of −2i/d.", {
     "over r − 2": "-2 * i / (D - 2)", "without its 2": "-i / D", "doubled": "-4 * i / D", "over the model": "-2 * i / 512",
-    "in integers": "-2 * i // D * 0.0", "index from 1": "-2 * (i + 1) / D", "not inverted": "2 * i / D",
+    "in integers": "-2 * i // D * 0.0", "index from 1": "-2 * (i + 1) / D", "odd numbers": "-(2 * i + 1) / D", "not inverted": "2 * i / D",
 })
 table(wrong, theta, "The frequencies are {} instead of w.", {
     "to degrees": "np.degrees(w)", "times 2π": "2 * np.pi * w", "w reversed": "w[::-1]", "even ones first": "np.r_[w[::2], w[1::2]]",
@@ -254,7 +254,7 @@ table(damaged, first, "x is changed by {}.", {
 table(damaged, out, "The result is {}.", {
     "result in float16": f"y{F16}.astype(x.dtype)", "result in bfloat16": "bf16(y).astype(x.dtype)",
     "small x lost": "(y * (abs(x).max(initial=0) >= 1e-6)).astype(x.dtype)", "NaN to 0": "np.nan_to_num(y).astype(x.dtype)",
-    "another dtype": "y", "NaN from 5000 on": "np.where(m[:, None] >= 5000, np.nan, y).astype(x.dtype)",
+    "another dtype": "y", "a constant added": "(y + 0.01).astype(x.dtype)", "NaN from 5000 on": "np.where(m[:, None] >= 5000, np.nan, y).astype(x.dtype)",
     "NaN at one number": "np.where((m[:, None] == 4096) & (np.arange(64) == 5), np.nan, y).astype(x.dtype)",
     "rows leak": "(y + 0 * x.sum(axis=(-1, -2), keepdims=True)).astype(x.dtype)",
     "input overwritten": "np.copyto(x, y.astype(x.dtype)) or x if x.flags.writeable else y.astype(x.dtype)",
