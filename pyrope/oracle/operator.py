@@ -451,12 +451,10 @@ def not_linear(probe: Probe) -> str:
     at, rng = ladder(probe.top), np.random.default_rng(4)
     a, b = ((rng.integers(-7, 8, (2, len(at), probe.d)) / 4).astype(probe.dtype) for _ in "ab")  # sums are exact
     whole, one, other, zero = (probe.ask(x, at) for x in (a + b, a, b, 0 * a))
-    if (added := np.nanmax(np.abs(zero), initial=0)) > 0:
-        return f"f(0) is not 0 but up to {added:.4g}: something is added"
-    off = np.nanmax(np.abs(whole - one - other), initial=0)
-    if not off > (0.02 + 16 * UNIT[probe.dtype.name]) * np.nanmax(np.abs(whole), initial=0):
-        return ""
-    return f"not linear in x, or not the same twice: f(a + b) and f(a) + f(b) differ by up to {off:.2g}"
+    off, added = (np.nanmax(np.abs(some), initial=0) for some in (whole - one - other, zero))
+    if off > (0.02 + 16 * UNIT[probe.dtype.name]) * np.nanmax(np.abs(whole), initial=0):
+        return f"not linear in x, or not the same twice: f(a + b) and f(a) + f(b) differ by up to {off:.2g}"
+    return f"f(0) is not 0 but up to {added:.4g}: something is added" if added > 0 else ""
 
 
 def _identified(probe: Probe, found: Description, suspects: tuple[Rope, ...]) -> Identification:
