@@ -33,6 +33,7 @@ RULE = "chain rule:"
 ANOTHER = f"{RULE} another ds"
 GATHERED: dict[str, Any] = {
     "shared key heads: the first query head alone": lambda x: x[:, :, 0],
+    "shared key heads: the last query head alone": lambda x: x[:, :, -1],
     "heads: tiled": lambda x: x.reshape(len(x), -1, x.shape[1], *x.shape[3:]).sum(axis=1),
 }
 

@@ -159,8 +159,9 @@ def masked(m: Measured, known: Array) -> list[Finding]:
     ahead = where(m.call, extra, ~m.visible)
     back = where(m.call, missing, m.visible, {"the weight due": m.right.weights})
     how, both = "not seen" if missing.any() else "seen though hidden", missing.any() and extra.any()
-    how, words = (f"{how}, and others seen", f"; missing{back}; too many{ahead}") if both else (how, ahead + back)
-    return [Finding(f"{'cache: keys' if m.call.chunks else 'keys:'} {how}", fact + words)]
+    if both:
+        how, back, ahead = f"{how}, and others seen", back and f"; missing{back}", ahead and f"; too many{ahead}"
+    return [Finding(f"{'cache: keys' if m.call.chunks else 'keys:'} {how}", fact + back + ahead)]
 
 
 def _fact(m: Measured, extra: Array, missing: Array) -> str:
@@ -232,5 +233,7 @@ def _options(call: Call, causal: Array, near: Array) -> Ways:
         if mask.shape[-1] == mask.shape[-2]:
             yield "mask=: transposed", right & mask.swapaxes(-1, -2)
     if segments is not None:
+        own, of = segments[:, None, rows, None], segments[:, None, None]
         yield "segments=: ignored", right
-        yield "segments=: instead of causality", (segments[:, None, rows, None] == segments[:, None, None]) & near
+        yield "segments=: instead of causality", (own == of) & near
+        yield "segments=: of row 0 for all", right & (own[:1] == of[:1])

@@ -330,6 +330,7 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "begin each call anew, or compare the key; model.eval(), dropout_p=0.0; write all of the result"),
     "some calls": Mistake("these calls take a path of their own: a tile, a grid or a branch for their sizes or numbers",
         "look at the code that runs for what they have in common, beside the general path"),
+    "dropout": Mistake("dropout is left on outside of training", "model.eval(), dropout_p=0.0"),
     "grade": Mistake("a step rounds in a narrower dtype than was asked for", "keep it in float32, and round once"),
 }  # fmt: skip
 

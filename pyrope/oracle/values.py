@@ -144,7 +144,8 @@ class Values:
         if told.function is None and off < 0.02:
             return [Finding(FEW, f"they are off by {off:.2g} of their size: of values, {examples(v, y)}")]
         step = "output" if self._after(told, answer) else "values"
-        return [Finding(f"{step}: {told.words}", f"of values, {examples(v, y)}")]
+        words = told.words.replace("each vector", "each vector or head")  # whose tokens all had the same value
+        return [Finding(f"{step}: {words}", f"of values, {examples(v, y)}")]
 
     def _alike(self, sizes: bool) -> tuple[Array, Array, bool]:
         """A value (b, g, 1, d) that all tokens have, what comes out of it, and whether that is for sure: where

@@ -96,7 +96,7 @@ def apart(m: Measured) -> list[Finding]:
         return lost
     if not m.sees.any():
         return [*lost, Finding("values: not used", "the output does not depend on the values")]
-    if whole := _functions(m):
+    if whole := _dropped(m) or _functions(m):
         return [*lost, whole]
     made = numerators(m)
     hidden = _level(m, made)
@@ -107,6 +107,17 @@ def apart(m: Measured) -> list[Finding]:
         uneven = [*counts(m, made)] if m.linear else []
         listed += uneven or totals(m, made, bool(others))
     return listed
+
+
+def _dropped(m: Measured) -> Finding | None:
+    """Weights that are zeros at random, while all others are too large by the factor that makes up for it."""
+    large = m.visible & (np.abs(m.right.weights) > 1e-3) & ~m.bad
+    share = np.where(large & m.sees, m.weights / m.right.weights, np.nan)
+    zeros, factor = float((large & ~m.sees).sum() / max(large.sum(), 1)), float(np.nanmedian(share))
+    alike = np.nanmax(np.abs(share / factor - 1), initial=0) < 10 * m.close
+    if not (0.001 < zeros < 0.9 and alike and factor > 1.0005 and abs(factor * (1 - zeros) - 1) < 0.2):
+        return None
+    return Finding("dropout", f"{zeros:.1%} of the weights are zeros, and all others the right ones times {factor:.4g}")
 
 
 def _functions(m: Measured) -> Finding | None:

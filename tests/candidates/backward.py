@@ -77,6 +77,7 @@ wrong("scaled twice", "dq and dk are scaled twice.", ("ds @ k * d**-0.5", "ds @ 
 table(wrong, gathered, "Gradients of the heads of a group become x{}.", {
     "heads tiled": ".reshape(x.shape[0], -1, g, *x.shape[2:]).sum(axis=1)",
     "first head": ".reshape(x.shape[0], g, -1, *x.shape[2:])[:, :, 0]", "heads not summed": "",
+    "last head": ".reshape(x.shape[0], g, -1, *x.shape[2:])[:, :, -1]",
     "mean of heads": ".reshape(x.shape[0], g, -1, *x.shape[2:]).mean(axis=2)",
 }, **GROUPED)
 wrong("not causal", "Every query sees every key.", ALL)

@@ -114,6 +114,8 @@ for _name, _fact, *_edits in (
     ("mask for causality", "With a mask nothing else hides.", ("seen = seen & mask", "seen = mask")),
     ("mask transposed", "The mask is transposed where it is square.", ("& mask", "& (mask if n < m else mask.swapaxes(2, 3))")),
     ("segments ignored", "Packed sequences see each other.", ("segments[:, None, -n:, None] ==", "True |")),
+    ("segments of row 0", "The segments of row 0 are used for all.",
+     ("(segments[:, None, -n:, None] == segments[:, None", "(segments[:1, None, -n:, None] == segments[:1, None")),
     ("long padding", "After 64 keys that are hidden the rest counts half.",
      times("1 if mask is None else 1 - 0.5 * (~mask[..., :64].any(-1) & mask.any(-1))[..., None]")),
 ):
