@@ -74,7 +74,7 @@ CASES = [
     ("layers.0.q_rotated", "other pairs", "the second as half, 8 of 16 features, the prefix", turning(rotary_dim=8)),
     ("layers.0.q_rotated", "turned backwards", "the other way", turning(direction=-1)),
     ("layers.0.q_rotated", "other frequencies", "(base 500000", turning(base=500000.0)),
-    ("layers.0.q_rotated", "other frequencies", "(yarn, base 10000, factor 16", turning(scaling=YaRN(16.0, 64, attention_factor=1.0))),
+    ("layers.0.q_rotated", "other frequencies", "the second by 1 to 1.98e-05", turning(scaling=YaRN(16.0, 64, attention_factor=1.0))),
     ("layers.0.q_rotated", "scaled", "1.25 times the first", turning(scaling=YaRN(1.0, 64, attention_factor=1.25))),
     ("layers.0.q_rotated", "other positions", "ahead: 100 from row 0 on", turning(at=np.arange(N) + 100)),
     ("layers.0.q_rotated", "other positions", "0 from row 0 on, -7 from row 7 on", turning(at=np.arange(N) - 7 * (np.arange(N) >= 7))),

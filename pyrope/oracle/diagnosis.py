@@ -285,6 +285,8 @@ def _name(rule: Rule) -> str:
         return STATE
     if about == "position":
         return next((name for sign, name in OF_POSITIONS.items() if sign in words), ELSEWHERE)
+    if about.startswith("the head"):
+        return ABOUT["head"]
     return ABOUT.get(about, "some shapes wrong" if about.startswith("x has") else "some lengths wrong")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ SHAPES = "some shapes wrong"
 ABOUT = {
     "row": "rows differ", "rows": "some lengths wrong", "position": "some positions wrong", "head": "heads differ",
     "heads": "heads differ", "axes of x": SHAPES, "batch row": "batch rows differ", "batch": "batch rows differ",
-    "head of all": "heads differ", "rows after it": "rows differ", "numbers": SHAPES,
+    "head of all": "heads differ", "heads in all": "heads differ", "rows after it": "rows differ", "numbers": SHAPES,
     "positions of their own": "positions of a batch misread", "x": "strides ignored", "positions": "positions misread",
     "values of x": "not linear", "order": ORDER, "as many heads as rows": "heads read as positions",
     "as many rows as features": "some lengths wrong", "rows are a power of two": "some lengths wrong",
@@ -115,7 +116,7 @@ def _of_call(call: RotationCall) -> dict[str, Any]:
     heads, m = lead[-1] if lead else 0, call.positions.reshape(-1, n)[0] if n else np.zeros(0, np.int64)
     steps = np.diff(m)
     return {
-        "rows": n, "heads": heads, "axes of x": str(len(lead) + 2),
+        "rows": n, "heads": heads, "heads in all": math.prod(lead), "axes of x": str(len(lead) + 2),
         "batch": lead[0] if len(lead) > 1 else 0,
         "positions of their own": bool(call.own), "x": call.memory, "positions": call.places,
         "values of x": call.values,
@@ -141,13 +142,14 @@ def _order(m: Array, steps: Array) -> str:
 
 
 def tails(columns: dict[str, Array], wrong: Array) -> Iterator[tuple[str, Array]]:
-    """What is left over by blocks of rows, if all wrong rows, bool (N,), are among it."""
-    row, rows = columns["row"], columns["rows"]
-    for k in range(2, LARGEST_BLOCK + 1):
-        if (row[wrong] >= rows[wrong] // k * k).all():
-            tail = row >= rows // k * k
-            yield f"the row is after the last full block of {k}", tail
-            yield f"the row is after one or more full blocks of {k}", tail & (rows >= k)
+    """What is left over by blocks of rows or of heads, if all wrong rows, bool (N,), are among it."""
+    for what, of, among in (("row", "row", "rows"), ("head", "head of all", "heads in all")):
+        place, count = columns[of], columns[among]
+        for k in range(2, LARGEST_BLOCK + 1):
+            if (place[wrong] >= count[wrong] // k * k).all():
+                tail = place >= count // k * k
+                yield f"the {what} is after the last full block of {k}", tail
+                yield f"the {what} is after one or more full blocks of {k}", tail & (count >= k)
 
 
 def _recalled(seen: dict[Any, Array], call: RotationCall, each: Array) -> dict[str, Array]:
