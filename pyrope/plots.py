@@ -302,7 +302,7 @@ def sharding_figure() -> Figure:
 
 
 def operator_figure(rope: Rope | None = None) -> Figure:
-    """R(m) of a candidate that takes other pairs, beside the expected one; pyrope check --plot draws that of yours."""
+    """R(m) of a candidate that takes other pairs, beside the expected one."""
     rope, position = rope or Rope(16, 10000.0, "half"), 3
     other = replace(rope, layout="half" if rope.layout == "interleaved" else "interleaved")
     at = np.array(position) if rope.axes is None else position + np.arange(rope.axes.count)  # another on each axis
