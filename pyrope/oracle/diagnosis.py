@@ -202,10 +202,11 @@ class Diagnosis:
         return columns
 
     def _where(self, rows: Array, rule: Rule | None) -> str:
-        """The rule, and the first wrong number."""
+        """The rule, if it is exact or says more than how many are wrong, and the first wrong number."""
         if rule is not None and rule.exact:
             return f"exactly where {rule.words}; {self._first(rows)}"
-        share = f", {rule.share:.0%} of those where {rule.words}" if rule is not None and rule.share > 0.5 else ""
+        says = rule is not None and rule.share > max(0.5, 0.1 + rows.sum() / len(self.table.wrong))
+        share = f", {rule.share:.0%} of those where {rule.words}" if rule is not None and says else ""
         looked = f"{int(rows.sum()):,} of the {len(self.table.wrong):,} rows looked at are wrong"
         return f"{looked}{share}; {self._first(rows)}"
 
