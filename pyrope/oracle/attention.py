@@ -70,7 +70,7 @@ class Asked:
     def __init__(self, fn: Function, incremental: Begin, backward: bool) -> None:
         self.fn, self.begin, self.made = fn, incremental, list[Function]()
         self.whole = Candidate(wrapping(self._tidy, fn), none_is_zero=backward)
-        self.steps = Candidate(self._step)
+        self.steps, self.notes = Candidate(self._step), set[str]()
 
     def __call__(self, call: Call) -> list[Array]:
         """The result, or the three gradients, in float64. Raises `Unreadable`."""
@@ -78,7 +78,10 @@ class Asked:
         given = {name: x for name, x in given.items() if x is not None}
         if call.chunks:
             return [self._by_steps(call, given)]
-        return self.whole(given, ["q"] if call.g is None else ["q", "k", "v"], call.options)
+        answers = self.whole(given, ["q"] if call.g is None else ["q", "k", "v"], call.options)
+        if (lost := np.isnan(call.q).any(axis=-1)).any() and np.isfinite(answers[0][lost]).any():
+            self.notes.add("a query of NaN comes out as numbers, as of nan_to_num: not judged")
+        return answers
 
     def _tidy(self, *arrays: Array, **options: Array) -> Any:
         """What fn returns; shapes that are mistakes with a name are put right, and the mistake is kept."""
@@ -204,7 +207,7 @@ def examine(check: Check, first: list[Array] | None = None) -> Report:
     check.make(first)
     if failure := _failure(check):
         return _report(check, "not judged", failure=failure)
-    check.notes += _refusals(check)
+    check.notes += [*_refusals(check), *check.asked.notes]
     _set_aside(check)
     findings, precision = [*_findings(check)], None
     if not check.wrong:
@@ -403,7 +406,7 @@ def _explained(check: Check) -> list[Finding]:
     few = check.tried[0].wrong and len(check.tried) - len(check.wrong) < 4  # right calls: any rule would do
     exact = rule if rule is not None and rule.exact and not few else None
     path = PATHS.get(exact.about) if exact else None
-    if found and path is None:
+    if found and path is None and not (exact and all(x.fault.startswith("unexplained") for x in found)):
         return [replace(x, where="; ".join(words for words in (x.where, where) if words)) for x in found]
     path = path or ("state" if exact and "earlier" in exact.about else "some calls")
     fault = f"{path}: {exact.words.partition(' (')[0]}" if exact else "unexplained"

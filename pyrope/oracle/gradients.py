@@ -17,11 +17,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import definition
 from ..backend import Array
+from ..theta import frequencies
 from .measured import Measured, digits, elsewhere, masks, read, rows_where, where
+from .positions import acts_at
 from .report import Finding, side_by_side
-from .responses import examples, response
+from .responses import depends, examples, response
 from .steps import EXACT, RIGHT, SLOPES, Allowed, Backward, Call, How, Spec, cap_slope, same, weigh
+from .turning import other_positions
 from .values import NEAR, sources
 from .weights import CLOSE, apart
 
@@ -41,36 +45,66 @@ GATHERED: dict[str, Any] = {
 # ── The chain rule in other ways ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def ways(made: Backward, tensor: int, row: Array) -> Iterator[tuple[str, How]]:
-    """How a tensor may be made, and what is then wrong: nothing, or one step; ``row`` is D as dq shows it."""
-    yield "", RIGHT
-    yield from ((f"{RULE} gradients {words}", How(back=back)) for words, back in _turns(made, tensor).items())
+def ways(made: Backward, tensor: int, answer: Array, row: Array) -> Iterator[tuple[str, str, How]]:
+    """How a tensor may be made, and what is then wrong: nothing, or one step, and how that is known; ``row`` is D as dq
+    shows it."""
+    yield "", "", RIGHT
+    yield from _turned(made, tensor, answer)
     if tensor and made.call.square:
-        yield f"{RULE} not transposed", How(left=same)
+        yield f"{RULE} not transposed", "", How(left=same)
     if tensor and made.call.k.shape[1] < made.call.q.shape[1]:
-        yield from ((fault, How(gather=gather)) for fault, gather in GATHERED.items())
+        yield from ((fault, "", How(gather=gather)) for fault, gather in GATHERED.items())
     if tensor < 2:
-        yield f"{RULE} another {_term(made.spec)}", How(row=row)
+        moved = elsewhere(-made.both[-1], row, 10 * LOOSE * float(np.abs(row).max()))
+        yield f"{RULE} another {_term(made.spec)}", moved, How(row=row)
 
 
 def _term(spec: Spec) -> str:
     return "row term" if spec.feature_map is None else "denominator's derivative"
 
 
-def _turns(made: Backward, tensor: int) -> dict[str, Any]:
-    """How gradients are turned back, (b, h, n, d)."""
-    if made.spec.rope is None or made.spec.turns is None:
-        return {}
-    rope, at = made.spec.turns, made.at
-    back, counted = partial(EXACT.turned, rope=rope.transposed), np.arange(at.shape[-1])
+def _turned(made: Backward, tensor: int, answer: Array) -> Iterator[tuple[str, str, How]]:
+    """How gradients are turned back, (b, h, n, d), as the pairs of each token show it."""
+    spec, rope, at = made.spec, made.spec.turns, made.at
+    if spec.rope is None or rope is None:
+        return
+    back = partial(EXACT.turned, at=at, rope=(spec.rope if tensor == 2 else rope).transposed)
     if tensor == 2:
-        return {"of values rotated": partial(EXACT.turned, at=at, rope=made.spec.rope.transposed)}
-    return {
-        "not rotated back": same,
-        "rotated forwards, not back": partial(EXACT.turned, rope=rope, at=at),
-        "rotated back by 0, 1, 2, …": partial(back, at=0 * at + counted),
-        "rotated back by the positions of row 0": partial(back, at=0 * at + at[:1]),
-    }
+        yield f"{RULE} gradients of values rotated", "", How(back=back)
+        return
+    first, rest = made.terms(tensor, How(back=same))
+    slope = np.ones(1)
+    if spec.feature_map is None:
+        first, rest = first + rest, np.zeros(1)
+    else:
+        yield f"{RULE} denominator's derivative rotated", "", How(plain=back)
+        slope = SLOPES[spec.feature_map](made.call.k if tensor else made.call.q)
+    reads, writes = definition.pairs(rope.layout, rope.width, rope.start)
+    due, got = (x[..., reads[0]] + 1j * x[..., reads[1]] for x in (first / slope, (answer - rest) / slope))
+    sums = (got * due.conj()).sum(axis=1)  # over the heads, (b, n, p)
+    if np.abs(sums).sum() > 0.99 * np.abs(got * due).sum():  # or it is no rotation
+        turn = rope.attention_factor * np.exp(1j * np.angle(sums))
+        turned = partial(definition.rotate, cos=turn.real[:, None], sin=turn.imag[:, None], reads=reads, writes=writes)
+        told = np.abs(sums).sum(axis=-1) > 1e-4 * np.abs(sums).sum(axis=-1).max()
+        yield *_positions(made, np.where(told[..., None], turn.conj(), np.nan)), How(back=turned)
+
+
+def _positions(made: Backward, turn: Array) -> tuple[str, str]:
+    """Which mistake makes gradients turn back so, (b, n, p), NaN where it is not known: the positions that they act at,
+    in words."""
+    rope, p = made.spec.turns, np.broadcast_to(made.at[:, 0], turn.shape[:2])
+    assert rope is not None
+    theta = rope.direction * frequencies(rope)
+    known, most = np.isfinite(turn).all(axis=-1), 2 * float(np.abs(p).max()) + 10
+    acts = np.full(p.shape, np.nan)
+    acts[known] = acts_at(turn[known], theta, most)[0]
+    listed = [("not rotated back", 0 * p), ("rotated forwards, not back", -p)]
+    words = next((words for words, x in listed if np.nanmax(np.abs(acts - x)) < 0.2), "")
+    if words:
+        return f"{RULE} gradients {words}", ""
+    others = other_positions(replace(made.call, positions=p), p.astype(np.float64), [acts])
+    words = next((f"as at {words}" for _, words, x in others if np.nanmax(np.abs(acts - x)) < 0.2), "")
+    return f"{RULE} gradients rotated back by other angles", words
 
 
 # ── What is wrong ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,6 +137,8 @@ class Gradients:
             told = {x.fault for x in found}
             own = ((*x, i) for i in wrong if i < 2 for x in explained[i] if x[0] not in {*told, ANOTHER})
             return [*found, *_merged(own)]  # what is explained by the right weights is no consequence of others
+        if not all(explained.values()) and (damaged := self._incoming()):
+            return [damaged]
         return _merged((*x, i) for i in wrong for x in explained[i] or self._noise(i))
 
     def _where(self, i: int) -> str:
@@ -138,7 +174,7 @@ class Gradients:
     def _terms(self, made: Backward, i: int, row: Array) -> list[Fault]:
         """The faults and facts of one tensor, if some multiples of its terms, made in some way, are its numbers."""
         answer = self.answers[i]
-        for fault, how in ways(made, i, row):
+        for fault, known, how in ways(made, i, answer, row):
             terms = made.terms(i, how)
             products = np.array([[(x * y).sum() for y in (*terms, answer)] for x in terms])
             much = np.linalg.pinv(products[:, :-1], rcond=1e-9, hermitian=True) @ products[:, -1]
@@ -146,9 +182,7 @@ class Gradients:
             off, size = np.abs(sums - answer).max(), np.abs(sums).max()
             if off <= 4 * self.limits[i].worst.max() + self.loose * size and size > 0:
                 fact = f"all {answer.size} numbers are what this mistake makes, within {off:.1g}"
-                if how.row is not None:
-                    fact = elsewhere(-made.both[-1], row, 10 * self.loose * float(np.abs(row).max())) or fact
-                return [*([(fault, fact)] if fault else []), *self._multiples(much, i)]
+                return [*([(fault, known or fact)] if fault else []), *self._multiples(much, i)]
         return []
 
     def _summed(self, i: int) -> list[Fault]:
@@ -165,6 +199,10 @@ class Gradients:
                 return [(f"{RULE} feature map's derivative missing", "they are what is due once multiplied with φ′")]
             if not slope.all():
                 return []
+            some = np.abs(due := first + second) > 0.05 * np.abs(due).max()
+            x, right, ratio = own[some], slope[some], (answer / due * slope)[some]
+            if depends(x, ratio) and not self._near(right, ratio):
+                return [(f"{RULE} feature map's derivative another function", f"of x, φ′ {examples(x, ratio)}")]
             answer = (answer - second) / slope
         answer = answer if rope is None else EXACT.turned(answer, at, rope) / rope.attention_factor**2
         other = turned.reshape(*answer.shape[:2], -1, own.shape[-1])  # of dk, those of all query heads of a group
@@ -257,6 +295,19 @@ class Gradients:
             return []
         found = apart(Measured(self.spec, self._forward, self.call, weights, CLOSE[self.spec.dtype.name][0], self.call))
         return [replace(x, fact=f"in the weights that dv shows: {x.fact}") for x in found]
+
+    def _incoming(self) -> Finding | None:
+        """What becomes of g, (b, g, 1, d): that of the last query, of one head of each group, all others 0, is in dv,
+        times a weight."""
+        step, g = self.call.q.shape[1] // self.call.k.shape[1], np.zeros_like(self.call.q)
+        g[:, ::step, -1] = np.random.default_rng(3).standard_normal(g[:, ::step, -1].shape) * 3
+        dv, w = self.ask(replace(self.call, g=g))[2], weigh(self.spec, self.call).weights[:, ::step, -1]
+        best = np.abs(w).argmax(axis=-1)[..., None]
+        y = np.take_along_axis(dv, best[..., None], axis=2) / np.take_along_axis(w, best, axis=-1)[..., None]
+        x = g[:, ::step, ::-1].astype(np.float64)
+        found = response(x, y, self.near)
+        lost = found.function is None or found.words == "zeros"
+        return None if lost else Finding(f"gradients: g {found.words}", f"of g, {examples(x[..., :1, :], y)}")
 
     def _forward(self, call: Call) -> Array:
         """What a forward pass with these weights returns for values that are unit vectors, or zeros: by unit vectors

@@ -276,6 +276,8 @@ ATTENTION: dict[str, Mistake] = {  # by the step that is done in another way
         "or in a cache", "rotate both, once, in the same direction"),
     "feature map": Mistake("φ is another function, of scaled inputs, on one side alone, or applied after the rotation",
         "R·φ(x), for q and k, with the map of the model; what scales x is left out"),
+    "weights": Mistake("an approximation of exp, or weights that are clipped, or dropped or made larger where they are "
+        "small", "exp, and a division by the sum, of all of them"),
     # Which keys are seen, and how often.
     "causality": Mistake("the causal mask is missing, shifted, not meant, or made of blocks or of positions, which may "
         "repeat; the output of linear attention is taken before the state is updated",

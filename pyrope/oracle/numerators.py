@@ -19,7 +19,7 @@ from .attention_calls import unit_values
 from .candidate import UNIT, Unreadable
 from .measured import Measured, Ways, digits, query_at, where
 from .report import Finding, side_by_side
-from .responses import alike, examples, narrowed, response
+from .responses import alike, depends, examples, narrowed, response
 from .steps import Call, Spec, capped, same, spread
 from .turning import Turn, Way, products, right_way
 
@@ -65,13 +65,38 @@ def numerators(m: Measured) -> Numerators:
             break
     if best.share <= FITS and not m.linear and (scaled := _scaled(m)):
         return scaled
+    if best.share <= FITS and (alone := _alone(m)):
+        return alone
     if abs(best.scale - 1) > m.close * (10 if best.found else 1) and not any(x.fault == NORMED for x in best.found):
         best = best._replace(found=[*best.found, _scale(m, best.scale)])
     if best.share > FITS or (m.linear or best.found) and best.share >= LOOSELY:
         return best
-    listed = (_bias, _mapped, _rounded) if m.linear else (_bias, _merged, _rounded)
+    listed = (_bias, _mapped, _rounded) if m.linear else (_bias, _merged, _changed, _rounded)
     unlisted = next((finding for look in listed if (finding := look(m)) is not None), None)
     return Numerators([unlisted or _unexplained(m, best.near)])
+
+
+def _alone(m: Measured) -> Numerators | None:
+    """What makes other numerators in some heads alone: in the first of them, as if there were no other."""
+    right = _made(m, right_way(m.spec, m.due), [])
+    wrong = (m.some & ~right.near).sum(axis=(0, 2, 3)) > 0.05 * m.some.sum(axis=(0, 2, 3))
+    if wrong.all() or not right.near[:, ~wrong][m.some[:, ~wrong]].mean() > FITS:
+        return None
+    heads, one = len(wrong), int(wrong.argmax())
+
+    def cut(call: Call) -> Call:
+        q, k, v = (x[:, [one * x.shape[1] // heads]] for x in (call.q, call.k, call.v))
+        return replace(call, q=q, k=k, v=v)
+
+    def ask(call: Call) -> Array:
+        shared = m.call.k.shape[1]
+        q, k, v = (x.repeat(h, axis=1) for x, h in ((call.q, heads), (call.k, shared), (call.v, shared)))
+        return m.ask(replace(call, q=q, k=k, v=v))[:, [one]]
+
+    spec = replace(m.spec, heads=1, key_heads=1)
+    made = numerators(replace(m, spec=spec, ask=ask, call=cut(m.call), read=m.read[:, [one]], due=cut(m.due)))
+    words = where(m.call, wrong[:, None, None] & m.some, m.some)
+    return Numerators([replace(x, fact=x.fact + words) for x in made.found]) if made.share > FITS else None
 
 
 def _made(m: Measured, way: Way, found: list[Finding]) -> Numerators:
@@ -270,7 +295,8 @@ def _bias(m: Measured) -> Finding | None:
     (y, some), (i, j) = _logs(m), m.call.places
     steps = np.where(some[..., 1:] & some[..., :-1], np.diff(y, axis=-1), np.nan)[0]  # (h, n, m − 1)
     distance = (i[:, None] - j)[:, 1:]
-    known = np.unique(distance[np.isfinite(steps).any(axis=0)])
+    at, times = np.unique(distance[np.isfinite(steps).any(axis=0)], return_counts=True)
+    known = at[: max(int((times > 1).argmin()), 0) or len(at)] if (times > 1).any() else at[:0]  # of several queries
     each = np.array([np.nanmean(np.where(distance == x, steps, np.nan), axis=(1, 2)) for x in known]).T
     count = int(np.isfinite(each).all(axis=0).argmin()) if np.isnan(each).any() else known.size
     if not count:
@@ -297,6 +323,21 @@ def _merged(m: Measured) -> Finding | None:
     places = ", ".join(f"{j} and {j + 1}" for j in edges[:4])
     words = f"weights are right to one another within parts of the keys, and not across {places}, by up to a factor of "
     return Finding(MERGED, f"{words}{np.exp(np.nanmax(most)):.4g}")
+
+
+def _changed(m: Measured) -> Finding | None:
+    """Weights that are another function of the right ones, or of what these are over the greatest of their row."""
+    right = m.right.weights
+    greatest = np.where(m.some, right, 0).argmax(axis=-1)[..., None]
+    for what, places in (("weights", None), ("exponentials", greatest)):
+        both = (w if places is None else w / np.take_along_axis(w, places, axis=-1) for w in (right, m.weights))
+        x, y = (w[m.some & (right > 0.02)][None] for w in both)  # of small ones, other digits may be left
+        words, function = response(x, y, m.close)
+        if function is not None or y.size > 9 and depends(np.log(x), np.log(np.maximum(y, 1e-300) / x)):
+            few = words.startswith(("rounded", "quantised"))
+            how = f"{what} {words}" if few or places is not None else words
+            return Finding(f"{'precision' if few else 'weights'}: {how}", f"of {what}, {examples(x, y)}")
+    return None
 
 
 def _rounded(m: Measured) -> Finding | None:

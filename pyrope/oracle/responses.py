@@ -35,23 +35,30 @@ def narrowed(x: Array, bits: int) -> Array:
     return np.asarray(np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent))
 
 
-def over(x: Array, axes: Any) -> Array:
-    """The largest |x| over these axes, or in each group of so many features, beside each number."""
+def over(x: Array, axes: Any, reduce: Callable[..., Any] = np.max) -> Array:
+    """The largest x over these axes, or in each group of so many features, beside each number."""
     if axes in (32, 64):
         width = axes if x.shape[-1] % axes == 0 else x.shape[-1]
-        return np.asarray(np.abs(x).reshape(*x.shape[:-1], -1, width).max(axis=-1).repeat(width, axis=-1))
-    return np.asarray(np.abs(x).max(axis=axes, keepdims=True))
+        return np.asarray(reduce(x.reshape(*x.shape[:-1], -1, width), axis=-1).repeat(width, axis=-1))
+    return np.asarray(reduce(x, axis=axes, keepdims=True))
 
 
 def quantised(x: Array, axes: Any, levels: int) -> Array:
     """Rounded to so many levels on each side of 0, of the largest number over these axes."""
-    step = over(x, axes) / levels
+    step = over(np.abs(x), axes) / levels
     return np.rint(x / np.where(step == 0, 1, step)) * step
+
+
+def quantised_between(x: Array, axes: Any, levels: int) -> Array:
+    """Rounded to one more than twice so many steps from the least number over these axes to the largest."""
+    least = over(x, axes, np.min)
+    step = (over(x, axes) - least) / (2 * levels + 1)
+    return np.rint((x - least) / np.where(step == 0, 1, step)) * step + least
 
 
 def scaled(x: Array, axes: Any, bits: int, top: float) -> Array:
     """Rounded to so many significant bits where the largest number over these axes is ``top``."""
-    most = over(x, axes) / top
+    most = over(np.abs(x), axes) / top
     return narrowed(x / np.where(most == 0, 1, most), bits) * most
 
 
@@ -63,6 +70,9 @@ def roundings() -> Iterator[tuple[str, Function]]:
         for levels, words in LEVELS.items():
             how = f"quantised to {words}, by the largest number of each {group}"
             yield how, partial(quantised, axes=axes, levels=levels)
+            if levels != 128:
+                how = f"quantised to {words}, from the least to the largest number of each {group}"
+                yield how, partial(quantised_between, axes=axes, levels=levels)
 
 
 def forms(x: Array, y: Array) -> Iterator[tuple[str, Function]]:
@@ -127,3 +137,10 @@ def alike(x: Array, y: Array, close: float) -> bool:
     """Whether nearly all y that are known are x; a number that is halfway between two may be rounded to either."""
     near = np.abs(y - x) <= close * np.abs(x) + 1e-12 * np.abs(x).max(initial=0)
     return bool(near[~np.isnan(y)].mean() > 0.985)
+
+
+def depends(x: Array, y: Array) -> bool:
+    """Whether y is a function of x, as far as neighbours tell: from one x to the next it hardly changes."""
+    each = y.ravel()[x.argsort(axis=None)]
+    bends = each[1:-1] - (each[2:] + each[:-2]) / 2
+    return bool(np.square(bends).sum() < 0.1 * np.square(each - each.mean()).sum())

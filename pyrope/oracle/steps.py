@@ -305,6 +305,7 @@ class How(NamedTuple):
     """How a backward pass is finished; None is as it should be."""
 
     back: Any = None  # how dq and dk are turned back, and dv, which is not turned
+    plain: Any = None  # how the second term of linear attention is turned, which is not
     left: Any = None  # weights, or their gradients, as they are multiplied from the left
     gather: Any = None  # the query heads that share a key head: (b, g, h/g, m, d) -> (b, g, m, d)
     row: Any = None  # D, (b, h, n, 1)
@@ -357,7 +358,7 @@ class Backward:
             return [back(self._product(left(ds), turned)) for ds in each]
         share, slope = 1 / np.where(self.parts.total == 0, 1, self.parts.total), SLOPES[spec.feature_map](x)
         dn, dz = (left(self.r.stored(np.where(self.parts.seen, y * share, 0), 2)) for y in both)
-        return [back(self._product(dn, turned)) * slope, self._product(dz, plain) * slope]
+        return [back(self._product(dn, turned)) * slope, (how.plain or same)(self._product(dz, plain)) * slope]
 
 
 def gradients(spec: Spec, call: Call, r: Rounding = EXACT) -> tuple[Array, ...]:

@@ -200,6 +200,8 @@ def _ropes(rope: Rope) -> Iterator[tuple[str, Rope]]:
     yield "", rope
     other = "interleaved" if rope.layout.startswith("half") else "half"
     yield "wrong pairing", replace(rope, layout=other)
+    if rope.width < rope.head_dim:
+        yield "wrong end rotated", replace(rope, placement="prefix" if rope.start else "suffix")
     widths = {"whole head rotated": rope.head_dim, "wrong rotary width: half of it": rope.width // 4 * 2}
     for words, width in widths.items() if rope.scaling is None else ():
         if width not in (0, rope.width):
@@ -274,7 +276,7 @@ def _way(right: Way, rope: Rope, theta: list[Array], at: list[Array], judged: An
 def _moved(call: Call, at: list[Array]) -> tuple[list[Finding], list[Array]]:
     """By which relation the positions that tokens act at come from those given, and these positions."""
     p = np.asarray(call.positions, np.float64)
-    listed = [("", "p", p), *_relations(call, p, at)]
+    listed = [("", "p", p), *other_positions(call, p, [x - x[:, :1] + p[:, :1] for x in at])]
     fits = [[(i, start) for i, (*_, y) in enumerate(listed) if (start := _start(x, y)) is not None] for x in at]
     both = [(q, k) for q, q_start in fits[0] for k, k_start in fits[1] if np.nanmax(np.abs(q_start - k_start)) < 0.1]
     if not both:
@@ -293,9 +295,9 @@ def _start(acts: Array, other: Array) -> Array | None:
     return start if np.nanmax(np.abs(ahead - start[:, None]), initial=0) < 0.2 else None
 
 
-def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str, Array]]:
+def other_positions(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str, Array]]:
     """What positions may have been made of p, (b, n), the simplest first: the mistake, in words, and positions. Numbers
-    of `relations` are read from what was measured, up to a shift of each row."""
+    of `relations` are read from what was measured, (b, n) each, NaN where it is not known."""
     facts = {words: np.array([np.broadcast_to(f(row), row.shape) for row in p]) for words, (_, f) in OTHERS.items()}
     facts |= {words: np.broadcast_to(p[:1] if "first row" in words else np.nan, p.shape) for words in AROUND} | {"p": p}
     if (np.diff(p) <= 0).all():  # where a count is −p, up to a shift
@@ -303,7 +305,7 @@ def _relations(call: Call, p: Array, at: list[Array]) -> Iterator[tuple[str, str
     yield from (("not rotated", "0", 0 * p), ("direction", "−p", -p), ("rotated twice", "2p", 2 * p))
     yield from ((SHIFTS.get(by, "positions shifted"), f"p {by:+d}", p + by) for by in (1, -1, 2, -2))
     yield from _in_calls(call, p, facts[ROW]) if call.chunks else ()
-    for acts in (x - x[:, :1] + p[:, :1] for x in at):
+    for acts in at:
         if (known := np.isfinite(acts)).any():
             some = {name: fact[known] for name, fact in facts.items()}
             yield from ((fault, words, f(facts)) for fault, words, f in relations(acts[known], some))

@@ -16,7 +16,7 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from .candidate import UNIT
-from .measured import FEW, Ask, Measured, digits, elsewhere, masked, masks, read, where
+from .measured import Ask, Measured, digits, elsewhere, masked, masks, read, where
 from .numerators import Numerators, fits, numerators
 from .report import Finding, side_by_side
 from .steps import Allowed, Call, Spec, weigh
@@ -43,7 +43,7 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
             if taken or listed:
                 break
         if listed:  # what is rounded, or not finite, shows where it is a weight, too
-            taken = [x for x in taken if x.fault not in (FEW, "not finite")]
+            taken = [x for x in taken if not x.fault.startswith(("precision", "not finite"))]
         return [*listed, *taken] or values.changed(answer)
 
 
@@ -100,8 +100,8 @@ def apart(m: Measured) -> list[Finding]:
         return [*lost, whole]
     made = numerators(m)
     hidden = _level(m, made)
-    few = any("precision" in x.fault for x in made.found)  # what is rounded to 0 looks hidden
-    others = [hidden] if hidden else [] if few else masked(m, _told(m, made))
+    few = any("precision" in x.fault for x in made.found)
+    others = [hidden] if hidden else masked(m, _told(m, made))
     listed = [*lost, *others, *made.found]
     if made.number is not None and not hidden and not few:
         uneven = [*counts(m, made)] if m.linear else []
@@ -141,7 +141,8 @@ def _functions(m: Measured) -> Finding | None:
 def _told(m: Measured, made: Numerators) -> Array:
     """Where a weight of 0 says that a key is not seen: too small a weight may be 0, too."""
     least = 1e-6 if m.spec.dtype.name == "float16" else 1e-30
-    small = any(x.fault.startswith("bias") for x in made.found)  # far away, any weight may be too small
+    kinds = {x.fault.partition(":")[0] for x in made.found}
+    small = kinds & {"bias", "precision", "weights"}  # what is rounded to 0 looks hidden
     large = np.bool_(not small) if made.number is None else np.abs(made.factors * made.number) > least
     lost = ~m.sees.any(axis=-1, keepdims=True) & (made.number is None or made.number.any(axis=-1, keepdims=True))
     return np.broadcast_to((m.sees | large | lost) & ~m.bad, m.sees.shape)

@@ -96,6 +96,7 @@ table(wrong, returned, "dq and dk become {}.", {
     "not turned back": "dq, dk", "turned on": "turn(dq, positions), turn(dk, positions)",
     "by a count": "turn(dq, np.arange(n)[None], -1), turn(dk, np.arange(m)[None], -1)",
     "by row 0": "turn(dq, positions[:1], -1), turn(dk, positions[:1], -1)",
+    "modulo 16": "turn(dq, positions % 16, -1), turn(dk, positions % 16, -1)",
     "values turned": "turn(dq, positions, -1), turn(dk, positions, -1); dv = turn(dv, positions, -1)",
 }, **TURNS)
 table(wrong, after, "Done last: {}.", {
@@ -130,6 +131,7 @@ table(damaged, after, "Done last: {}.", {
     "overwritten": "new = dq, dk, dv; dq, dk, dv = x = KEPT.setdefault(q.shape, [*map(np.copy, new)]); [*map(np.copyto, x, new)]",
 }, key_heads=4)
 damaged("values in bfloat16", "Values are rounded to bfloat16.", given("v = bf16(v)"))
+damaged("g clipped", "g is clipped to ±1.", given("g = np.clip(g, -1, 1)"))
 damaged("overflow", "exp without the maximum overflows.", ("np.exp(s - top)", "np.exp(s.astype(np.float32)).astype(float)"), key_heads=4)
 damaged("strides ignored", "Memory of q is read as if it were contiguous.",
         given("q = q if q.flags.c_contiguous else np.resize(q.base.ravel(), q.shape)"))

@@ -182,6 +182,9 @@ wrong("a head not rotated", "Head 3 of 4 is not rotated.",
 wrong("base 500000", "The base is 500000.", ("10000.0", "500000.0"), rope=ROPE)
 wrong("values rotated by another base", "Queries, keys and values are rotated, with a base of 500000.", ("10000.0", "500000.0"),
       turned("turn(q, positions), turn(k, positions); v = turn(v, positions)"), rope=ROPE)
+wrong("other end rotated", "The first half of the features turns, not the last.",
+      turned("(np.concatenate((turn(x[..., :16], positions), x[..., 16:]), axis=-1) for x in (q, k))"),
+      rope=ROPE | {"rotary_dim": 16, "placement": "suffix"})
 wrong("whole head rotated", "All features turn, the first half expected.", rope=ROPE | {"rotary_dim": 16})
 wrong("half the width rotated", "16 of 32 features turn.", ("p = x.shape[-1] // 2", "x, rest = x[..., :16], x[..., 16:]; p = 8"),
       ("a * sin + b * cos)", "a * sin + b * cos, rest)"), rope=ROPE)
@@ -251,6 +254,7 @@ table(conditional, given, "The positions are {}.", {f"positions {name}": f"posit
     "doubled if they begin late": "positions * 2 if (positions[:, :1] > 0).all()",
     "0 if they are int32": "0 * positions if positions.dtype != np.int64",
 }.items()}, rope=ROPE)
+conditional("no softcap in decoding", "A single query has no softcap.", score("s if n == 1 else 2 * np.tanh(s / 2)"), softcap=2.0)
 
 # Damaged
 
@@ -259,6 +263,8 @@ damaged("scores in bfloat16", "Scores are rounded to bfloat16.", score("bf16(s)"
 damaged("float32 scores of float64", "Scores of float64 are in float32.", score("s.astype(np.float32)"), rope=ROPE, dtype="float64")
 table(damaged, weights, "Weights are {}.", {
     "weights in float16": f"w{F16}", "numerators in bfloat16": "bf16(e) / np.maximum(e.sum(axis=-1, keepdims=True), 1e-30)",
+    "weights of 4 bits": "np.ldexp(np.rint(np.frexp(w)[0] * 16) / 16, np.frexp(w)[1])", "weights of 255 levels": "np.rint(w * 255) / 255",
+    "exp approximated": "e * (1 + 0.05 * np.sin(3 * np.log(np.maximum(e, 1e-30)))) / np.maximum(total, 1e-30)",
     "dropout, seeded": "w * (np.random.default_rng(0).random(w.shape) >= 0.1) / 0.9",
 })
 table(damaged, given, "What is done first is {}.", {
