@@ -170,7 +170,7 @@ def _fact(m: Measured, extra: Array, missing: Array) -> str:
     at = tuple(np.argwhere(several)[0])
     keys = f"sees keys {runs(m.sees[at])}, expected {runs(m.visible[at])}"
     off = ", ".join(f"{words} {runs(x[at])}" for words, x in (("too many", extra), ("missing", missing)) if x[at].any())
-    return f"{query_at(m.call, *at)} {keys}: {off}; so do {int(several.sum())} queries in all"
+    return f"{query_at(m.call, *at)} {keys}: {off}; {int(several.sum())} queries see other keys than they should"
 
 
 def query_at(call: Call, row: Any, head: Any, i: Any) -> str:

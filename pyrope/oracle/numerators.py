@@ -25,7 +25,7 @@ from .turning import Turn, Way, products, right_way
 
 # The share of weights that are near: of a way that is right, of one that is loosely so, and of another one.
 FITS, LOOSELY, NEARLY = 0.9999, 0.6, 0.9
-PREDICTED = "the ratios of the weights of a query are those of this mistake"
+PREDICTED = "the ratios of the weights of each query are what this mistake makes"
 NORMED = "operands: q and k normed"  # by their lengths, or by what is that times a number
 MERGED = "online softmax: parts of the keys merged with other factors"
 FEATURES = np.array([-3, -2, -1, -0.5, 0.5, 1.0, 2, 3])

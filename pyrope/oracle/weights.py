@@ -71,7 +71,7 @@ def _whole(spec: Spec, call: Call, answer: Array, allowed: Allowed) -> Iterator[
         out = weigh(spec, other).out
         near = (np.abs(out - answer) <= room + CLOSE[spec.dtype.name][1] * np.abs(out)).all()
         if near and np.square(out - answer).mean() <= 0.01 * min(error, np.square(answer).mean()):
-            yield Finding(fault, f"all {answer.size} outputs are those of this mistake")
+            yield Finding(fault, f"all {answer.size} outputs are what this mistake makes")
 
 
 def _other_calls(call: Call) -> Iterator[tuple[str, Call]]:
