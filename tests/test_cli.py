@@ -409,6 +409,7 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--axes, --strict must be left out: not for softmax attention"),
     ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], ": {positions} does not belong there"),
     ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}": {o} does not'),
+    (["identify", "json:dumps", "--in-process"], "give --head-dim, the size of a head"),
     (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"), (["vectors", "--verify", "only-one"], "--verify needs two paths"),
     (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"), (["vectors", "one", "two"], "need --verify"),
     (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors/manifest.json: No such file"),
