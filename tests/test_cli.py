@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit codes, and what it says about misuse."""
 
+import dataclasses
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import py_compile
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from optional import package
 import pyrope
 from pyrope import plots
 from pyrope.cli import COMMANDS, main
-from pyrope.oracle import gallery
+from pyrope.oracle import gallery, vectors
 
 tokenizers, save_file = package("tokenizers"), package("safetensors.numpy").save_file
 
@@ -110,10 +112,13 @@ def folder(tmp_path):
 
 def test_generate_goes_on_from_a_prompt(run, folder, monkeypatch):
     asked = ["generate", "--model", str(folder), "--max-new-tokens", "5"]
+    start = time.perf_counter()
     code, output, errors = run(*asked, "a b c")
+    took = time.perf_counter() - start
     expected = pyrope.generate(pyrope.load(folder), [0, 1, 2], 5)
     assert code == 0 and output.split() == [WORDS[i] for i in expected]
-    assert "3 tokens read and 5 written in" in errors
+    said = re.search(r"3 tokens read and 5 written in (\S+) s", errors)
+    assert 0 <= float(said[1]) <= took + 0.005  # rounded
     monkeypatch.setattr("sys.stdin", io.StringIO("a b c"))
     assert run(*asked, "-")[1] == output
     assert run(*asked, "--temperature", "5", "--seed", "1", "a b c")[1] != output
@@ -163,6 +168,16 @@ def test_vectors(run, tmp_path):
     assert run(*judge, "--only", "*-bfloat16")[0] == 3
 
 
+def test_cases_that_are_wrong_alike_are_named_together(run, monkeypatch):
+    wrong = pyrope.check_rotation(lambda x, positions: x, pyrope.Rope(8, 10000.0, "half"), effort="few")
+    for others, more in ((8, ""), (9, ", …")):
+        reports = [dataclasses.replace(wrong, subject=f"c{i}") for i in range(others + 1)]
+        monkeypatch.setattr(vectors, "verify_vectors", lambda *_, reports=reports, **__: reports)
+        code, text, _ = run("vectors", "--verify", "vectors", "outputs")
+        named = f"c1, c2, c3, c4, c5, c6, c7, c8{more} {others + 1} cases"
+        assert code == 1 and f"wrong likewise, {others}: {named}, " in " ".join(text.split())
+
+
 # ── check, identify ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 CANDIDATES = """
@@ -186,6 +201,7 @@ unscaled = lambda q, k, v: attention(q, k, v, causal=True, scale=1.0)
 windowed = lambda q, k, v: attention(q, k, v, causal=False, **SCORES)
 fused = lambda q, k, v, at: attention(*(rotate(x, at[:, None], ROPE) for x in (q, k)), v, causal=True)
 exp = lambda q, k, v, at: pyrope.linear_attention(q, k, v, at, ROPE, causal=True, feature_map="exp")
+top_left = lambda q, k, v: attention(q, k, v, causal=True, q_positions=range(q.shape[-2]))
 crashes = lambda q, k, v: os._exit(7)
 
 if __name__ == "__main__":  # with the names of three .npy files
@@ -225,6 +241,7 @@ SCORES = ["--attention", "softmax", "--not-causal", "--softcap", "20", "--scale"
     ("fused", ["--attention", "softmax", *ROPE, "--call", "sequential"], 3, "missing 1 required positional argument: 'at'"),
     ("offset", [*ROPE, "--call", "offset", "--dtype", "float64", "--max-position", "2000"], 0, "RIGHT"),
     ("windowed", [*SCORES, "5"], 0, "window 5"), ("windowed", [*SCORES, "6"], 1, "window: one too narrow"),
+    ("top_left", ["--attention", "softmax", "--no-cache"], 0, "RIGHT"), ("top_left", ["--attention", "softmax", "--cache"], 1, "WRONG"),
     ("fused", ["--attention", "softmax", *ROPE], 0, "with Rope(head_dim=32, base=10000.0, layout='half') inside"),
     ("exp", ["--attention", "linear", "--heads", "2", "--key-heads", "1", *ROPE], 1, "feature map: "),
     ("exp", ["--attention", "linear", *ROPE, "--feature-map", "exp", "--max-position", "600"], 0, "exp"),
@@ -392,6 +409,7 @@ PROGRAMS = ["check", "--attention", "softmax", "--exec"]
     ([*SOFTMAX, "--strict", "--axes", "bnhd"], "--axes, --strict must be left out: not for softmax attention"),
     ([*PROGRAMS, "true {q} {k} {v} {positions} {o}"], ": {positions} does not belong there"),
     ([*PROGRAMS, "true {q} {k} {v} {g} {o}", "--backward"], 'such as "./mine {q} {k} {v} {g} {dq} {dk} {dv}": {o} does not'),
+    (["identify", "json:dumps", "--in-process"], "give --head-dim, the size of a head"),
     (["identify", "--head-dim", "32"], "give a target such as module:function, or --exec"), (["vectors", "--verify", "only-one"], "--verify needs two paths"),
     (["vectors", "--verify", "vectors", "outputs", "--heads", "3"], "--heads is for writing vectors"), (["vectors", "one", "two"], "need --verify"),
     (["vectors", "one", "--heads", "3"], "--heads needs a rope of your own"), (["vectors", "--verify", "no-vectors", "other"], "no-vectors/manifest.json: No such file"),

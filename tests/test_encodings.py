@@ -83,10 +83,10 @@ def test_t5_buckets_are_the_published_rule(half, more, causal, distances):
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_bias_is_the_table_at_the_buckets(xp, causal):
     table = np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
-    i, j = [0, 5, 200], [0, 1, 4, 90]
+    i, j = [0, 5, 200], [0, 1, 4, 16, 90]  # with max_distance 129, a distance of 16 would be in another bucket
     bias = pyrope.to_numpy(encodings.t5_bias(to_backend(table, xp), i, j, causal=causal))
-    assert bias.shape == (3, 3, 4) and bias.dtype == np.float32
-    for head, a, b in np.ndindex(3, 3, 4):
+    assert bias.shape == (3, 3, 5) and bias.dtype == np.float32
+    for head, a, b in np.ndindex(3, 3, 5):
         assert bias[head, a, b] == table[bucket(j[b] - i[a], causal, 32, 128), head]
 
 

@@ -35,6 +35,7 @@ REFUSED = {
     r"n must be at most 2\^31, was 4294967296": lambda: pyrope.parallel.shard_positions(2**32, 0, 1),
     "heads·head_dim must be at most 65536, was 131072": lambda: attention_of(heads=1024, head_dim=128),
     r"max_position must be at most 2\^31, was 1000": lambda: attention_of(max_position=10**30),
+    "the length of long must be at most 65536, was 65537": lambda: pyrope.LongRoPE([1.0], [1.0] * 65537, 2.0, 64),
     # Integers that no float holds
     r"max_position_embeddings must be at most 2\^31, was 1000": lambda: Rope.from_config(YARN | {"max_position_embeddings": 10**400}),
     r"^(hidden_size|head_dim) must be at most (2\^31|65536), was 1[02]": lambda: Rope.from_config(YARN | {"hidden_size": 10**400}),

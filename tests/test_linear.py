@@ -110,8 +110,9 @@ def test_any_function_is_a_feature_map(xp, causal):
     def phi(x):
         return np.concatenate((x[..., :4] ** 2, x[..., :4] ** 2 + 1), axis=-1)
 
-    with pytest.raises(ValueError, match="the last axis of x must be head_dim, 8"):
-        linear_attention(*on(xp, q, k, v), range(150), HALF8, causal=causal)
+    for narrow, options in (((q, k, v), {}), ((*wide, v), {"feature_map": lambda x: x[..., :4]})):
+        with pytest.raises(ValueError, match="the last axis of x must be head_dim, 8, x had shape"):
+            linear_attention(*on(xp, *narrow), range(150), HALF8, causal=causal, **options)
     for arguments, where in (((*wide, v), (range(150), HALF8)), ((q, k, v), (None, None))):
         got = linear_attention(*on(xp, *arguments), *where, causal=causal, feature_map=doubled)
         close(got, *references.linear_attention(*arguments, *where, causal, phi), xp)

@@ -103,6 +103,17 @@ def test_a_ring_equals_the_definition(mpi, xp, case, size, scheme, shift):
         assert (error <= 3 * np.broadcast_to(allowed, exact.shape)[..., own, :]).all()
 
 
+def test_large_queries_and_keys_with_small_scores_are_not_refused(mpi):
+    q, k, v = np.float32([[[1e20, 0]] * 4]), np.float32([[[0, 1e20]] * 4]), np.float32([[[1], [2], [3], [6]]])
+
+    def body(comm):
+        own, *shard = of(comm, "contiguous", q, k, v)
+        return ring_attention(comm, *shard, own)
+
+    outs = on_ranks(2, body)[0]
+    np.testing.assert_allclose(np.concatenate(outs, axis=1), 3, rtol=1e-6)
+
+
 @given(config=configs().filter(lambda config: config.encoding != "alibi"), size=st.integers(1, 4), n=st.integers(1, 9))
 def test_a_model_equals_its_definition(mpi, xp, config, size, n):
     model, tokens = pyrope.random_model(config, 1, xp, "float64"), np.arange(n) % config.vocabulary

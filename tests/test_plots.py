@@ -176,8 +176,8 @@ def test_charts_mark_what_is_wrong_and_keep_what_has_no_logarithm():
     lines = {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in axes.lines}
     assert lines["largest error"][0].tolist() == [0, 1, 2] and lines["beyond what is accepted"][0].tolist() == [3]
     assert lines["a grade"][1].tolist() == [1e-5] * 4
-    low, high = axes.get_ylim()
-    assert all(low < y < high for _, ys in lines.values() for y in ys)
+    for i, (low, high) in enumerate((axes.get_xlim(), axes.get_ylim())):
+        assert all(low < place < high for line in lines.values() for place in line[i])
     theta = 10.0 ** -np.arange(5.0)
     left, right = _panels(plots.frequencies_chart(1.5 * theta, theta, np.full(5, 1e-6), np.arange(5) == 2))
     assert _lines(left)["measured, another one"] == [0.015] and np.allclose(right.lines[1].get_ydata(), 0.5)
