@@ -20,6 +20,7 @@ import numpy as np
 from .. import definition
 from ..backend import Array
 from ..theta import frequencies
+from .candidate import Unreadable
 from .measured import Measured, digits, elsewhere, masks, read, rows_where, where
 from .positions import acts_at
 from .report import Finding, side_by_side
@@ -301,7 +302,10 @@ class Gradients:
         times a weight."""
         step, g = self.call.q.shape[1] // self.call.k.shape[1], np.zeros_like(self.call.q)
         g[:, ::step, -1] = np.random.default_rng(3).standard_normal(g[:, ::step, -1].shape) * 3
-        dv, w = self.ask(replace(self.call, g=g))[2], weigh(self.spec, self.call).weights[:, ::step, -1]
+        try:
+            dv, w = self.ask(replace(self.call, g=g))[2], weigh(self.spec, self.call).weights[:, ::step, -1]
+        except Unreadable:  # it may be recorded calls
+            return None
         best = np.abs(w).argmax(axis=-1)[..., None]
         y = np.take_along_axis(dv, best[..., None], axis=2) / np.take_along_axis(w, best, axis=-1)[..., None]
         x = g[:, ::step, ::-1].astype(np.float64)

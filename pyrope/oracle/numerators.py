@@ -94,7 +94,11 @@ def _alone(m: Measured) -> Numerators | None:
         return m.ask(replace(call, q=q, k=k, v=v))[:, [one]]
 
     spec = replace(m.spec, heads=1, key_heads=1)
-    made = numerators(replace(m, spec=spec, ask=ask, call=cut(m.call), read=m.read[:, [one]], due=cut(m.due)))
+    single = replace(m, spec=spec, ask=ask, call=cut(m.call), read=m.read[:, [one]], due=cut(m.due))
+    try:
+        made = numerators(single)
+    except Unreadable:  # it may take other numbers of heads, or the recorded calls, alone
+        return None
     words = where(m.call, wrong[:, None, None] & m.some, m.some)
     return Numerators([replace(x, fact=x.fact + words) for x in made.found]) if made.share > FITS else None
 
