@@ -424,7 +424,11 @@ def write_vectors(given: Given, output: Output) -> int:
     _progress("writing …")
     manifest = vectors.write_vectors(directory, **own, **given)
     _done(f"{len(manifest['cases'])} cases written to {directory}")
-    return _done(f"positions end at {vectors.last_position(own['rope'], own.get('max_position'))}") if own else 0
+    return (
+        _done(f"positions of rotations end at {vectors.last_position(own['rope'], own.get('max_position'))}")
+        if own
+        else 0
+    )
 
 
 def _own_vectors(given: Given) -> Given:

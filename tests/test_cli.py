@@ -147,7 +147,10 @@ def test_trace_and_diff(run, folder):
 
 def test_vectors(run, tmp_path):
     folder, outputs, words = tmp_path / "v", tmp_path / "out", ("--suite", "rotation", *ROPE, "--max-position", "100")
-    assert run("vectors", str(folder), *words)[:2] == (0, f"4 cases written to {folder}\npositions end at 100\n")
+    assert run("vectors", str(folder), *words)[:2] == (
+        0,
+        f"4 cases written to {folder}\npositions of rotations end at 100\n",
+    )
     config = write_config(tmp_path, model_type="llama", head_dim=16, num_attention_heads=2, num_key_value_heads=1)
     own = "vectors", str(tmp_path / "own"), "--suite", "attention", "--dtype", "float32", "--max-position", "100"
     assert run(*own, "--config", config)[0] == 0

@@ -153,12 +153,13 @@ class _Border:
         return y if self.device is None else y.to(self.device)
 
     def home(self, y: Any) -> Any:
-        """A copy of an array, or of each of several, on this side."""
+        """An array, or each of several, on this side: its own memory where the library shares it, so that a buffer that
+        is used again shows."""
         if isinstance(y, tuple | list):
             return tuple(map(self.home, y))
         if self.library.views and str(self.checked(y).dtype).endswith("bfloat16"):
-            return np.array(self.library.home(y.view(self.module.int16))).view(dtype_named("bfloat16"))
-        return np.array(self.library.home(self.checked(y)))
+            return np.asarray(self.library.home(y.view(self.module.int16))).view(dtype_named("bfloat16"))
+        return np.asarray(self.library.home(self.checked(y)))
 
     def checked(self, y: Any) -> Any:
         """y, if it is an array of the library."""

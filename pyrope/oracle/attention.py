@@ -79,7 +79,7 @@ class Asked:
         if call.chunks:
             return [self._by_steps(call, given)]
         answers = self.whole(given, ["q"] if call.g is None else ["q", "k", "v"], call.options)
-        if (lost := np.isnan(call.q).any(axis=-1)).any() and np.isfinite(answers[0][lost]).any():
+        if (lost := np.isnan(call.q).any(axis=-1)).any() and np.isfinite(answers[0][lost]).all():
             self.notes.add("a query of NaN comes out as numbers, as of nan_to_num: not judged")
         return answers
 
@@ -423,7 +423,8 @@ def _telling(check: Check) -> Tried:
     plain = "plain" if check.spec.softcap is None else "sharp scores"
 
     def order(t: Tried) -> tuple[Any, ...]:
-        odd = not t.call.needed, t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, len(t.call.q) < 2
+        single = t.call.q.shape[2] < 2 and t.call.k.shape[2] > 1  # a query alone may be right by many rules
+        odd = not t.call.needed, single, t.call.alike, t.call.caches > 1, t.call.k.shape[2] < 9, len(t.call.q) < 2
         return (not any(x.any() for x in t.answers), t.call.name != plain, *odd, t.call.k.size * t.call.q.shape[2])
 
     return min(check.wrong, key=order)

@@ -23,7 +23,34 @@ from .steps import Call, Spec
 
 BASE = 24  # tokens of the plain call
 TRUTH, LARGEST = 2**24, 1_100_000_000  # multiplications of the truth of one call, and of a candidate in one call
-LENGTHS = (65, 1, 130, 16, 300, 7, 257, 128, 2, 64, 513, 33, 77, 100, 3, 192, 255, 1030, 48, 200, 17, 127, 256, 31, 512)
+LENGTHS = (
+    65,
+    1,
+    130,
+    16,
+    300,
+    7,
+    257,
+    128,
+    2,
+    64,
+    513,
+    33,
+    77,
+    100,
+    3,
+    192,
+    255,
+    1030,
+    777,
+    48,
+    200,
+    17,
+    127,
+    256,
+    31,
+    512,
+)
 MORE_LENGTHS = (320, 384, 400, 500, 511, 577, 600, 640, 729, 768, 900, 1000, 1023, 1024, 1500, 2048, 4096)
 KEYS = (
     25, 129, 5000, 2, 64, 1025, 300, 65, 9, 513, 128, 2049, 80, 257, 33, 1000, 512, 384, 96, 256, 1024, 2048, 768, 1536,
@@ -286,12 +313,13 @@ def _masks(draw: Draw) -> Iterator[Call]:
             yield replace(call, name="mask with empty rows", options={"mask": mask & (at % 7 != 5)[:, None]})
             own = call.positions if call.positions is None else np.maximum(at - pad, 0)
             yield replace(call, name="padding", options={"mask": padded}, positions=own)
+            yield replace(call, name="a mask of True alone", options={"mask": np.ones_like(mask)})
         if "segments" in draw.scope.options:
             segments = (at >= cuts[:, :1]).astype(np.int64) + (at >= cuts[:, 1:])
             begins = (cuts * (at[:, None, None] >= cuts)).max(axis=-1).T
             own = call.positions if call.positions is None else at - begins
             yield replace(call, name="segments", options={"segments": segments}, positions=own)
-            yield replace(call, name="segments, one position after the other", options={"segments": segments})
+            yield replace(call, name="segments 1, 3 and 0", options={"segments": (2 * segments + 1) % 5})
     if "mask" in draw.scope.options and draw.scope.few_queries:
         call = draw.random("mask, 5 of 40 tokens", 40, 5, b=3)
         yield replace(call, options={"mask": draw.rng.random((3, 1, 5, 40)) < 0.6})
@@ -396,9 +424,9 @@ def _traits(call: Call) -> dict[str, Any]:
     return {
         "with a cache": bool(call.chunks), "caches at once": call.caches,
         "fewer queries than keys": n < t, "more queries than keys": n > t,
-        "mask": "mask" in call.options, "segments": "segments" in call.options,
-        "calls": len(call.chunks) or 1, "queries": n, "keys": t, "batch": b, "rows times heads": b * h, "key heads": g,
-        "tokens in one call": max(call.chunks, default=n),
+        "with a mask": "mask" in call.options, "with segments": "segments" in call.options,
+        "calls of one cache": float(len(call.chunks) or 1), "queries": n, "keys": t, "batch": b,
+        "rows times heads": b * h, "key heads": g, "tokens in one call": max(call.chunks, default=n),
         "NaN in another row": bool(np.isnan(call.q).any()), "held in memory": call.held or "plainly",
         **dict(zip(("largest |q|", "largest |k|", "largest |v|"), sizes, strict=True)),
         "zeros among values": bool((v == 0).any()), "zeros among queries": bool((q == 0).any()),
@@ -412,7 +440,7 @@ def _position_traits(call: Call) -> dict[str, Any]:
     steps = np.diff(at, axis=1) if at.shape[1] > 1 else np.ones((len(at), 1), np.int64)
     return {
         "largest position": int(at.max(initial=0)), "first position": int(at[:, 0].max(initial=0)),
-        "positions are int32": at.dtype == np.int32, "positions rise by 1": bool((steps == 1).all()),
+        "positions are int32": at.dtype == np.int32, "positions are consecutive": bool((steps == 1).all()),
         "positions rise by more than 1": bool((steps > 1).any()), "positions do not rise": bool((steps <= 0).any()),
         "positions begin at 0": bool((at[:, 0] == 0).all()), "rows begin apart": bool((at[:, 0] != at[0, 0]).any()),
         "rows with unlike steps": bool((steps != steps[:1]).any()),

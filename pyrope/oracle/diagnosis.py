@@ -27,9 +27,7 @@ SOME = 0.1  # of the rows are right: then there is a rule to be found
 MOST = 0.98  # of the wrong rows became the same
 UNCHANGED, ZEROS, LOST, STALE = "not rotated", "zeros returned", "not finite", "output not written"
 NOTHING = UNCHANGED, ZEROS, LOST  # what rows may have become without a rotation
-# What is wrong in some rows, and what became of them, has a name of its own.
 LEAK = "rows leak into each other"
-BOTH = {("values of x", LOST): LEAK, ("largest number", LOST): LOST, ("position", LOST): LOST}
 OF_POSITIONS = {" = ": "one position wrong", "≥": "wrong beyond a position", "≤ -": NEGATIVE}  # by what a rule says
 CLOSE = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of what is read at position 0
 ROUNDED, NAMED = ("rounded", "cut", "quantised"), ("bfloat16", "float16")  # the last have names of their own
@@ -134,7 +132,8 @@ class Diagnosis:
     def _by_rule(self, rows: Array, became: Became | None, rule: Rule) -> Finding:
         """A finding that is named by where it is, and what became of the rows there."""
         words, what = (self._off(rows), "") if became is None else (became.words, became.fault)
-        return self.finding(BOTH.get((rule.about, what)) or _name(rule), words, rows, rule)
+        leak = (rule.about, what) == ("values of x", LOST) and ("NaN" in rule.words or "infinity" in rule.words)
+        return self.finding(LEAK if leak else LOST if what == LOST else _name(rule), words, rows, rule)
 
     def _damaged(self, rows: Array) -> list[Finding]:
         with suppress(Unreadable):

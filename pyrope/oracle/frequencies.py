@@ -146,7 +146,8 @@ def _predictions(measured: MeasuredTheta, rope: Rope) -> Iterator[tuple[Named, A
     fact = f"all but these turn as expected: {listed(np.flatnonzero(still))}"
     yield Named("some pairs not turned", fact), np.where(still, 0, theta)
     whose = np.argsort(theta)[np.argsort(np.argsort(measured.theta))]
-    fact = f"pairs 0, 1, 2, … turn as pairs {', '.join(map(str, whose[:6]))}, … should"
+    moved = np.flatnonzero(whose != np.arange(len(whose)))[:6]
+    fact = f"pairs {', '.join(map(str, moved))}, … turn as pairs {', '.join(map(str, whose[moved]))}, … should"
     yield Named("frequencies in another order", fact), theta[whose]
     owners = () if rope.axes is None else tuple(axis for axis, _ in rope.axes.assign(rope.pairs))
     for series, words in SERIES.items() if owners else ():

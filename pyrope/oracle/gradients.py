@@ -267,7 +267,7 @@ class Gradients:
 
     def _multiples(self, much: Array, i: int) -> Iterator[Fault]:
         """What the multiples of the terms are called: both the same, or the second another one."""
-        first, second, close = much[0], much[-1] / much[0], 20 * self.loose
+        first, second, close = much[0], much[-1] / much[0], 5 * self.loose
         if abs(first - 1) > close:
             yield self._factor(float(first), i), f"{side_by_side(float(first), 1.0, digits=4)[0]} times what is due"
         if abs(second - 1) > close:
@@ -331,10 +331,13 @@ class Gradients:
         truth, answer = self.limits[i].truth, self.answers[i]
         error = answer - truth
         off = float(np.sqrt(np.square(error).mean() / np.square(truth).mean()))
-        alike = abs((error * truth).sum()) / np.sqrt(np.square(error).sum() * np.square(truth).sum())
         even = np.median(np.abs(error)) > 0.1 * np.sqrt(np.square(error).mean())  # large errors of some are no rounding
-        if even and alike < 0.2 and (few := digits(off, self.spec)):
+        patterns = truth, np.ones_like(truth), np.asarray((self.call.q, self.call.k, self.call.v)[i], np.float64)
+        alike = [abs((error * x).sum()) / np.sqrt(np.square(error).sum() * np.square(x).sum()) for x in patterns]
+        if even and max(alike) < 0.2 and (few := digits(off, self.spec)):
             return [(few.fault, few.fact)]
+        if alike[1] > 0.99:
+            return [("gradients: something is added", f"{error.mean():.3g} is added to each number")]
         size = f"up to {np.abs(error).max():.3g}, where the numbers are up to {np.abs(truth).max():.3g}"
         return [(f"unexplained: {TENSORS[i]}", f"off by {size}{self._where(i)}")]
 
@@ -344,4 +347,5 @@ def _merged(found: Iterable[tuple[str, str, int]]) -> list[Finding]:
     by: dict[str, list[tuple[str, str]]] = {}
     for fault, fact, i in found:
         by.setdefault(fault, []).append((fact, TENSORS[i]))
-    return [Finding(fault, f"{', '.join(tensor for _, tensor in some)}: {some[0][0]}") for fault, some in by.items()]
+    likewise = {fault: "".join(f"; {tensor} likewise" for _, tensor in some[1:]) for fault, some in by.items()}
+    return [Finding(fault, f"{some[0][1]}: {some[0][0]}{likewise[fault]}") for fault, some in by.items()]

@@ -322,7 +322,11 @@ def _merged(m: Measured) -> Finding | None:
     steps = np.where(some[..., 1:] & some[..., :-1], np.abs(np.diff(y, axis=-1)), np.nan)
     most = np.nanmax(steps, axis=(0, 1, 2))
     edges = np.flatnonzero(most > 30 * m.close)
-    if not 0 < len(edges) < len(most) / 4 or np.nanmax(np.delete(most, edges)) > m.close:
+    if (
+        not 0 < len(edges) < len(most) / 4
+        or np.diff(edges, prepend=-1, append=len(most)).min() < 2
+        or np.nanmax(np.delete(most, edges)) > m.close
+    ):
         return None
     places = ", ".join(f"{j} and {j + 1}" for j in edges[:4])
     words = f"weights are right to one another within parts of the keys, and not across {places}, by up to a factor of "

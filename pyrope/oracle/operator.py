@@ -244,7 +244,7 @@ def in_words(found: Description) -> dict[str, str]:
         "pairs": f.shape.layout,
         "turning": f"{2 * len(theta)} of {f.head_dim} features" + f", from {f.shape.start} on" * bool(f.shape.start),
         "direction": f"{f.direction:+d}",
-        "frequencies": span(theta) + (f", the last ±{unsure[-1]:.1e}" if len(theta) else ""),
+        "frequencies": span(theta) + (f" ±{unsure[-1]:.1e}" if len(theta) else ""),
         "offset": ", ".join(f"{one:.6g}" for one in f.offsets),
         "factor": f"{f.factor:.6g}",
         "axes": dealt(f.dealing) if len(f.theta) > 1 else "",
@@ -409,7 +409,7 @@ def identify(
       pairs        half
       turning      32 of 64 features
       direction    +1
-      frequencies  1 … 4.541671e-06, the last ±4.2e-13
+      frequencies  1 … 4.541671e-06 ±4.2e-13
       offset       0
       factor       1
       rule         base 500000, not rescaled (NTK scaling of a smaller base, at a

@@ -107,6 +107,8 @@ def moved(turned: Array, theta: Array, facts: Facts, rows: Array, narrow: bool) 
     often = float(np.median(pace)) if pace.size else 1.0
     others: list[Relation] = [("angles multiplied", f"p times {often:.6g}", lambda f: f["p"] * often)]
     for fault, words, other in (*relations(acts, own), *others * bool(right.any())):
+        if best is not None and fault == others[0][0]:
+            break  # whole numbers that are near it
         at = other(own)
         if (np.abs(acts - at) < 0.2).mean() > ENOUGH and (np.abs(at - p) > 0.2).mean() > 0.5:
             silent = np.abs(other(facts) - facts["p"]) < 0.2

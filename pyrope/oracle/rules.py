@@ -6,6 +6,7 @@ wrong; the best one holds for the fewest that are right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -73,7 +74,8 @@ def _flags(name: str, column: Array, wrong: Array) -> Iterator[tuple[str, Array]
     if column[wrong].all():
         yield name, column
     if not column[wrong].any():
-        denied = name.replace(" is ", " is not ", 1)
+        denied = re.sub(r" (is|are) ", r" \1 not ", name, count=1)
+        denied = re.sub(r"^with (a )?", "without ", denied)
         yield denied if denied != name else f"not: {name}", ~column
 
 
@@ -94,7 +96,7 @@ def _numbers(name: str, column: Array, wrong: Array) -> Iterator[tuple[str, Arra
     if above.size:
         yield f"{name} ≤ {high:{f}} ({above[0]:{f}} is right)", column <= high
     if below.size and above.size and low < high:
-        yield f"{name} from {low:{f}} to {high:{f}}", (column >= low) & (column <= high)
+        yield f"{low:{f}} ≤ {name} ≤ {high:{f}}", (column >= low) & (column <= high)
     if column.dtype.kind in "iu":
         yield from _periods(name, column, bad, right)
 

@@ -281,7 +281,8 @@ def _moved(call: Call, at: list[Array]) -> tuple[list[Finding], list[Array]]:
     both = [(q, k) for q, q_start in fits[0] for k, k_start in fits[1] if np.nanmax(np.abs(q_start - k_start)) < 0.1]
     if not both:
         acts = at[1] - at[1][:, :1] + p[:, :1]
-        some = ", ".join(f"{p[-1, j]:g} as {acts[-1, j]:.6g}" for j in range(1, min(p.shape[1], 9), 2))
+        moved = np.argwhere(np.abs(acts - p) > 0.2)[:4]
+        some = ", ".join(f"{p[i, j]:g} as {acts[i, j]:.6g}" for i, j in moved)
         return [Finding(ELSEWHERE, f"keys are turned as at other positions, up to a shift: {some}")], at
     pair = min(both, key=lambda pair: (pair[0] != pair[1] and 0 not in pair, sum(pair)))
     sides = (Finding(listed[i][0], f"turned as at {listed[i][1]}") if i else None for i in pair)

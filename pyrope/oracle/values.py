@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import definition
 from ..backend import Array
-from .measured import FEW, Ask
+from .measured import FEW, Ask, runs
 from .report import Finding
 from .responses import Response, examples, response
 from .steps import Allowed, Call, Spec, weigh
@@ -83,6 +83,26 @@ def _misread(others: dict[str, Array], what: str, step: str) -> Finding:
     whose = " and ".join(NAMES[name] for name in others)
     which = "" if whose == "values and keys" else f"{whose} "
     return Finding(f"{step}: {which}{how}", f"{what}s 0, 1, … read the {whose} of {what}s {listed}")
+
+
+def uneven(ask: Ask, call: Call) -> list[Finding]:
+    """Features of the output that are not made as most are: with values that are alike in all tokens, each feature is
+    its own number times the sum of the weights."""
+    d = call.v.shape[3]
+    levels = 1 + np.random.default_rng(12).permutation(d) / d
+    out = _finite(ask(replace(call, v=np.broadcast_to(levels, call.v.shape).astype(call.v.dtype))))[:, :, call.judged]
+    sums = np.median(out / levels, axis=-1, keepdims=True)
+    told = np.abs(sums[..., 0]) > 0.1 * np.abs(sums).max(initial=1e-300)
+    each = out[told] / sums[told]
+    odd = (np.abs(each - levels) > 0.4 / d + 0.01).any(axis=0)
+    if not (told.any() and 0 < odd.sum() <= d / 4):
+        return []
+    some = np.median(each[:, odd], axis=0)
+    if np.abs(np.sort(some) - np.sort(levels[odd])).max() < 0.4 / d:
+        return [Finding(REORDERED, f"features {runs(odd)} of the values come out in one another's places")]
+    words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in np.quantile(some / levels[odd], (0, 1))))
+    fact = f"features {runs(odd)} of the output are {words} times what they should be, beside the others"
+    return [Finding("output: some features wrong", fact)]
 
 
 # ── Values ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from .measured import Ask, Measured, digits, elsewhere, masked, masks, read, whe
 from .numerators import Numerators, fits, numerators
 from .report import Finding, side_by_side
 from .steps import Allowed, Call, Spec, weigh
-from .values import NOT_SUMMED, REORDERED, ROTATED, Values, sources
+from .values import NOT_SUMMED, REORDERED, ROTATED, Values, sources, uneven
 
 OTHER_SUM = "normaliser: another sum"
 UNREAD = (NOT_SUMMED, ROTATED, REORDERED)  # what becomes of values where they do not show the weights
@@ -34,6 +34,8 @@ def diagnose(spec: Spec, ask: Ask, call: Call, answer: Array, allowed: Allowed) 
         warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN alone have no median
         if whole := next(_whole(spec, call, answer, allowed), None):
             return [whole]
+        if odd := uneven(ask, call):
+            return odd
         values, taken = Values(spec, ask, call, *read(ask, call)), list[Finding]()
         listed, due = _carried(values, answer, allowed) if np.isfinite(answer).any() else ([*values.added()], call)
         if any(x.fault in UNREAD or "mixed" in x.fault for x in listed):

@@ -121,7 +121,7 @@ conditional("first tile of queries", "Of 64 queries and 32 keys, the first tile 
     dq = ds"""), cache=False)
 conditional("row term of long calls", "From 33 tokens on ds lacks the term Σ w·dw.", ("dw - (w", "dw - (n <= 32) * (w"))
 table(conditional, after, "Done last: {}.", {
-    "multiples of 64": "dq = 2 * dq if n % 64 == 0 else dq",
+    "dv of 64 keys": "dv[:, :, 64:] = 0", "multiples of 64": "dq = 2 * dq if n % 64 == 0 else dq",
     "growing": "CALLS.append(1); dq, dk, dv = (len(CALLS) * x for x in (dq, dk, dv))",
 }, key_heads=4)
 conditional("sorted positions", "Positions are sorted.", given("positions = np.sort(positions, axis=-1)"), **TURNS)

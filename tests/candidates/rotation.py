@@ -253,7 +253,7 @@ table(damaged, first, "x is changed by {}.", {
 })
 table(damaged, out, "The result is {}.", {
     "result in float16": f"y{F16}.astype(x.dtype)", "result in bfloat16": "bf16(y).astype(x.dtype)",
-    "small x lost": "(y * (abs(x).max(initial=0) >= 1e-6)).astype(x.dtype)", "NaN to 0": "np.nan_to_num(y).astype(x.dtype)",
+    "squares overflow": "(y * (1 + 0 * (x * x * x * x).sum(axis=-1, keepdims=True))).astype(x.dtype)", "small x lost": "(y * (abs(x).max(initial=0) >= 1e-6)).astype(x.dtype)", "NaN to 0": "np.nan_to_num(y).astype(x.dtype)",
     "another dtype": "y", "a constant added": "(y + 0.01).astype(x.dtype)", "NaN from 5000 on": "np.where(m[:, None] >= 5000, np.nan, y).astype(x.dtype)",
     "NaN at one number": "np.where((m[:, None] == 4096) & (np.arange(64) == 5), np.nan, y).astype(x.dtype)",
     "rows leak": "(y + 0 * x.sum(axis=(-1, -2), keepdims=True)).astype(x.dtype)",

@@ -254,6 +254,9 @@ table(conditional, given, "The positions are {}.", {f"positions {name}": f"posit
     "doubled if they begin late": "positions * 2 if (positions[:, :1] > 0).all()",
     "0 if they are int32": "0 * positions if positions.dtype != np.int64",
 }.items()}, rope=ROPE)
+conditional("600 to 1000 tokens", "Outputs of 600 to 1000 queries are halved.", times("0.5 if 600 <= n <= 1000 else 1"))
+conditional("a mask of True alone", "A mask that hides nothing ends causality.",
+            ("seen = seen & mask", "seen = seen | mask if mask.all() else seen & mask"), source=MASKED)
 conditional("no softcap in decoding", "A single query has no softcap.", score("s if n == 1 else 2 * np.tanh(s / 2)"), softcap=2.0)
 
 # Damaged
@@ -285,6 +288,7 @@ y = q.reshape(*q.shape[:-1], -1, 32)
     step = np.abs(y).max(axis=-1, keepdims=True) / 127
     q = (np.rint(y / np.where(step == 0, 1, step)) * step).reshape(q.shape)"""), head_dim=64)
 table(damaged, out, "The result is {}.", {
+    "last feature lost": "(o * (np.arange(d) < 31)).astype(dtype)", "features 30 and 31 exchanged": "o[..., [*range(30), 31, 30]].astype(dtype)",
     "output in float16": f"o{F16}.astype(dtype)", "output clipped": "np.clip(o, -1e4, 1e4).astype(dtype)", "NaN from token 5 on": "np.where(np.arange(n)[:, None] >= 5, np.nan, o).astype(dtype)",
     "another dtype": "o", "tokens leak": "(o + 0 * q.mean(axis=2, keepdims=True)).astype(dtype)",
     "overwritten": "np.copyto(KEPT.setdefault(o.shape, np.empty(o.shape, dtype)), o.astype(dtype)) or KEPT[o.shape]",
