@@ -29,7 +29,7 @@ def test_a_rule_holds_for_all_that_is_wrong(seed, share):
     ({"n": N}, N == 77, "n = 77"),
     ({"n": N}, N >= 128, "n ≥ 128 (127 is right)"),
     ({"n": N}, N <= 9, "n ≤ 9 (10 is right)"),
-    ({"n": N}, (N >= 5) & (N <= 40), "n from 5 to 40"),
+    ({"n": N}, (N >= 5) & (N <= 40), "5 ≤ n ≤ 40"),
     ({"n": N}, N % 64 == 0, "n is a multiple of 64"),
     ({"n": N}, N % 11 == 4, "n is 4 modulo 11"),
     ({"n": N}, N % 16 != 0, "n is no multiple of 16"),
