@@ -47,7 +47,7 @@ STATED = {  # what else a report says: what was measured, where, and beside whic
     "softmax: from the tenth call on": "first answers are wrong exactly where earlier calls ≥ 9 (8 is right)",
     "softmax: turned by row 0, from each row's first": "12 of 200 calls, exactly where rows with unlike steps; in",
     "softmax: zeros in the last block": "wrong in 187 of 218 calls, where keys is no multiple of 16; row 2",
-    "linear: numerator without itself": "query 0 of row 0, head 0, sees keys none, expected 0: missing 0; so do 520",
+    "linear: numerator without itself": "query 0 of row 0, head 0, sees keys none, expected 0: missing 0; 520 queries",
 }
 # Every third candidate in a plain run, all of them where CI is set: a check takes about half a second.
 STEP = 1 if os.environ.get("CI") else 3
