@@ -250,6 +250,11 @@ def test_what_is_asked_for_is_checked(tmp_path, kind, words, make):
     assert not (tmp_path / "v").exists()
 
 
+def test_without_ml_dtypes_there_is_no_bfloat16(monkeypatch):
+    monkeypatch.setattr(vectors.importlib.util, "find_spec", lambda name: None)
+    assert {case.dtype for case in vectors.cases("rotation")} == {"float16", "float32", "float64"}
+
+
 def test_positions_end_where_the_rope_does(tmp_path):
     assert last_position(HALF) == 131071 and last_position(HALF, 500) == 500
     assert last_position(Rope(16, 10000.0, "half", scaling=DynamicNTK(2.0, 64, length=100))) == 99

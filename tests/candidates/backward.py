@@ -147,9 +147,12 @@ _BACK = "turn(dn @ tk, positions, -1), turn(dn.swapaxes(-1, -2) @ tq, positions,
 right("plain", "They are the gradients.")
 right("float16", "They are the gradients in float64, rounded once.", dtype="float16")
 right("equal heads", "As many key heads as query heads.", key_heads=4)
-right("exp", "The feature map is exp, with its derivative.", ("np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))", "np.exp(x)"),
-      ("np.where(x > 0, 1, np.exp(np.minimum(x, 0)))", "np.exp(x)"), ("np.where(y > 0, 1, np.exp(np.minimum(y, 0)))", "np.exp(y)"),
-      feature_map="exp")
+for _map, _phi, _slope in (("exp", "np.exp({})", "np.exp({})"), ("relu", "np.maximum({}, 0)", "({} > 0)"),
+                           ("relu2", "np.maximum({}, 0) ** 2", "2 * np.maximum({}, 0)")):
+    right(_map, "The feature map is the one that is meant, with its derivative.",
+          ("np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))", _phi.format("x")),
+          *((f"np.where({x} > 0, 1, np.exp(np.minimum({x}, 0)))", _slope.format(x)) for x in "xy"),
+          ("    w = tq", "    den = np.where(den == 0, 1, den)\n    w = tq"), feature_map=_map)
 wrong("not turned back", "dq and dk are not rotated back.", (_BACK, "dn @ tk, dn.swapaxes(-1, -2) @ tq"))
 wrong("by a count", "dq and dk are rotated back by 0, 1, 2, ….", (_BACK, _BACK.replace("positions", "np.arange(n)[None]")))
 table(wrong, slot("dd = -(", "dd = {}("), "The derivative of the denominator is multiplied by {} instead of −1.",

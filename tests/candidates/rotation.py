@@ -96,7 +96,8 @@ table(wrong, power, "The exponent is {} instead of −2i/d.", {
     "in integers": "-2 * i // D * 0.0", "index from 1": "-2 * (i + 1) / D", "odd numbers": "-(2 * i + 1) / D", "not inverted": "2 * i / D",
 })
 table(wrong, theta, "The frequencies are {} instead of w.", {
-    "to degrees": "np.degrees(w)", "times 2π": "2 * np.pi * w", "w reversed": "w[::-1]", "even ones first": "np.r_[w[::2], w[1::2]]",
+    "to degrees": "np.degrees(w)", "times 2π": "2 * np.pi * w", "times 1.5": "1.5 * w",
+    "w reversed": "w[::-1]", "even ones first": "np.r_[w[::2], w[1::2]]",
     "two exchanged": "w[np.r_[1, 0, 2:32]]", "the last pairs still": "w * (i < 24)",
 })
 wrong("over the head", "The exponent is 2i/64 instead of 2i/32.", power("-2 * i / 64"), source=PARTIAL, rope=PART)

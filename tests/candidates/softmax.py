@@ -50,6 +50,7 @@ right("noise of rounding", "Each call rounds otherwise, by less than 2⁻²⁴."
 right("top left", "Fewer queries than keys are masked from the top left, and only prompts are asked for.", see("j <= i - (m - n)"),
       cache=False)
 right("top left, noted", "Fewer queries than keys are masked from the top left, as torch has it, which a note says.", see("j <= i - (m - n)"))
+right("a prompt or one token", "It refuses other numbers of queries.", given("assert q.shape[2] in (1, k.shape[2])"), cache=True)
 right("rising positions", "It refuses positions that do not rise by one.", given("assert (np.diff(positions) == 1).all()"), rope=ROPE)
 right("equal heads alone", "It refuses fewer key heads, which nobody asked for.", given("assert q.shape[1] == k.shape[1]"), key_heads=None)
 table(right, given, 'It begins with "{}": not judged.', {"one shape": "assert q.shape == (3, 4, 24, 32)",
@@ -169,7 +170,8 @@ table(wrong, turned, "Queries and keys become {}.", {
     "both in neighbours": "(turn(x[..., np.r_[0:32:2, 1:32:2]], positions) for x in (q, k))",
 }, rope=ROPE)
 table(wrong, given, "The positions are {}.", {f"turned by {name}": f"positions = {text}" for name, text in {
-    "twice": "2 * positions", "minus": "-positions", "a count, as in onnxruntime's prompt": "np.arange(q.shape[2]) + 0 * positions",
+    "twice": "2 * positions", "half": "positions / 2", "minus": "-positions",
+    "a count, as in onnxruntime's prompt": "np.arange(q.shape[2]) + 0 * positions",
     "row 0, from each row's first": "positions[:1] - positions[:1, :1] + positions[:, :1]",
     "row 0, as in liger-kernel": "positions[:1] + 0 * positions", "positions modulo 1024": "positions % 1024",
     "positions up to 1023": "np.minimum(positions, 1023)", "bfloat16": "bf16(positions)",
@@ -273,6 +275,7 @@ table(damaged, weights, "Weights are {}.", {
 table(damaged, given, "What is done first is {}.", {
     "values below 1e-6 lost": "v = np.where(abs(v) < 1e-6, 0, v)", "values in bfloat16": "v = bf16(v)", "values clipped": "v = np.clip(v, -1, 1)",
     "values as sines": "v = np.sin(v)", "values without a sign": "v = np.abs(v)", "negative values lost": "v = np.maximum(v, 0)",
+    "values of 8 bits": "s = np.maximum(abs(v).max(axis=-1, keepdims=True), 1e-30) / 128; v = np.rint(v / s) * s",
     "small queries lost": "q = q * (abs(q).max(axis=-1, keepdims=True) > 0.05)",
     "strides ignored": "q, k, v = (x if getattr(x.base, 'dtype', 0) != x.dtype else np.resize(x.base.ravel(), x.shape) for x in (q, k, v))",
 })
