@@ -304,7 +304,8 @@ def load(
     """
     target, xp, where = check_dtype(dtype), get(backend), Path(path)
     raw, tensors, stored_as = _open_folder(where) if where.is_dir() else _open_gguf(where)
-    config = read_architecture(raw, ignore)
+    with errors_prefixed_with(where / "config.json" if where.is_dir() else where):
+        config = read_architecture(raw, ignore)
     family = replace(FAMILIES[raw["model_type"]], **stored_as)
     shapes = weight_shapes(config)
     sources = {name: _sources(config, family, name, shape) for name, shape in shapes.items()}

@@ -392,6 +392,10 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments["original_length"] = _need(config, longest, what) if original is None else original
     if kind == "proportional":
         arguments["fraction"] = parameters["partial_rotary_factor"]
+    fields = dataclasses.fields(SCALINGS[kind]) if kind in SCALINGS else ()
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if lacking := [key for key, ours in names.items() if ours in needed - arguments.keys()]:
+        raise ValueError(f"{what} needs the key {', '.join(lacking)}: add it to rope_parameters (or rope_scaling)")
     return kind, arguments
 
 

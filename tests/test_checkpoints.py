@@ -430,6 +430,7 @@ FREQS, LONG, MSCALE = (
     ("llama", {}, FREQS, "is not the rescaling of Llama 3"), ("llama", SLOW, {"rope_freqs.weight": DIVISORS[None]}, "is not the rescaling of Llama 3"),
     ("phi3", {}, FACTORS, "'rope.scaling.attn_factor' is missing"), ("phi3", {"rope.scaling.type": "longrope"}, {}, "is not understood"),
     ("phi3", MSCALE, {"rope_factors_long.weight": FACTORS["rope_factors_long.weight"]}, "is not understood"),
+    ("llama", MSCALE, FACTORS, "m.gguf: rope_type 'longrope' needs the key factor"),
     ("llama", {"expert_count": 2}, {}, "expert_count must be 0, was 2"), ("llama", {"vocab_size": 7}, {}, "vocab_size must be 32, was 7"),
     ("llama", {"attention.value_length": 2}, {}, "attention.value_length must be 8"),
     ("llama", {"attention.head_count": None}, {}, "'attention.head_count' is missing"), ("llama", {"attention.head_count": 0}, {}, "must be at least 1, was 0"),

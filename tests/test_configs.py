@@ -96,7 +96,9 @@ def assert_reads(config, expected, **options):
     # Refused
     (llama(**scaled("ntk-by-parts")), "rope_type must be one of 'default', 'linear', .* was 'ntk-by-parts'"),
     (llama(**scaled("linear", factor=2.0, fctor=1)), "'linear' has unexpected keys, .*: fctor"),
-    *((llama(**scaled(kind, **keys)), "missing .* 'factor'") for kind, keys in (("linear", {}), ("yarn", {}), ("longrope", LISTS))),
+    *((llama(**scaled(kind, **keys)), f"rope_type {kind!r} needs the key {lacks}: add it") for kind, keys, lacks in (
+        ("linear", {}, "factor"), ("dynamic", {}, "factor"), ("yarn", {}, "factor"), ("longrope", LISTS, "factor"),
+        ("longrope", YARN, "short_factor, long_factor"), ("llama3", YARN, "low_freq_factor, high_freq_factor"))),
     (llama(max_position_embeddings=None, **scaled("dynamic", factor=2.0)), "lacks 'max_position_embeddings', which rope_type 'dynamic' needs"),
     (llama(**scaled("yarn", rope_type="linear", factor=2.0)), "says rope_type 'linear' and type 'yarn'"),
     (llama(**scaled("yarn", **{LENGTH: 262144})), "factor must be finite and at least 1, was 0.5"),
