@@ -74,6 +74,7 @@ _OFF = (
 )
 _MAY_BE: dict[str, Any] = dict.fromkeys((*SYNONYMS, *SYNONYMS.values()), _ANY) | dict.fromkeys(_OFF.split(), (False,))
 _MAY_BE |= dict.fromkeys(("pretraining_tp", "full_attn_mod", "interpolate_factor"), (1,)) | {"sliding_window": ()}
+_OF_ROPE = re.compile("rope|rotary|alibi|use_dynamic_ntk")  # keys that `Rope.from_config` sees, too
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
 
@@ -222,9 +223,12 @@ def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
     family = FAMILIES[checks.choice("model_type", config.get("model_type"), tuple(FAMILIES))]
     if family.needed is not None and family.needed not in config:
         raise ValueError(f"the config lacks {family.needed!r}: say its number, or null if there is none")
-    others = {key: x for key, x in config.items() if key not in [*ignore] and not _HARMLESS.search(str(key))}
+    others = {key: x for key, x in config.items() if not _HARMLESS.search(str(key))}
     may_be = {key: (config.get(x),) if isinstance(x, str) else x for key, x in (_MAY_BE | dict(family.may_be)).items()}
-    _refuse_unread(others, family.options, may_be, "name keys that change nothing in ignore=")
+    wrong = _without(ignore, _unread(others, family.options, may_be))
+    of_rope = [key for key in wrong if _OF_ROPE.search(str(key))]
+    remove = f"remove {', '.join(of_rope)} from config.json if that changes nothing"
+    _refuse(wrong, remove if of_rope else "name keys that change nothing in ignore=")
     options = _read(config, family.options)
     options["layers"] = layers = _layers(config, family, checks.size("num_hidden_layers", options["layers"]))
     options["head_dim"] = next(layer.rope.head_dim for layer in layers if layer.rope is not None)
@@ -248,17 +252,34 @@ def _read(said: Json, table: Json) -> dict[str, Any]:
     return {name: _value(said, key) for name, key in table.items()}
 
 
-def _refuse_unread(said: Json, read: Json, may_be: Json, fix: str) -> None:
-    """Raises one error for all keys that are not read and may change the result."""
-    names, wrong = {key.name for key in read.values() if isinstance(key, Key)}, []
+def _unread(said: Json, read: Json, may_be: Json) -> dict[str, str]:
+    """The keys that are not read and may change the result, and what is wrong with each."""
+    names, wrong = {key.name for key in read.values() if isinstance(key, Key)}, {}
     for key in sorted(said.keys() - names, key=str):
         value, allowed = said[key], may_be.get(key, ())
         if key not in may_be and value is not None:
-            wrong.append(f"{key} is not known")
+            wrong[key] = f"{key} is not known"
         elif allowed is not _ANY and value is not None and value not in allowed:
-            wrong.append(f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}")
+            wrong[key] = f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}"
+    return wrong
+
+
+def _without(ignore: Collection[str], wrong: dict[str, str]) -> dict[str, str]:
+    """What is wrong beside the keys to ignore, each of which must be wrong otherwise, and say nothing of the rope."""
+    if isinstance(ignore, str):
+        raise TypeError(f"ignore must be a list of keys, was {ignore!r}: write [{ignore!r}]")
+    may_be = [key for key in wrong if not _OF_ROPE.search(str(key))]
+    for key in ignore:
+        if key not in may_be:
+            rule = f"ignore= may name {', '.join(map(str, may_be)) or 'nothing'} here, was {key!r}"
+            raise ValueError(f"{rule}, which is absent, or read, or may change the rope, or changes nothing anyway")
+    return {key: what for key, what in wrong.items() if key not in [*ignore]}
+
+
+def _refuse(wrong: dict[str, str], fix: str) -> None:
+    """Raises one error for all that is not read."""
     if wrong:
-        raise ValueError(f"these entries are not read, and may change the result: {'; '.join(wrong)}; {fix}")
+        raise ValueError(f"these entries are not read, and may change the result: {'; '.join(wrong.values())}; {fix}")
 
 
 def _layers(config: Json, family: Family, count: int) -> tuple[Layer, ...]:
@@ -537,7 +558,7 @@ def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> di
     scaling = _gguf_scaling(config, said, tensors)
     may_be = _GGUF_MAY_BE | {"vocab_size": (vocabulary,), "attention.value_length": (head_dim,)}
     may_be["attention.head_count_kv"] = (heads,)  # where it is not read
-    _refuse_unread(said, {**architecture.config, **(scaling or {})}, may_be, "no file that says it is read")
+    _refuse(_unread(said, {**architecture.config, **(scaling or {})}, may_be), "no file that says it is read")
     rope = None if scaling is None else {key: x for key, x in _read(said, scaling).items() if x is not None}
     return config | {"vocab_size": vocabulary, "rope_scaling": rope}
 

@@ -290,7 +290,8 @@ def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) 
     for key, value in config.items():
         said_by_layer = _nested(_rope_dict(config)) and _BASE_OF_LAYERS.search(str(key))
         if value and _SUSPECT.search(str(key)) and key not in known and not said_by_layer:
-            raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
+            fix = "write the Rope out, or remove the key if it changes nothing"
+            raise ValueError(f"the config says {key}, which is not read here: {fix}")
     bases = config.get("layer_rope_theta")
     if isinstance(bases, list | tuple) and len(set(map(str, bases)) - {"0", "0.0"}) > 1:
         raise ValueError(f"layer_rope_theta has several bases: write out the Rope of each layer, was {bases}")

@@ -106,6 +106,13 @@ def test_a_config_means_this(name):
     with pytest.raises(ValueError, match="a_new is not known; b_new is not known; name keys .* in ignore="):
         read(name, b_new=1, a_new=False)
     assert read(name, b_new=1, a_new=None, ignore=["b_new"]) == read(name)
+    with pytest.raises(ValueError, match="rope_foo is not known; remove rope_foo from config.json if that changes nothing$"):
+        read(name, rope_foo=3)
+    for wrong in ("rope_foo", "rope_parameters", "vocab_size", "c_new", "use_cache"):
+        with pytest.raises(ValueError, match=f"ignore= may name b_new here, was '{wrong}', which is absent, or read"):
+            read(name, b_new=1, rope_foo=3, ignore=["b_new", wrong])
+    with pytest.raises(TypeError, match="ignore must be a list of keys, was 'b_new': write"):
+        read(name, b_new=1, ignore="b_new")
 
 
 @pytest.mark.parametrize("name, changed, expected", [
