@@ -324,6 +324,8 @@ def load(
     that change nothing.
     """
     target, xp, where = check_dtype(dtype), get(backend), Path(path)
+    if where.suffix in (".safetensors", ".json") and not where.is_dir():
+        raise ValueError(f"load takes a folder or a GGUF file, was {where}: give the folder, {where.parent}")
     raw, tensors, stored_as = _open_folder(where) if where.is_dir() else _open_gguf(where)
     with errors_prefixed_with(where / "config.json" if where.is_dir() else where):
         config = read_architecture(raw, ignore)
@@ -399,10 +401,23 @@ def _open_folder(folder: Path) -> tuple[Json, Tensors, Json]:
     config = read_json(folder / "config.json")
     if single.exists():
         return config, open_safetensors(single)[0], {}
-    with errors_prefixed_with(index):
-        names = sorted({*read_json(index)["weight_map"].values()})
-    parts = [open_safetensors(folder / Path(name).name)[0] for name in names]
-    return config, {name: tensor for part in parts for name, tensor in part.items()}, {}
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: weight_map must be an object with the file of each tensor, was {places!r:.200}")
+    return config, _together([folder / name for name in sorted({Path(name).name for name in places.values()})]), {}
+
+
+def _together(files: list[Path]) -> Tensors:
+    """The tensors of several files, each in one of them."""
+    tensors: Tensors = {}
+    where: dict[str, Path] = {}
+    for file in files:
+        tensors |= (part := open_safetensors(file)[0])
+        if twice := sorted(part.keys() & where.keys()):
+            both = f"{where[twice[0]]} and {file.name}"
+            raise ValueError(f"a tensor must be in one file, and {twice[0]} is in {both}: remove it from one of them")
+        where |= dict.fromkeys(part, file)
+    return tensors
 
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -505,11 +520,13 @@ def open_gguf_file(path: Path) -> Any:
             self.data = self.data.view(np.ndarray)  # of a plain array, slices take a third of the time of a memmap's
             # The package takes what there is: a list of 2⁶⁰ numbers would be 2⁶⁰ empty ones, one after the other.
             if len(part := super()._get(offset, dtype, count, *order, **more)) < count:
-                raise ValueError(f"the file ends too early: {count} numbers are needed at byte {offset}")
+                raise ValueError(f"{count} numbers are needed at byte {offset}")
             return part
 
+    with errors_prefixed_with(f"{path}: the file ends too early, or is no GGUF file"):
+        reader = Reader(path)
     with errors_prefixed_with(path):
-        if (reader := Reader(path)).byte_order != "I":
+        if reader.byte_order != "I":
             raise ValueError("the file is for machines of the other byte order, whose packed numbers are not read")
         return reader
 
@@ -547,6 +564,8 @@ def _stored(path: Path, tensor: Any) -> Tensor:
 
 def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> dict[str, Any]:
     """The config; tensors that are part of it are removed."""
+    if "token_embd.weight" not in tensors:
+        raise ValueError("missing: token_embd.weight, the embeddings, which every model has")
     config = _read({**said, **{_TENSOR + name: True for name in tensors}}, architecture.config)
     config["model_type"] = architecture.model_type
     heads, vocabulary = config["num_attention_heads"], tensors["token_embd.weight"].shape[0]

@@ -273,11 +273,20 @@ def test_several_files(tmp_path):
     part = {key: place for key, place in places.items() if place != places["model.norm.weight"]}
     for wrong, says in (
         (part, "missing: .*model.norm.weight"),
-        (None, "index.json: .*NoneType"),
+        *((wrong, "index.json: weight_map must be an object with the file of") for wrong in (None, ["x"], {"x": 3})),
         ({}, "missing: model.emb"),
     ):
         with pytest.raises(ValueError, match=f"(?s){says}"):
             loaded(wrong)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    raw, _, tensors = checkpoint("llama")
+    for file in "ab":
+        save(tmp_path, raw, {name: x for name, x in tensors.items() if (name < "model.n") == (file == "a") or "norm" in name}, file=file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a", "y": "b"}}))
+    with pytest.raises(ValueError, match="model.layers.0.input_layernorm.weight is in .*/a and b: remove it"):
+        load(tmp_path)
 
 
 def test_all_that_does_not_fit_is_said_at_once(tmp_path):
@@ -317,7 +326,8 @@ def test_paths_that_are_no_checkpoints(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04evil")
     for path, options, says in [
         (tmp_path, {}, "must hold model.safetensors or .* holds neither; pickles .* are never read"),
-        (tmp_path / "pytorch_model.bin", {}, "pytorch_model.bin: GGUF magic invalid"),
+        (tmp_path / "pytorch_model.bin", {}, "pytorch_model.bin: the file ends too early, or is no GGUF file: GGUF magic"),
+        (tmp_path / "model.safetensors", {}, f"load takes a folder or a GGUF file, was .*: give the folder, {tmp_path}"),
         ("some/model", {}, "some/model"),
         (tmp_path / "nowhere", {"dtype": "float16"}, "dtype must be one of 'float32', 'float64', was 'float16'"),
         (tmp_path / "nowhere", {"backend": "torch"}, 'backend must be "numpy" or "cupy"'),
@@ -460,6 +470,8 @@ def test_rescalings_in_gguf_files_and_what_is_refused(architecture, settings, te
 def test_other_files_that_are_refused(tmp_path):
     with pytest.raises(ValueError, match="general.architecture must be one of 'llama', .* was 'bert'"):
         load(gguf_files.write(tmp_path / "m.gguf", "bert"))
+    with pytest.raises(ValueError, match="m.gguf: missing: token_embd.weight, the embeddings"):
+        load(gguf_files.write(tmp_path / "m.gguf", tensors={}))
     big = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     big.write_header_to_file()
     big.write_kv_data_to_file()
@@ -480,11 +492,12 @@ def test_files_that_are_cut_are_refused(kind, tmp_path):
     at = claims.index(b"tokenizer.ggml.scores") + len("tokenizer.ggml.scores") + 8  # a list of 2⁶⁰ numbers, it says
     file = tmp_path / kind
     where, content = file if kind == "m.gguf" else tmp_path, file.read_bytes()
-    for n in (0, 1, 8, 20, *range(30, min(len(content), 4000), 150), len(content) // 3, len(content) - 1):
+    early = "m.gguf: the file ends too early, or is no GGUF file: " if kind == "m.gguf" else kind
+    for n in (0, 1, 3, 8, 20, *range(30, min(len(content), 4000), 150), len(content) // 3, len(content) - 1):
         gguf_files.rewrite(file, content[:n])
-        with pytest.raises(ValueError, match=kind):
+        with pytest.raises(ValueError, match=early):
             load(where)
     if kind == "m.gguf":
         gguf_files.rewrite(file, claims[:at] + (2**60).to_bytes(8, "little") + claims[at + 8 :])
-        with pytest.raises(ValueError, match="m.gguf: the file ends too early"):
+        with pytest.raises(ValueError, match="ends too early, .* numbers are needed at byte"):
             load(file)
