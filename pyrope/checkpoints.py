@@ -24,6 +24,7 @@ from .backend import from_numpy, get
 from .configs import SYNONYMS
 from .files import NumPyArray, Tensor, errors_prefixed_with, open_safetensors, read_json
 from .model import Config, Layer, Model, check_dtype, misfits, weight_shapes
+from .phase import cos_sin
 from .rotation import permute_weights
 from .theta import Rope, frequencies
 
@@ -52,6 +53,7 @@ class Family:
     needed: str | None = None  # a key that a config must have, null or not: left out, it would mean a number
     windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
     buffers: tuple[str, ...] = ()  # endings of the names of tensors that are computed, not learnt
+    table: str | None = None  # the name of a tensor with the sines, then the cosines of the rope, which must be right
     copies: Mapping[str, str] = field(default_factory=dict)  # names under which some checkpoints repeat a tensor
     qkv_by_head: bool = False  # rows of queries, keys and values alternate head by head
     norm_from_one: bool = False  # the weights of norms are stored less 1
@@ -165,7 +167,7 @@ _ROFORMER = Family(
     layers="roformer.encoder.layer.{i}.",
     may_be={"rotary_value": (False,), "tie_word_embeddings": (True,), "type_vocab_size": _ANY, "directionality": _ANY,
             "embedding_size": "hidden_size"},
-    buffers=("roformer.encoder.embed_positions.weight",),
+    table="roformer.encoder.embed_positions.weight",
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
@@ -370,11 +372,23 @@ def _check_fit(config: Config, family: Family, expected: dict[str, Shape], tenso
             if not np.array_equal(tensors[name].read(), tensors[original].read()):
                 differ.append(f"{name} must be equal to {original}, and differs")
             del shapes[name]
+        elif name == family.table and (rope := config.layers[0].rope) is not None:
+            if not _is_table(rope, tensors[name].read()):
+                differ.append(f"{name} must hold the sines, then the cosines of the config's rope, and differs")
+            del shapes[name]
         elif name.endswith(family.buffers):
             del shapes[name]
     if wrong := misfits(expected, shapes) + differ:
         lines = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
         raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(lines))
+
+
+def _is_table(rope: Rope, stored: NumPyArray) -> bool:
+    """Whether (n, r) holds sin mθ, then cos mθ, up to the rounding of its dtype, and of phases in float32."""
+    cos, sin = cos_sin(np.arange(len(stored)), rope)
+    expected = np.concatenate((sin, cos), axis=-1)
+    tolerance = len(stored) * 2.0**-23 + (2.0**-8 if stored.dtype.itemsize < 4 else 2.0**-23)
+    return stored.shape == expected.shape and bool((abs(stored.astype(np.float64) - expected) <= tolerance).all())
 
 
 def _arranged(config: Config, family: Family, name: str, i: int, values: NumPyArray) -> NumPyArray:

@@ -301,6 +301,8 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path):
 
 
 HEAD, TABLE, TIED = "lm_head.weight", "roformer.embeddings.token_type_embeddings.weight", {"tie_word_embeddings": True}
+SINES, _PHASES = "roformer.encoder.embed_positions.weight", np.outer(np.arange(64), (1, 0.01))
+SINUSOIDAL = np.concatenate((np.sin(_PHASES), np.cos(_PHASES)), axis=1)
 INV_FREQ, EMBEDDING = "model.layers.0.self_attn.rotary_emb.inv_freq", checkpoint("llama")[1]["embedding"]
 
 
@@ -308,7 +310,8 @@ INV_FREQ, EMBEDDING = "model.layers.0.self_attn.rotary_emb.inv_freq", checkpoint
     ("llama", TIED, {INV_FREQ: np.ones(2), HEAD: EMBEDDING}, None),
     *(("llama", TIED, {HEAD: head}, f"{HEAD} must be equal to model.embed_tokens.weight, and differs") for head in (EMBEDDING + 1, EMBEDDING[:-1])),
     ("gpt_neox", {}, {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 8, 8), bool)}, None),
-    ("roformer", {}, {"cls.predictions.decoder.bias": checkpoint("roformer")[1]["head.bias"], "roformer.encoder.embed_positions.weight": np.ones((64, 4))}, None),
+    ("roformer", {}, {"cls.predictions.decoder.bias": checkpoint("roformer")[1]["head.bias"], SINES: SINUSOIDAL}, None),
+    ("roformer", {}, {SINES: SINUSOIDAL + 2e-5}, f"{SINES} must hold the sines, then the cosines of the config's rope, and differs"),
     ("roformer", {}, {TABLE: checkpoint("roformer")[2][TABLE][:1]}, None), ("roformer", {}, {TABLE: np.zeros((2, 17), "f4")}, rf"{TABLE} has shape \(2, 17\), not \(2, 16\)"),
     ("llama", {}, {"model.norm.weight": np.ones(16, np.int32)}, "model.norm.weight holds integers .int32., and weights"),
 ])  # fmt: skip
