@@ -124,7 +124,7 @@ def test_generate_goes_on_from_a_prompt(run, folder, monkeypatch):
     assert run(*asked, "--temperature", "5", "--seed", "1", "a b c")[1] != output
     for words, message in [
         (["--temperature", "-1", "a"], "temperature must be finite and at least 0, was -1.0"),
-        ([""], "at least one token"),
+        ([""], "the text is empty: it must have at least one token, was ''"),
         (["--chat", "a"], "the tokenizer of this model has no token <|im_end|>"),
     ]:  # fmt: skip
         code, output, errors = run(*asked, *words)
