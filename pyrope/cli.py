@@ -469,7 +469,7 @@ def trace(given: Given, output: Output) -> int:
     path = _checkpoint(given["checkpoint"])
     if ("tokens" in given) == ("text" in given):
         raise ValueError("give --tokens or --text" + ", not both" * ("text" in given))
-    ids = given["tokens"] if "tokens" in given else load_tokenizer(path).encode(given["text"])
+    ids = given["tokens"] if "tokens" in given else _ids(load_tokenizer(path), given["text"], False, None)
     plots.check_path(given["output"], "a trace", (".safetensors",))  # before the long part
     _progress(f"running {given['checkpoint']} …")
     arrays: dict[str, Any] = {}
