@@ -114,8 +114,11 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
     with pytest.raises(ZeroDivisionError):
         forward(model, [[5], [6]], cache=cache, trace=lambda *_: 1 / 0)
     assert cache.used == 2 and close(forward(model, [[5], [6]], cache=cache)[0], forward(model, [1, 2, 5])[-1:], 1e-5)
-    for other, tokens, what in ((model, [1], "a batch of 2 and not of 1"), (random_model(PLAIN, 1), [[1], [2]], "another model")):
-        with pytest.raises(ValueError, match=f"the cache was made for {what}: make one"):
+    for other, tokens, what in (
+        (model, [1], "a batch of 2"),
+        (random_model(PLAIN, 1), [[1], [2]], "another model: make"),
+    ):
+        with pytest.raises(ValueError, match=f"the cache was made for {what}"):
             forward(other, tokens, cache=cache)
 
 

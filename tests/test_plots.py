@@ -80,7 +80,7 @@ def test_wavelengths_are_those_of_each_rescaling():
     left, _ = _panels(plots.wavelengths_figure(Rope(8, 500.0, "half", scaling=Linear(2.0))))
     assert list(_lines(left)) == ["none", "Linear"]
     assert list(_lines(_panels(plots.wavelengths_figure(ROPE))[0])) == ["none"]
-    for scaling, title in ((Linear(2.0), "Which pairs Linear slows down"), (Proportional(0.5), "How long the pairs take")):
+    for scaling, title in ((Linear(2.0), "Which pairs Linear slows"), (Proportional(0.5), "How long the pairs")):
         assert plots.wavelengths_figure(Rope(8, 500.0, "half", scaling=scaling)).get_suptitle().startswith(title)
 
 
