@@ -24,6 +24,7 @@ from .backend import from_numpy, get
 from .configs import SYNONYMS
 from .files import NumPyArray, Tensor, errors_prefixed_with, open_safetensors, read_json
 from .model import Config, Layer, Model, check_dtype, misfits, weight_shapes
+from .phase import cos_sin
 from .rotation import permute_weights
 from .theta import Rope, frequencies
 
@@ -52,6 +53,7 @@ class Family:
     needed: str | None = None  # a key that a config must have, null or not: left out, it would mean a number
     windows: str = "none"  # which layers slide if layer_types does not say: "none", "all", "late", "pattern"
     buffers: tuple[str, ...] = ()  # endings of the names of tensors that are computed, not learnt
+    table: str | None = None  # the name of a tensor with the sines, then the cosines of the rope, which must be right
     copies: Mapping[str, str] = field(default_factory=dict)  # names under which some checkpoints repeat a tensor
     qkv_by_head: bool = False  # rows of queries, keys and values alternate head by head
     norm_from_one: bool = False  # the weights of norms are stored less 1
@@ -74,6 +76,7 @@ _OFF = (
 )
 _MAY_BE: dict[str, Any] = dict.fromkeys((*SYNONYMS, *SYNONYMS.values()), _ANY) | dict.fromkeys(_OFF.split(), (False,))
 _MAY_BE |= dict.fromkeys(("pretraining_tp", "full_attn_mod", "interpolate_factor"), (1,)) | {"sliding_window": ()}
+_OF_ROPE = re.compile("rope|rotary|alibi|use_dynamic_ntk")  # keys that `Rope.from_config` sees, too
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
 
@@ -164,7 +167,7 @@ _ROFORMER = Family(
     layers="roformer.encoder.layer.{i}.",
     may_be={"rotary_value": (False,), "tie_word_embeddings": (True,), "type_vocab_size": _ANY, "directionality": _ANY,
             "embedding_size": "hidden_size"},
-    buffers=("roformer.encoder.embed_positions.weight",),
+    table="roformer.encoder.embed_positions.weight",
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
@@ -222,9 +225,12 @@ def read_architecture(config: Json, ignore: Collection[str] = ()) -> Config:
     family = FAMILIES[checks.choice("model_type", config.get("model_type"), tuple(FAMILIES))]
     if family.needed is not None and family.needed not in config:
         raise ValueError(f"the config lacks {family.needed!r}: say its number, or null if there is none")
-    others = {key: x for key, x in config.items() if key not in [*ignore] and not _HARMLESS.search(str(key))}
+    others = {key: x for key, x in config.items() if not _HARMLESS.search(str(key))}
     may_be = {key: (config.get(x),) if isinstance(x, str) else x for key, x in (_MAY_BE | dict(family.may_be)).items()}
-    _refuse_unread(others, family.options, may_be, "name keys that change nothing in ignore=")
+    wrong = _without(ignore, _unread(others, family.options, may_be))
+    of_rope = [key for key in wrong if _OF_ROPE.search(str(key))]
+    remove = f"remove {', '.join(of_rope)} from config.json if that changes nothing"
+    _refuse(wrong, remove if of_rope else "name keys that change nothing in ignore=")
     options = _read(config, family.options)
     options["layers"] = layers = _layers(config, family, checks.size("num_hidden_layers", options["layers"]))
     options["head_dim"] = next(layer.rope.head_dim for layer in layers if layer.rope is not None)
@@ -248,17 +254,34 @@ def _read(said: Json, table: Json) -> dict[str, Any]:
     return {name: _value(said, key) for name, key in table.items()}
 
 
-def _refuse_unread(said: Json, read: Json, may_be: Json, fix: str) -> None:
-    """Raises one error for all keys that are not read and may change the result."""
-    names, wrong = {key.name for key in read.values() if isinstance(key, Key)}, []
+def _unread(said: Json, read: Json, may_be: Json) -> dict[str, str]:
+    """The keys that are not read and may change the result, and what is wrong with each."""
+    names, wrong = {key.name for key in read.values() if isinstance(key, Key)}, {}
     for key in sorted(said.keys() - names, key=str):
         value, allowed = said[key], may_be.get(key, ())
         if key not in may_be and value is not None:
-            wrong.append(f"{key} is not known")
+            wrong[key] = f"{key} is not known"
         elif allowed is not _ANY and value is not None and value not in allowed:
-            wrong.append(f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}")
+            wrong[key] = f"{key} must be {' or '.join(map(repr, allowed)) or 'null'}, was {value!r}"
+    return wrong
+
+
+def _without(ignore: Collection[str], wrong: dict[str, str]) -> dict[str, str]:
+    """What is wrong beside the keys to ignore, each of which must be wrong otherwise, and say nothing of the rope."""
+    if isinstance(ignore, str):
+        raise TypeError(f"ignore must be a list of keys, was {ignore!r}: write [{ignore!r}]")
+    may_be = [key for key in wrong if not _OF_ROPE.search(str(key))]
+    for key in ignore:
+        if key not in may_be:
+            rule = f"ignore= may name {', '.join(map(str, may_be)) or 'nothing'} here, was {key!r}"
+            raise ValueError(f"{rule}, which is absent, or read, or may change the rope, or changes nothing anyway")
+    return {key: what for key, what in wrong.items() if key not in [*ignore]}
+
+
+def _refuse(wrong: dict[str, str], fix: str) -> None:
+    """Raises one error for all that is not read."""
     if wrong:
-        raise ValueError(f"these entries are not read, and may change the result: {'; '.join(wrong)}; {fix}")
+        raise ValueError(f"these entries are not read, and may change the result: {'; '.join(wrong.values())}; {fix}")
 
 
 def _layers(config: Json, family: Family, count: int) -> tuple[Layer, ...]:
@@ -303,8 +326,11 @@ def load(
     that change nothing.
     """
     target, xp, where = check_dtype(dtype), get(backend), Path(path)
+    if where.suffix in (".safetensors", ".json") and not where.is_dir():
+        raise ValueError(f"load takes a folder or a GGUF file, was {where}: give the folder, {where.parent}")
     raw, tensors, stored_as = _open_folder(where) if where.is_dir() else _open_gguf(where)
-    config = read_architecture(raw, ignore)
+    with errors_prefixed_with(where / "config.json" if where.is_dir() else where):
+        config = read_architecture(raw, ignore)
     family = replace(FAMILIES[raw["model_type"]], **stored_as)
     shapes = weight_shapes(config)
     sources = {name: _sources(config, family, name, shape) for name, shape in shapes.items()}
@@ -346,11 +372,23 @@ def _check_fit(config: Config, family: Family, expected: dict[str, Shape], tenso
             if not np.array_equal(tensors[name].read(), tensors[original].read()):
                 differ.append(f"{name} must be equal to {original}, and differs")
             del shapes[name]
+        elif name == family.table and (rope := config.layers[0].rope) is not None:
+            if not _is_table(rope, tensors[name].read()):
+                differ.append(f"{name} must hold the sines, then the cosines of the config's rope, and differs")
+            del shapes[name]
         elif name.endswith(family.buffers):
             del shapes[name]
     if wrong := misfits(expected, shapes) + differ:
         lines = wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
         raise ValueError("the tensors do not fit the config:\n  " + "\n  ".join(lines))
+
+
+def _is_table(rope: Rope, stored: NumPyArray) -> bool:
+    """Whether (n, r) holds sin mθ, then cos mθ, up to the rounding of its dtype, and of phases in float32."""
+    cos, sin = cos_sin(np.arange(len(stored)), rope)
+    expected = np.concatenate((sin, cos), axis=-1)
+    tolerance = len(stored) * 2.0**-23 + (2.0**-8 if stored.dtype.itemsize < 4 else 2.0**-23)
+    return stored.shape == expected.shape and bool((abs(stored.astype(np.float64) - expected) <= tolerance).all())
 
 
 def _arranged(config: Config, family: Family, name: str, i: int, values: NumPyArray) -> NumPyArray:
@@ -377,10 +415,23 @@ def _open_folder(folder: Path) -> tuple[Json, Tensors, Json]:
     config = read_json(folder / "config.json")
     if single.exists():
         return config, open_safetensors(single)[0], {}
-    with errors_prefixed_with(index):
-        names = sorted({*read_json(index)["weight_map"].values()})
-    parts = [open_safetensors(folder / Path(name).name)[0] for name in names]
-    return config, {name: tensor for part in parts for name, tensor in part.items()}, {}
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: weight_map must be an object with the file of each tensor, was {places!r:.200}")
+    return config, _together([folder / name for name in sorted({Path(name).name for name in places.values()})]), {}
+
+
+def _together(files: list[Path]) -> Tensors:
+    """The tensors of several files, each in one of them."""
+    tensors: Tensors = {}
+    where: dict[str, Path] = {}
+    for file in files:
+        tensors |= (part := open_safetensors(file)[0])
+        if twice := sorted(part.keys() & where.keys()):
+            both = f"{where[twice[0]]} and {file.name}"
+            raise ValueError(f"a tensor must be in one file, and {twice[0]} is in {both}: remove it from one of them")
+        where |= dict.fromkeys(part, file)
+    return tensors
 
 
 # ── GGUF files ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -483,11 +534,13 @@ def open_gguf_file(path: Path) -> Any:
             self.data = self.data.view(np.ndarray)  # of a plain array, slices take a third of the time of a memmap's
             # The package takes what there is: a list of 2⁶⁰ numbers would be 2⁶⁰ empty ones, one after the other.
             if len(part := super()._get(offset, dtype, count, *order, **more)) < count:
-                raise ValueError(f"the file ends too early: {count} numbers are needed at byte {offset}")
+                raise ValueError(f"{count} numbers are needed at byte {offset}")
             return part
 
+    with errors_prefixed_with(f"{path}: the file ends too early, or is no GGUF file"):
+        reader = Reader(path)
     with errors_prefixed_with(path):
-        if (reader := Reader(path)).byte_order != "I":
+        if reader.byte_order != "I":
             raise ValueError("the file is for machines of the other byte order, whose packed numbers are not read")
         return reader
 
@@ -525,6 +578,8 @@ def _stored(path: Path, tensor: Any) -> Tensor:
 
 def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> dict[str, Any]:
     """The config; tensors that are part of it are removed."""
+    if "token_embd.weight" not in tensors:
+        raise ValueError("missing: token_embd.weight, the embeddings, which every model has")
     config = _read({**said, **{_TENSOR + name: True for name in tensors}}, architecture.config)
     config["model_type"] = architecture.model_type
     heads, vocabulary = config["num_attention_heads"], tensors["token_embd.weight"].shape[0]
@@ -536,7 +591,7 @@ def _gguf_config(architecture: Architecture, said: Json, tensors: Tensors) -> di
     scaling = _gguf_scaling(config, said, tensors)
     may_be = _GGUF_MAY_BE | {"vocab_size": (vocabulary,), "attention.value_length": (head_dim,)}
     may_be["attention.head_count_kv"] = (heads,)  # where it is not read
-    _refuse_unread(said, {**architecture.config, **(scaling or {})}, may_be, "no file that says it is read")
+    _refuse(_unread(said, {**architecture.config, **(scaling or {})}, may_be), "no file that says it is read")
     rope = None if scaling is None else {key: x for key, x in _read(said, scaling).items() if x is not None}
     return config | {"vocab_size": vocabulary, "rope_scaling": rope}
 

@@ -473,7 +473,7 @@ def trace(given: Given, output: Output) -> int:
     path = _checkpoint(given["checkpoint"])
     if ("tokens" in given) == ("text" in given):
         raise ValueError("give --tokens or --text" + ", not both" * ("text" in given))
-    ids = given["tokens"] if "tokens" in given else load_tokenizer(path).encode(given["text"])
+    ids = given["tokens"] if "tokens" in given else _ids(load_tokenizer(path), given["text"], False, None)
     plots.check_path(given["output"], "a trace", (".safetensors",))  # before the long part
     _progress(f"running {given['checkpoint']} …")
     arrays: dict[str, Any] = {}
@@ -521,7 +521,9 @@ def _ids(tokenizer: Tokenizer, prompt: str, chat: bool, system: str | None) -> l
     """The tokens of a prompt: as it is, or as a question in ChatML."""
     if chat and (missing := sorted({"<|im_start|>", "<|im_end|>"} - tokenizer.special)):
         raise ValueError(f"the tokenizer of this model has no token {missing[0]}, which --chat needs: use --plain")
-    return tokenizer.encode(chat_prompt(prompt, system) if chat else prompt, begin=not chat)
+    if not (ids := tokenizer.encode(chat_prompt(prompt, system) if chat else prompt, begin=not chat)):
+        raise ValueError(f"the text is empty: it must have at least one token, was {prompt!r}")
+    return ids
 
 
 def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
@@ -545,7 +547,7 @@ def _stream(tokenizer: Tokenizer, tokens: Iterator[int], read: int) -> None:
 def plot(given: Given, output: Output) -> int:
     """Pictures of what RoPE does.
     Draws one picture, as SVG or PNG by the suffix of the file. To draw a rope of your own, give --config, or all of
-    --head-dim, --base and --layout (shift, rotation and sharding show none).
+    --head-dim, --base and --layout (rotation and sharding show none).
 
     examples:
       pyrope plot decay -o decay.svg

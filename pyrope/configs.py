@@ -226,6 +226,7 @@ _KNOWN = {
     "layer_rope_theta", "no_rope_layers", "no_rope_layer_interval", "rotary",
 }  # fmt: skip
 _KNOWN_OF_LISTED = {"rope_interleave", "kv_channels", "global_head_dim", "attention_head_dim"}
+_OFF = re.compile("alibi|mrope|dynamic_ntk|rope_interleaved|rotary_value")  # keys that change nothing if they are false
 _BASE_OF_LAYERS = re.compile("rope_theta|rope_local_base_freq")  # no news where every layer type has its rope dict
 
 
@@ -240,8 +241,6 @@ def read_rope(source: Source, layout: str | None, layer_type: str | None) -> Rop
     _refuse_what_is_not_read(config, convention, layout)
     parameters = _rope_parameters(config, convention, layer_type)
     base = checks.real("base", parameters["rope_theta"], 1, open=True)
-    if "rope_theta" in convention.names.values() and config.get("rope_theta", base) != base:
-        raise ValueError(f"rope_theta is {config['rope_theta']}, but {base:g} in rope_parameters: keep one of them")
     head_dim, width, placement = _widths(config, convention, parameters, layer_type)
     kind, arguments = _scaling(config, parameters, convention)
     if (alpha := arguments.pop("alpha", None)) is not None:  # HunYuan: only another base
@@ -289,8 +288,10 @@ def _refuse_what_is_not_read(config: Json, convention: Convention, layout: str) 
     known |= _KNOWN_OF_LISTED if convention is not _UNKNOWN else set()
     for key, value in config.items():
         said_by_layer = _nested(_rope_dict(config)) and _BASE_OF_LAYERS.search(str(key))
-        if value and _SUSPECT.search(str(key)) and key not in known and not said_by_layer:
-            raise ValueError(f"the config says {key}, which is not read here: write the Rope out instead")
+        off = value is False and _OFF.search(str(key))
+        if not off and _SUSPECT.search(str(key)) and key not in known and not said_by_layer:
+            fix = "write the Rope out, or remove the key if it changes nothing"
+            raise ValueError(f"the config says {key}, which is not read here: {fix}")
     bases = config.get("layer_rope_theta")
     if isinstance(bases, list | tuple) and len(set(map(str, bases)) - {"0", "0.0"}) > 1:
         raise ValueError(f"layer_rope_theta has several bases: write out the Rope of each layer, was {bases}")
@@ -345,14 +346,18 @@ def _rope_parameters(config: Json, convention: Convention, layer_type: str | Non
     base_key, base = ("rope_theta", convention.base) if own is None else (own.base_key, own.base)
     fraction = config.get("partial_rotary_factor", convention.fraction)
     parameters = {"rope_theta": config.get(base_key, base), "partial_rotary_factor": fraction}
-    parameters |= {key: value for key, value in raw.items() if value is not None}
+    said = {key: value for key, value in raw.items() if value is not None}
+    for key, inner in {base_key: "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}.items():
+        if not nested and inner in said and config.get(key, said[inner]) != said[inner]:
+            raise ValueError(f"{key} is {config[key]}, but {inner} {said[inner]} in rope_parameters: keep one of them")
+    parameters |= said
     if parameters["rope_theta"] is None:
         raise ValueError("the config does not say rope_theta, and its model_type implies none: add it to the config")
     grid = {"axial": "default"} if convention.axes in _GRIDS else {}
-    said = {key: str(parameters[key]) for key in ("rope_type", "type") if key in parameters}
-    kinds = {(_ALIASES | grid).get(kind, kind) for kind in said.values()} or {"default"}
+    types = {key: str(parameters[key]) for key in ("rope_type", "type") if key in parameters}
+    kinds = {(_ALIASES | grid).get(kind, kind) for kind in types.values()} or {"default"}
     if len(kinds) > 1:
-        raise ValueError(f"the config says rope_type {said['rope_type']!r} and type {said['type']!r}")
+        raise ValueError(f"the config says rope_type {types['rope_type']!r} and type {types['type']!r}")
     parameters["rope_type"] = kind = kinds.pop()
     if not nested and own is not None and own.attention_factor is not None and kind == "yarn":
         parameters.setdefault("attention_factor", own.attention_factor)
@@ -392,6 +397,10 @@ def _scaling(config: Json, parameters: Json, convention: Convention) -> tuple[st
         arguments["original_length"] = _need(config, longest, what) if original is None else original
     if kind == "proportional":
         arguments["fraction"] = parameters["partial_rotary_factor"]
+    fields = dataclasses.fields(SCALINGS[kind]) if kind in SCALINGS else ()
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if lacking := [key for key, ours in names.items() if ours in needed - arguments.keys()]:
+        raise ValueError(f"{what} needs the key {', '.join(lacking)}: add it to rope_parameters (or rope_scaling)")
     return kind, arguments
 
 

@@ -56,7 +56,7 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def errors_prefixed_with(path: Path) -> Iterator[None]:
+def errors_prefixed_with(path: PathLike) -> Iterator[None]:
     """Turns what is raised about a file's content, by whatever package, into a ValueError that names the file."""
     try:
         yield

@@ -189,7 +189,8 @@ class Model:
     def __post_init__(self) -> None:
         expected, arrays = weight_shapes(self.config), dict(self.weights)
         object.__setattr__(self, "weights", arrays)  # a copy, which later changes of the caller's do not reach
-        namespace(**arrays)
+        if arrays:
+            namespace(**arrays)
         if wrong := misfits(expected, {name: tuple(array.shape) for name, array in arrays.items()}):
             raise ValueError("weights do not fit the config: " + "; ".join(wrong))
         dtypes = {array.dtype for array in arrays.values()}
@@ -250,9 +251,9 @@ class Cache:
 
     def check(self, model: Model, batch: int, n: int) -> None:
         """Checks that the cache was made for this model, and that n more tokens fit."""
+        another = "another model" if model is not self.model else f"a batch of {self.batch} and not of {batch}"
         if model is not self.model or batch != self.batch:
-            rule = f"the cache was made for another model, or for a batch of {self.batch} and not of {batch}"
-            raise ValueError(f"{rule}: make one with Cache(model, …)")
+            raise ValueError(f"the cache was made for {another}: make one with Cache(model, …)")
         if self.used + n > self.length:
             level = f"it holds {self.used} of {self.length} tokens, and {n} more were given"
             raise ValueError(f"the cache is full: {level}; make a longer one")
@@ -286,9 +287,6 @@ def forward(
     rules = {window: _score_rule(config, window, ids.shape[1], total) for window in {x.window for x in config.layers}}
     attention = _Attention(config, cache, tables, mask, note, rules, [])
     result = layers_and_head(model, x, attention, note, last)
-    xp = namespace(result)
-    if xp is not np and bool(xp.isnan(result).any()):  # the one wait for the device: on the host it was seen on the way
-        raise ValueError("logits must be finite, and some are NaN: scores or sums overflow, or weights are not finite")
     if cache is not None:  # only now, so that a call that fails leaves it as it was
         new = slice(cache.used, cache.used + ids.shape[1])
         cache.positions[:, new], cache.segments[:, new] = m, own
@@ -373,7 +371,7 @@ def _mask(config: Config, m: Int64, together: Any, cache: Cache | None, like: Ar
     return from_numpy(bias.reshape(count, *groups, *bias.shape[2:]), namespace(like))
 
 
-# ── The pass itself: nothing is checked from here on, and `pyrope.parallel` calls it with an attention of its own ────
+# ── The pass itself: arguments are not checked, and `pyrope.parallel` calls it with an attention of its own ──────────
 
 
 def _silent(name: str, array: Array) -> None:
@@ -397,7 +395,10 @@ def layers_and_head(model: Model, x: Array, attend: Attend, note: Trace = _silen
     """(b, n, e) -> (b, n, v), or (b, 1, v) of the last token alone."""
     for i in range(len(model.config.layers)):
         x = _block(model, i, x, attend, note)
-    return _head(model, x[:, -1:] if last else x, note)
+    logits = _head(model, x[:, -1:] if last else x, note)
+    if bool(namespace(logits).isnan(logits).any()):  # the one wait for a device
+        raise ValueError("logits must be finite, and some are NaN: scores or sums overflow, or weights are not finite")
+    return logits
 
 
 def _block(model: Model, i: int, x: Array, attend: Attend, note: Trace) -> Array:

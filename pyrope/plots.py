@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import checks, definition
+from .files import atomic_path
 from .phase import cos_sin
 from .theta import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Rope, YaRN, check_rope, frequencies, wavelengths
 
@@ -118,9 +119,12 @@ def _compared(rope: Rope | None) -> dict[str, Rope]:
 def wavelengths_figure(rope: Rope | None = None) -> Figure:
     """How many positions each pair takes for a turn, by rescaling."""
     ropes = _compared(rope)
-    title = "each rescaling slows down, for a context of 8 × 4096" if rope is None else f"{list(ropes)[-1]} slows down"
-    title = f"Which pairs {title}" if len(ropes) > 1 else "How long the pairs take for a turn"
     shown, plain, still = rope or ropes["none"], wavelengths(ropes["none"]), ""
+    times, title = wavelengths(shown) / plain, "How long the pairs take for a turn"
+    if rope is None:
+        title = "Which pairs each rescaling slows down, for a context of 8 × 4096"
+    elif (np.isfinite(times) & (times > 1)).any():
+        title = f"Which pairs {list(ropes)[-1]} slows down"
     figure, (left, right) = _figure(f"{title} (d = {shown.width}, base {shown.base:g})", 1, 2, (9.6, 4.8))
     for style, (name, one) in zip(_LINES, ropes.items(), strict=False):
         turning = np.isfinite(wavelengths(one))
@@ -419,7 +423,8 @@ def draw(name: str, path: str | os.PathLike[str], rope: Rope | None = None) -> N
     make = PLOTS[checks.choice("name", name, tuple(PLOTS))]
     file = check_path(path, "a picture", (".png", ".svg"))
     figure = make() if rope is None else make(rope=check_rope(rope))
-    if file.suffix.lower() == ".svg":
-        file.write_text(svg(figure), encoding="utf-8")
-    else:
-        figure.savefig(file, dpi=150)
+    with atomic_path(file) as draft:
+        if file.suffix.lower() == ".svg":
+            draft.write_text(svg(figure), encoding="utf-8")
+        else:
+            figure.savefig(draft, dpi=150, format="png")

@@ -106,6 +106,13 @@ def test_a_config_means_this(name):
     with pytest.raises(ValueError, match="a_new is not known; b_new is not known; name keys .* in ignore="):
         read(name, b_new=1, a_new=False)
     assert read(name, b_new=1, a_new=None, ignore=["b_new"]) == read(name)
+    with pytest.raises(ValueError, match="rope_foo is not known; remove rope_foo from config.json if .* nothing$"):
+        read(name, rope_foo=3)
+    for wrong in ("rope_foo", "rope_parameters", "vocab_size", "c_new", "use_cache"):
+        with pytest.raises(ValueError, match=f"ignore= may name b_new here, was '{wrong}', which is absent, or read"):
+            read(name, b_new=1, rope_foo=3, ignore=["b_new", wrong])
+    with pytest.raises(TypeError, match="ignore must be a list of keys, was 'b_new': write"):
+        read(name, b_new=1, ignore="b_new")
 
 
 @pytest.mark.parametrize("name, changed, expected", [
@@ -266,11 +273,20 @@ def test_several_files(tmp_path):
     part = {key: place for key, place in places.items() if place != places["model.norm.weight"]}
     for wrong, says in (
         (part, "missing: .*model.norm.weight"),
-        (None, "index.json: .*NoneType"),
+        *((wrong, "index.json: weight_map must be an object with the file of") for wrong in (None, ["x"], {"x": 3})),
         ({}, "missing: model.emb"),
     ):
         with pytest.raises(ValueError, match=f"(?s){says}"):
             loaded(wrong)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    raw, _, tensors = checkpoint("llama")
+    save(tmp_path, raw, {"model.norm.weight": tensors["model.norm.weight"]}, file="a")
+    save(tmp_path, raw, tensors, file="b")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a", "y": "b"}}))
+    with pytest.raises(ValueError, match="model.norm.weight is in .*/a and b: remove it"):
+        load(tmp_path)
 
 
 def test_all_that_does_not_fit_is_said_at_once(tmp_path):
@@ -285,6 +301,8 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path):
 
 
 HEAD, TABLE, TIED = "lm_head.weight", "roformer.embeddings.token_type_embeddings.weight", {"tie_word_embeddings": True}
+SINES, _PHASES = "roformer.encoder.embed_positions.weight", np.outer(np.arange(64), (1, 0.01))
+SINUSOIDAL = np.concatenate((np.sin(_PHASES), np.cos(_PHASES)), axis=1)
 INV_FREQ, EMBEDDING = "model.layers.0.self_attn.rotary_emb.inv_freq", checkpoint("llama")[1]["embedding"]
 
 
@@ -292,7 +310,8 @@ INV_FREQ, EMBEDDING = "model.layers.0.self_attn.rotary_emb.inv_freq", checkpoint
     ("llama", TIED, {INV_FREQ: np.ones(2), HEAD: EMBEDDING}, None),
     *(("llama", TIED, {HEAD: head}, f"{HEAD} must be equal to model.embed_tokens.weight, and differs") for head in (EMBEDDING + 1, EMBEDDING[:-1])),
     ("gpt_neox", {}, {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 8, 8), bool)}, None),
-    ("roformer", {}, {"cls.predictions.decoder.bias": checkpoint("roformer")[1]["head.bias"], "roformer.encoder.embed_positions.weight": np.ones((64, 4))}, None),
+    ("roformer", {}, {"cls.predictions.decoder.bias": checkpoint("roformer")[1]["head.bias"], SINES: SINUSOIDAL}, None),
+    ("roformer", {}, {SINES: SINUSOIDAL + 2e-5}, f"{SINES} must hold the sines, then the cosines of the config's rope, and differs"),
     ("roformer", {}, {TABLE: checkpoint("roformer")[2][TABLE][:1]}, None), ("roformer", {}, {TABLE: np.zeros((2, 17), "f4")}, rf"{TABLE} has shape \(2, 17\), not \(2, 16\)"),
     ("llama", {}, {"model.norm.weight": np.ones(16, np.int32)}, "model.norm.weight holds integers .int32., and weights"),
 ])  # fmt: skip
@@ -310,7 +329,8 @@ def test_paths_that_are_no_checkpoints(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04evil")
     for path, options, says in [
         (tmp_path, {}, "must hold model.safetensors or .* holds neither; pickles .* are never read"),
-        (tmp_path / "pytorch_model.bin", {}, "pytorch_model.bin: GGUF magic invalid"),
+        (tmp_path / "pytorch_model.bin", {}, "model.bin: the file ends too early, or is no GGUF file: GGUF"),
+        (tmp_path / "model.safetensors", {}, f"a folder or a GGUF file, was .*: give the folder, {tmp_path}"),
         ("some/model", {}, "some/model"),
         (tmp_path / "nowhere", {"dtype": "float16"}, "dtype must be one of 'float32', 'float64', was 'float16'"),
         (tmp_path / "nowhere", {"backend": "torch"}, 'backend must be "numpy" or "cupy"'),
@@ -430,6 +450,7 @@ FREQS, LONG, MSCALE = (
     ("llama", {}, FREQS, "is not the rescaling of Llama 3"), ("llama", SLOW, {"rope_freqs.weight": DIVISORS[None]}, "is not the rescaling of Llama 3"),
     ("phi3", {}, FACTORS, "'rope.scaling.attn_factor' is missing"), ("phi3", {"rope.scaling.type": "longrope"}, {}, "is not understood"),
     ("phi3", MSCALE, {"rope_factors_long.weight": FACTORS["rope_factors_long.weight"]}, "is not understood"),
+    ("llama", MSCALE, FACTORS, "m.gguf: rope_type 'longrope' needs the key factor"),
     ("llama", {"expert_count": 2}, {}, "expert_count must be 0, was 2"), ("llama", {"vocab_size": 7}, {}, "vocab_size must be 32, was 7"),
     ("llama", {"attention.value_length": 2}, {}, "attention.value_length must be 8"),
     ("llama", {"attention.head_count": None}, {}, "'attention.head_count' is missing"), ("llama", {"attention.head_count": 0}, {}, "must be at least 1, was 0"),
@@ -452,6 +473,8 @@ def test_rescalings_in_gguf_files_and_what_is_refused(architecture, settings, te
 def test_other_files_that_are_refused(tmp_path):
     with pytest.raises(ValueError, match="general.architecture must be one of 'llama', .* was 'bert'"):
         load(gguf_files.write(tmp_path / "m.gguf", "bert"))
+    with pytest.raises(ValueError, match="m.gguf: missing: token_embd.weight, the embeddings"):
+        load(gguf_files.write(tmp_path / "m.gguf", tensors={}))
     big = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     big.write_header_to_file()
     big.write_kv_data_to_file()
@@ -472,11 +495,12 @@ def test_files_that_are_cut_are_refused(kind, tmp_path):
     at = claims.index(b"tokenizer.ggml.scores") + len("tokenizer.ggml.scores") + 8  # a list of 2⁶⁰ numbers, it says
     file = tmp_path / kind
     where, content = file if kind == "m.gguf" else tmp_path, file.read_bytes()
-    for n in (0, 1, 8, 20, *range(30, min(len(content), 4000), 150), len(content) // 3, len(content) - 1):
+    early = "m.gguf: the file ends too early, or is no GGUF file: " if kind == "m.gguf" else kind
+    for n in (0, 1, 3, 8, 20, *range(30, min(len(content), 4000), 150), len(content) // 3, len(content) - 1):
         gguf_files.rewrite(file, content[:n])
-        with pytest.raises(ValueError, match=kind):
+        with pytest.raises(ValueError, match=early):
             load(where)
     if kind == "m.gguf":
         gguf_files.rewrite(file, claims[:at] + (2**60).to_bytes(8, "little") + claims[at + 8 :])
-        with pytest.raises(ValueError, match="m.gguf: the file ends too early"):
+        with pytest.raises(ValueError, match="ends too early, .* numbers are needed at byte"):
             load(file)

@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit codes, and what it says about misuse."""
 
 import dataclasses
+import inspect
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from optional import package
 
 import pyrope
-from pyrope import plots
+from pyrope import cli, plots
 from pyrope.cli import COMMANDS, main
 from pyrope.oracle import gallery, vectors
 
@@ -124,7 +125,7 @@ def test_generate_goes_on_from_a_prompt(run, folder, monkeypatch):
     assert run(*asked, "--temperature", "5", "--seed", "1", "a b c")[1] != output
     for words, message in [
         (["--temperature", "-1", "a"], "temperature must be finite and at least 0, was -1.0"),
-        ([""], "at least one token"),
+        ([""], "the text is empty: it must have at least one token, was ''"),
         (["--chat", "a"], "the tokenizer of this model has no token <|im_end|>"),
     ]:  # fmt: skip
         code, output, errors = run(*asked, *words)
@@ -309,6 +310,8 @@ def test_plot_is_of_the_rope_that_is_given(run, tmp_path, monkeypatch):
     assert code == 0 and output == f"decay drawn in {file}\n" and file.read_bytes().startswith(b"<?xml")
     assert drawn["rope"] == pyrope.Rope(32, 10000.0, "half", scaling=pyrope.Linear(4.0))
     assert run("plot", "decay", "-o", str(tmp_path / "x.png"))[0] == 0 and drawn["rope"] is None
+    without = [name for name, make in plots.PLOTS.items() if "rope" not in inspect.signature(make).parameters]
+    assert f"({' and '.join(without)} show none)" in cli.plot.__doc__
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, errors = run("plot", "decay", "-o", str(tmp_path / "x.png"))
     assert code == 2 and 'pip install ".[plot]"' in errors

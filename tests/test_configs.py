@@ -60,7 +60,7 @@ def assert_reads(config, expected, **options):
     (LLAMA, half()),  # no word of rope: the base that the type implies
     (llama(rope_theta=5e5, **scaled("llama3", **LLAMA3)), half(5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192))),
     (llama(**ropes("llama3", rope_theta=5e5, **LLAMA3)), half(5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192))),
-    (llama(rope_theta=7.0, **ropes(rope_theta=9.0)), half(9.0)),  # the inner rope_theta wins
+    (llama(rope_theta=9, **ropes(rope_theta=9.0)), half(9.0)),  # said twice
     (llama(**scaled("linear", factor=4)), half(scaling=Linear(4.0))),
     (llama(**scaled("dynamic", factor=2.0)), half(scaling=DynamicNTK(2.0, 131072))),
     (llama(**scaled("yarn", **YARN)), half(scaling=YaRN(32.0, 4096))),
@@ -96,7 +96,9 @@ def assert_reads(config, expected, **options):
     # Refused
     (llama(**scaled("ntk-by-parts")), "rope_type must be one of 'default', 'linear', .* was 'ntk-by-parts'"),
     (llama(**scaled("linear", factor=2.0, fctor=1)), "'linear' has unexpected keys, .*: fctor"),
-    *((llama(**scaled(kind, **keys)), "missing .* 'factor'") for kind, keys in (("linear", {}), ("yarn", {}), ("longrope", LISTS))),
+    *((llama(**scaled(kind, **keys)), f"rope_type {kind!r} needs the key {lacks}: add it") for kind, keys, lacks in (
+        ("linear", {}, "factor"), ("dynamic", {}, "factor"), ("yarn", {}, "factor"), ("longrope", LISTS, "factor"),
+        ("longrope", YARN, "short_factor, long_factor"), ("llama3", YARN, "low_freq_factor, high_freq_factor"))),
     (llama(max_position_embeddings=None, **scaled("dynamic", factor=2.0)), "lacks 'max_position_embeddings', which rope_type 'dynamic' needs"),
     (llama(**scaled("yarn", rope_type="linear", factor=2.0)), "says rope_type 'linear' and type 'yarn'"),
     (llama(**scaled("yarn", **{LENGTH: 262144})), "factor must be finite and at least 1, was 0.5"),
@@ -112,7 +114,9 @@ def assert_reads(config, expected, **options):
     (llama(**sections(8, 12, 12)), r"does not say which pairs turn with which axis.*axes=Axes\(\"sections\", …\)"),
     (llama(model_type="ernie4_5_vl_moe_text", **sections(10, 11, 11)), "must add up to the number of pairs"),
     (llama(model_type="qwen3_vl_text", **sections(24, 20, 20, mrope_interleaved=False)), "has axes of style 'interleaved', but the config says mrope_interleaved False"),
-    (of("dbrx", d_model=64, n_heads=2, attn_config={"rope_theta": 5e5}, **ropes(rope_theta=1e4)), r"rope_theta is 500000.0, but 10000 in rope_parameters"),
+    (of("dbrx", d_model=64, n_heads=2, attn_config={"rope_theta": 5e5}, **ropes(rope_theta=1e4)), "rope_theta is 500000.0, but rope_theta 10000.0 in rope_parameters"),
+    (llama(rope_theta=7.0, **ropes(rope_theta=9.0)), "rope_theta is 7.0, but rope_theta 9.0 in rope_parameters: keep one"),
+    (llama(partial_rotary_factor=1.0, **ropes(partial_rotary_factor=0.5)), "partial_rotary_factor is 1.0, but partial_rotary_factor 0.5 in"),
     (of("hunyuan_vl", **scaled("xdrope")), "'hunyuan_vl' is not read: the two features of a pair follow different axes"),
     (of("granite_swa", layer_rope_theta=[1e4, 1e6, 0]), "layer_rope_theta has several bases"),
     ({"head_dim": 64}, "does not say which features make a pair"),
@@ -184,7 +188,14 @@ def test_a_key_that_may_change_the_rope_and_is_not_read_is_refused(key, of_known
     refusal = f"says {key}, which is not read here"
     assert_reads(UNKNOWN | {key: 128}, refusal, layout="half")
     assert_reads(LLAMA | {key: 128}, refusal if of_known_types else half(), layout="half")
-    assert_reads(LLAMA | {key: False}, half(), layout="half")
+    assert_reads(LLAMA | {key: None}, half(), layout="half")
+
+
+@pytest.mark.parametrize("key, off", [
+    *((key, half()) for key in ("use_alibi", "use_mrope", "rotary_value", "use_dynamic_ntk", "rope_interleaved")), ("use_rope", "use_rope, which is not"),
+])  # fmt: skip
+def test_what_is_false_may_change_the_rope(key, off):
+    assert_reads(LLAMA | {key: False}, off)
 
 
 def test_what_says_nothing_more_is_no_reason_to_refuse():

@@ -9,7 +9,7 @@ import references
 from optional import package
 
 import pyrope
-from pyrope import Axes, Linear, Rope, YaRN, plots
+from pyrope import Axes, Linear, Proportional, Rope, YaRN, plots
 
 FigureCanvasAgg = package("matplotlib.backends.backend_agg").FigureCanvasAgg
 
@@ -80,6 +80,8 @@ def test_wavelengths_are_those_of_each_rescaling():
     left, _ = _panels(plots.wavelengths_figure(Rope(8, 500.0, "half", scaling=Linear(2.0))))
     assert list(_lines(left)) == ["none", "Linear"]
     assert list(_lines(_panels(plots.wavelengths_figure(ROPE))[0])) == ["none"]
+    for scaling, title in ((Linear(2.0), "Which pairs Linear slows"), (Proportional(0.5), "How long the pairs")):
+        assert plots.wavelengths_figure(Rope(8, 500.0, "half", scaling=scaling)).get_suptitle().startswith(title)
 
 
 def test_decay_is_figure_2():
@@ -186,6 +188,16 @@ def test_charts_mark_what_is_wrong_and_keep_what_has_no_logarithm():
 
 
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_picture_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    for file in (tmp_path / "a.svg", tmp_path / "a.png"):
+        file.write_text("old")
+        with pytest.raises(OSError, match="full"), monkeypatch.context() as patched:
+            patched.setattr("pyrope.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+            plots.draw("decay", file)
+        assert file.read_text() == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "a.svg"]
 
 
 def test_the_same_picture_is_the_same_small_file_with_its_words(tmp_path):
