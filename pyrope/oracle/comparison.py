@@ -278,7 +278,9 @@ class RotationCheck:
         feature, places = np.arange(rope.head_dim), [pairs(name, rope.width, rope.start)[1] for name in LAYOUTS]
         due = pairs(rope.layout, rope.width, rope.start)[1]
         for layout, sides in zip(LAYOUTS, places, strict=True):
-            if all((u[feature[got], feature[part]] == 1).all() for got, part in zip(sides, due, strict=True)):
-                return f"pairs are written {layout.rpartition('-to-')[2]}, expected was {rope.layout}"
+            written = layout.rpartition("-to-")[2]
+            held = all((u[feature[got], feature[part]] == 1).all() for got, part in zip(sides, due, strict=True))
+            if held and written != rope.layout.rpartition("-to-")[2]:
+                return f"pairs are written {written}, expected was {rope.layout}"
         moved, negative = int((u.diagonal() == 0).sum()), int((u < 0).sum())
         return f"{moved} of {len(u)} outputs come out in another place, {negative} with the other sign"
