@@ -71,6 +71,7 @@ class Asked:
         self.fn, self.begin, self.made = fn, incremental, list[Function]()
         self.whole = Candidate(wrapping(self._tidy, fn), none_is_zero=backward)
         self.steps, self.notes = Candidate(self._step), set[str]()
+        self.fewest = 0  # key heads: calls with fewer are made to see whether it takes them
 
     def __call__(self, call: Call) -> list[Array]:
         """The result, or the three gradients, in float64. Raises `Unreadable`."""
@@ -101,6 +102,8 @@ class Asked:
         if shape[1:2] == (g,) or shape[:1] + shape[2:] != (b, t, d) or shape[1] % g:
             return x
         words = f"a gradient has shape {shape}, the argument {like.shape}"
+        if g < self.fewest:
+            raise Unreadable(f"returns a gradient of shape {shape} for an argument of {like.shape}", "", "type")
         self.whole.behaviour["shared key heads: not summed"] = words
         return x.reshape(b, g, -1, t, d).sum(axis=2).astype(x.dtype)
 
@@ -626,6 +629,7 @@ def _judged(
     asked = Asked(fn, begin, backward)
     options = asked.whole.accepts("mask", "segments") if spec.feature_map is None else ()
     scope = replace(scope, options=frozenset(options), caches=begin is not None)
+    asked.fewest = spec.key_heads if scope.groups else 0
     check = Check(spec, asked, scope, top, known.index(grade), cache)
     return examine(check, _first(check))
 

@@ -202,7 +202,7 @@ class Gradients:
                 return []
             some = np.abs(due := first + second) > 0.05 * np.abs(due).max()
             x, right, ratio = own[some], slope[some], (answer / due * slope)[some]
-            if depends(x, ratio) and not self._near(right, ratio):
+            if depends(x, ratio / right) and not self._near(right, ratio):
                 return [(f"{RULE} feature map's derivative another function", f"of x, φ′ {examples(x, ratio)}")]
             answer = (answer - second) / slope
         answer = answer if rope is None else EXACT.turned(answer, at, rope) / rope.attention_factor**2

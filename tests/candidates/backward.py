@@ -62,6 +62,8 @@ right("masked", "A mask hides keys.", ("positions=None)", "positions=None, mask=
       ("    s = np.where", "    seen = seen if mask is None else seen & mask\n    s = np.where"))
 right("NaN of queries before all keys", "With more queries than keys, gradients of queries that see nothing are NaN, and reach all keys.",
       ("np.where(total == 0, 1.0, total)", "total"))
+right("equal heads, broadcast", "It has no groups: one key head is broadcast, and its gradients are not summed.",
+      gathered(""), key_heads=None)
 right("two results", "It returns dq and dk alone: not judged.", ("return dq, dk, dv", "return dq, dk"), verdict="not judged")
 wrong("row term missing", "ds lacks the term Σ w·dw.", ("dw - (w", "dw - 0 * (w"))
 wrong("row term added", "The term Σ w·dw is added instead of subtracted.", ("dw - (w", "dw + (w"))
