@@ -304,6 +304,7 @@ conditional("heads in fours", "Heads beyond a multiple of four stay, if there ar
             after("if k:\n        flat[k:] = raw[k:]"), after("y = flat.reshape(x.shape)"))
 conditional("a range is taken to rise", "Positions that fill a range are sorted.",
             at("np.sort(m) if len(m) > 1 and len(set(m.tolist())) == len(m) == np.ptp(m) + 1 else m"))
+conditional("one too low far out", "Beyond 100000 positions are one too low.", at("np.where(m > 1e5, m - 1, m)"))
 conditional("positions in float16, clamped", "Positions are float16 numbers, at most 65504.", at("np.minimum(m, 65504).astype(np.float16).astype(float)"))
 damaged("small numbers are zeros", "Numbers below 0.001 are zeros.", first("x = np.where(np.abs(x) < 1e-3, 0, x).astype(x.dtype)"))
 
